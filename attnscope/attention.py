@@ -1,0 +1,156 @@
+"""Token, Site and Attention: the one data type that flows from capture to every picture and number.
+
+An ``Attention`` is one call of one attention site inside one forward pass. It does not hold the
+layer's ``[batch, head, query, key]`` tensor: it knows how to compute the rows that somebody reads.
+Rows are queries, columns are keys, heads and layers count from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attnscope.errors import SelectionError
+
+Kind: TypeAlias = Literal["encoder", "decoder", "cross"]
+"""Which attention of a model: over a whole sequence, over its past, or from one sequence to another."""
+
+Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "module"]
+"""How weights were had.
+
+``kernel``      the model's own kernel returned them
+``recomputed``  from the query, key, mask and scale that the kernel received, with its formula
+``softmax``     a softmax inside the forward pass returned them
+``module``      the module returned or stored them itself
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token as a person reads it.
+
+    ``text`` is the piece of the text that the token stands for (no ``Ġ``, ``▁``, ``##``, no byte
+    soup), ``id`` its number in the vocabulary, ``special`` whether the tokenizer added it, ``segment``
+    0 or 1 in a text pair, ``word`` the running number of the word that it is a piece of (``None``
+    for a special token).
+    """
+
+    text: str
+    id: int
+    special: bool = False
+    segment: int = 0
+    word: int | None = None
+
+
+Axis: TypeAlias = "tuple[Token, ...] | range"
+"""The tokens along one axis, or bare positions where the axis is no token axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where in a model attention happens.
+
+    ``name`` is the module's path, ``call`` counts its calls in this pass from 0 (a shared module has
+    several), ``kind`` tells encoder, decoder and cross attention apart, ``layer`` is the running
+    number of the layer within its kind. A layer without attention leaves a hole in the numbers.
+    """
+
+    name: str
+    call: int
+    kind: Kind
+    layer: int
+
+
+class RowSource(Protocol):
+    """What an ``Attention`` asks for rows; one implementation for each way to have them."""
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
+        ...
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """Keys that the mask left open to those queries, bool.  -> [batch or 1, head or 1, row, key]"""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """The attention of one call of one site; its rows are computed when asked for.
+
+    ``heads`` counts query heads and ``key_heads`` key-value heads (fewer in grouped-query attention).
+    ``offset`` is the position of query 0 on the key axis: 0 for plain self-attention, the number of
+    cached tokens in a generation step, and ``None`` where queries and keys are different sequences.
+    ``kernel`` names what computed the layer's output ("sdpa", "eager", "softmax", ...), ``dtype`` is
+    the type it computed in. Tensors that come out are never written into by a reader.
+    """
+
+    site: Site
+    source: Source
+    kernel: str
+    batch: int
+    heads: int
+    key_heads: int
+    queries: Axis
+    keys: Axis
+    offset: int | None
+    dtype: torch.dtype
+    read: RowSource
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None = None) -> Tensor:
+        """Weights of the queries ``start`` to ``stop``, of ``heads`` or all.  -> [batch, head, row, key]"""
+        if not 0 <= start <= stop <= len(self.queries):
+            raise SelectionError(f"no rows {start} to {stop}: this map has {len(self.queries)} rows")
+        self._check(heads)
+        return self.read.rows(start, stop, heads)
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """Keys that the mask left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        return self.read.allowed(start, stop)
+
+    def weights(self, heads: Sequence[int] | None = None) -> Tensor:
+        """All rows at once: N² numbers a head.  -> [batch, head, query, key]"""
+        return self.rows(0, len(self.queries), heads)
+
+    def with_axes(self, queries: Axis, keys: Axis) -> Attention:
+        """The same attention with other labels on its axes; the lengths must agree."""
+        if (len(queries), len(keys)) != (len(self.queries), len(self.keys)):
+            raise ValueError(
+                f"a map of {len(self.queries)} × {len(self.keys)} cannot be labelled "
+                f"with {len(queries)} × {len(keys)} tokens"
+            )
+        return replace(self, queries=queries, keys=keys)
+
+    def _check(self, heads: Sequence[int] | None) -> None:
+        for head in heads or ():
+            if not 0 <= head < self.heads:
+                raise SelectionError(
+                    f"no head {head} in {self.site.name}: this layer has heads 0-{self.heads - 1}"
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class HeldRows:
+    """Rows of weights that exist already as one tensor, ``[batch, head, query, key]``.
+
+    ``open_keys`` is the mask if it is known (bool, broadcastable to the weights). Without it every key
+    with any weight at all in the batch and heads of its row counts as open.
+    """
+
+    weights: Tensor  # [batch, head, query, key]
+    open_keys: Tensor | None = None
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """A view of the rows.  -> [batch, head, row, key]"""
+        rows = self.weights[:, :, start:stop]
+        return rows if heads is None else rows[:, list(heads)]
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """The mask of the rows, bool.  -> [batch or 1, head or 1, row, key]"""
+        if self.open_keys is None:
+            return (self.weights[:, :, start:stop] != 0).any(1, keepdim=True)
+        mask = self.open_keys
+        return mask if mask.shape[-2] == 1 else mask[..., start:stop, :]

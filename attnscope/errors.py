@@ -1,0 +1,33 @@
+"""What a user can fix, as one small tree of exceptions.
+
+Every message is one full sentence that says what exists and what to do. The command line prints it
+on standard error and exits with code 1; the library raises it.
+
+    AttnscopeError
+    ├── InputError       the text, its file or its length
+    ├── ModelError       the model: not found, not loadable, without attention
+    ├── SelectionError   a layer, head, token, kind, measure or format that does not exist
+    └── OutputError      a file that cannot be written
+"""
+
+from __future__ import annotations
+
+
+class AttnscopeError(Exception):
+    """The root of everything that a user can fix."""
+
+
+class InputError(AttnscopeError):
+    """The text, the file it comes from, or its length is not usable."""
+
+
+class ModelError(AttnscopeError):
+    """The model cannot be found, loaded or looked into."""
+
+
+class SelectionError(AttnscopeError):
+    """A layer, head, token, kind, measure or format was asked for that does not exist."""
+
+
+class OutputError(AttnscopeError):
+    """A result cannot be written where it was asked for."""

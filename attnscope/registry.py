@@ -1,0 +1,54 @@
+"""A named table of functions or objects, that answers a wrong name with the nearest right one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from attnscope.errors import SelectionError
+
+Entry = TypeVar("Entry")
+
+
+class Registry(Mapping[str, Entry]):
+    """Names to entries of one sort, in the order they were registered.
+
+    ``noun`` names the sort in messages ("measure", "colour map"). Registering a name twice raises
+    ``ValueError``; looking up a name that does not exist raises ``SelectionError``.
+    """
+
+    def __init__(self, noun: str) -> None:
+        self.noun = noun
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, name: str) -> Callable[[Entry], Entry]:
+        """Return a decorator that files what it decorates under ``name``."""
+
+        def file(entry: Entry) -> Entry:
+            if name in self._entries:
+                raise ValueError(f"{self.noun} {name!r} is registered already")
+            self._entries[name] = entry
+            return entry
+
+        return file
+
+    def __getitem__(self, name: str) -> Entry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise SelectionError(self._unknown(name)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self._entries, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"no {self.noun} {name!r}: {hint}there are {', '.join(self._entries)}"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from attnscope.errors import SelectionError
+
+if TYPE_CHECKING:  # pictures read tokens without loading torch
+    import torch
+    from torch import Tensor
 
 Kind: TypeAlias = Literal["encoder", "decoder", "cross"]
 """Which attention of a model: over a whole sequence, over its past, or from one sequence to another."""

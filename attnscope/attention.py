@@ -153,5 +153,4 @@ class HeldRows:
         """The mask of the rows, bool.  -> [batch or 1, head or 1, row, key]"""
         if self.open_keys is None:
             return (self.weights[:, :, start:stop] != 0).any(1, keepdim=True)
-        mask = self.open_keys
-        return mask if mask.shape[-2] == 1 else mask[..., start:stop, :]
+        return self.open_keys.expand(*self.open_keys.shape[:2], *self.weights.shape[2:])[:, :, start:stop]

@@ -1,0 +1,73 @@
+"""Attention hands out rows of weights, and says what it cannot."""
+
+import pytest
+import torch
+
+from attnscope.attention import Attention, HeldRows, Site, Token
+from attnscope.errors import SelectionError
+
+
+def attention(weights, open_keys=None):
+    batch, heads, queries, keys = weights.shape
+    return Attention(
+        site=Site("layers.0.attention", 0, "encoder", 0),
+        source="softmax",
+        kernel="softmax",
+        batch=batch,
+        heads=heads,
+        key_heads=heads,
+        queries=range(queries),
+        keys=range(keys),
+        offset=0,
+        dtype=weights.dtype,
+        read=HeldRows(weights, open_keys),
+    )
+
+
+@pytest.fixture
+def weights():
+    torch.manual_seed(0)
+    return torch.randn(2, 3, 5, 7).softmax(-1)
+
+
+def test_rows_are_a_slice_of_all_weights_for_every_start_and_stop(weights):
+    shown = attention(weights)
+    for start in range(6):
+        for stop in range(start, 6):
+            assert torch.equal(shown.rows(start, stop), weights[:, :, start:stop])
+
+
+def test_heads_come_in_the_order_they_were_asked_for(weights):
+    assert torch.equal(attention(weights).weights([2, 0]), weights[:, [2, 0]])
+
+
+def test_a_head_that_does_not_exist_is_named_with_those_that_do(weights):
+    with pytest.raises(SelectionError, match=r"no head 3 in layers.0.attention: this layer has heads 0-2"):
+        attention(weights).weights([3])
+
+
+def test_rows_that_do_not_exist_are_refused(weights):
+    with pytest.raises(SelectionError, match="no rows 4 to 6: this map has 5 rows"):
+        attention(weights).rows(4, 6)
+
+
+def test_a_known_mask_says_which_keys_are_open(weights):
+    mask = torch.ones(5, 7).tril().bool()[None, None]
+    assert torch.equal(attention(weights, mask).allowed(1, 3), mask[..., 1:3, :])
+
+
+def test_a_mask_over_keys_alone_holds_for_every_row(weights):
+    mask = torch.tensor([True] * 6 + [False])[None, None, None]
+    assert torch.equal(attention(weights, mask).allowed(1, 3), mask.expand(1, 1, 2, 7))
+
+
+def test_without_a_mask_a_key_with_weight_in_any_head_is_open():
+    weights = torch.tensor([[[[1.0, 0.0, 0.0]], [[0.5, 0.5, 0.0]]]])  # two heads, one row
+    assert attention(weights).allowed(0, 1).tolist() == [[[[True, True, False]]]]
+
+
+def test_axes_take_new_labels_of_the_same_length_only(weights):
+    tokens = tuple(Token(str(i), i) for i in range(7))
+    assert attention(weights).with_axes(range(5), tokens).keys == tokens
+    with pytest.raises(ValueError, match="5 × 7 cannot be labelled with 5 × 6"):
+        attention(weights).with_axes(range(5), tokens[:6])

@@ -1,0 +1,36 @@
+"""A registry answers a wrong name with the nearest right one."""
+
+import pytest
+
+from attnscope.errors import SelectionError
+from attnscope.registry import Registry
+
+
+@pytest.fixture
+def shapes() -> Registry[int]:
+    registry: Registry[int] = Registry("shape")
+    registry.register("square")(4)
+    registry.register("triangle")(3)
+    return registry
+
+
+def test_entries_come_back_by_name_and_in_the_order_they_were_registered(shapes):
+    assert shapes["triangle"] == 3
+    assert list(shapes) == ["square", "triangle"]
+    assert len(shapes) == 2
+    assert "square" in shapes
+
+
+def test_an_unknown_name_is_met_with_the_nearest_one_and_with_all_there_are(shapes):
+    with pytest.raises(SelectionError, match=r"no shape 'squar': did you mean 'square'\?"):
+        shapes["squar"]
+
+
+def test_a_name_like_nothing_there_gets_no_guess(shapes):
+    with pytest.raises(SelectionError, match=r"^no shape 'xyzzy': there are square, triangle$"):
+        shapes["xyzzy"]
+
+
+def test_a_name_is_registered_once(shapes):
+    with pytest.raises(ValueError, match="shape 'square' is registered already"):
+        shapes.register("square")(5)

@@ -1,0 +1,225 @@
+"""Multi-head attention that answers for each head: a drop-in for ``torch.nn.MultiheadAttention``.
+
+Formula and names after Vaswani et al. 2017, "Attention Is All You Need", section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention of several heads, each over its own slice of the width.
+
+    Takes the arguments of ``torch.nn.MultiheadAttention``, keeps its parameters under the same names
+    (each one's ``state_dict`` loads into the other, strictly) and returns what it returns. Two things
+    go further: ``is_causal=True`` needs no mask beside it, and ``scores`` may be overridden by a
+    subclass, which is how relative attention is written. Raises ``ValueError`` where sizes or the
+    shape of a mask do not fit.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(f"{num_heads} heads do not divide a width of {embed_dim}")
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.head_dim = embed_dim // num_heads
+        self.dropout = dropout
+        self.add_zero_attn = add_zero_attn
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.batch_first = batch_first
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+        self.in_proj_weight: nn.Parameter | None
+        self.q_proj_weight: nn.Parameter | None
+        self.k_proj_weight: nn.Parameter | None
+        self.v_proj_weight: nn.Parameter | None
+        packed = self.kdim == embed_dim and self.vdim == embed_dim
+        self.register_parameter("in_proj_weight", parameter(3 * embed_dim, embed_dim) if packed else None)
+        self.register_parameter("q_proj_weight", None if packed else parameter(embed_dim, embed_dim))
+        self.register_parameter("k_proj_weight", None if packed else parameter(embed_dim, self.kdim))
+        self.register_parameter("v_proj_weight", None if packed else parameter(embed_dim, self.vdim))
+        self.in_proj_bias: nn.Parameter | None
+        self.register_parameter("in_proj_bias", parameter(3 * embed_dim) if bias else None)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        self.bias_k: nn.Parameter | None
+        self.bias_v: nn.Parameter | None
+        self.register_parameter("bias_k", parameter(1, 1, embed_dim) if add_bias_kv else None)
+        self.register_parameter("bias_v", parameter(1, 1, embed_dim) if add_bias_kv else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights in torch's order, so that one seed gives both modules the same ones."""
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+        for extra in (self.bias_k, self.bias_v):
+            if extra is not None:
+                nn.init.xavier_normal_(extra)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from queries to keys.  [query, batch, width] (batch first or unbatched too) -> the same
+
+        ``key_padding_mask`` is ``[batch, key]``, ``attn_mask`` is ``[query, key]`` or ``[batch · head,
+        query, key]``; in a boolean mask True closes a key, a float mask is added to the scores. The
+        second result is the weights, ``[batch, query, key]`` averaged over heads or ``[batch, head,
+        query, key]``, and ``None`` with ``need_weights=False``. As in torch, ``is_causal`` is a promise
+        that ``attn_mask`` is the causal mask, and the kernel may use the promise in place of the mask.
+        A row whose keys are all closed is NaN where weights are asked for and 0 in the kernel.
+        """
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+            if key_padding_mask is not None:
+                key_padding_mask = key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        self._check(query, key, value, key_padding_mask, attn_mask)
+
+        kernel = not need_weights and type(self).scores is MultiHeadAttention.scores
+        causal_kernel = is_causal and kernel and key_padding_mask is None
+        if causal_kernel:
+            attn_mask = None
+        elif is_causal and attn_mask is None:
+            shape = (query.shape[1], key.shape[1])
+            attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).triu(1)
+        mask = self._mask(key_padding_mask, attn_mask, query)
+
+        q, k, v = self.project(query, key, value)  # [batch, head, token, head width]
+        k, v, mask = self._extend(k, v, mask)
+        weights: Tensor | None = None
+        if kernel:
+            dropout = self.dropout if self.training else 0.0
+            mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal_kernel)
+        else:
+            scores = self.scores(q, k)  # [batch, head, query, key]
+            weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+            weights = F.dropout(weights, self.dropout, self.training)
+            mixed = weights @ v
+        out = self.out_proj(mixed.transpose(1, 2).flatten(2))  # [batch, query, width]
+
+        if not need_weights:
+            weights = None
+        elif weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys, values by head.  [batch, token, width] -> 3 × [batch, head, token, head width]"""
+        if self.in_proj_weight is not None:
+            if query is key and key is value:
+                packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+                q, k, v = (self._split(x) for x in packed.chunk(3, -1))
+                return q, k, v
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            assert self.q_proj_weight is not None
+            assert self.k_proj_weight is not None
+            assert self.v_proj_weight is not None
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        q, k, v = (
+            self._split(F.linear(x, weight, bias))
+            for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
+        )
+        return q, k, v
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """Scores before masks and softmax; override for relative attention.  -> [batch, head, query, key]"""
+        return (q * math.sqrt(1 / self.head_dim)) @ k.mT
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[batch, token, width] -> [batch, head, token, head width]"""
+        batch, tokens, _ = x.shape
+        return x.view(batch, tokens, self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _extend(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Append the learned key and the zero key, if there are any, open to every query."""
+        tails: list[tuple[Tensor, Tensor]] = []
+        if self.bias_k is not None and self.bias_v is not None:
+            tails.append((self._split(self.bias_k), self._split(self.bias_v)))
+        if self.add_zero_attn:
+            zero = k.new_zeros(1, self.num_heads, 1, self.head_dim)
+            tails.append((zero, zero))
+        for k_tail, v_tail in tails:
+            k = torch.cat([k, k_tail.to(k.dtype).expand(len(k), -1, -1, -1)], dim=2)
+            v = torch.cat([v, v_tail.to(v.dtype).expand(len(v), -1, -1, -1)], dim=2)
+            mask = None if mask is None else F.pad(mask, (0, 1))
+        return k, v, mask
+
+    def _mask(self, padding: Tensor | None, attn: Tensor | None, query: Tensor) -> Tensor | None:
+        """Both masks as one that is added to scores.  -> [batch or 1, head or 1, query or 1, key]"""
+
+        def additive(mask: Tensor) -> Tensor:
+            if mask.dtype == torch.bool:
+                zeros = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device)
+                return zeros.masked_fill_(mask, -math.inf)
+            return mask
+
+        total: Tensor | None = None
+        if attn is not None:
+            attn = additive(attn)
+            total = attn[None, None] if attn.dim() == 2 else attn.view(-1, self.num_heads, *attn.shape[1:])
+        if padding is not None:
+            padding = additive(padding)[:, None, None]  # [batch, 1, 1, key]
+            total = padding if total is None else total + padding
+        return total
+
+    def _check(
+        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, attn: Tensor | None
+    ) -> None:
+        """Raise ``ValueError`` where shapes would not fit, or would fit by broadcasting alone."""
+        batch, queries = query.shape[:2]
+        keys = key.shape[1]
+        sizes = ((query, self.embed_dim, "query"), (key, self.kdim, "key"), (value, self.vdim, "value"))
+        for x, width, name in sizes:
+            if x.dim() != 3 or len(x) != batch or x.shape[-1] != width:
+                raise ValueError(
+                    f"{name} of shape {tuple(x.shape)} does not fit batch {batch}, width {width}"
+                )
+        if value.shape[1] != keys:
+            raise ValueError(f"{keys} keys do not fit {value.shape[1]} values")
+        if padding is not None and padding.shape != (batch, keys):
+            raise ValueError(f"key_padding_mask is {tuple(padding.shape)}, not {(batch, keys)}")
+        shapes = ((queries, keys), (batch * self.num_heads, queries, keys))
+        if attn is not None and attn.shape not in shapes:
+            raise ValueError(f"attn_mask is {tuple(attn.shape)}, neither {shapes[0]} nor {shapes[1]}")
+        for mask in (padding, attn):
+            if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
+                raise ValueError(f"a mask is bool or float, not {mask.dtype}")

@@ -1,0 +1,156 @@
+"""An encoder as a folder: ``config.json``, ``model.safetensors`` and ``tokenizer.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from attnscope.errors import ModelError, OutputError
+from attnscope.network.config import EncoderConfig
+from attnscope.network.encoder import Encoder
+from attnscope.network.files import write_atomically
+from attnscope.network.tokenizer import load_tokenizer
+
+FORMAT = "attnscope-encoder"
+VERSION = 1
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+BUNDLED = ("own", "own-causal")
+PRETRAINED = Path(__file__).resolve().parent.parent / "pretrained"
+
+
+def save(
+    folder: str | Path, encoder: Encoder, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32
+) -> None:
+    """Write the three files, weights as ``dtype``; each file appears whole or not at all.
+
+    Raises ``OutputError`` if the folder cannot be written.
+    """
+    from safetensors.torch import save as as_bytes
+
+    folder = Path(folder)
+    state = {name: x.detach().cpu().to(dtype).contiguous() for name, x in encoder.state_dict().items()}
+    config = {"format": FORMAT, "version": VERSION, **encoder.config.as_dict()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
+        write_atomically(folder / WEIGHTS, as_bytes(state, metadata={"format": "pt"}))
+        write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror or error}.") from error
+
+
+def load(folder: str | Path) -> tuple[Encoder, Tokenizer]:
+    """Read a folder that ``save`` wrote; the encoder is in ``eval`` mode and float32.
+
+    Nothing but safetensors is read. Raises ``ModelError`` for a folder that is not there, a config that
+    makes no sense, and weights or a vocabulary that do not fit the config.
+    """
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    config = load_config(folder)
+    path = folder / WEIGHTS
+    if not path.is_file():
+        others = sorted(
+            p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)
+        )
+        hint = (
+            f"{others[0]} is there, but only safetensors are read"
+            if others
+            else "there are no weights to read"
+        )
+        raise ModelError(f"{folder} has no {WEIGHTS}: {hint}.")
+    try:
+        state = load_file(path)
+    except Exception as error:  # SafetensorError, and OSError for what cannot be read
+        raise ModelError(f"{path} cannot be read as safetensors: {error}.") from error
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    size = tokenizer.get_vocab_size()
+    if size > config.vocabulary:
+        raise ModelError(
+            f"{folder}: the tokenizer has {size} tokens, but the model only {config.vocabulary}."
+        )
+    with torch.device("meta"):
+        shapes = {name: x.shape for name, x in Encoder(config).state_dict().items()}
+    _check_state(path, shapes, state)
+    encoder = Encoder(config)
+    encoder.load_state_dict({name: x.float() for name, x in state.items()}, strict=True)
+    return encoder.eval(), tokenizer
+
+
+def load_config(folder: str | Path) -> EncoderConfig:
+    """The config of a folder that ``save`` wrote; raises ``ModelError`` if it is not one."""
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise ModelError(f"{folder} holds no model: there is no {CONFIG} in it.")
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        raise ModelError(f"{path} is not the config of an attnscope encoder.")
+    version = values.pop("version", None)
+    if version != VERSION:
+        raise ModelError(f"{path} has version {version!r}, but this release reads version {VERSION}.")
+    try:
+        return EncoderConfig.from_dict(values)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def is_encoder_folder(folder: str | Path) -> bool:
+    """Whether ``save`` wrote this folder, judged by its config alone."""
+    try:
+        values = json.loads((Path(folder) / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and values.get("format") == FORMAT
+
+
+def bundled(name: str = "own") -> Path:
+    """The folder of an encoder inside the package, ``own`` or ``own-causal``.
+
+    Raises ``ModelError`` for another name, and where the package was built without the weights.
+    """
+    if name not in BUNDLED:
+        raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}.")
+    folder = PRETRAINED / name
+    if not (folder / WEIGHTS).is_file():
+        raise ModelError(f"the bundled encoder {name!r} has no weights in this installation.")
+    return folder
+
+
+def untrained(seed: int = 0, name: str = "own") -> tuple[Encoder, Tokenizer]:
+    """A bundled encoder's shape and tokenizer with weights drawn from ``seed``; ``config.trained`` is False.
+
+    What a head does here is what the architecture does before it has seen any text.
+    """
+    if name not in BUNDLED:
+        raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}.")
+    config = replace(load_config(PRETRAINED / name), trained=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = Encoder(config)
+    return encoder.eval(), load_tokenizer(PRETRAINED / name / TOKENIZER)
+
+
+def _check_state(path: Path, expected: Mapping[str, torch.Size], state: Mapping[str, torch.Tensor]) -> None:
+    missing = sorted(set(expected) - set(state))
+    unknown = sorted(set(state) - set(expected))
+    if missing or unknown:
+        what = (
+            f"lacks {missing[0]!r}" if missing else f"holds {unknown[0]!r}, which the config has no place for"
+        )
+        raise ModelError(f"{path} does not fit its config: it {what}.")
+    for name, shape in expected.items():
+        if state[name].shape != shape:
+            raise ModelError(
+                f"{path} does not fit its config: {name!r} is {tuple(state[name].shape)}, not {tuple(shape)}."
+            )
+        if not state[name].is_floating_point():
+            raise ModelError(f"{path} does not fit its config: {name!r} is {state[name].dtype}, not a float.")

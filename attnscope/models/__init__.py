@@ -1,0 +1,79 @@
+"""load(name) -> Model: the bundled encoders, folders that attnscope saved, and Hugging Face models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from attnscope.errors import ModelError
+from attnscope.models.model import Model, Prepared
+from attnscope.network.folder import BUNDLED, is_encoder_folder
+
+__all__ = ["DTYPES", "Model", "Prepared", "load"]
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+def load(
+    name: str = "own",
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+) -> Model:
+    """Load a model by name.
+
+    ``name`` is ``own`` or ``own-causal`` (the bundled encoders), a folder that attnscope saved, a folder
+    with a Hugging Face model, or the id of one on the hub. ``device`` is auto, cpu, cuda or mps (auto
+    takes the best there is), ``dtype`` one of ``DTYPES`` (auto keeps the type of the stored weights).
+    Code in a model's folder runs only with ``trust_remote_code``, pickled weights load only with
+    ``allow_pickle``. Raises ``ModelError``.
+    """
+    place = _device(device)
+    kind = _dtype(dtype)
+    folder = Path(name)
+    if name in BUNDLED or is_encoder_folder(folder):
+        from attnscope.models.own import load_own
+
+        return load_own(name, device=place, dtype=kind)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"the folder {name} holds no model: it has no config.json")
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"{name} is a file, not a model: give the folder that holds config.json")
+    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise ModelError(f"no model folder {name}")
+    from attnscope.models.huggingface import load_huggingface
+
+    return load_huggingface(
+        name,
+        device=place,
+        dtype=kind,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
+    )
+
+
+def _device(device: str) -> torch.device:
+    present = ["cpu"]
+    if torch.cuda.is_available():
+        present.insert(0, "cuda")
+    if torch.backends.mps.is_available():
+        present.insert(0, "mps")
+    if device == "auto":
+        return torch.device(present[0])
+    if device.partition(":")[0] not in present:
+        raise ModelError(f"no device {device!r} here: this machine has {', '.join(present)}")
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise ModelError(f"no device {device!r} here: this machine has {', '.join(present)}") from None
+
+
+def _dtype(dtype: str) -> torch.dtype | None:
+    if dtype not in DTYPES:
+        raise ModelError(f"no dtype {dtype!r}: there are {', '.join(DTYPES)}")
+    return None if dtype == "auto" else getattr(torch, dtype)

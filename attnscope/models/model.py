@@ -1,0 +1,127 @@
+"""Model: something that reads text, with attention inside."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Axis, Kind, Token
+from attnscope.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from attnscope.capture import Observer, Record
+
+SMALL_PASS = 4e9
+"""Floating-point operations of a pass below which threads cost more than they bring."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A text as a model reads it.
+
+    ``inputs`` go into the model's forward as keywords, ``axes`` labels the queries and keys of every
+    kind of attention, ``tokens`` is the text itself, ``notes`` says what was done to it (cut, joined),
+    ``settings`` are further keywords.
+    """
+
+    inputs: Mapping[str, Tensor]  # each [batch, token]
+    axes: Mapping[Kind, tuple[Axis, Axis]]
+    tokens: tuple[Token, ...]
+    notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Model(ABC):
+    """A loaded model: its module, how it reads text, and what a reader should know about it.
+
+    ``name`` is what the user called it, ``notes`` are sentences that belong under every picture of it
+    ("untrained: ..."), ``positions`` the most tokens that it can read (``None``: no limit known).
+    """
+
+    def __init__(
+        self, name: str, module: nn.Module, positions: int | None, notes: Sequence[str] = ()
+    ) -> None:
+        self.name = name
+        self.module = module.eval()
+        self.positions = positions
+        self.notes = tuple(notes)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first weights live."""
+        return next((weights.device for weights in self.module.parameters()), torch.device("cpu"))
+
+    @abstractmethod
+    def prepare(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
+    ) -> Prepared:
+        """The inputs and labelled axes of one text, or of a pair of texts.
+
+        ``max_tokens`` cuts the text at that many tokens. A text longer than the model's positions
+        raises ``InputError``, or is cut if ``truncate`` is set; the notes say so.
+        """
+
+    def run(self, prepared: Prepared, observers: Sequence[Observer]) -> Record:
+        """One forward pass, seen by ``observers``. Raises ``ModelError`` if no attention happens in it."""
+        from attnscope.capture import recording
+
+        operations = 2.0 * sum(weights.numel() for weights in self.module.parameters()) * len(prepared.tokens)
+        with (
+            torch.inference_mode(),
+            _one_thread_if(operations < SMALL_PASS and self.device.type == "cpu"),
+            recording(self.module, observers, prepared.axes) as record,
+        ):
+            self.module(**prepared.inputs, **prepared.settings)
+        if not record.sites:
+            raise ModelError(f"{self.name} has no attention to show: {_instead(self.module)}")
+        return record
+
+    def _fit(
+        self, count: int, *, max_tokens: int | None, truncate: bool
+    ) -> tuple[int | None, tuple[str, ...]]:
+        """How many of ``count`` tokens to keep (``None``: all), and a note if that cuts the text."""
+        wanted = count if max_tokens is None else min(count, max_tokens)
+        if self.positions is not None and wanted > self.positions and not truncate:
+            raise InputError(
+                f"the text has {count:,} tokens and {self.name} reads at most {self.positions:,}: "
+                "shorten it, or pass --truncate to cut it"
+            )
+        limits = [limit for limit in (max_tokens, self.positions) if limit is not None]
+        if not limits or count <= min(limits):
+            return None, ()
+        return min(limits), (f"cut: the first {min(limits):,} of {count:,} tokens are shown",)
+
+
+def accepts(module: nn.Module, argument: str) -> bool:
+    """Whether the module's forward has an argument of that name."""
+    return argument in inspect.signature(module.forward).parameters
+
+
+@contextmanager
+def _one_thread_if(small: bool) -> Iterator[None]:
+    """A short text is done sooner on one thread than on several that wait for each other."""
+    threads = torch.get_num_threads()
+    if not small or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _instead(module: nn.Module) -> str:
+    """What stands where attention would: the classes of the deepest repeated blocks."""
+    blocks = [child for child in module.modules() if isinstance(child, nn.ModuleList) and len(child)]
+    if not blocks:
+        return f"its forward pass ({type(module).__name__}) computes none"
+    inside = {type(part).__name__ for block in blocks for layer in block for part in layer.children()}
+    return f"its layers are made of {', '.join(sorted(inside))}"

@@ -1,0 +1,99 @@
+"""From what a tokenizer returns to ``Token``s: the pieces of a text as a person reads them."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnscope.attention import Token
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+
+def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
+    """The tokens of one encoded text, or of a pair of texts, with the text that each stands for.
+
+    A token's text is the slice of the input that it covers, so that capitals, accents and emoji come
+    back as they were written. Words are numbered through both texts of a pair; a special token
+    belongs to the text before it.
+    """
+    segment = 0
+    tokens = []
+    for index, word in enumerate(_words(encoding, texts)):
+        sequence = encoding.sequence_ids[index]
+        segment = segment if sequence is None else sequence
+        special = sequence is None or bool(encoding.special_tokens_mask[index])
+        tokens.append(Token(_piece(encoding, index, texts), encoding.ids[index], special, segment, word))
+    return tuple(tokens)
+
+
+def tokens_of_ids(tokenizer: Any, ids: Sequence[int], special_ids: Collection[int]) -> tuple[Token, ...]:
+    """Tokens from ids alone, for tokenizers that keep no offsets: the vocabulary's spelling, made readable.
+
+    A word begins where the spelling says so (``▁``, ``Ġ``, or no ``##``), and at every special token.
+    """
+    spellings: list[str] = tokenizer.convert_ids_to_tokens(list(ids))
+    marked = any(spelling.startswith(("▁", "Ġ")) for spelling in spellings)
+    tokens: list[Token] = []
+    word, inside = -1, False
+    for id_, spelling in zip(ids, spellings, strict=True):
+        if id_ in special_ids:
+            tokens.append(Token(spelling, id_, special=True))
+            inside = False
+            continue
+        begins = spelling.startswith(("▁", "Ġ")) if marked else not spelling.startswith("##")
+        word += begins or not inside
+        inside = True
+        tokens.append(Token(readable(spelling), id_, word=word))
+    return tuple(tokens)
+
+
+def readable(spelling: str) -> str:
+    """A vocabulary entry without its marks for word starts and continuations."""
+    text = spelling.removeprefix("##").removesuffix("</w>")
+    for mark in ("▁", "Ġ"):
+        text = text.replace(mark, " ")
+    return text.strip() or text
+
+
+def _piece(encoding: Encoding, index: int, texts: Sequence[str]) -> str:
+    sequence = encoding.sequence_ids[index]
+    if sequence is None:
+        return encoding.tokens[index]
+    start, stop = encoding.offsets[index]
+    covered = texts[sequence][start:stop]
+    spelled = readable(encoding.tokens[index])
+    if spelled.isspace() and not covered.isspace():
+        return spelled  # a word mark that the tokenizer put in claims the character after it
+    return covered.strip() or covered or spelled
+
+
+def _words(encoding: Encoding, texts: Sequence[str]) -> list[int | None]:
+    """The running number of each token's word, ``None`` for special tokens.
+
+    A tokenizer that never splits a text into words (all pieces carry one word id) says nothing about
+    them; there the spaces of the text decide.
+    """
+    pairs = set(zip(encoding.sequence_ids, encoding.word_ids, strict=True))
+    whole = [sum(sequence == number for sequence, _ in pairs) < 2 for number in range(len(texts))]
+    starts = [[match.start() for match in re.finditer(r"\S+", text)] for text in texts]
+    numbers: list[int | None] = []
+    running, last = -1, None
+    for index, sequence in enumerate(encoding.sequence_ids):
+        if sequence is None:
+            numbers.append(None)
+            last = None
+            continue
+        if whole[sequence]:
+            start, stop = encoding.offsets[index]
+            covered = texts[sequence][start:stop]
+            word = bisect_right(starts[sequence], start + len(covered) - len(covered.lstrip()))
+        else:
+            word = encoding.word_ids[index] or 0
+        running += (sequence, word) != last
+        last = (sequence, word)
+        numbers.append(running)
+    return numbers

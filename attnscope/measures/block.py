@@ -1,0 +1,113 @@
+"""A block of rows with everything a measure may ask about it: open keys, positions, tokens."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Token
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFacts:
+    """What the measures need to know of the tokens along one axis, of one or several texts.
+
+    ``ids`` are int64, the other three bool or int64, each ``[text, token]``; one text serves a whole batch.
+    """
+
+    ids: Tensor
+    special: Tensor
+    punctuation: Tensor
+    segment: Tensor
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
+        """Gather the facts of texts that have equally many tokens."""
+        return cls(
+            ids=torch.tensor([[token.id for token in text] for text in texts]),
+            special=torch.tensor([[token.special for token in text] for text in texts]),
+            punctuation=torch.tensor([[is_punctuation(token) for token in text] for text in texts]),
+            segment=torch.tensor([[token.segment for token in text] for text in texts]),
+        )
+
+    def part(self, start: int, stop: int, device: torch.device) -> TokenFacts:
+        """The facts of the tokens ``start`` to ``stop``, on ``device``.  -> [text, stop - start]"""
+        return TokenFacts(
+            *(
+                facts[:, start:stop].to(device)
+                for facts in (self.ids, self.special, self.punctuation, self.segment)
+            )
+        )
+
+
+def is_punctuation(token: Token) -> bool:
+    """Whether a token holds nothing but punctuation (Unicode category P); special tokens never do."""
+    text = token.text.strip()
+    return (
+        bool(text)
+        and not token.special
+        and all(unicodedata.category(character)[0] == "P" for character in text)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some rows of one layer's attention, all heads of it, and what is known about them.
+
+    ``rows``      weights, ``[batch, head, row, key]``
+    ``allowed``   keys that the mask left open, bool, ``[batch or 1, head or 1, row, key]``
+    ``start``     position of the first row on the key axis; ``None`` where queries and keys are different
+                  sequences, so that positions cannot be compared
+    ``queries``   facts about the tokens of the rows, ``None`` where the rows are no tokens
+    ``keys``      facts about the tokens of all keys, ``None`` where the keys are no tokens
+    """
+
+    rows: Tensor
+    allowed: Tensor
+    start: int | None = 0
+    queries: TokenFacts | None = None
+    keys: TokenFacts | None = None
+
+    @cached_property
+    def open_keys(self) -> Tensor:
+        """Number of open keys ``n_i``.  -> [batch or 1, head or 1, row]"""
+        return self.allowed.sum(-1)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Position of each row on the key axis.  -> [row]"""
+        if self.start is None:
+            raise ValueError("the rows of cross-attention have no position on the key axis")
+        return torch.arange(self.start, self.start + self.rows.shape[-2], device=self.rows.device)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Shannon entropy in nats, with 0 log 0 = 0.  -> [batch, head, row]"""
+        tiny = torch.finfo(self.rows.dtype).tiny
+        return -(self.rows * self.rows.clamp_min(tiny).log()).sum(-1)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Sum of each row: less than 1 where a sink holds the rest.  -> [batch, head, row]"""
+        return self.rows.sum(-1)
+
+    def weight_at(self, keys: Tensor) -> Tensor:
+        """Weight on one key a row, 0 where there is no such key.  keys [row] -> [batch, head, row]"""
+        exists = (keys >= 0) & (keys < self.rows.shape[-1])
+        row = torch.arange(len(keys), device=keys.device)
+        found = self.rows[..., row, keys.clamp(0, self.rows.shape[-1] - 1)]
+        return torch.where(exists, found, torch.zeros_like(found))
+
+    def mass_on(self, chosen: Tensor) -> Tensor:
+        """Summed weight of the chosen keys.  [batch or 1, head or 1, row or 1, key] -> [batch, head, row]"""
+        return (self.rows * chosen.to(self.rows.dtype)).sum(-1)
+
+    def uniform(self) -> Block:
+        """The same block with even attention ``1 / n_i`` over its open keys, in float64: the baseline."""
+        share = self.allowed.double() / self.open_keys.clamp_min(1)[..., None]
+        return Block(share, self.allowed, self.start, self.queries, self.keys)

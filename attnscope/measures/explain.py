@@ -1,0 +1,60 @@
+"""Explanations of measures and roles, for people."""
+
+from __future__ import annotations
+
+from attnscope.errors import SelectionError
+from attnscope.measures.measure import MEASURES
+from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, PATTERNS, ROLES
+
+
+def explain(name: str) -> str:
+    """What a measure or a role means: value, unit, formula, rows, baseline, source, threshold.
+
+    Raises ``SelectionError`` naming what exists.
+    """
+    parts = [text for text in (_measure(name), _role(name)) if text]
+    if not parts:
+        try:
+            MEASURES[name]
+        except SelectionError as error:
+            raise SelectionError(f"{error}; roles are {', '.join(ROLES)}") from None
+    return "\n".join(parts)
+
+
+def _measure(name: str) -> str:
+    if name not in MEASURES:
+        return ""
+    measure = MEASURES[name]
+    needs = [
+        words
+        for needed, words in (
+            (measure.positions, "queries and keys on one sequence"),
+            (measure.query_tokens or measure.key_tokens, "token labels"),
+        )
+        if needed
+    ]
+    lines = [
+        f"{name}: {measure.summary}.",
+        f"  formula   {measure.formula}",
+        f"  unit      {measure.unit}, {measure.bounds}",
+        f"  average   over {measure.rows}",
+        "  baseline  the same on even attention, 1/n_i on each of the n_i open keys",
+        *([f"  needs     {' and '.join(needs)}"] if needs else []),
+        f"  source    {measure.source}",
+    ]
+    return "\n".join(lines)
+
+
+def _role(name: str) -> str:
+    if name in PATTERNS:
+        pattern = PATTERNS[name]
+        return (
+            f"  role      a head {pattern.words} when this is at least {pattern.threshold}, at least "
+            f"{LEAST_LIFT} above\n            the baseline, in {FEWEST_ROWS} rows or more with a choice, "
+            "and no other pattern stands farther above its baseline"
+        )
+    if name == "broad":
+        return f"broad: no pattern passes its threshold, and the spread exceeds {BROAD}."
+    if name == "mixed":
+        return f"mixed: no pattern passes its threshold, and the spread does not exceed {BROAD}."
+    return ""

@@ -1,0 +1,83 @@
+"""What is known about one head after measuring: plain numbers, each beside its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attnscope.attention import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A measure of one head, averaged over the rows that count.
+
+    ``baseline`` is the same average on even attention over the open keys, ``rows`` the number of rows that
+    counted, ``texts`` the number of texts that had such rows. ``error`` is the standard error of the value
+    over texts, ``None`` with fewer than two of them: rows of one text are too alike to count as samples.
+    """
+
+    value: float
+    baseline: float
+    rows: int
+    texts: int
+    error: float | None = None
+
+    @property
+    def lift(self) -> float:
+        """How far the value stands above chance: ``value - baseline``."""
+        return self.value - self.baseline
+
+
+@dataclass(frozen=True, slots=True)
+class FixedOffset:
+    """The offset key minus query at which a head's largest weight sits most often, and in what share of rows.
+
+    Voita et al. 2019 call a head positional from a share of 0.9 on.
+    """
+
+    offset: int
+    share: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a head does, by the strongest pattern that passes its threshold.
+
+    ``score``, ``baseline`` and ``rows`` belong to that pattern (for ``broad`` and ``mixed`` see
+    ``attnscope.measures.roles``); ``sentence`` says it in plain words.
+    """
+
+    name: str
+    score: float
+    baseline: float
+    rows: int
+    sentence: str
+
+    @property
+    def lift(self) -> float:
+        """How far the score stands above chance: ``score - baseline``."""
+        return self.score - self.baseline
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFigures:
+    """All figures of one head of one site.
+
+    ``absent`` names every measure that was asked for and does not exist here, with the reason.
+    ``role`` is ``None`` where the measures that roles are told by were not asked for, or no row counted.
+    ``positional`` is ``None`` for cross-attention, and where no row counted.
+    """
+
+    site: Site
+    head: int
+    figures: Mapping[str, Figure]
+    absent: Mapping[str, str]
+    role: Role | None
+    positional: FixedOffset | None
+
+    @property
+    def name(self) -> str:
+        """The head as users write it, ``L5H3``."""
+        return f"L{self.site.layer}H{self.head}"

@@ -1,0 +1,181 @@
+"""Measured: the observer that measures every head of every layer while the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Attention, Axis, Kind, Site, Token
+from attnscope.measures.block import Block, TokenFacts
+from attnscope.measures.figures import Figure, HeadFigures
+from attnscope.measures.measure import MEASURES
+from attnscope.measures.roles import ROLE_MEASURES, role
+from attnscope.measures.sums import OFFSET_BINS, Sums, offset_bins
+
+DEFAULT = tuple(name for name in MEASURES if name != "coverage90")
+"""What is measured unless asked otherwise: everything but what has to sort every row."""
+
+BLOCK_ELEMENTS = 1 << 21
+"""Weights that are looked at together: 8 MB in float32. Memory stays a small multiple of it at any length."""
+
+Texts: TypeAlias = "Sequence[Sequence[Token]]"
+
+
+class Measured:
+    """Measures every head that it observes, in blocks of rows, and adds up over texts.
+
+    ``names`` are measures (``SelectionError`` names the nearest one for a wrong name); roles are told only
+    if all of ``ROLE_MEASURES`` are among them. Every call of ``observe`` counts ``batch`` texts of that site.
+    All sums are float64, whatever type the model runs in.
+    """
+
+    def __init__(self, names: Sequence[str] = DEFAULT, block_elements: int = BLOCK_ELEMENTS) -> None:
+        self.measures = {name: MEASURES[name] for name in dict.fromkeys(names)}
+        self.block_elements = block_elements
+        self._sums: dict[Site, Sums] = {}
+        self._absent: dict[Site, dict[str, str]] = {}
+        self._texts: Mapping[Kind, tuple[Texts, Texts]] = {}
+        self._facts: list[tuple[object, TokenFacts]] = []
+
+    def label(self, texts: Mapping[Kind, tuple[Texts, Texts]]) -> None:
+        """Say what the texts of the next batches hold: by kind, the tokens of the queries and of the keys.
+
+        One sequence of tokens for each text of the batch, or one for all. An attention of other lengths
+        than these keeps its own axes. Without a label, an attention's axes label every text of its batch.
+        """
+        self._texts = texts
+
+    @torch.no_grad()
+    def observe(self, attention: Attention) -> None:
+        """Measure all heads of one attention call and add them to the sums of its site."""
+        queries, keys = self._axis_facts(attention)
+        offered = attention.offset is not None, queries is not None, keys is not None
+        absent = {
+            name: reason for name, measure in self.measures.items() if (reason := measure.missing(*offered))
+        }
+        shape = 3, len(self.measures), attention.batch, attention.heads
+        chosen, forced = torch.zeros(2, *shape, dtype=torch.float64)
+        offsets = torch.zeros(attention.heads, OFFSET_BINS, dtype=torch.float64)
+        size = len(attention.queries)
+        step = self.block_elements // (attention.batch * attention.heads * max(1, len(attention.keys)))
+        for start in range(0, size, max(1, step)):
+            stop = min(size, start + max(1, step))
+            block = self._block(attention, start, stop, queries, keys)
+            self._add_block(block, absent, chosen, forced)
+            if attention.offset is not None:
+                offsets += offset_bins(block.rows, block.positions, block.open_keys > 1)
+        self._add(attention.site, Sums.of_texts(chosen, forced, offsets), absent)
+
+    def _block(
+        self,
+        attention: Attention,
+        start: int,
+        stop: int,
+        queries: TokenFacts | None,
+        keys: TokenFacts | None,
+    ) -> Block:
+        rows = attention.rows(start, stop)
+        if rows.dtype in (torch.float16, torch.bfloat16):
+            rows = rows.float()
+        return Block(
+            rows=rows,
+            allowed=attention.allowed(start, stop).to(rows.device),
+            start=None if attention.offset is None else attention.offset + start,
+            queries=queries and queries.part(start, stop, rows.device),
+            keys=keys and keys.part(0, len(attention.keys), rows.device),
+        )
+
+    def _add_block(self, block: Block, absent: Mapping[str, str], chosen: Tensor, forced: Tensor) -> None:
+        """Add a block's rows to ``chosen`` and ``forced``, [rows|value|baseline, measure, text, head]."""
+        even = block.uniform()
+        open_keys = block.open_keys.cpu()
+        for index, (name, measure) in enumerate(self.measures.items()):
+            if name in absent:
+                continue
+            value, counts = (tensor.cpu() for tensor in measure(block))
+            baseline = measure(even).value.cpu()
+            for sums, group in ((chosen, open_keys > 1), (forced, open_keys == 1)):
+                taken = counts & group  # [batch or 1, head or 1, row]
+                sums[0, index] += taken.sum(-1)
+                sums[1, index] += torch.where(taken, value, 0).double().sum(-1)
+                sums[2, index] += torch.where(taken, baseline, 0).double().sum(-1)
+
+    def _add(self, site: Site, sums: Sums, absent: Mapping[str, str]) -> None:
+        if site in self._sums:
+            self._sums[site].add(sums)
+            self._absent[site] = {
+                name: reason for name, reason in self._absent[site].items() if name in absent
+            }
+        else:
+            self._sums[site] = sums
+            self._absent[site] = dict(absent)
+
+    def _axis_facts(self, attention: Attention) -> tuple[TokenFacts | None, TokenFacts | None]:
+        queries: Texts | Axis = attention.queries
+        keys: Texts | Axis = attention.keys
+        lengths = len(queries), len(keys)
+        texts = self._texts.get(attention.site.kind)
+        if texts is not None and tuple(len(axis[0]) for axis in texts) == lengths:
+            queries, keys = texts
+        return self._facts_of(queries), self._facts_of(keys)
+
+    def _facts_of(self, tokens: Texts | Axis) -> TokenFacts | None:
+        """Facts about the tokens, kept for the next layers, that come with the same axes."""
+        if isinstance(tokens, range) or len(tokens) == 0:
+            return None
+        for known, facts in self._facts:
+            if known is tokens:
+                return facts
+        texts: Any = (tokens,) if isinstance(tokens[0], Token) else tokens
+        self._facts = [*self._facts[-3:], (tokens, TokenFacts.of(texts))]
+        return self._facts[-1][1]
+
+    def merge(self, other: Measured) -> None:
+        """Add what another one of the same measures has seen; the order changes nothing beyond rounding."""
+        if list(self.measures) != list(other.measures):
+            raise ValueError(f"cannot merge {list(other.measures)} into {list(self.measures)}")
+        for site, sums in other._sums.items():
+            self._add(site, Sums.from_state(sums.state()), other._absent[site])
+
+    def figures(self) -> list[HeadFigures]:
+        """The figures of every head seen so far, sites in the order they were first seen."""
+        return [head for site, sums in self._sums.items() for head in self._heads(site, sums)]
+
+    def _heads(self, site: Site, sums: Sums) -> Iterator[HeadFigures]:
+        told = all(name in self.measures for name in ROLE_MEASURES)
+        chosen = sums.figures(forced=False)
+        for head, figures in enumerate(sums.figures()):
+            known = _named(self.measures, figures)
+            absent = {
+                name: self._absent[site].get(name, f"{name} is taken over {measure.rows}, and there are none")
+                for name, measure in self.measures.items()
+                if name not in known
+            }
+            role_ = role(_named(self.measures, chosen[head])) if told else None
+            yield HeadFigures(site, head, known, absent, role_, sums.fixed_offset(head))
+
+    def state(self) -> dict[str, Any]:
+        """All sums as plain lists and dictionaries: JSON keeps them exactly."""
+        return {
+            "measures": list(self.measures),
+            "sites": [
+                {"site": asdict(site), "absent": self._absent[site], "sums": sums.state()}
+                for site, sums in self._sums.items()
+            ],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Measured:
+        """What ``state`` wrote down, ready to go on."""
+        measured = cls(state["measures"])
+        for entry in state["sites"]:
+            measured._add(Site(**entry["site"]), Sums.from_state(entry["sums"]), entry["absent"])
+        return measured
+
+
+def _named(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str, Figure]:
+    return {name: figure for name, figure in zip(names, figures, strict=True) if figure is not None}

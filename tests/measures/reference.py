@@ -1,0 +1,217 @@
+"""Every measure once more: plain loops over NumPy arrays in float64, written from the definitions."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from attnscope.attention import Attention, HeldRows, Site, Token
+
+Row = Callable[["Case", int, int, int], "float | None"]
+
+
+class Case:
+    """Weights and masks [batch, head, query, key] and the tokens of each text; offset None means cross."""
+
+    def __init__(
+        self,
+        weights: np.ndarray,
+        allowed: np.ndarray,
+        texts: Sequence[Sequence[Token]],
+        offset: int | None = 0,
+        query_texts: Sequence[Sequence[Token]] | None = None,
+    ) -> None:
+        self.weights, self.offset = weights.astype(np.float64), offset
+        self.allowed = np.broadcast_to(allowed, weights.shape)
+        self.keys = texts
+        past = offset or 0
+        self.queries = query_texts or [text[past : past + weights.shape[2]] for text in texts]
+
+    def even(self) -> Case:
+        counts = self.allowed.sum(-1, keepdims=True)
+        even = np.where(self.allowed, 1.0 / np.maximum(counts, 1), 0.0)
+        return Case(even, self.allowed, self.keys, self.offset, self.queries)
+
+
+def entropy(case: Case, b: int, h: int, i: int) -> float | None:
+    if case.allowed[b, h, i].sum() < 2:
+        return None
+    return -sum(a * math.log(a) for a in case.weights[b, h, i] if a > 0)
+
+
+def spread(case: Case, b: int, h: int, i: int) -> float | None:
+    value = entropy(case, b, h, i)
+    return None if value is None else value / math.log(case.allowed[b, h, i].sum())
+
+
+def span(case: Case, b: int, h: int, i: int) -> float | None:
+    value = entropy(case, b, h, i)
+    return None if value is None else math.exp(value)
+
+
+def confidence(case: Case, b: int, h: int, i: int) -> float | None:
+    return max(case.weights[b, h, i]) if case.allowed[b, h, i].sum() > 1 else None
+
+
+def coverage90(case: Case, b: int, h: int, i: int) -> float | None:
+    if case.allowed[b, h, i].sum() < 2:
+        return None
+    row = sorted(case.weights[b, h, i], reverse=True)
+    held, keys = 0.0, 0
+    while held < (0.9 - 1e-6) * sum(row) or keys == 0:
+        held, keys = held + row[keys], keys + 1
+    return keys
+
+
+def sink(case: Case, b: int, h: int, i: int) -> float | None:
+    return 1 - sum(case.weights[b, h, i])
+
+
+def distance(case: Case, b: int, h: int, i: int) -> float | None:
+    assert case.offset is not None
+    return sum(a * abs(case.offset + i - j) for j, a in enumerate(case.weights[b, h, i]))
+
+
+def offset(case: Case, b: int, h: int, i: int) -> float | None:
+    assert case.offset is not None
+    return sum(a * (j - case.offset - i) for j, a in enumerate(case.weights[b, h, i]))
+
+
+def at(gap: int) -> Row:
+    def value(case: Case, b: int, h: int, i: int) -> float | None:
+        assert case.offset is not None
+        j = case.offset + i + gap
+        return case.weights[b, h, i, j] if 0 <= j < case.weights.shape[-1] else None
+
+    return value
+
+
+def first(case: Case, b: int, h: int, i: int) -> float | None:
+    assert case.offset is not None
+    return case.weights[b, h, i, 0] if case.offset + i > 0 else None
+
+
+def special(case: Case, b: int, h: int, i: int) -> float | None:
+    return sum(a for a, token in zip(case.weights[b, h, i], case.keys[b], strict=True) if token.special)
+
+
+def punctuation(case: Case, b: int, h: int, i: int) -> float | None:
+    return sum(
+        a
+        for a, token in zip(case.weights[b, h, i], case.keys[b], strict=True)
+        if not token.special
+        and token.text.strip()
+        and all(unicodedata.category(character).startswith("P") for character in token.text.strip())
+    )
+
+
+def _pairs(wanted: Callable[[Case, int, int, int], bool]) -> Row:
+    def value(case: Case, b: int, h: int, i: int) -> float | None:
+        chosen = [
+            j for j in range(case.weights.shape[-1]) if case.allowed[b, h, i, j] and wanted(case, b, i, j)
+        ]
+        return sum(case.weights[b, h, i, j] for j in chosen) if chosen else None
+
+    return value
+
+
+def _is_duplicate(case: Case, b: int, i: int, j: int) -> bool:
+    assert case.offset is not None
+    return j != case.offset + i and case.keys[b][j].id == case.queries[b][i].id
+
+
+def _is_induction(case: Case, b: int, i: int, j: int) -> bool:
+    assert case.offset is not None
+    before = j - 1
+    return before >= 0 and before < case.offset + i and case.keys[b][before].id == case.queries[b][i].id
+
+
+def _is_other_segment(case: Case, b: int, i: int, j: int) -> bool:
+    return case.keys[b][j].segment != case.queries[b][i].segment
+
+
+ROWS: dict[str, Row] = {
+    "entropy": entropy,
+    "spread": spread,
+    "span": span,
+    "confidence": confidence,
+    "coverage90": coverage90,
+    "sink": sink,
+    "distance": distance,
+    "offset": offset,
+    "self": at(0),
+    "previous": at(-1),
+    "next": at(1),
+    "first": first,
+    "special": special,
+    "punctuation": punctuation,
+    "duplicate": _pairs(_is_duplicate),
+    "induction": _pairs(_is_induction),
+    "segment": _pairs(_is_other_segment),
+}
+
+CROSS = ("entropy", "spread", "span", "confidence", "coverage90", "sink", "special", "punctuation")
+"""What cross-attention has."""
+
+
+def figure(case: Case, name: str, head: int, least: int = 1) -> tuple[float, int] | None:
+    """Average and number of the rows that count, of those with at least so many open keys."""
+    batch, _, queries, _ = case.weights.shape
+    values = [
+        value
+        for b in range(batch)
+        for i in range(queries)
+        if case.allowed[b, head, i].sum() >= least and (value := ROWS[name](case, b, head, i)) is not None
+    ]
+    return (sum(values) / len(values), len(values)) if values else None
+
+
+WORDS = ["the", "cat", "sat", ",", "mat", "...", "on", "!", "dog"]
+
+
+def random_text(rng: np.random.Generator, length: int, pair: bool = False) -> tuple[Token, ...]:
+    """A text with repeats and punctuation, between two special tokens; of two segments if asked."""
+    picks = rng.integers(0, len(WORDS), length)
+    middle = [
+        Token(WORDS[pick], 100 + int(pick), segment=int(pair and 2 * n > length))
+        for n, pick in enumerate(picks)
+    ]
+    return (Token("[CLS]", 1, special=True), *middle[1:-1], Token("[SEP]", 2, special=True))
+
+
+def random_rows(rng: np.random.Generator, allowed: np.ndarray, heads: int, sink: bool) -> np.ndarray:
+    """Softmax of random scores over the open keys, with a sink that takes its share if asked."""
+    batch, _, queries, keys = allowed.shape
+    scores = rng.normal(size=(batch, heads, queries, keys)) * 3
+    grown = np.where(allowed, np.exp(scores), 0.0)
+    rest = np.exp(rng.normal(size=(1, heads, 1, 1))) if sink else 0.0
+    return grown / np.maximum(grown.sum(-1, keepdims=True) + rest, 1e-300)
+
+
+def attention(
+    case: Case,
+    dtype: torch.dtype = torch.float32,
+    layer: int = 0,
+    labelled: bool = True,
+    name: str = "layer",
+) -> Attention:
+    """The case as capture would hand it out; the axes show the first text, the rest is for ``label``."""
+    weights = torch.from_numpy(case.weights).to(dtype)
+    batch, heads, queries, keys = weights.shape
+    return Attention(
+        site=Site(f"{name}.{layer}", 0, "cross" if case.offset is None else "encoder", layer),
+        source="kernel",
+        kernel="eager",
+        batch=batch,
+        heads=heads,
+        key_heads=heads,
+        queries=tuple(case.queries[0]) if labelled else range(queries),
+        keys=tuple(case.keys[0]) if labelled else range(keys),
+        offset=case.offset,
+        dtype=dtype,
+        read=HeldRows(weights, torch.from_numpy(case.allowed.copy())),
+    )

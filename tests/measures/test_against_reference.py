@@ -1,0 +1,146 @@
+"""Every figure of every kind of attention against plain loops in float64, in blocks of any size."""
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.measures import MEASURES, Measured
+
+from .reference import CROSS, ROWS, Case, attention, figure, random_rows, random_text
+
+LENGTH, HEADS, BATCH = 23, 3, 2
+
+
+def masks() -> dict[str, np.ndarray]:
+    query, key = np.indices((LENGTH, LENGTH))
+    causal = key <= query
+    padded = np.ones((BATCH, 1, LENGTH, LENGTH), bool)
+    padded[1, :, :, -4:] = False
+    a_mask_a_head = np.stack([causal, causal & (query - key < 4), causal | (key == 5)])[None]
+    return {
+        "bidirectional": np.ones((1, 1, LENGTH, LENGTH), bool),
+        "causal": causal[None, None],
+        "sliding window": (causal & (query - key < 5))[None, None],
+        "padded": padded,
+        "a mask a head": a_mask_a_head,
+        "a closed row": (np.ones((LENGTH, LENGTH), bool) & (query != 7))[None, None],
+    }
+
+
+def cases() -> dict[str, Case]:
+    rng = np.random.default_rng(0)
+    texts = [random_text(rng, LENGTH) for _ in range(BATCH)]
+    pairs = [random_text(rng, LENGTH, pair=True) for _ in range(BATCH)]
+    made = {}
+    for name, mask in masks().items():
+        mask = np.broadcast_to(mask, (BATCH, *mask.shape[1:]))
+        made[name] = Case(random_rows(rng, mask, HEADS, sink=False), mask, texts)
+    made["sink"] = Case(random_rows(rng, made["causal"].allowed, HEADS, sink=True), masks()["causal"], texts)
+    open_ = np.ones((BATCH, 1, LENGTH, LENGTH), bool)
+    made["text pair"] = Case(random_rows(rng, open_, HEADS, sink=False), open_, pairs)
+    step = np.broadcast_to(masks()["causal"][:, :, 15:], (BATCH, 1, LENGTH - 15, LENGTH))
+    made["cached step"] = Case(random_rows(rng, step, HEADS, sink=False), step, texts, offset=15)
+    across = np.ones((BATCH, 1, 11, LENGTH), bool)
+    queries = [random_text(rng, 11) for _ in range(BATCH)]
+    made["cross"] = Case(random_rows(rng, across, HEADS, False), across, texts, None, queries)
+    return made
+
+
+CASES = cases()
+
+
+def measure(case: Case, rows: int, dtype: torch.dtype = torch.float32) -> Measured:
+    measured = Measured(tuple(MEASURES), block_elements=rows * case.weights[:, :, 0].size)
+    kind = attention(case).site.kind
+    measured.label({kind: (case.queries, case.keys)})
+    measured.observe(attention(case, dtype))
+    return measured
+
+
+def bound(name: str) -> float:
+    """The width of a measure's range on these texts."""
+    return {
+        "entropy": np.log(LENGTH),
+        "span": LENGTH,
+        "distance": LENGTH,
+        "offset": 2 * LENGTH,
+        "coverage90": LENGTH,
+    }.get(name, 1.0)
+
+
+def test_the_reference_knows_every_measure() -> None:
+    assert list(ROWS) == list(MEASURES)
+
+
+@pytest.mark.parametrize("rows", [1, 4, LENGTH, 1000])
+@pytest.mark.parametrize("name", CASES)
+def test_every_figure_and_baseline_equals_the_reference(name: str, rows: int) -> None:
+    case = CASES[name]
+    even = case.even()
+    for head in measure(case, rows).figures():
+        for measure_name in MEASURES:
+            if name == "cross" and measure_name not in CROSS:
+                assert "two sequences" in head.absent[measure_name]
+                continue
+            value = figure(case, measure_name, head.head)
+            if value is None:
+                assert measure_name not in head.figures
+                assert "there are none" in head.absent[measure_name]
+                continue
+            baseline = figure(even, measure_name, head.head)
+            assert baseline is not None
+            found = head.figures[measure_name]
+            assert found.rows == value[1]
+            assert abs(found.value - value[0]) <= 1e-5 * bound(measure_name), measure_name
+            assert abs(found.baseline - baseline[0]) <= 1e-5 * bound(measure_name), measure_name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_size_of_the_block_changes_no_count_and_no_figure(name: str) -> None:
+    whole = measure(CASES[name], 1000, torch.float64).figures()
+    for rows in (1, 5):
+        for one, other in zip(whole, measure(CASES[name], rows, torch.float64).figures(), strict=True):
+            assert one.positional == other.positional
+            assert one.absent == other.absent
+            for key, figure_ in one.figures.items():
+                assert figure_.rows == other.figures[key].rows
+                assert figure_.value == pytest.approx(other.figures[key].value, abs=1e-9)
+
+
+def test_roles_leave_out_rows_with_one_open_key() -> None:
+    query, key = np.indices((6, 6))
+    causal = (key <= query)[None, None]
+    weights = np.where(query == key, 0.4, 0.6 / np.maximum(query, 1)) * causal  # row 0 holds 0.4 on itself
+    weights[..., 0, 0] = 1.0
+    rng = np.random.default_rng(1)
+    measured = Measured()
+    measured.observe(attention(Case(weights[0][None], causal, [random_text(rng, 6)])))
+    (head,) = measured.figures()
+    assert head.figures["self"].value == pytest.approx(0.5)
+    assert head.role is not None
+    assert head.role.name != "self"
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
+def test_half_precision_rows_are_added_up_in_full_precision(dtype: torch.dtype, tolerance: float) -> None:
+    case = CASES["causal"]
+    rounded = Case(
+        torch.from_numpy(case.weights).to(dtype).double().numpy(), case.allowed, case.keys, case.offset
+    )
+    for head in measure(case, 1000, dtype).figures():
+        for name in ("entropy", "previous", "distance"):
+            exact, true = figure(rounded, name, head.head), figure(case, name, head.head)
+            assert exact is not None
+            assert true is not None
+            assert head.figures[name].value == pytest.approx(exact[0], abs=1e-5 * bound(name))
+            assert head.figures[name].value == pytest.approx(true[0], abs=tolerance * bound(name))
+
+
+def test_nan_in_the_weights_is_never_hidden() -> None:
+    case = CASES["bidirectional"]
+    weights = case.weights.copy()
+    weights[0, 1, 3, 4] = np.nan
+    heads = measure(Case(weights, case.allowed, case.keys), 1000).figures()
+    assert np.isnan(heads[1].figures["entropy"].value)
+    assert np.isnan(heads[1].figures["sink"].value)
+    assert np.isfinite(heads[0].figures["entropy"].value)

@@ -1,0 +1,55 @@
+"""Every measure and every role explains itself."""
+
+import pytest
+
+from attnscope.errors import SelectionError
+from attnscope.measures import MEASURES, ROLES, Block, PerRow, explain, measure
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_measure_explains_its_formula_unit_rows_and_source(name: str) -> None:
+    text = explain(name)
+    entry = MEASURES[name]
+    for part in (entry.formula, entry.unit, entry.bounds, entry.rows, entry.source, entry.summary):
+        assert part
+        assert part in text
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_a_role_explains_its_threshold(name: str) -> None:
+    assert explain(name)
+
+
+def test_thresholds_are_printed_as_defined() -> None:
+    assert "at least 0.5" in explain("previous")
+    assert "at least 0.6" in explain("first")
+    assert "at least 0.4" in explain("induction")
+    assert "exceeds 0.9" in explain("broad")
+
+
+def test_an_unknown_name_says_what_exists() -> None:
+    with pytest.raises(SelectionError, match=r"did you mean 'spread'.*roles are previous.*mixed"):
+        explain("spred")
+
+
+def test_a_new_measure_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MEASURES, "_entries", dict(MEASURES._entries))
+
+    @measure("last", unit="share", bounds="0 to 1", formula="A[i, N-1]", rows="all rows", source="here")
+    def last(block: Block) -> PerRow:
+        """Weight on the last token.  -> [batch, head, row]"""
+        return PerRow(block.rows[..., -1], block.open_keys > 0)
+
+    assert explain("last").startswith("last: Weight on the last token.\n  formula   A[i, N-1]")
+
+
+def test_what_counts_as_punctuation() -> None:
+    from attnscope.attention import Token
+    from attnscope.measures.block import is_punctuation
+
+    for text in (".", " ,", "...", "—", "?!", "。", "(", "„"):
+        assert is_punctuation(Token(text, 0)), text
+    for text in ("", " ", "a.", "cat", "$", "😀", "'s", "1"):
+        assert not is_punctuation(Token(text, 0)), text
+    assert not is_punctuation(Token("<>", 0, special=True))
+    assert not is_punctuation(Token("...", 0, special=True))

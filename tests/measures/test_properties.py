@@ -1,0 +1,69 @@
+"""What must hold for any rows, and scipy as a second opinion."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import entropy as scipy_entropy
+
+from attnscope.measures import MEASURES, Block
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Block:
+    queries, keys = draw(st.integers(1, 6)), draw(st.integers(1, 9))
+    seed = draw(st.integers(0, 2**32 - 1))
+    sharpness = draw(st.sampled_from([0.0, 1.0, 10.0, 100.0]))
+    generator = torch.Generator().manual_seed(seed)
+    allowed = torch.rand(1, 1, queries, keys, generator=generator) < 0.7
+    allowed[..., 0] = True
+    scores = sharpness * torch.randn(2, 3, queries, keys, generator=generator, dtype=torch.float64)
+    return Block(scores.masked_fill(~allowed, -math.inf).softmax(-1), allowed, draw(st.integers(0, 3)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks())
+def test_entropy_lies_between_0_and_log_n_and_equals_scipy(block: Block) -> None:
+    value = MEASURES["entropy"](block).value
+    assert (value >= -1e-12).all()
+    assert (value <= block.open_keys.double().log() + 1e-12).all()
+    np.testing.assert_allclose(value, scipy_entropy(block.rows.numpy(), axis=-1), atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks())
+def test_the_measures_of_a_row_keep_their_order(block: Block) -> None:
+    value = {name: MEASURES[name](block).value for name in ("span", "confidence", "coverage90", "spread")}
+    assert (value["span"] * value["confidence"] >= 1 - 1e-9).all()
+    assert (value["coverage90"] >= 1).all()
+    assert (value["coverage90"] <= block.open_keys).all()
+    assert (value["spread"] <= 1 + 1e-9).all()
+    assert (MEASURES["distance"](block).value >= MEASURES["offset"](block).value.abs() - 1e-9).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks(), st.permutations(range(3)))
+def test_permuted_heads_have_permuted_figures(block: Block, order: list[int]) -> None:
+    moved = Block(block.rows[:, order], block.allowed, block.start)
+    for name in ("entropy", "confidence", "coverage90", "distance", "previous", "first", "sink"):
+        assert torch.equal(MEASURES[name](moved).value, MEASURES[name](block).value[:, order])
+
+
+@settings(max_examples=30, deadline=None)
+@given(blocks())
+def test_nothing_is_written_into_the_rows(block: Block) -> None:
+    before, mask = block.rows.clone(), block.allowed.clone()
+    for measure in MEASURES.values():
+        if measure.missing(True, False, False) is None:
+            measure(block)
+    assert torch.equal(block.rows, before)
+    assert torch.equal(block.allowed, mask)
+
+
+def test_weights_too_small_for_a_logarithm_add_no_entropy() -> None:
+    rows = torch.tensor([[[[1.0, 0.0, 1e-45, 1e-40]]]])
+    block = Block(rows, torch.ones(1, 1, 1, 4, dtype=torch.bool))
+    assert MEASURES["entropy"](block).value.item() == pytest.approx(0, abs=1e-37)

@@ -1,0 +1,97 @@
+"""Roles name the strongest pattern, in plain words, and the ranking shows different ones."""
+
+from attnscope.attention import Site
+from attnscope.measures import PATTERNS, Figure, HeadFigures, role, worth_a_look
+from attnscope.measures.roles import BROAD, FEWEST_ROWS
+
+
+def figures(**scores: tuple[float, float]) -> dict[str, Figure]:
+    return {
+        "spread": Figure(0.5, 1.0, 20, 1),
+        **{name: Figure(value, baseline, 20, 1) for name, (value, baseline) in scores.items()},
+    }
+
+
+def name_of(**scores: tuple[float, float]) -> str:
+    found = role(figures(**scores))
+    assert found is not None
+    return found.name
+
+
+def test_every_pattern_is_named_at_its_threshold_and_not_below() -> None:
+    for name, pattern in PATTERNS.items():
+        assert name_of(**{name: (pattern.threshold, 0.1)}) == name
+        assert name_of(**{name: (pattern.threshold - 1e-6, 0.1)}) == "mixed"
+
+
+def test_a_score_that_chance_explains_is_no_role() -> None:
+    assert name_of(special=(0.67, 0.67)) == "mixed"
+    assert name_of(previous=(0.55, 0.5)) == "mixed"
+
+
+def test_a_pattern_seen_in_too_few_rows_is_no_role() -> None:
+    seen = {**figures(), "duplicate": Figure(0.9, 0.1, FEWEST_ROWS - 1, 1)}
+    found = role(seen)
+    assert found is not None
+    assert found.name == "mixed"
+
+
+def test_the_first_token_beats_special_tokens_unless_the_others_add_to_it() -> None:
+    assert name_of(first=(0.95, 0.1), special=(0.97, 0.2)) == "first"
+    assert name_of(first=(0.65, 0.1), special=(0.95, 0.2)) == "special"
+
+
+def test_the_pattern_with_the_greatest_lift_wins() -> None:
+    assert name_of(previous=(0.8, 0.4), induction=(0.7, 0.1)) == "induction"
+
+
+def test_an_even_head_is_broad() -> None:
+    found = role({"spread": Figure(BROAD + 0.01, 1.0, 20, 1)})
+    assert found is not None
+    assert found.name == "broad"
+    assert found.sentence == "spreads over all tokens (spread 0.91, 1.00 is even)"
+
+
+def test_without_figures_there_is_no_role() -> None:
+    assert role({}) is None
+
+
+def test_a_sentence_says_score_and_chance() -> None:
+    found = role(figures(previous=(0.97, 0.12)))
+    assert found is not None
+    assert found.sentence == "looks at the previous token (0.97, by chance 0.12)"
+
+
+def test_a_mixed_head_says_what_comes_nearest() -> None:
+    found = role(figures(previous=(0.4, 0.1), next=(0.2, 0.1)))
+    assert found is not None
+    assert found.sentence == (
+        "no single pattern stands out; most of all it looks at the previous token (0.40, by chance 0.10)"
+    )
+
+
+def head(number: int, **scores: tuple[float, float]) -> HeadFigures:
+    seen = figures(**scores)
+    return HeadFigures(Site("layer", 0, "encoder", 0), number, seen, {}, role(seen), None)
+
+
+def test_the_heads_most_worth_a_look_are_of_different_roles() -> None:
+    heads = [
+        head(0),
+        *(head(n, first=(0.99 - n / 100, 0.1)) for n in range(1, 8)),
+        head(8, previous=(0.6, 0.1)),
+        head(9, next=(0.7, 0.1)),
+        head(10, spread=(0.95, 1.0)),
+    ]
+    assert [h.head for h in worth_a_look(heads, 5)] == [1, 9, 8, 10, 2]
+    assert [h.head for h in worth_a_look(heads, 100)] == [1, 9, 8, 10, 2, 3, 4, 5, 6, 7, 0]
+
+
+def test_the_ranking_does_not_touch_what_it_ranks() -> None:
+    heads = [head(0), head(1, previous=(0.9, 0.1))]
+    worth_a_look(heads, 1)
+    assert [h.head for h in heads] == [0, 1]
+
+
+def test_a_head_is_named_as_users_write_it() -> None:
+    assert head(3).name == "L0H3"

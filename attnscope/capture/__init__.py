@@ -1,0 +1,9 @@
+"""Find every attention call inside a forward pass, with the model's own kernels untouched."""
+
+from attnscope.capture.keep import Keep, Kept
+from attnscope.capture.pool import Pool, Pooled
+from attnscope.capture.record import Hole, Record, SiteRecord
+from attnscope.capture.recorder import Observer
+from attnscope.capture.recording import recording
+
+__all__ = ["Hole", "Keep", "Kept", "Observer", "Pool", "Pooled", "Record", "SiteRecord", "recording"]

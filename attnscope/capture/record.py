@@ -1,0 +1,67 @@
+"""What a recording noted about every attention call, small enough to keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from attnscope.attention import Attention, Site, Source
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """One attention call, without its weights.
+
+    ``step`` counts the passes over the model within the recording (each step of a generation is one).
+    ``window`` is the sliding window that the kernel was told of, None where there is none or nobody said.
+    The other fields are those of ``Attention``.
+    """
+
+    site: Site
+    step: int
+    source: Source
+    kernel: str
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    offset: int | None
+    dtype: torch.dtype
+    window: int | None = None
+
+    @staticmethod
+    def of(attention: Attention, step: int, window: int | None) -> SiteRecord:
+        """The note of one attention call."""
+        return SiteRecord(
+            site=attention.site,
+            step=step,
+            source=attention.source,
+            kernel=attention.kernel,
+            batch=attention.batch,
+            heads=attention.heads,
+            key_heads=attention.key_heads,
+            queries=len(attention.queries),
+            keys=len(attention.keys),
+            offset=attention.offset,
+            dtype=attention.dtype,
+            window=window,
+        )
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A layer without attention that can be shown, and why."""
+
+    name: str
+    layer: int
+    reason: str
+
+
+@dataclass
+class Record:
+    """Every attention call of a recording in the order they ran, and the layers that had none."""
+
+    sites: list[SiteRecord] = field(default_factory=list)
+    holes: list[Hole] = field(default_factory=list)

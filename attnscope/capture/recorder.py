@@ -1,0 +1,248 @@
+"""One recording: gathers what the kernels and softmaxes show, names it, and hands it to the observers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Attention, Axis, Kind, Site
+from attnscope.capture import projection
+from attnscope.capture.found import Found, SdpaCall, from_sdpa, from_weighing
+from attnscope.capture.kernels import Frame, concluded
+from attnscope.capture.naming import DECODER, LayerNumbers, is_causal, is_cross_by_name, offset_of
+from attnscope.capture.record import Record, SiteRecord
+from attnscope.capture.single_heads import Pending, SingleHeads
+from attnscope.capture.softmax import Weighing
+from attnscope.capture.stack import PLAIN, Call, ModuleStack
+
+_quiet = threading.local()  # .depth: how deep this thread is in work of our own, that is no attention
+
+
+class Observer(Protocol):
+    """What looks at attention while it passes by."""
+
+    def observe(self, attention: Attention) -> None:
+        """Read what is needed, at once; called inside the forward pass, right after the kernel ran.
+
+        The attention holds the kernel's own tensors, so it must not be kept when this returns.
+        """
+        ...
+
+
+@dataclass(eq=False)
+class Recorder:
+    """Collects one recording; ``recording`` makes it, the hooks, the mode and the kernels feed it."""
+
+    model: nn.Module
+    observers: Sequence[Observer]
+    axes: Mapping[Kind, tuple[Axis, Axis]]
+    record: Record = field(default_factory=Record)
+
+    def __post_init__(self) -> None:
+        self.stack = ModuleStack(self.model, self._new_pass, self._entered, self._left)
+        self.singles = SingleHeads(self._emit_joined)
+        self._frames: list[Frame] = []
+        self._step = -1
+        self._numbers = LayerNumbers()
+        self._calls: Counter[str] = Counter()
+        self._kinds: dict[str, Kind] = {}  # of each site, for steps of one query that cannot tell
+
+    @property
+    def listens(self) -> bool:
+        """Whether the model is running, and not an observer."""
+        return bool(self.stack.calls) and not getattr(_quiet, "depth", 0)
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The modules that are running, outermost first, without those that hold one function."""
+        return tuple(call.name for call in self.stack.calls if not isinstance(call.module, PLAIN))
+
+    # what the pass shows
+
+    def kernel_call(
+        self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a Hugging Face attention function and take its attention."""
+        known = self.stack.name_of(args[0] if args else kwargs.get("module"))
+        if getattr(_quiet, "depth", 0) or (known is None and not self.stack.calls):
+            return kernel(*args, **kwargs)
+        frame = Frame.of(name, args, kwargs)
+        self._frames.append(frame)
+        try:
+            result = kernel(*args, **kwargs)
+        finally:
+            self._frames.pop()
+        path = self.path[-1] if known is None and self.path else known
+        with _quietly():
+            self._saw(concluded(frame, result), path or "")
+        return result
+
+    def saw_sdpa(self, call: SdpaCall) -> None:
+        """Torch's own kernel ran."""
+        if self._frames:
+            self._frames[-1].sdpa.append(call)
+            return
+        self._saw(from_sdpa(call, "sdpa", self._batch(call.query.shape[-2])), self._owner())
+
+    def saw_weighing(self, weighing: Weighing) -> None:
+        """The result of a softmax met its values."""
+        if self._frames:
+            self._frames[-1].weighings.append(weighing)
+            return
+        owner = ""
+        for theirs, ours in zip(weighing.trail.path, self.path, strict=False):
+            if theirs == ours:
+                owner = ours
+        self._saw(from_weighing(weighing, self._batch(weighing.weights.shape[-2])), owner)
+
+    def saw_projection(self, call: dict[str, Any]) -> None:
+        """Torch's multi_head_attention_forward ran, which projects and attends in one go."""
+        self._saw(projection.found(call), self._owner())
+
+    # what becomes of it
+
+    def _saw(self, found: Found, name: str) -> None:
+        """Emit what was found, or hold a single head until its siblings ran."""
+        if found.heads == 1 and self.singles.hold(self.stack.calls, name, found):
+            return
+        self._emit(found, name)
+
+    def _emit(self, found: Found, name: str) -> None:
+        call = self._call_of(name)
+        path = [entry for entry in self.stack.calls if entry.name and name.startswith(entry.name)]
+        blank = Attention(
+            site=Site(name, 0, "encoder", 0),
+            source=found.source,
+            kernel=found.kernel,
+            batch=found.batch,
+            heads=found.heads,
+            key_heads=found.key_heads,
+            queries=range(found.queries),
+            keys=range(found.keys),
+            offset=None,
+            dtype=found.dtype,
+            read=found.read,
+        )
+        classes = [type(entry.module).__name__ for entry in path[-2:]]
+        attention = self._placed(blank, found, call, is_cross_by_name(name, classes))
+        invocation = call.invocation if call is not None else self._calls[name]
+        layer = self._numbers.number(attention.site.kind, name, invocation, self._width(name))
+        site = replace(attention.site, call=self._calls[name], layer=layer)
+        self._calls[name] += 1
+        attention = replace(attention, site=site)
+        self.record.sites.append(SiteRecord.of(attention, self._step, found.window))
+        with _quietly():
+            for observer in self.observers:
+                observer.observe(attention)
+
+    def _emit_joined(self, pending: Pending) -> None:
+        self._emit(pending.found, pending.name)
+
+    def _placed(self, blank: Attention, found: Found, call: Call | None, named_cross: bool) -> Attention:
+        """The attention with its kind, its offset and its labels."""
+        crossed = found.crossed
+        if crossed is None:
+            crossed = named_cross or _given_elsewhere(call, found)
+        kind: Kind = "cross"
+        if not crossed:
+            blank = replace(blank, offset=offset_of(blank))
+            kind = self._self_kind(blank, call)
+        self._kinds.setdefault(blank.site.name, kind)
+        attention = replace(blank, site=replace(blank.site, kind=kind))
+        queries, keys = self.axes.get(kind, (range(0), range(0)))
+        if (len(queries), len(keys)) == (found.queries, found.keys):
+            return attention.with_axes(queries, keys)
+        start = attention.offset or 0
+        return attention.with_axes(range(start, start + found.queries), attention.keys)
+
+    def _self_kind(self, attention: Attention, call: Call | None) -> Kind:
+        if is_causal(attention) or DECODER.search(attention.site.name):
+            return "decoder"
+        if len(attention.queries) == 1:
+            if attention.site.name in self._kinds:
+                return self._kinds[attention.site.name]
+            module = None if call is None else call.module
+            if getattr(module, "is_causal", False) is True or getattr(module, "is_decoder", False) is True:
+                return "decoder"
+        cached = call is not None and call.cached and getattr(call.module, "is_causal", False) is True
+        return "decoder" if cached else "encoder"
+
+    # where the pass is
+
+    def _owner(self) -> str:
+        return self.path[-1] if self.path else ""
+
+    def _call_of(self, name: str) -> Call | None:
+        return next((call for call in reversed(self.stack.calls) if call.name == name), None)
+
+    def _batch(self, queries: int) -> int:
+        """Texts in the batch, from what the innermost modules were given; 0 where that cannot tell."""
+        for call in reversed(self.stack.calls):
+            for tensor in call.tensors:
+                if tensor.ndim == 3:
+                    return int(tensor.shape[0] if tensor.shape[1] == queries else _other(tensor, queries))
+                if tensor.ndim == 2 and tensor.is_floating_point():
+                    return 1
+                if tensor.ndim >= 4:
+                    return int(tensor.shape[0])
+        return 0
+
+    def _width(self, name: str) -> int:
+        """The length of the module list that the last number in a path counts in."""
+        parts = name.split(".")
+        numbers = [index for index, part in enumerate(parts) if part.isdigit()]
+        if not numbers:
+            return 1
+        owner = self.model.get_submodule(".".join(parts[: numbers[-1]]))
+        return sum(1 for _ in owner.children())
+
+    def _new_pass(self) -> None:
+        self._step += 1
+        self._numbers = LayerNumbers()
+        self._calls.clear()
+        self._frames.clear()
+
+    def _entered(self, call: Call) -> None:
+        self.singles.entered(call)
+
+    def _left(self, call: Call, output: object) -> None:
+        self.singles.left(call)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """The recording or an observer at work: its own arithmetic needs no gradient and is not recorded."""
+    _quiet.depth = getattr(_quiet, "depth", 0) + 1
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        _quiet.depth -= 1
+
+
+def _other(tensor: Tensor, queries: int) -> int:
+    """The batch of [query, batch, size] states; the first axis where no axis has the queries' length."""
+    return int(tensor.shape[1] if tensor.shape[0] == queries else tensor.shape[0])
+
+
+def _given_elsewhere(call: Call | None, found: Found) -> bool:
+    """Whether a module was given the states of two sequences, the second of which are the keys."""
+    if call is None or call.cached:
+        return False
+    if call.foreign:
+        return True
+    if found.queries == found.keys:
+        return False
+    lengths = [
+        tensor.shape[:-1] for tensor in call.tensors if tensor.ndim >= 2 and tensor.is_floating_point()
+    ]
+    asking = any(found.queries in length for length in lengths)
+    answering = any(found.keys in length and found.queries not in length for length in lengths)
+    return asking and answering

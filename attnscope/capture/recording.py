@@ -1,0 +1,38 @@
+"""Record the attention of whatever runs inside a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+from attnscope.attention import Axis, Kind
+from attnscope.capture.interface import listening
+from attnscope.capture.mode import AttentionMode
+from attnscope.capture.record import Record
+from attnscope.capture.recorder import Observer, Recorder
+
+
+@contextmanager
+def recording(
+    model: nn.Module,
+    observers: Sequence[Observer] = (),
+    axes: Mapping[Kind, tuple[Axis, Axis]] | None = None,
+) -> Iterator[Record]:
+    """Show every attention call of ``model`` inside the block to each observer, and note it in a record.
+
+    ``axes`` labels the queries and keys of a kind of attention where the lengths agree; elsewhere the axes
+    are bare positions. The model's own kernels run untouched: its outputs are bit-identical, but for torch's
+    fused encoder layers, which take their plain path here (see ``AttentionMode``). Put the model
+    into ``eval`` and open ``torch.inference_mode`` as for any other pass.
+
+    One thread is watched, the one that opens the block. When it ends, in whatever way, no hook, mode or
+    patch is left. Recordings nest, and several threads may record one model or several at once.
+
+    >>> with torch.inference_mode(), recording(model, [keep]) as record:
+    ...     model(**inputs)
+    """
+    recorder = Recorder(model, observers, axes or {})
+    with recorder.stack.watch(), listening(recorder), AttentionMode(recorder):
+        yield recorder.record

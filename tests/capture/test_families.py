@@ -1,0 +1,84 @@
+"""Captured weights against the models' own eager attention, family by family."""
+
+import pytest
+import torch
+
+from attnscope.capture import Keep, recording
+from tests.capture.tiny import FAMILIES, inputs, own_attentions
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def observed(request):
+    """(family, record, kept maps, output, unobserved output, own attention) of one family."""
+    family = FAMILIES[request.param]
+    model, eager = family.build(), family.build("eager")
+    eager.load_state_dict(model.state_dict())
+    given = inputs(family.inputs)
+    keep = Keep(lambda site: range(4))
+    with torch.inference_mode():
+        plain = model(**given)
+        with recording(model, [keep]) as record:
+            output = model(**given)
+        own = own_attentions(eager(**given, output_attentions=True))
+    return request.param, record, keep.maps, output, plain, own
+
+
+def test_weights_equal_the_models_own(observed):
+    name, _, maps, _, _, own = observed
+    by_kind = {kind: [m for m in maps if m.site.kind == kind] for kind in ("encoder", "decoder", "cross")}
+    if "self" in own:
+        assert not by_kind["cross"]
+        by_kind = {"self": by_kind["encoder"] + by_kind["decoder"]}
+    for kind, theirs in own.items():
+        assert [m.site.layer for m in by_kind[kind]] == list(range(len(theirs))), name
+        for ours, weights in zip(by_kind[kind], theirs, strict=True):
+            assert ours.weights.shape == weights.shape
+            # a query that may see nothing: sdpa gives zeros, eager a uniform row; compare the others
+            alive = ours.allowed.any(-1, keepdim=True)
+            torch.testing.assert_close(ours.weights * alive, weights * alive, atol=1e-5, rtol=0)
+
+
+def test_the_kernel_was_the_default_one(observed):
+    name, record, *_ = observed
+    eager_only = {"gemma2", "gpt-oss", "deberta-v2"}
+    for site in record.sites:
+        assert site.source == ("recomputed" if name not in eager_only else site.source)
+        assert (site.kernel == "sdpa") == (name not in eager_only)
+
+
+def test_outputs_are_bit_identical(observed):
+    _, _, _, output, plain, _ = observed
+    assert torch.equal(output.last_hidden_state, plain.last_hidden_state)
+
+
+def test_every_site_is_named_by_its_module(observed):
+    name, record, *_ = observed
+    modules = dict(FAMILIES[name].build().named_modules())
+    for site in record.sites:
+        assert "att" in type(modules[site.site.name]).__name__.lower()
+
+
+def test_closed_keys_have_no_weight(observed):
+    _, _, maps, *_ = observed
+    for kept in maps:
+        alive = kept.allowed.any(-1, keepdim=True)
+        assert (kept.weights * alive * ~kept.allowed).abs().max() == 0
+
+
+def test_kinds_follow_the_tensors(observed):
+    name, record, *_ = observed
+    kinds = {site.site.kind for site in record.sites}
+    if name in {"gpt2", "llama", "mistral", "gemma2", "gpt-oss"}:
+        assert kinds == {"decoder"}
+    elif name in {"t5", "bart", "marian", "whisper"}:
+        assert kinds == {"encoder", "decoder", "cross"}
+    else:
+        assert kinds == {"encoder"}
+
+
+def test_grouped_heads_are_counted_from_the_tensors(observed):
+    name, record, *_ = observed
+    grouped = {"llama", "mistral", "gemma2", "gpt-oss"}
+    for site in record.sites:
+        assert site.heads == 4
+        assert site.key_heads == (2 if name in grouped else 4)

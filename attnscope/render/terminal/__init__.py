@@ -1,0 +1,69 @@
+"""Views in a terminal, as rich renderables: truecolor or 256 colours, or shades without any colour.
+
+    print_view(view)                                  # to standard output
+    console.print(Picture(view, cmap="lagoon"))       # anywhere that rich prints
+
+Pictures fill the console's width. Cells carry their own colours, so that they look the same on light
+and dark backgrounds; text keeps the terminal's foreground. In a pipe, with NO_COLOR, on a terminal of
+16 colours, or when asked for, shades and numbers carry the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+
+from attnscope.render.terminal.bars import focus_lines, ranking_lines
+from attnscope.render.terminal.grid import grid_lines
+from attnscope.render.terminal.head_map import head_map_lines
+from attnscope.render.terminal.heatmap import heatmap_lines
+from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface
+from attnscope.views.focus import Focus
+from attnscope.views.grid import Grid
+from attnscope.views.heads import HeadMap, Ranking
+from attnscope.views.heatmap import Heatmap
+
+View: TypeAlias = "Heatmap | Grid | Focus | HeadMap | Ranking"
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A view as something that rich prints; ``plain`` leaves colour away even where there is some."""
+
+    view: View
+    cmap: str | None = None
+    plain: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        surface = Surface.of(console, options, self.cmap, self.plain)
+        for line in lines(self.view, surface):
+            for text, style, _ in line:
+                safe = text if text.isprintable() else text.translate(CONTROLS)
+                if surface.ascii:
+                    safe = safe.translate(ASCII).encode("ascii", "replace").decode()
+                yield Segment(safe, style)
+            yield Segment.line()
+
+
+def lines(view: View, surface: Surface) -> Iterator[Line]:
+    """A view's lines of segments, none wider than the surface but for commands to be copied."""
+    if isinstance(view, Heatmap):
+        return heatmap_lines(view, surface)
+    if isinstance(view, Grid):
+        return grid_lines(view, surface)
+    if isinstance(view, Focus):
+        return focus_lines(view, surface)
+    if isinstance(view, HeadMap):
+        return head_map_lines(view, surface)
+    return ranking_lines(view, surface)
+
+
+def print_view(
+    view: View, console: Console | None = None, *, cmap: str | None = None, plain: bool = False
+) -> None:
+    """Print a view to a console, or to standard output."""
+    (console or Console(highlight=False)).print(Picture(view, cmap, plain), crop=False)

@@ -1,0 +1,94 @@
+"""Ranked lists in the terminal: what a token looks at, and the heads most worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.cells import cell_len
+from rich.segment import Segment
+
+from attnscope.render.colour import colour_map
+from attnscope.render.terminal.strokes import footing, heading
+from attnscope.render.terminal.surface import BOLD, DIM, TONES, Line, Surface, tone
+from attnscope.render.terminal.text import fit, isolated, wrap
+from attnscope.views.focus import Bars, Focus
+from attnscope.views.heads import Ranking
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+FULL_BARS = (0.1, 0.25, 0.5, 1.0)
+"""Weights that a full bar may stand for: the smallest that holds every bar."""
+
+LABEL_WIDTH = 24
+LONGEST_BAR = 48
+SIDE_BY_SIDE = 100
+"""Columns from which the two lists of a focus stand beside each other."""
+
+
+def focus_lines(view: Focus, surface: Surface) -> Iterator[Line]:
+    """Both lists of a focus, side by side where there is room; they share one scale."""
+    yield from heading(view.title, view.subtitle, surface)
+    name = f"{view.label} (token {view.position})"
+    lists = []
+    if view.looks_at is not None:
+        lists.append((f"{name} looks at", view.looks_at))
+    if view.looked_at_by is not None:
+        lists.append((f"{name} is looked at by", view.looked_at_by))
+    heaviest = max((bar.weight for _, bars in lists for bar in bars.bars), default=0.0)
+    full = next((step for step in FULL_BARS if heaviest <= step), max(heaviest, 1.0))
+    beside = surface.width >= SIDE_BY_SIDE and len(lists) == 2
+    width = (surface.width - 4) // 2 if beside else surface.width
+    drawn = [list(_bars(title, bars, full, width, surface)) for title, bars in lists]
+    if beside:
+        yield from _side_by_side(drawn[0], drawn[1], width)
+    else:
+        for i, block in enumerate(drawn):
+            yield from [[], *block] if i else block
+    yield []
+    yield [Segment(f"a full bar is {full:g}", DIM)]
+    yield from footing(view.notes, surface)
+
+
+def _bars(title: str, bars: Bars, full: float, width: int, surface: Surface) -> Iterator[Line]:
+    yield [Segment(fit(title, width), BOLD)]
+    if not bars.bars:
+        yield [Segment(fit("nothing: the mask closes every key", width), DIM)]
+        return
+    labels = [f"{bar.label} {bar.position}" for bar in bars.bars]
+    label = min(max(cell_len(text) for text in labels), LABEL_WIDTH, width // 3)
+    room = min(width - label - 7, LONGEST_BAR)
+    style = tone(colour_map(surface.cmap, signed=False), TONES * 5 // 8, None) if surface.colour else None
+    for text, bar in zip(labels, bars.bars, strict=True):
+        yield [
+            Segment(f"{fit(text, label, right=True)}  {bar.weight:.2f} "),
+            Segment(fit(_bar(bar.weight / full, room, surface), width - label - 7), style),
+        ]
+    if bars.more:
+        text = f"and {bars.more} more, each at most {bars.most:.2g}"
+        yield [Segment(fit(" " * (label + 2) + text, width), DIM)]
+
+
+def _bar(share: float, room: int, surface: Surface) -> str:
+    """A bar whose end is exact to an eighth of a column."""
+    eighths = round(max(share, 0) * room * 8)
+    if surface.ascii:
+        return "#" * (eighths // 8)
+    return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+
+
+def _side_by_side(left: list[Line], right: list[Line], width: int) -> Iterator[Line]:
+    for i in range(max(len(left), len(right))):
+        first = left[i] if i < len(left) else [Segment(" " * width)]
+        yield [*first, Segment("    "), *(right[i] if i < len(right) else [])]
+
+
+def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
+    """One head a line: its name, why it is worth a look, and below it the command that opens it."""
+    yield from heading(view.title, "", surface)
+    label = max((len(head.head) for head in view.heads), default=0)
+    for ranked in view.heads:
+        for i, line in enumerate(wrap(ranked.reason, surface.width - label - 2)):
+            name = ranked.head if i == 0 else ""
+            yield [Segment(name.ljust(label + 2), BOLD), Segment(isolated(line))]
+        if ranked.command:
+            yield [Segment(" " * (label + 2) + ranked.command, DIM)]  # whole, so that it can be copied
+    yield from footing(view.notes, surface)

@@ -1,0 +1,115 @@
+"""Every head as a thumbnail: layers down, heads across, as many side by side as the width allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from rich.segment import Segment
+
+from attnscope.render.colour import colour_map
+from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading
+from attnscope.render.terminal.surface import DIM, TONES, Line, Surface
+from attnscope.render.terminal.text import wrap
+from attnscope.views.axes import Array
+from attnscope.views.grid import Grid, GridLayer, thumbnail_levels
+
+SMALLEST, SMALLEST_SHADED, LARGEST = 5, 9, 17
+"""Columns of a thumbnail: below, patterns cannot be told apart; above, one screen holds too few."""
+
+
+def grid_lines(view: Grid, surface: Surface) -> Iterator[Line]:
+    """The whole picture, line by line; heads that do not fit side by side follow below."""
+    cmap = colour_map(surface.cmap, signed=False)
+    yield from heading(view.title, view.subtitle, surface)
+    label = len(f"L{view.layers[-1].layer} ") if view.layers else 0
+    width, beside = _layout(view, surface, label)
+    height = _height(view, width)
+    small = view.fit(height if surface.colour else (height + 1) // 2, width)
+    drawn = {layer.layer: _thumbnails(layer, small, width, height, surface, cmap) for layer in small.layers}
+    for start in range(0, view.heads, beside):
+        heads = range(start, min(start + beside, view.heads))
+        if start:
+            yield []
+        names = "".join(f"H{head}".ljust(width + 1) for head in heads)
+        yield [Segment(" " * label + names.rstrip(), DIM)]
+        for number in sorted({*drawn, *view.holes}):
+            yield from _layer(number, drawn.get(number), heads, label)
+    yield []
+    yield from _legend(view, small, surface, cmap)
+    yield from footing(view.notes, surface)
+
+
+def _layout(view: Grid, surface: Surface, label: int) -> tuple[int, int]:
+    """Columns of a thumbnail, and thumbnails side by side."""
+    room = surface.width - label
+    smallest = SMALLEST if surface.colour else SMALLEST_SHADED
+    wraps = -(-view.heads * (smallest + 1) // room)
+    beside = max(1, -(-view.heads // max(wraps, 1)))
+    width = min(room // beside - 1, LARGEST)
+    cells = max(min(view.size[1], 48), 1)
+    if width > cells:  # a whole number of columns for each key
+        width -= width % cells
+    return max(width, 1), beside
+
+
+def _height(view: Grid, width: int) -> int:
+    """Half-lines of a thumbnail: odd, so that half a line of air stays below it."""
+    queries, keys = view.size
+    tall = round(width * queries / max(keys, 1))
+    return int(np.clip(tall - (tall + 1) % 2, 3, 2 * width + 1))
+
+
+def _thumbnails(
+    layer: GridLayer, view: Grid, width: int, height: int, surface: Surface, cmap: str
+) -> list[list[Line]]:
+    """The lines of each head of a layer."""
+    levels = np.where(layer.masked, -1, thumbnail_levels(layer, view.scale))  # [head, row, column]
+    if not surface.colour:
+        levels = _stretched(levels, (height + 1) // 2, width)
+        blank: Line = [Segment(" " * width)]
+        return [[*([Segment(_shades(row, surface))] for row in head), blank] for head in levels]
+    tones = np.where(levels < 0, -1, np.round(levels * (TONES - 1))).astype(int)
+    tones = _stretched(tones, height, width)
+    tones = np.pad(tones, ((0, 0), (0, 1), (0, 0)), constant_values=-1)  # the half line of air
+    return [
+        [half_blocks(head[row], head[row + 1], cmap) for row in range(0, height, 2)]
+        for head in tones.tolist()
+    ]
+
+
+def _stretched(cells: Array, height: int, width: int) -> Array:
+    """Cells repeated to a size that is no smaller than theirs."""
+    rows = np.arange(height) * cells.shape[-2] // height
+    columns = np.arange(width) * cells.shape[-1] // width
+    return cells[:, rows][:, :, columns]
+
+
+def _shades(row: Array, surface: Surface) -> str:
+    return "".join("·" if level < 0 else surface.shade(level) for level in row.tolist())
+
+
+def _layer(number: int, drawn: list[list[Line]] | None, heads: range, label: int) -> Iterator[Line]:
+    name = f"L{number}".ljust(label)
+    if drawn is None:
+        yield [Segment(name, DIM), Segment("no attention of this kind", DIM)]
+        return
+    shown = [drawn[head] for head in heads if head < len(drawn)]
+    for i in range(len(shown[0]) if shown else 0):
+        line: Line = [Segment(name if i == 0 else " " * label, DIM)]
+        for head in shown:
+            line += [*head[i], Segment(" ")]
+        yield line[:-1]
+
+
+def _legend(view: Grid, small: Grid, surface: Surface, cmap: str) -> Iterator[Line]:
+    high = {"fixed": "1", "row": "largest of the row", "head": "largest of the head"}[view.scale]
+    queries, keys = view.size
+    said = [f"each square is a head: {queries} rows look at {keys} columns"]
+    rows, columns = max((layer.values.shape[1:] for layer in small.layers), default=(0, 0))
+    if (rows, columns) != (queries, keys):
+        said.append(f"pooled to {rows} × {columns} cells, keys summed and queries averaged")
+    if any(layer.masked.any() for layer in view.layers):
+        said.append("blank: masked" if surface.colour else "·: masked")
+    yield colour_bar("0", high, surface, cmap)
+    yield from ([Segment(line, DIM)] for line in wrap("; ".join(said), surface.width))

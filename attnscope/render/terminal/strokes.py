@@ -1,0 +1,106 @@
+"""Strokes that all terminal pictures share: titles, notes, numbers, the colour bar, half-block cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.cells import cell_len
+from rich.segment import Segment
+
+from attnscope.render.terminal.surface import (
+    ASCII_SHADES,
+    BOLD,
+    DIM,
+    SHADE_FROM,
+    SHADES,
+    TONES,
+    Line,
+    Surface,
+    tone,
+)
+from attnscope.render.terminal.text import cut, fit, isolated, wrap
+from attnscope.views.heatmap import Reading
+
+
+def heading(title: str, subtitle: str, surface: Surface) -> Iterator[Line]:
+    """The title, with what it is about beside or below it, and a line of air."""
+    if title:
+        beside = subtitle and len(title) + 3 + len(subtitle) <= surface.width
+        first = [Segment(isolated(cut(title, surface.width)), BOLD)]
+        yield [*first, Segment("   "), Segment(isolated(subtitle), DIM)] if beside else first
+        if beside:
+            subtitle = ""
+    for line in wrap(subtitle, surface.width) if subtitle else ():
+        yield [Segment(isolated(line), DIM)]
+    if title or subtitle:
+        yield []
+
+
+def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:
+    """Each note as a quiet sentence."""
+    for note in notes:
+        for i, line in enumerate(wrap(note, surface.width - 2)):
+            yield [Segment("  " if i else "· ", DIM), Segment(isolated(line), DIM)]
+
+
+def colour_bar(low: str, high: str, surface: Surface, cmap: str) -> Line:
+    """The colour map from end to end, with what its ends stand for.
+
+    Without colour: each shade with the share of the full scale at which it begins.
+    """
+    if not surface.colour:
+        shades = ASCII_SHADES if surface.ascii else SHADES
+        steps = "  ".join(f"{shade} {start:.0%}" for shade, start in zip(shades[1:], SHADE_FROM, strict=True))
+        return [Segment(f"{steps}  of {high}")]
+    line = [Segment(f"{low} ", DIM)]
+    line += [Segment("▌", tone(cmap, pair, pair + 2)) for pair in range(0, TONES, 4)]
+    return [*line, Segment(f" {high}", DIM)]
+
+
+def readings(numbers: tuple[Reading, ...], surface: Surface) -> Iterator[Line]:
+    """Measured numbers beside their baselines, in as many columns as fit."""
+    if not numbers:
+        return
+    yield []
+    cells = [_reading(reading) for reading in numbers]
+    widths = [max(cell_len(cell[part]) for cell in cells) for part in range(4)]
+    beside = max(1, (surface.width + 4) // (sum(widths) + 9))
+    for start in range(0, len(cells), beside):
+        line: Line = []
+        for name, value, unit, baseline in cells[start : start + beside]:
+            line += [
+                Segment(fit(name, widths[0]) + "  ", DIM),
+                Segment(fit(value, widths[1], right=True)),
+                Segment(" " + fit(unit, widths[2]) + "  " + fit(baseline, widths[3]) + "    ", DIM),
+            ]
+        yield [*line[:-1], Segment(line[-1].text.rstrip(), DIM)]
+
+
+def _reading(reading: Reading) -> tuple[str, str, str, str]:
+    baseline = "" if reading.baseline is None else f"(uniform {reading.baseline:.2f})"
+    return reading.name, f"{reading.value:.2f}", reading.unit, baseline
+
+
+def half_blocks(above: list[int], below: list[int], cmap: str) -> Line:
+    """One line of cells, two tones each; -1 leaves the terminal's own background."""
+    line: Line = []
+    run, before = 0, (-2, -2)
+    for pair in zip(above, below, strict=True):
+        if pair == before:
+            run += 1
+            continue
+        if run:
+            line.append(_half_block(*before, run, cmap))
+        run, before = 1, pair
+    line.append(_half_block(*before, run, cmap))
+    return line
+
+
+def _half_block(above: int, below: int, run: int, cmap: str) -> Segment:
+    if above == below:
+        return Segment(" " * run, tone(cmap, None, above)) if above >= 0 else Segment(" " * run)
+    if below < 0:
+        return Segment("▀" * run, tone(cmap, above, None))
+    if above < 0:
+        return Segment("▄" * run, tone(cmap, below, None))
+    return Segment("▀" * run, tone(cmap, above, below))

@@ -1,0 +1,81 @@
+"""What terminal pictures are drawn on: its width, whether it has colour, and the strokes it offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from rich.color import Color
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+from rich.style import Style
+
+from attnscope.render.colour import STEPS, table
+
+Line: TypeAlias = "list[Segment]"
+
+TONES = 64
+"""Colours of a map that the terminal uses; fewer than a table has, so that styles are found ready."""
+
+BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
+
+SHADES = (" ", "░", "▒", "▓", "█")
+ASCII_SHADES = (" ", ".", "o", "O", "#")
+SHADE_FROM = (0.05, 0.25, 0.5, 0.75)
+"""Shade 1 begins at the level 0.05, shade 2 at 0.25, ..."""
+
+CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"}
+CONTROLS |= {code: f"‹{code:02X}›" for code in range(128, 160)}
+"""What reaches a terminal in place of characters that would steer it."""
+
+ASCII = str.maketrans("…·×–—▀▄█⏎␣⇥∅◌‹›", ".|x--^_#/_>0o<>")
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """``width`` in columns; ``colour`` false for pipes, NO_COLOR and terminals of 16 colours or fewer."""
+
+    width: int
+    colour: bool
+    ascii: bool = False
+    cmap: str | None = None
+
+    @classmethod
+    def of(cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool) -> Surface:
+        """The surface that a console offers."""
+        rich_colour = console.color_system in ("256", "truecolor") and not console.no_color
+        return cls(options.max_width, rich_colour and not plain, options.ascii_only, cmap)
+
+    def shade(self, level: float) -> str:
+        """The character for a level from 0 to 1."""
+        shades = ASCII_SHADES if self.ascii else SHADES
+        return shades[sum(level >= start for start in SHADE_FROM)]
+
+
+@lru_cache(maxsize=4 * TONES * TONES)
+def tone(cmap: str, above: int | None, below: int | None) -> Style:
+    """Foreground ``above`` on background ``below``, tones of a colour map; ``None`` is the terminal's own."""
+    return Style.from_color(_colour(cmap, above), _colour(cmap, below))
+
+
+@lru_cache(maxsize=4 * TONES)
+def written_on(cmap: str, below: int, faint: bool = False) -> Style:
+    """Black or white, whichever reads better, on a tone of a colour map; grey for ``faint`` text."""
+    red, green, blue = table(cmap)[_entry(below)] / 255.0
+    light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+    grey = (90 if faint else 0) if light > 0.18 else (150 if faint else 255)
+    ink = Color.from_rgb(grey, grey, grey)
+    return Style.from_color(ink, _colour(cmap, below))
+
+
+@lru_cache(maxsize=4 * TONES)
+def _colour(cmap: str, number: int | None) -> Color | None:
+    if number is None:
+        return None
+    red, green, blue = (int(part) for part in table(cmap)[_entry(number)])
+    return Color.from_rgb(red, green, blue)
+
+
+def _entry(number: int) -> int:
+    return round(number * (STEPS - 1) / (TONES - 1))

@@ -1,0 +1,91 @@
+"""Token text in columns of a terminal: wide, combining and right-to-left characters keep their place."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+
+ISOLATE, END = "\u2068", "\u2069"  # first strong isolate: right-to-left text cannot move its neighbours
+JOINER = "\u200d"
+
+
+def clusters(text: str) -> list[str]:
+    """The text in units that share a cell: a character with the marks and joiners that follow it."""
+    found: list[str] = []
+    for character in text:
+        follows = found and (
+            cell_len(character) == 0 or found[-1].endswith(JOINER) or _second_flag(found[-1], character)
+        )
+        if follows:
+            found[-1] += character
+        else:
+            found.append(character)
+    return found
+
+
+def fit(text: str, width: int, *, right: bool = False) -> str:
+    """The text in exactly ``width`` cells: cut with ``…`` or filled (on the left if ``right``)."""
+    kept = cut(text, width)
+    space = " " * (width - cell_len(kept))
+    return space + isolated(kept) if right else isolated(kept) + space
+
+
+def cut(text: str, width: int) -> str:
+    """The text in at most ``width`` cells, its end replaced by ``…`` if it is longer."""
+    if cell_len(text) <= width:
+        return text
+    kept = ""
+    for cluster in clusters(text):
+        if cell_len(kept + cluster) > width - 1:
+            break
+        kept += cluster
+    return kept + "…" if width > 0 else ""
+
+
+def isolated(text: str) -> str:
+    """The text, fenced in where it runs from right to left."""
+    turns = any(unicodedata.bidirectional(character) in ("R", "AL", "AN") for character in text)
+    return f"{ISOLATE}{text}{END}" if turns else text
+
+
+def upright(labels: Sequence[str], width: int, height: int) -> list[str] | None:
+    """Lines that hold each label from top to bottom in its own column of ``width`` cells, ending below.
+
+    At most ``height`` lines; ``None`` where a character is wider than its column.
+    """
+    columns = [clusters(label) for label in labels]
+    if any(cell_len(cluster) > width for column in columns for cluster in column):
+        return None
+    tall = min(max((len(column) for column in columns), default=0), height)
+    columns = [column if len(column) <= tall else [*column[: tall - 1], "…"] for column in columns]
+    columns = [[" "] * (tall - len(column)) + column for column in columns]
+    return ["".join(centred(column[line], width) for column in columns) for line in range(tall)]
+
+
+def centred(text: str, width: int) -> str:
+    """The text in the middle of ``width`` cells; it must fit."""
+    space = width - cell_len(text)
+    return " " * (space // 2) + isolated(text) + " " * (space - space // 2)
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """The text in lines of at most ``width`` cells, broken between words."""
+    return flow(text.split(), width, " ")
+
+
+def flow(items: Sequence[str], width: int, gap: str) -> list[str]:
+    """Items side by side in lines of at most ``width`` cells; one that is longer than a line is cut."""
+    lines: list[str] = []
+    for item in items:
+        longer = f"{lines[-1]}{gap}{item}" if lines else item
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(cut(item, width))
+    return lines
+
+
+def _second_flag(before: str, character: str) -> bool:
+    return len(before) == 1 and all(0x1F1E6 <= ord(c) <= 0x1F1FF for c in (before, character))

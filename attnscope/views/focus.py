@@ -1,0 +1,96 @@
+"""One token: what it looks at, and who looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnscope.errors import SelectionError
+from attnscope.views.axes import Array, Weights
+from attnscope.views.labels import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One ranked token: its label, its number in the text, and the weight between it and the focus."""
+
+    label: str
+    position: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Ranked tokens, the heaviest first; ``more`` open ones follow, each at most ``most``."""
+
+    bars: tuple[Bar, ...]
+    more: int = 0
+    most: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Focus:
+    """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
+
+    Either is ``None`` where the token has no row or no column, as in cross-attention.
+    """
+
+    label: str
+    position: int
+    looks_at: Bars | None
+    looked_at_by: Bars | None
+    title: str = ""
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def focus(
+    weights: Weights,
+    *,
+    query: int | None,
+    key: int | None,
+    title: str = "",
+    subtitle: str = "",
+    notes: tuple[str, ...] = (),
+    top: int = 10,
+) -> Focus:
+    """Rank row ``query`` and column ``key`` of one head ``[query, key]``, or of a mean over heads.
+
+    Both are numbers of tokens in the text (a word is found by any of its tokens). In self-attention
+    they are one token; in cross-attention one of them is ``None``. Closed cells are left out. Raises
+    ``SelectionError`` for a token that the axis does not have.
+    """
+    if weights.values.ndim != 2:
+        raise ValueError(f"a focus shows one map [query, key], not {weights.values.shape}")
+    row = None if query is None else _find(weights.queries, query)
+    column = None if key is None else _find(weights.keys, key)
+    if row is not None:
+        place = weights.queries[row]
+    elif column is not None:
+        place = weights.keys[column]
+    else:
+        raise ValueError("a focus needs a query or a key")
+    looks_at = looked_at_by = None
+    if row is not None:
+        looks_at = _rank(weights.values[row], weights.allowed[row], weights.keys, top)
+    if column is not None:
+        looked_at_by = _rank(weights.values[:, column], weights.allowed[:, column], weights.queries, top)
+    return Focus(place.label, place.start, looks_at, looked_at_by, title, subtitle, notes)
+
+
+def _find(axis: Sequence[Place], position: int) -> int:
+    for index, place in enumerate(axis):
+        if place.start <= position < place.stop:
+            return index
+    numbers = f"tokens {axis[0].start}-{axis[-1].stop - 1}" if axis else "no tokens"
+    raise SelectionError(f"no token {position} here: this picture shows {numbers}")
+
+
+def _rank(values: Array, allowed: Array, axis: Sequence[Place], top: int) -> Bars:
+    """Open places by weight, ties in the order of the text."""
+    order = [i for i in np.argsort(-values, kind="stable") if allowed[i]]
+    bars = tuple(Bar(axis[i].label, axis[i].start, float(values[i])) for i in order[:top])
+    rest = order[top:]
+    return Bars(bars, len(rest), float(values[rest[0]]) if rest else 0.0)

@@ -1,0 +1,99 @@
+"""Every head of a model as a thumbnail, layers down and heads across."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attnscope.views.axes import Array, Weights, shrink
+from attnscope.views.heatmap import Scale, levels
+
+
+@dataclass(frozen=True, eq=False)
+class GridLayer:
+    """The thumbnails of one layer: its number, values and mask."""
+
+    layer: int
+    values: Array  # [head, row, column]
+    masked: Array  # [head, row, column]
+
+    @property
+    def heads(self) -> int:
+        """How many heads the layer has."""
+        return len(self.values)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Thumbnails of every head of one kind of attention.
+
+    Layers keep their numbers: one without attention is a hole in them. Layers may have different
+    numbers of heads. ``size`` is how many queries and keys a thumbnail stands for.
+    """
+
+    layers: tuple[GridLayer, ...]
+    size: tuple[int, int]
+    title: str = ""
+    subtitle: str = ""
+    scale: Scale = "fixed"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def heads(self) -> int:
+        """The largest number of heads in a layer."""
+        return max((layer.heads for layer in self.layers), default=0)
+
+    @property
+    def holes(self) -> tuple[int, ...]:
+        """Layer numbers from 0 to the last one that have no attention of this kind."""
+        present = {layer.layer for layer in self.layers}
+        return tuple(number for number in range(max(present, default=0)) if number not in present)
+
+    def fit(self, rows: int, columns: int) -> Grid:
+        """The same thumbnails on at most ``rows`` × ``columns`` cells each."""
+        layers = []
+        for layer in self.layers:
+            values, allowed = shrink(layer.values, ~layer.masked, rows, columns)
+            layers.append(GridLayer(layer.layer, values, ~allowed))
+        return replace(self, layers=tuple(layers))
+
+
+def grid(
+    layers: Iterable[tuple[int, Weights]],
+    *,
+    title: str = "",
+    subtitle: str = "",
+    scale: Scale = "fixed",
+    notes: tuple[str, ...] = (),
+    cells: int = 48,
+) -> Grid:
+    """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``.
+
+    Pairs may come from a generator: each layer is brought down to at most ``cells`` × ``cells`` (keys
+    summed, queries averaged) before the next one is asked for, so one layer is held at a time.
+    Values that are not numbers count as closed.
+    """
+    thumbnails, size = [], (0, 0)
+    for number, weights in layers:
+        if weights.values.ndim != 3:
+            raise ValueError(f"a grid shows heads [head, query, key], not {weights.values.shape}")
+        finite = np.isfinite(weights.values)
+        values = np.where(finite, weights.values, 0)
+        values, allowed = shrink(values, weights.allowed & finite, cells, cells)
+        size = (max(size[0], len(weights.queries)), max(size[1], len(weights.keys)))
+        thumbnails.append(GridLayer(number, values, ~np.broadcast_to(allowed, values.shape)))
+    thumbnails.sort(key=lambda layer: layer.layer)
+    return Grid(tuple(thumbnails), size, title, subtitle, scale, notes)
+
+
+def thumbnail_levels(layer: GridLayer, scale: Scale) -> Array:
+    """Where each value of a layer lies on the colour map, 0 to 1.  -> [head, row, column]
+
+    With the scale "head", 1 is the largest weight of the head; "row" and "fixed" as in a heatmap.
+    """
+    if scale != "head":
+        return levels(layer.values, (0.0, 1.0), scale, signed=False)
+    top = layer.values.max((-2, -1), keepdims=True, initial=0)
+    return np.clip(layer.values / np.where(top > 0, top, 1), 0, 1)

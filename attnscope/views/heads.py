@@ -1,0 +1,78 @@
+"""Numbers about heads: one scalar each in a layers × heads map, and the heads most worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnscope.views.axes import Array
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMap:
+    """One number a head. ``values`` is ``[layer, head]``; NaN where there is no such head or number.
+
+    ``layers`` holds the number of each row. ``signed`` maps have 0 in the middle.
+    """
+
+    values: Array  # [layer, head]
+    layers: tuple[int, ...]
+    name: str
+    unit: str = ""
+    limits: tuple[float, float] = (0.0, 1.0)
+    signed: bool = False
+    title: str = ""
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+
+    def levels(self) -> Array:
+        """Where each number lies between the limits, 0 to 1; NaN stays.  [layer, head]"""
+        low, high = self.limits
+        return np.clip((self.values - low) / ((high - low) or 1.0), 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One head worth a look: its name (``L5H3``), why in plain words, and the command that opens it."""
+
+    head: str
+    reason: str
+    command: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Heads in the order in which to look at them."""
+
+    heads: tuple[Ranked, ...]
+    title: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def head_map(
+    values: Mapping[int, Sequence[float]],
+    name: str,
+    *,
+    unit: str = "",
+    limits: tuple[float, float] | None = None,
+    signed: bool = False,
+    title: str = "",
+    subtitle: str = "",
+    notes: tuple[str, ...] = (),
+) -> HeadMap:
+    """A map from each layer's numbers, one a head; layers may differ in their number of heads.
+
+    Without ``limits``: 0 to the largest number, or minus to plus the largest where ``signed``.
+    """
+    layers = tuple(sorted(values))
+    heads = max((len(values[layer]) for layer in layers), default=0)
+    table = np.full((len(layers), heads), np.nan)
+    for row, layer in enumerate(layers):
+        table[row, : len(values[layer])] = values[layer]
+    if limits is None:
+        known = np.abs(table[np.isfinite(table)])
+        top = float(known.max(initial=0)) or 1.0
+        limits = (-top if signed else 0.0, top)
+    return HeadMap(table, layers, name, unit, limits, signed, title, subtitle, notes)

@@ -1,0 +1,116 @@
+"""One head's attention as a picture: values, what the mask closed, labels, limits and what to say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from attnscope.views.axes import Array, Weights, blocks_to_fit, pool
+
+Scale: TypeAlias = Literal["fixed", "row", "head"]
+"""What the full colour stands for: the weight 1, the largest weight of its row, or that of its head."""
+
+SCALES: tuple[Scale, ...] = ("fixed", "row", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One measured number of a head, beside what uniform attention would measure."""
+
+    name: str
+    value: float
+    baseline: float | None = None
+    unit: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Heatmap:
+    """One head, settled and ready to be drawn.
+
+    ``limits`` are the values of the two ends of the colour bar (with the scale "row", of the row that
+    has the largest). ``signed`` maps show differences, with 0 in the middle of a diverging colour map.
+    ``block`` says how many rows and columns of the head one cell stands for.
+    """
+
+    weights: Weights  # [query, key]
+    title: str = ""
+    subtitle: str = ""
+    scale: Scale = "fixed"
+    signed: bool = False
+    limits: tuple[float, float] = (0.0, 1.0)
+    notes: tuple[str, ...] = ()
+    readings: tuple[Reading, ...] = ()
+    block: tuple[int, int] = (1, 1)
+
+    @property
+    def values(self) -> Array:
+        """The weights.  [query, key]"""
+        return self.weights.values
+
+    @property
+    def masked(self) -> Array:
+        """What mask or causality closed, bool.  [query, key]"""
+        return ~self.weights.allowed
+
+    def levels(self) -> Array:
+        """Where each value lies between the two ends of the colour map, 0 to 1.  [query, key]"""
+        return levels(self.values, self.limits, self.scale, self.signed)
+
+    def fit(self, rows: int, columns: int) -> Heatmap:
+        """The same head on at most ``rows`` × ``columns`` cells; where it is pooled, a note says so."""
+        down, across = blocks_to_fit(self.weights, rows, columns)
+        if down == across == 1:
+            return self
+        pooled = pool(self.weights, down, across)
+        givers = f"{down} queries on average give" if down > 1 else "one query gives"
+        takers = f"{across} keys together" if across > 1 else "one key"
+        note = f"pooled to fit: a cell is the attention that {givers} to {takers}"
+        limits = self.limits if self.scale == "fixed" else _limits(pooled.values, self.scale, self.signed)
+        return replace(self, weights=pooled, limits=limits, notes=(*self.notes, note), block=(down, across))
+
+
+def heatmap(
+    weights: Weights,
+    *,
+    title: str = "",
+    subtitle: str = "",
+    scale: Scale = "fixed",
+    signed: bool = False,
+    notes: tuple[str, ...] = (),
+    readings: tuple[Reading, ...] = (),
+) -> Heatmap:
+    """Settle one head ``[query, key]``.
+
+    Values that are not numbers are shown as closed, values beyond the limits in the colour of the
+    nearer end; a note says how many there are.
+    """
+    if weights.values.ndim != 2:
+        raise ValueError(f"a heatmap shows one head [query, key], not {weights.values.shape}")
+    broken = ~np.isfinite(weights.values)
+    if broken.any():
+        values = np.where(broken, 0, weights.values)
+        weights = replace(weights, values=values, allowed=weights.allowed & ~broken)
+        notes = (*notes, f"{broken.sum()} weights are not numbers and are drawn as masked")
+    limits = _limits(weights.values, scale, signed)
+    beyond = int(((weights.values < limits[0] - 1e-4) | (weights.values > limits[1] + 1e-4)).sum())
+    if beyond:
+        notes = (*notes, f"{beyond} values lie beyond {limits[0]:g} to {limits[1]:g}")
+    return Heatmap(weights, title, subtitle, scale, signed, limits, notes, readings)
+
+
+def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: bool) -> Array:
+    """Positions on a colour map, 0 to 1 (0.5 is zero where ``signed``).  [..., query, key] -> the same"""
+    low, high = np.asarray(limits[0], values.dtype), np.asarray(limits[1], values.dtype)
+    if scale == "row":
+        high = np.abs(values).max(-1, keepdims=True, initial=0)  # [..., query, 1]
+        low = -high if signed else 0 * high
+    span = np.where(high > low, high - low, 1)
+    found: Array = np.clip((values - low) / span, 0, 1)
+    return found
+
+
+def _limits(values: Array, scale: Scale, signed: bool) -> tuple[float, float]:
+    top = 1.0 if scale == "fixed" else float(np.abs(values).max(initial=0)) or 1.0
+    return (-top if signed else 0.0, top)

@@ -1,0 +1,73 @@
+"""Consoles to print pictures on, and pictures read back from what was printed."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console
+
+from attnscope.attention import Token
+from attnscope.render.colour import STEPS, table
+from attnscope.render.terminal import Picture, View, lines
+from attnscope.render.terminal.surface import TONES, Surface
+from attnscope.render.terminal.text import clusters
+from attnscope.views import Weights, weights
+
+
+def printed(
+    view: View, *, width: int = 80, colour: str | None = None, no_color: bool = False, **options
+) -> str:
+    """What a console writes; ``colour`` None is a pipe."""
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=colour is not None,
+        color_system=colour,
+        no_color=no_color,
+        highlight=False,
+    )
+    console.print(Picture(view, **options), crop=False)
+    return console.file.getvalue()
+
+
+def widths(text: str) -> list[int]:
+    return [cell_len(line) for line in text.splitlines()]
+
+
+def pixels(view: View, *, width: int = 80, cmap: str = "ember") -> list[list[tuple]]:
+    """Every column of every line as (upper, lower) colour; ``None`` is the terminal's own."""
+    found = []
+    for line in lines(view, Surface(width, True, cmap=cmap)):
+        row = []
+        for text, style, _ in line:
+            front, back = (style.color, style.bgcolor) if style else (None, None)
+            for character in clusters(text):
+                upper = front if character == "▀" else back
+                lower = front if character == "▄" else back
+                row += [(upper and tuple(upper.triplet), lower and tuple(lower.triplet))] * cell_len(
+                    character
+                )
+        found.append(row)
+    return found
+
+
+def expected_colours(levels: np.ndarray, cmap: str = "ember") -> np.ndarray:
+    tones = np.round(levels * (TONES - 1))
+    return table(cmap)[np.round(tones * (STEPS - 1) / (TONES - 1)).astype(int)]
+
+
+def tokens(*texts: str) -> tuple[Token, ...]:
+    return tuple(Token(text, i, word=i) for i, text in enumerate(texts))
+
+
+def random_head(queries: int, keys: int | None = None, seed: int = 0, causal: bool = False) -> Weights:
+    """One head of numbers that all differ, labelled with words of different lengths."""
+    columns = keys or queries
+    values = np.random.default_rng(seed).random((queries, columns)) ** 3
+    allowed = np.tril(np.ones((queries, columns), bool)) if causal else None
+    values = values if allowed is None else values * allowed
+    values /= values.sum(-1, keepdims=True)
+    labels = tokens(*(f"word{'s' * (i % 9)}" for i in range(max(queries, columns))))
+    return weights(values, labels[:queries], labels[:columns], allowed)

@@ -1,0 +1,217 @@
+"""Terminal pictures, read back from what reaches the terminal."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnscope.errors import SelectionError
+from attnscope.render.terminal.surface import Surface
+from attnscope.views import (
+    Ranked,
+    Ranking,
+    Reading,
+    focus,
+    grid,
+    head_map,
+    heatmap,
+    weights,
+)
+from tests.render.screen import expected_colours, pixels, printed, random_head, tokens, widths
+
+ESCAPE = "\x1b"
+
+
+def every_view(count: int, causal: bool = False) -> list:
+    head = random_head(count, causal=causal)
+    stack = weights(np.stack([head.values] * 12), range(count), range(count), head.allowed)
+    return [
+        heatmap(head, title="L0H1", subtitle="a model", readings=(Reading("entropy", 1.5, 2.0, "nats"),)),
+        grid([(layer, stack) for layer in (0, 2)], title="Every head"),
+        focus(head, query=0, key=0, title="L0H1"),
+        head_map({0: head.values[0].tolist(), 1: [0.5]}, "confidence"),
+        Ranking((Ranked("L0H1", "looks at the token before", "attnscope show cat"),), "Most worth a look"),
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+@pytest.mark.parametrize("count", [2, 12, 40, 120])
+@pytest.mark.parametrize("colour", [None, "truecolor"])
+def test_no_line_is_wider_than_the_terminal(width: int, count: int, colour: str | None) -> None:
+    for view in every_view(count):
+        shown = re.sub(r"\x1b\[[\d;]*m", "", printed(view, width=width, colour=colour))
+        assert max(widths(shown)) <= width
+
+
+def test_a_pipe_gets_no_escape_codes() -> None:
+    for view in every_view(12, causal=True):
+        assert ESCAPE not in printed(view)
+
+
+def test_without_colour_no_colour_is_sent_and_shades_carry_the_values() -> None:
+    for view in every_view(12):
+        assert not re.search(r"\x1b\[[\d;]*[34]8;", printed(view, colour="truecolor", no_color=True))
+        assert not re.search(r"\x1b\[[\d;]*[34]8;", printed(view, colour="truecolor", plain=True))
+        assert not re.search(r"\x1b\[(3\d|4\d|9\d)", printed(view, colour="standard"))
+    values = np.array([[0.02, 0.1, 0.3, 0.6, 0.9]])
+    text = printed(heatmap(weights(values, range(1), range(5))), width=24)
+    (row,) = [line for line in text.splitlines() if line.startswith("0 0")]
+    assert row == "0 0   ░░▒▒▓▓██"
+
+
+def test_wide_cells_hold_per_cent() -> None:
+    values = np.array([[0.004, 0.41, 0.986]])
+    text = printed(heatmap(weights(values, range(1), tokens("a", "b", "c"))))
+    assert [line.split() for line in text.splitlines() if line.startswith("0 0")] == [
+        ["0", "0", "▒", "41", "█", "99"]
+    ]
+
+
+@pytest.mark.parametrize("count", [5, 20, 33, 50])
+def test_every_cell_has_the_colour_of_its_weight_and_row_0_is_on_top(count: int) -> None:
+    view = heatmap(random_head(count, causal=True), scale="head")
+    colours = expected_colours(view.levels())
+    lines = [line for line in pixels(view, width=120) if any(pixel != (None, None) for pixel in line)]
+    lines = lines[: count if count < 30 else -(-count // 2)]  # the colour bar follows
+    left = min(i for i, pixel in enumerate(lines[0]) if pixel != (None, None))
+    cell = 4 if count * 4 <= 100 else 2 if count <= 40 else 1
+    if cell > 1:
+        lines = [line for line in pixels(view, width=120) if any(pixel != (None, None) for pixel in line)][
+            :count
+        ]
+        found = [[line[left + cell * column] for column in range(count)] for line in lines]
+        rows = [[upper for upper, _ in line] for line in found]
+    else:
+        halves = [line[left : left + count] for line in lines]
+        rows = [[pixel[half] for pixel in line] for line in halves for half in (0, 1)][:count]
+    for i in range(count):
+        for j in range(count):
+            assert rows[i][j] == (None if j > i else tuple(colours[i, j])), (i, j)
+
+
+def test_thumbnails_have_the_colours_of_their_heads() -> None:
+    heads = np.stack([random_head(5, seed=seed).values for seed in range(12)])
+    view = grid([(0, weights(heads, range(5), range(5)))])
+    colours = expected_colours(heads)
+    lines = [line for line in pixels(view) if any(pixel != (None, None) for pixel in line)][:3]
+    for head in range(12):
+        left = 3 + 6 * head
+        for i in range(5):
+            found = [lines[i // 2][left + j][i % 2] for j in range(5)]
+            assert found == [tuple(colour) for colour in colours[head, i]], (head, i)
+    assert all(line[3 + j][1] is None for line in lines[2:] for j in range(5))  # half a line of air
+
+
+def test_heads_that_do_not_fit_side_by_side_follow_below() -> None:
+    heads = np.stack([np.eye(8)] * 12)
+    view = grid([(layer, weights(heads, range(8), range(8))) for layer in range(2)])
+    text = printed(view, width=40, colour="truecolor")
+    assert [re.findall(r"H\d+", line) for line in text.splitlines() if "H" in line] == [
+        [f"H{head}" for head in range(6)],
+        [f"H{head}" for head in range(6, 12)],
+    ]
+
+
+def test_a_layer_without_attention_is_named_as_a_hole() -> None:
+    field = weights(np.stack([np.eye(4)] * 2), range(4), range(4))
+    text = printed(grid([(0, field), (2, field)]))
+    assert "L1 no attention of this kind" in text
+
+
+def test_what_is_pooled_says_so() -> None:
+    assert "pooled to fit" in " ".join(printed(heatmap(random_head(200)), colour="truecolor").split())
+    stack = weights(np.full((1, 90, 90), 1 / 90), range(90), range(90))
+    assert "pooled to" in printed(grid([(0, stack)]))
+
+
+def test_masked_cells_are_dots_and_zeros_are_not() -> None:
+    field = weights(np.eye(3), range(3), range(3), np.tril(np.ones((3, 3), bool)))
+    text = printed(heatmap(field))
+    rows = [line.split()[2:] for line in text.splitlines() if re.match(r"\d \d ", line)]
+    assert [row.count("·") for row in rows] == [2, 1, 0]
+    assert "· masked" in text
+
+
+def test_token_text_is_literal() -> None:
+    field = weights(np.eye(3), tokens("[red]x[/red]", ":smile:", "[CLS]"), tokens("a", "b", "c"))
+    text = printed(heatmap(field), colour="truecolor")
+    for label in ("[red]x[/red] 0", ":smile: 1", "[CLS] 2"):
+        assert label in text
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.text(max_size=8), min_size=2, max_size=6))
+def test_no_token_reaches_the_terminal_as_a_command_or_moves_a_column(texts: list[str]) -> None:
+    axis = tokens(*texts)
+    view = heatmap(weights(np.eye(len(axis)), axis, axis), title=texts[0])
+    text = printed(view)
+    assert not [c for c in text if c != "\n" and (ord(c) < 32 or 127 <= ord(c) < 160)]
+    lines = pixels(view)
+    lefts = {
+        next(i for i, p in enumerate(line) if p != (None, None)) for line in lines if (line and line[-1][0])
+    }
+    assert len(lefts) == 1
+
+
+@pytest.mark.parametrize("label", ["猫", "مرحبا", "שלום", "👩\u200d🚀", "e\u0301tude", "กำ", "🇩🇪"])
+def test_labels_of_any_script_keep_the_map_in_its_columns(label: str) -> None:
+    axis = tokens("plain", label, "x")
+    lines = [line for line in pixels(heatmap(weights(np.eye(3), axis, axis))) if line and line[-1][0]][:3]
+    assert len({len(line) for line in lines}) == 1
+    assert len({next(i for i, p in enumerate(line) if p[0]) for line in lines}) == 1
+
+
+def test_columns_of_another_text_are_listed_where_they_cannot_stand_upright() -> None:
+    keys = tokens(*(f"key{i}" for i in range(60)))
+    text = printed(heatmap(weights(np.full((3, 60), 1 / 60), range(3), keys)), width=100)
+    assert "columns:   0 key0   1 key1" in text
+
+
+def test_a_focus_shows_both_lists_with_numbers() -> None:
+    field = weights(np.array([[0.75, 0.25], [1, 0]]), tokens("cat", "sat"), tokens("cat", "sat"))
+    text = printed(focus(field, query=0, key=0))
+    looks, looked = text.split("is looked at by")
+    assert re.findall(r"(\w+) \d  (\d\.\d\d)", looks) == [("cat", "0.75"), ("sat", "0.25")]
+    assert re.findall(r"(\w+) \d  (\d\.\d\d)", looked) == [("sat", "1.00"), ("cat", "0.75")]
+    assert "a full bar is 1" in text
+
+
+def test_bars_are_exact_to_an_eighth_of_a_column() -> None:
+    field = weights(np.array([[0.5, 0.25, 0.125, 0.125]]), range(1), range(4))
+    text = printed(focus(field, query=0, key=None), width=200)
+    bars = [re.sub(r"[^▏▎▍▌▋▊▉█]", "", line) for line in text.splitlines() if "0." in line and "█" in line]
+    assert [len(bar) for bar in bars] == [48, 24, 12, 12]
+
+
+def test_a_head_map_shows_every_number() -> None:
+    text = printed(head_map({0: [0.25, 0.5], 3: [float("nan"), 1.0]}, "confidence"))
+    assert re.search(r"L0\s+0\.25\s+0\.50", text)
+    assert re.search(r"L3\s+·\s+1\.00?", text)
+
+
+def test_commands_are_printed_whole() -> None:
+    command = "attnscope show " + "x" * 200
+    text = printed(Ranking((Ranked("L0H0", "why", command),)), width=60)
+    assert command in text
+
+
+def test_a_console_of_plain_ascii_gets_plain_ascii() -> None:
+    surface = Surface(80, False, ascii=True)
+    assert [surface.shade(level) for level in (0, 0.1, 0.3, 0.6, 1)] == [" ", ".", "o", "O", "#"]
+
+
+def test_an_unknown_colour_map_says_what_exists() -> None:
+    with pytest.raises(SelectionError, match="there are ember, lagoon"):
+        printed(heatmap(random_head(3)), colour="truecolor", cmap="rainbow")
+
+
+def test_the_terminal_needs_neither_matplotlib_nor_torch() -> None:
+    code = "import sys, attnscope.render.terminal, attnscope.views; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "matplotlib", "transformers", "scipy"} & set(done.stdout.split())

@@ -1,0 +1,54 @@
+"""Text in columns: cut, filled and upright, in every script."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from attnscope.render.terminal.text import clusters, cut, fit, flow, isolated, upright
+from attnscope.views import visible
+
+
+@given(st.text(max_size=30), st.integers(0, 20), st.booleans())
+def test_fitted_text_fills_its_columns_exactly(text: str, width: int, right: bool) -> None:
+    assert cell_len(fit(visible(text), width, right=right)) == width
+
+
+@given(st.text(max_size=30))
+def test_clusters_are_the_text(text: str) -> None:
+    assert "".join(clusters(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("cat", 3), ("e\u0301a", 2), ("🧑\u200d🚀x", 2), ("🇩🇪🇫🇷", 2), ("猫好", 2)]
+)
+def test_marks_joiners_and_flags_stay_with_their_character(text: str, count: int) -> None:
+    assert len(clusters(text)) == count
+
+
+def test_what_is_cut_ends_in_an_ellipsis() -> None:
+    assert cut("because", 5) == "beca…"
+    assert cut("猫猫猫", 4) == "猫…"
+    assert cut("cat", 3) == "cat"
+
+
+def test_upright_labels_end_above_their_columns() -> None:
+    assert upright(["a", "cat"], 2, 10) == ["  c ", "  a ", "a t "]
+    assert upright(["because"], 1, 3) == ["b", "e", "…"]
+
+
+def test_wide_characters_do_not_stand_in_narrow_columns() -> None:
+    assert upright(["猫"], 1, 3) is None
+    assert upright(["猫"], 2, 3) == ["猫"]
+
+
+def test_text_from_right_to_left_is_isolated_and_other_text_is_not() -> None:
+    assert isolated("שלום") == "\u2068שלום\u2069"
+    assert isolated("peace 和") == "peace 和"
+
+
+def test_items_flow_into_lines() -> None:
+    assert flow(["ab", "cd", "ef"], 6, "  ") == ["ab  cd", "ef"]
+    assert flow(["abcdefgh"], 4, " ") == ["abc…"]

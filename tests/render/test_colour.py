@@ -1,0 +1,73 @@
+"""Colour maps: even in lightness, and apart for colour-blind readers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attnscope.errors import SelectionError
+from attnscope.render.colour import cmaps, colour_map, steps, table
+
+# Machado, Oliveira & Fernandes 2009: full deuteranopia, protanopia and tritanopia, on linear RGB
+BLIND = {
+    "none": np.eye(3),
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+SEQUENTIAL = [name for name in cmaps if not cmaps[name].diverging]
+
+
+def linear(srgb: np.ndarray) -> np.ndarray:
+    srgb = srgb / 255
+    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+
+
+def lightness(light: np.ndarray) -> np.ndarray:
+    """CIE L* of linear RGB, 0 to 100."""
+    y = light @ [0.2126, 0.7152, 0.0722]
+    return np.where(y > 0.008856, 116 * np.cbrt(y) - 16, 903.3 * y)
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+@pytest.mark.parametrize("kind", BLIND)
+def test_lightness_runs_one_way_for_every_reader(name: str, kind: str) -> None:
+    seen = np.clip(linear(table(name)[::8]) @ np.array(BLIND[kind]).T, 0, 1)
+    change = np.diff(lightness(seen))
+    assert (change > 0).all() or (change < 0).all()
+    assert abs(change.sum()) > 55
+
+
+@pytest.mark.parametrize("kind", BLIND)
+def test_the_two_sides_of_the_diverging_map_differ_for_every_reader(kind: str) -> None:
+    seen = np.clip(linear(table("tide")) @ np.array(BLIND[kind]).T, 0, 1)
+    light = lightness(seen)
+    assert (np.diff(light[:128:8]) > 0).all()
+    assert (np.diff(light[128::8]) < 0).all()
+    opposite = np.abs(seen[:64] - seen[::-1][:64]).max(-1)
+    assert (opposite > 0.1).all()
+
+
+def test_the_middle_of_the_diverging_map_is_close_to_white() -> None:
+    assert table("tide")[127:129].min() > 235
+
+
+def test_levels_take_the_nearest_entry() -> None:
+    assert steps(np.array([0, 0.5, 1, 2, -1])).tolist() == [0, 128, 255, 255, 0]
+
+
+def test_an_unknown_map_says_what_exists() -> None:
+    with pytest.raises(SelectionError, match="no colour map 'embers': did you mean 'ember'"):
+        colour_map("embers", signed=False)

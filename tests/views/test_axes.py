@@ -1,0 +1,136 @@
+"""Coarser maps against plain loops over their definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attnscope.attention import Token
+from attnscope.errors import SelectionError
+from attnscope.views import Weights, hide_special, merge_words, pool, shrink, weights
+
+WORDS = (None, 0, 1, 1, 1, 2, 2, None)
+TOKENS = tuple(
+    Token(text, i, special=word is None, word=word)
+    for i, (text, word) in enumerate(
+        zip(("[CLS]", "an", "un", "believ", "able", "ca", "t", "[SEP]"), WORDS, strict=True)
+    )
+)
+
+
+def rows(*shape: int, seed: int = 0) -> np.ndarray:
+    values = np.random.default_rng(seed).random(shape)
+    return values / values.sum(-1, keepdims=True)
+
+
+def looped(values: np.ndarray, down: list[list[int]], across: list[list[int]]) -> np.ndarray:
+    """Keys summed, queries averaged, one cell after the other."""
+    found = np.zeros((len(down), len(across)))
+    for i, queries in enumerate(down):
+        for j, keys in enumerate(across):
+            found[i, j] = sum(values[q, k] for q in queries for k in keys) / len(queries)
+    return found
+
+
+def test_a_word_sums_its_columns_and_averages_its_rows() -> None:
+    values = rows(8, 8)
+    merged = merge_words(weights(values, TOKENS, TOKENS))
+    groups = [[0], [1], [2, 3, 4], [5, 6], [7]]
+    np.testing.assert_allclose(merged.values, looped(values, groups, groups), rtol=1e-12)
+    np.testing.assert_allclose(merged.values.sum(-1), 1)
+    assert [place.text for place in merged.keys] == ["[CLS]", "an", "unbelievable", "cat", "[SEP]"]
+    assert [(place.start, place.stop) for place in merged.keys] == [(0, 1), (1, 2), (2, 5), (5, 7), (7, 8)]
+
+
+def test_merging_works_on_a_stack_of_heads_and_leaves_the_input_alone() -> None:
+    values = rows(3, 8, 8)
+    before = values.copy()
+    merged = merge_words(weights(values, TOKENS, TOKENS))
+    for head in range(3):
+        alone = merge_words(weights(values[head], TOKENS, TOKENS))
+        np.testing.assert_allclose(merged.values[head], alone.values, rtol=1e-12)
+    np.testing.assert_array_equal(values, before)
+
+
+def test_the_same_word_number_in_two_segments_is_two_words() -> None:
+    pair = (Token("a", 0, word=0, segment=0), Token("b", 1, word=0, segment=1))
+    assert len(merge_words(weights(rows(2, 2), pair, pair)).keys) == 2
+
+
+def test_special_tokens_and_bare_positions_stay_alone() -> None:
+    specials = (Token("<s>", 0, special=True), Token("<s>", 0, special=True))
+    assert len(merge_words(weights(rows(2, 2), specials, specials)).keys) == 2
+    assert len(merge_words(weights(rows(4, 4), range(4), range(4))).keys) == 4
+
+
+def test_a_merged_cell_is_open_where_any_of_its_cells_was() -> None:
+    causal = np.tril(np.ones((8, 8), bool))
+    merged = merge_words(weights(rows(8, 8) * causal, TOKENS, TOKENS, causal))
+    assert merged.allowed[2].tolist() == [True, True, True, False, False]
+
+
+def test_hiding_special_tokens_says_how_much_mass_goes() -> None:
+    values = rows(8, 8)
+    shown, hidden = hide_special(weights(values, TOKENS, TOKENS))
+    kept = range(1, 7)
+    gone = sum(values[i, j] for i in kept for j in (0, 7)) / sum(values[i, j] for i in kept for j in range(8))
+    assert hidden == pytest.approx(gone, rel=1e-12)
+    np.testing.assert_array_equal(shown.values, values[1:7, 1:7])
+    assert [place.start for place in shown.queries] == list(kept)
+
+
+def test_a_text_of_special_tokens_only_cannot_hide_them() -> None:
+    specials = (Token("<s>", 0, special=True),)
+    with pytest.raises(SelectionError, match="no other tokens"):
+        hide_special(weights(np.ones((1, 1)), specials, specials))
+
+
+@pytest.mark.parametrize(("down", "across"), [(1, 3), (3, 1), (4, 4), (5, 2), (100, 100)])
+def test_pooling_equals_a_loop_and_keeps_row_sums(down: int, across: int) -> None:
+    values = rows(10, 7)
+    pooled = pool(weights(values, range(10), range(7)), down, across)
+    by_row = [list(range(i, min(i + down, 10))) for i in range(0, 10, down)]
+    by_column = [list(range(i, min(i + across, 7))) for i in range(0, 7, across)]
+    np.testing.assert_allclose(pooled.values, looped(values, by_row, by_column), rtol=1e-12)
+    np.testing.assert_allclose(pooled.values.sum(-1), 1)
+
+
+def test_a_pooled_place_is_labelled_with_its_range() -> None:
+    pooled = pool(weights(rows(8, 8), TOKENS, TOKENS), 3, 3)
+    assert [place.label for place in pooled.queries] == [
+        "0-2 [CLS] an un",
+        "3-5 believable ca",
+        "6-7 t [SEP]",
+    ]
+
+
+def test_shrinking_by_a_whole_number_is_pooling() -> None:
+    values = rows(2, 12, 8)
+    small, allowed = shrink(values, np.ones((12, 8), bool), 4, 4)
+    for head in range(2):
+        same = pool(weights(values[head], range(12), range(8)), 3, 2).values
+        np.testing.assert_allclose(small[head], same, atol=1e-6)
+    assert allowed.all()
+
+
+@pytest.mark.parametrize("cells", [1, 2, 3, 5, 7, 11, 40])
+def test_shrinking_keeps_row_sums_for_any_size(cells: int) -> None:
+    small, _ = shrink(rows(11, 11), np.ones((11, 11), bool), cells, cells)
+    assert small.shape == (min(cells, 11),) * 2
+    np.testing.assert_allclose(small.sum(-1), 1, rtol=1e-5)
+
+
+def test_a_cell_that_a_border_cuts_counts_with_its_share_on_either_side() -> None:
+    small, _ = shrink(np.array([[0.0, 1.0, 0.0]]), np.ones((1, 3), bool), 1, 2)
+    np.testing.assert_allclose(small, [[0.5, 0.5]])
+
+
+def test_weights_that_do_not_fit_their_labels_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit 3 queries"):
+        weights(np.ones((2, 2)), range(3), range(2))
+
+
+def test_a_mask_broadcasts_over_heads() -> None:
+    field = weights(rows(3, 4, 4), range(4), range(4), np.tril(np.ones((1, 4, 4), bool)))
+    assert isinstance(field, Weights)
+    assert field.allowed.shape == (1, 4, 4)

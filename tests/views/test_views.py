@@ -1,0 +1,139 @@
+"""Heatmap, Grid, Focus, HeadMap: values, limits and notes, before anything is drawn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from attnscope.attention import Token
+from attnscope.errors import SelectionError
+from attnscope.views import focus, grid, head_map, heatmap, hide_special, merge_words, weights
+from attnscope.views.grid import thumbnail_levels
+
+TEXT = tuple(Token(text, i, word=i) for i, text in enumerate(("the", "cat", "sat", "down")))
+VALUES = np.array([[1, 0, 0, 0], [0.25, 0.75, 0, 0], [0.5, 0.3, 0.2, 0], [0.1, 0.2, 0.3, 0.4]])
+CAUSAL = np.tril(np.ones((4, 4), bool))
+
+
+def test_a_heatmap_holds_the_weights_as_they_are() -> None:
+    view = heatmap(weights(VALUES, TEXT, TEXT, CAUSAL), title="L0H0")
+    np.testing.assert_array_equal(view.values, VALUES)
+    np.testing.assert_array_equal(view.masked, ~CAUSAL)
+    assert view.limits == (0, 1)
+    np.testing.assert_array_equal(view.levels(), VALUES)
+    assert view.notes == ()
+
+
+def test_scaling_by_row_brings_each_row_to_full_colour() -> None:
+    found = heatmap(weights(VALUES, TEXT, TEXT), scale="row").levels()
+    np.testing.assert_allclose(found, VALUES / VALUES.max(-1, keepdims=True))
+
+
+def test_scaling_by_head_brings_the_largest_weight_to_full_colour() -> None:
+    view = heatmap(weights(VALUES / 2, TEXT, TEXT), scale="head")
+    assert view.limits == (0, 0.5)
+    np.testing.assert_allclose(view.levels(), VALUES)
+
+
+def test_a_signed_map_has_zero_in_the_middle() -> None:
+    view = heatmap(weights(np.array([[-0.5, 0, 0.25, 1]]), range(1), range(4)), signed=True)
+    np.testing.assert_allclose(view.levels(), [[0.25, 0.5, 0.625, 1]])
+
+
+def test_rows_of_zeros_stay_at_zero_in_every_scale() -> None:
+    for scale in ("fixed", "row", "head"):
+        view = heatmap(weights(np.zeros((2, 2)), range(2), range(2)), scale=scale)
+        np.testing.assert_array_equal(view.levels(), 0)
+
+
+def test_broken_and_excessive_values_are_told() -> None:
+    view = heatmap(weights(np.array([[np.nan, 2.0]]), range(1), range(2)))
+    assert view.masked.tolist() == [[True, False]]
+    assert [note.split()[0] for note in view.notes] == ["1", "1"]
+    assert "not numbers" in view.notes[0]
+    assert "beyond 0 to 1" in view.notes[1]
+
+
+def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled() -> None:
+    view = heatmap(weights(np.eye(10), range(10), range(10)))
+    assert view.fit(10, 10) is view
+    pooled = view.fit(5, 10)
+    assert pooled.block == (2, 2)  # a diagonal stays one
+    np.testing.assert_allclose(pooled.values, np.eye(5))
+    assert "2 queries on average give to 2 keys" in pooled.notes[-1]
+
+
+def test_axes_of_different_places_are_pooled_on_their_own() -> None:
+    view = heatmap(weights(np.ones((4, 10)) / 10, TEXT, range(10))).fit(4, 5)
+    assert view.block == (1, 2)
+    assert [place.label for place in view.weights.queries] == ["the", "cat", "sat", "down"]
+
+
+def test_words_and_hidden_tokens_keep_their_numbers_in_the_text() -> None:
+    tokens = (
+        Token("[CLS]", 0, special=True),
+        Token("ca", 1, word=0),
+        Token("t", 2, word=0),
+        Token("!", 3, word=1),
+    )
+    field, _ = hide_special(merge_words(weights(VALUES, tokens, tokens)))
+    assert [(place.label, place.start) for place in field.keys] == [("cat", 1), ("!", 3)]
+    assert focus(field, query=2, key=2).label == "cat"
+    with pytest.raises(SelectionError, match="no token 0 here: this picture shows tokens 1-3"):
+        focus(field, query=0, key=0)
+
+
+def test_a_grid_keeps_layer_numbers_holes_and_ragged_heads() -> None:
+    def layers():
+        yield 3, weights(np.stack([VALUES] * 2), TEXT, TEXT, CAUSAL)
+        yield 0, weights(np.stack([VALUES] * 3), TEXT, TEXT, CAUSAL)
+
+    view = grid(layers())
+    assert [(layer.layer, layer.heads) for layer in view.layers] == [(0, 3), (3, 2)]
+    assert view.holes == (1, 2)
+    assert view.heads == 3
+    assert view.size == (4, 4)
+    np.testing.assert_allclose(view.layers[0].values[2], VALUES)
+    np.testing.assert_array_equal(view.layers[0].masked[0], ~CAUSAL)
+
+
+def test_a_grid_holds_small_maps_only() -> None:
+    view = grid([(0, weights(np.full((2, 100, 100), 0.01), range(100), range(100)))], cells=20)
+    assert view.layers[0].values.shape == (2, 20, 20)
+    np.testing.assert_allclose(view.layers[0].values, 0.05, rtol=1e-5)
+
+
+def test_a_thumbnail_can_be_scaled_by_its_own_head() -> None:
+    stack = np.stack([VALUES, VALUES / 4])
+    (layer,) = grid([(0, weights(stack, TEXT, TEXT))]).layers
+    np.testing.assert_allclose(thumbnail_levels(layer, "head")[0], thumbnail_levels(layer, "head")[1])
+    np.testing.assert_allclose(thumbnail_levels(layer, "fixed"), stack, rtol=1e-6)
+
+
+def test_a_focus_ranks_the_row_and_the_column_of_a_token() -> None:
+    view = focus(weights(VALUES, TEXT, TEXT, CAUSAL), query=2, key=2, top=2)
+    assert view.looks_at is not None
+    assert view.looked_at_by is not None
+    assert [(bar.label, bar.position, bar.weight) for bar in view.looks_at.bars] == [
+        ("the", 0, 0.5),
+        ("cat", 1, 0.3),
+    ]
+    assert (view.looks_at.more, view.looks_at.most) == (1, 0.2)  # the closed key is not among them
+    assert [(bar.label, bar.weight) for bar in view.looked_at_by.bars] == [("down", 0.3), ("sat", 0.2)]
+    assert view.looked_at_by.more == 0
+
+
+def test_a_token_of_one_side_of_cross_attention_has_one_list() -> None:
+    field = weights(np.full((2, 3), 1 / 3), range(2), range(3))
+    assert focus(field, query=1, key=None).looked_at_by is None
+    assert focus(field, query=None, key=2).looks_at is None
+
+
+def test_a_head_map_pads_ragged_layers() -> None:
+    view = head_map({2: [0.5], 0: [1.0, 3.0]}, "entropy", unit="nats")
+    assert view.layers == (0, 2)
+    assert view.limits == (0, 3)
+    assert math.isnan(view.values[1, 1])
+    np.testing.assert_allclose(view.levels()[0], [1 / 3, 1])

@@ -116,6 +116,11 @@ class Attention:
         """All rows at once: N² numbers a head.  -> [batch, head, query, key]"""
         return self.rows(0, len(self.queries), heads)
 
+    def only(self, heads: Sequence[int]) -> Attention:
+        """The same call with these heads alone, numbered anew from 0."""
+        self._check(heads)
+        return replace(self, heads=len(heads), key_heads=len(heads), read=_HeadRows(self.read, tuple(heads)))
+
     def with_axes(self, queries: Axis, keys: Axis) -> Attention:
         """The same attention with other labels on its axes; the lengths must agree."""
         if (len(queries), len(keys)) != (len(self.queries), len(self.keys)):
@@ -154,3 +159,19 @@ class HeldRows:
         if self.open_keys is None:
             return (self.weights[:, :, start:stop] != 0).any(1, keepdim=True)
         return self.open_keys.expand(*self.open_keys.shape[:2], *self.weights.shape[2:])[:, :, start:stop]
+
+
+@dataclass(frozen=True, eq=False)
+class _HeadRows:
+    """Some heads of another source of rows."""
+
+    all: RowSource
+    chosen: tuple[int, ...]
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        picked = self.chosen if heads is None else [self.chosen[head] for head in heads]
+        return self.all.rows(start, stop, picked)
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        mask = self.all.allowed(start, stop)
+        return mask if mask.shape[1] == 1 else mask[:, list(self.chosen)]

@@ -71,3 +71,19 @@ def test_axes_take_new_labels_of_the_same_length_only(weights):
     assert attention(weights).with_axes(range(5), tokens).keys == tokens
     with pytest.raises(ValueError, match="5 × 7 cannot be labelled with 5 × 6"):
         attention(weights).with_axes(range(5), tokens[:6])
+
+
+def test_some_heads_alone_are_numbered_anew(weights):
+    mask = torch.rand(1, 3, 5, 7) > 0.3
+    some = attention(weights, mask).only([2, 0])
+    assert some.heads == 2
+    assert torch.equal(some.weights(), weights[:, [2, 0]])
+    assert torch.equal(some.rows(1, 3, [1]), weights[:, [0], 1:3])
+    assert torch.equal(some.allowed(1, 3), mask[:, [2, 0], 1:3])
+    with pytest.raises(SelectionError, match="no head 2 in"):
+        some.weights([2])
+
+
+def test_a_mask_that_all_heads_share_stays_shared(weights):
+    mask = torch.ones(1, 1, 5, 7).tril().bool()
+    assert torch.equal(attention(weights, mask).only([1]).allowed(0, 5), mask)

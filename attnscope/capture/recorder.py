@@ -240,9 +240,15 @@ def _given_elsewhere(call: Call | None, found: Found) -> bool:
         return True
     if found.queries == found.keys:
         return False
-    lengths = [
-        tensor.shape[:-1] for tensor in call.tensors if tensor.ndim >= 2 and tensor.is_floating_point()
-    ]
+    lengths = [_lengths(tensor, found.batch) for tensor in call.tensors if tensor.is_floating_point()]
     asking = any(found.queries in length for length in lengths)
     answering = any(found.keys in length and found.queries not in length for length in lengths)
     return asking and answering
+
+
+def _lengths(states: Tensor, batch: int) -> list[int]:
+    """The axes of states that may be positions: all but the last, and but one of the batch's size."""
+    axes = list(states.shape[:-1])
+    if batch in axes[:2] and len(axes) > 1:
+        axes.remove(batch)
+    return axes

@@ -79,9 +79,8 @@ class ScoredRows:
             query = query[:, heads]
             key = key[:, [head // groups for head in heads]]
         elif groups > 1:
-            query = query.reshape(
-                query.shape[0], -1, groups, *query.shape[2:]
-            )  # [batch, key_head, group, row, size]
+            batch, _, count, size = query.shape
+            query = query.reshape(batch, self.key.shape[1], groups, count, size)
             key = key.unsqueeze(2)
         scores = (query.to(kind) * self.scale) @ key.to(kind).mT
         return scores.flatten(1, 2) if scores.ndim == 5 else scores

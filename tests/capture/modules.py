@@ -1,0 +1,160 @@
+"""Attention as people write it by hand, one style a class; each returns its output and its weights."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Softmaxed(nn.Module):
+    """Several heads, the softmax called in one of the ways there are."""
+
+    def __init__(self, call, size=16, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(size, 3 * size)
+        self.soft = nn.Softmax(dim=-1)
+        self.drop = nn.Dropout(0.3)
+        self.call = call
+
+    def forward(self, x, mask=None):
+        batch, length, size = x.shape
+        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        weights = self.drop(self.call(self, scores))
+        return (weights @ v).transpose(1, 2).reshape(batch, length, size), weights
+
+
+SOFTMAXES = {
+    "F.softmax": lambda self, s: F.softmax(s, dim=-1),
+    "F.softmax in float32": lambda self, s: F.softmax(s, dim=-1, dtype=torch.float32).type_as(s),
+    "torch.softmax": lambda self, s: torch.softmax(s, -1),
+    "Tensor.softmax": lambda self, s: s.softmax(dim=-1),
+    "nn.Softmax": lambda self, s: self.soft(s),
+}
+
+
+class Fused(nn.Module):
+    """Fused projections and torch's kernel, causal, as in small language models."""
+
+    def __init__(self, size=16, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.c_attn = nn.Linear(size, 3 * size)
+        self.c_proj = nn.Linear(size, size)
+
+    def forward(self, x):
+        batch, length, size = x.shape
+        q, k, v = self.c_attn(x).split(size, dim=2)
+        q, k, v = (t.view(batch, length, self.heads, size // self.heads).transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0, is_causal=True)
+        scores = (q @ k.mT / math.sqrt(size // self.heads)).masked_fill(
+            ~torch.ones(length, length, dtype=torch.bool).tril(), -torch.inf
+        )
+        return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, size)), scores.exp() / (
+            scores.exp().sum(-1, keepdim=True)
+        )
+
+
+class Head(nn.Module):
+    """One head, weights [batch, query, key]."""
+
+    def __init__(self, size, inner):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(size, inner) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        weights = F.softmax(torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.shape[-1]), dim=-1)
+        return torch.bmm(weights, v), weights
+
+
+class ListedHeads(nn.Module):
+    """A module list of single heads, concatenated and projected."""
+
+    def __init__(self, size=16, heads=4):
+        super().__init__()
+        self.heads = nn.ModuleList(Head(size, size // heads) for _ in range(heads))
+        self.out = nn.Linear(size, size)
+
+    def forward(self, x):
+        results = [head(x) for head in self.heads]
+        weights = torch.stack([weights for _, weights in results], 1)
+        return self.out(torch.cat([output for output, _ in results], -1)), weights
+
+
+class ListedLayers(nn.Module):
+    """A module list of single-head layers, one after the other."""
+
+    def __init__(self, size=16, layers=3):
+        super().__init__()
+        self.layers = nn.ModuleList(Head(size, size) for _ in range(layers))
+
+    def forward(self, x):
+        kept = []
+        for layer in self.layers:
+            x, weights = layer(x)
+            kept.append(weights)
+        return x, kept
+
+
+class SequenceFirst(nn.Module):
+    """Scores [query, key, batch, head], softmax over axis 1."""
+
+    def __init__(self, size=16, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(size, size) for _ in range(4))
+
+    def forward(self, x, mask=None):
+        length, batch, size = x.shape
+        q, k, v = (f(x).view(length, batch, self.heads, -1) for f in (self.q, self.k, self.v))
+        scores = torch.einsum("ibhd,jbhd->ijbh", q, k) / math.sqrt(size / self.heads)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, :, None, None], -torch.inf)
+        weights = scores.softmax(dim=1)
+        mixed = torch.einsum("ijbh,jbhd->ibhd", weights, v)
+        return self.out(mixed.reshape(length, batch, size)), weights.permute(2, 3, 0, 1)
+
+
+class BatchTimesHead(nn.Module):
+    """Weights [batch·head, query, key], queries from one sequence, keys and values from another."""
+
+    def __init__(self, size=16, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(size, size) for _ in range(3))
+
+    def split(self, x):
+        batch, length, _ = x.shape
+        return x.view(batch, length, self.heads, -1).transpose(1, 2).flatten(0, 1)
+
+    def forward(self, x, context):
+        q, k, v = self.split(self.q(x)), self.split(self.k(context)), self.split(self.v(context))
+        weights = torch.softmax(torch.baddbmm(torch.zeros(1), q, k.mT, beta=0, alpha=0.5), dim=-1)
+        mixed = torch.bmm(weights, v).unflatten(0, (-1, self.heads))
+        return mixed.transpose(1, 2).flatten(2), weights.unflatten(0, (-1, self.heads))
+
+
+class NotAttention(nn.Module):
+    """Softmaxes that are none: a router's, a soft mixture over parameters, an output head's."""
+
+    def __init__(self, size=16, experts=4):
+        super().__init__()
+        self.router = nn.Linear(size, experts)
+        self.experts = nn.ModuleList(nn.Linear(size, size) for _ in range(experts))
+        self.prototypes = nn.Parameter(torch.randn(experts, size))
+        self.head = nn.Linear(size, 9)
+
+    def forward(self, x):
+        gates = self.router(x).softmax(-1)
+        best, chosen = gates.topk(2, dim=-1)
+        for index, expert in enumerate(self.experts):
+            share = (best * (chosen == index)).sum(-1, keepdim=True)
+            x = x + share * expert(x)
+        x = x + F.softmax(self.router(x), -1) @ self.prototypes
+        x = x + F.softmax(x, dim=-1) * x
+        return self.head(x).softmax(-1)

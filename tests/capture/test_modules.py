@@ -1,0 +1,176 @@
+"""Attention in modules of any make, found without a change to them."""
+
+import pytest
+import torch
+from torch import nn
+
+from attnscope.capture import Keep, recording
+from tests.capture import modules
+
+
+def observe(module, *given, heads=range(4), **options):
+    """Run a module under a recording.  -> (record, kept maps, output)"""
+    keep = Keep(lambda site: heads)
+    with torch.inference_mode(), recording(module.eval(), [keep]) as record:
+        output = module(*given, **options)
+    return record, keep.maps, output
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("call", modules.SOFTMAXES)
+def test_every_way_to_call_softmax_is_seen(call):
+    mask = torch.ones(5, 5).tril().bool()
+    record, (kept,), (_, weights) = observe(
+        modules.Softmaxed(modules.SOFTMAXES[call]), torch.randn(2, 5, 16), mask
+    )
+    assert torch.equal(kept.weights, weights)
+    assert torch.equal(kept.allowed.expand(2, 4, 5, 5), mask.expand(2, 4, 5, 5))
+    assert (record.sites[0].source, record.sites[0].site.kind) == ("softmax", "decoder")
+    assert record.sites[0].site.name == ""
+
+
+def test_a_fused_causal_block():
+    record, (kept,), (_, weights) = observe(modules.Fused(), torch.randn(2, 5, 16))
+    torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
+    assert (record.sites[0].kernel, record.sites[0].site.kind) == ("sdpa", "decoder")
+
+
+def test_listed_heads_are_the_heads_of_one_layer():
+    record, (kept,), (_, weights) = observe(nn.Sequential(modules.ListedHeads()), torch.randn(2, 5, 16))
+    assert torch.equal(kept.weights, weights)
+    (site,) = record.sites
+    assert (site.site.name, site.heads, site.site.kind) == ("0.heads", 4, "encoder")
+
+
+def test_listed_layers_of_one_head_stay_layers():
+    record, maps, (_, weights) = observe(modules.ListedLayers(), torch.randn(2, 5, 16), heads=[0])
+    assert [site.site.layer for site in record.sites] == [0, 1, 2]
+    for kept, own in zip(maps, weights, strict=True):
+        assert torch.equal(kept.weights[:, 0], own)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_scores_that_put_the_batch_last(batch):
+    mask = torch.ones(5, 5).tril().bool()
+    _, (kept,), (_, weights) = observe(modules.SequenceFirst(), torch.randn(5, batch, 16), mask)
+    assert torch.equal(kept.weights, weights)
+    assert torch.equal(kept.allowed.expand(batch, 4, 5, 5), mask.expand(batch, 4, 5, 5))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_batch_times_head_from_one_sequence_to_another(batch):
+    given = torch.randn(batch, 5, 16), torch.randn(batch, 7, 16)
+    record, (kept,), (_, weights) = observe(modules.BatchTimesHead(), *given)
+    assert torch.equal(kept.weights, weights)
+    (site,) = record.sites
+    assert (site.site.kind, site.offset, site.queries, site.keys) == ("cross", None, 5, 7)
+
+
+def test_routers_and_output_heads_are_no_attention():
+    record, *_ = observe(modules.NotAttention(), torch.randn(2, 5, 16))
+    assert record.sites == []
+
+
+def mha_options():
+    """Options of nn.MultiheadAttention, and how it is called."""
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    ragged = torch.zeros(2, 5, dtype=torch.bool)
+    ragged[0, 3:] = True
+    yield "plain", {}, {}
+    yield "no weights asked", {}, {"need_weights": False}
+    yield "bias_k and zero key", {"add_bias_kv": True, "add_zero_attn": True}, {}
+    yield "no bias", {"bias": False}, {}
+    yield "causal", {}, {"attn_mask": causal}
+    yield "causal by hint", {}, {"attn_mask": causal, "is_causal": True, "need_weights": False}
+    yield "boolean mask", {}, {"attn_mask": causal < 0}
+    yield "a mask a head", {}, {"attn_mask": torch.randn(8, 5, 5)}
+    yield "padding", {}, {"key_padding_mask": ragged}
+    yield (
+        "padding, causal, extra keys",
+        {"add_bias_kv": True},
+        {"key_padding_mask": ragged, "attn_mask": causal < 0},
+    )
+    yield "averaged", {}, {"average_attn_weights": True}
+
+
+@pytest.mark.parametrize(
+    ("made", "called"), [case[1:] for case in mha_options()], ids=[c[0] for c in mha_options()]
+)
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_multihead_attention_of_torch(made, called, batch_first):
+    layer = nn.MultiheadAttention(16, 4, batch_first=batch_first, **made).eval()
+    x = torch.randn(2, 5, 16) if batch_first else torch.randn(5, 2, 16)
+    asked = {**called, "need_weights": True, "average_attn_weights": False}
+    with torch.inference_mode():
+        _, weights = layer(x, x, x, **asked)
+    record, (kept,), _ = observe(layer, x, x, x, **called)
+    torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
+    assert record.sites[0].kernel == "multi_head_attention_forward"
+    assert torch.equal(kept.allowed.expand_as(weights), weights > 0)
+
+
+def test_multihead_attention_with_other_key_sizes_unbatched():
+    layer = nn.MultiheadAttention(16, 4, kdim=6, vdim=10).eval()
+    q, k, v = torch.randn(5, 16), torch.randn(7, 6), torch.randn(7, 10)
+    with torch.inference_mode():
+        _, weights = layer(q, k, v, average_attn_weights=False)
+    record, (kept,), _ = observe(layer, q, k, v)
+    torch.testing.assert_close(kept.weights[0], weights, atol=1e-6, rtol=0)
+    assert record.sites[0].site.kind == "cross"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_transformer_encoder_of_torch_takes_its_plain_path(norm_first):
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
+    x = torch.randn(2, 5, 16)
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    record, maps, output = observe(encoder, x, src_key_padding_mask=padding)
+    with torch.inference_mode():
+        fast = encoder(x, src_key_padding_mask=padding)
+    assert [(s.site.name, s.site.kind) for s in record.sites] == [
+        ("layers.0.self_attn", "encoder"),
+        ("layers.1.self_attn", "encoder"),
+    ]
+    torch.testing.assert_close(output[~padding], fast[~padding], atol=1e-5, rtol=0)
+    with torch.no_grad():  # layer 0 on its own, weights asked for
+        own = encoder.layers[0]
+        seen = own.norm1(x) if norm_first else x
+        _, weights = own.self_attn(seen, seen, seen, key_padding_mask=padding, average_attn_weights=False)
+    torch.testing.assert_close(maps[0].weights, weights, atol=1e-6, rtol=0)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_transformer_of_torch_has_three_kinds():
+    model = nn.Transformer(16, 4, 2, 2, 32, batch_first=True)
+    mask = model.generate_square_subsequent_mask(6)
+    given = torch.randn(2, 6, 16), torch.randn(2, 6, 16)
+    record, _, output = observe(model, *given, tgt_mask=mask, tgt_is_causal=True)
+    assert [(s.site.kind, s.site.layer, s.site.name) for s in record.sites] == [
+        ("encoder", 0, "encoder.layers.0.self_attn"),
+        ("encoder", 1, "encoder.layers.1.self_attn"),
+        ("decoder", 0, "decoder.layers.0.self_attn"),
+        ("cross", 0, "decoder.layers.0.multihead_attn"),
+        ("decoder", 1, "decoder.layers.1.self_attn"),
+        ("cross", 1, "decoder.layers.1.multihead_attn"),
+    ]
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            model(*given, tgt_mask=mask, tgt_is_causal=True), output, atol=1e-5, rtol=0
+        )
+
+
+def test_labels_go_where_the_lengths_agree():
+    labels = {"decoder": (tuple("abcde"), tuple("abcde")), "encoder": (tuple("xy"), tuple("xy"))}
+    keep = Keep(lambda site: [0])
+    module = modules.Fused()
+    with torch.inference_mode(), recording(module, [keep], labels):
+        module(torch.randn(1, 5, 16))
+        module(torch.randn(1, 4, 16))
+    assert [kept.queries for kept in keep.maps] == [tuple("abcde"), range(4)]

@@ -1,0 +1,172 @@
+"""Recomputed rows against torch's own kernel, whose output on unit values is its weights."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnscope.capture.found import SdpaCall, from_sdpa
+from attnscope.capture.rows import JoinedHeads, ScoredRows, causal_rows
+
+
+def kernel_weights(query, key, **options):
+    """The weights with which torch's kernel mixes values.  -> [batch, head, query, key]"""
+    keys = key.shape[-2]
+    values = torch.eye(keys).expand(*key.shape[:2], keys, keys)
+    return F.scaled_dot_product_attention(query, key, values, **options)
+
+
+def random_call(seed, masking="none", heads=4, key_heads=2, queries=7, keys=7):
+    """Queries, keys and options of one kernel call."""
+    noise = torch.Generator().manual_seed(seed)
+    query = torch.randn(2, heads, queries, 8, generator=noise)
+    key = torch.randn(2, key_heads, keys, 8, generator=noise)
+    options = {"enable_gqa": True}
+    if masking == "causal":
+        options["is_causal"] = True
+    elif masking == "bool":
+        options["attn_mask"] = torch.rand(2, 1, queries, keys, generator=noise) > 0.4
+    elif masking == "a head":
+        options["attn_mask"] = torch.rand(1, heads, queries, keys, generator=noise) > 0.4
+    elif masking == "padding":
+        options["attn_mask"] = torch.rand(2, 1, 1, keys, generator=noise) > 0.4
+    elif masking == "added":
+        mask = torch.randn(1, heads, queries, keys, generator=noise)
+        closed = torch.rand(2, 1, queries, keys, generator=noise) > 0.6
+        options["attn_mask"] = mask.masked_fill(closed, torch.finfo(torch.float32).min)
+    return query, key, options
+
+
+MASKINGS = ["none", "causal", "bool", "a head", "padding", "added"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 1000), masking=st.sampled_from(MASKINGS))
+def test_any_block_of_any_heads_is_a_slice_of_the_kernels_weights(data, seed, masking):
+    keys = data.draw(st.integers(1, 9))
+    query, key, options = random_call(seed, masking, keys=keys)
+    found = from_sdpa(SdpaCall(query, key, key, **options), "sdpa", 2)
+    whole = kernel_weights(query, key, **options)
+    start = data.draw(st.integers(0, 7))
+    stop = data.draw(st.integers(start, 7))
+    heads = data.draw(st.none() | st.lists(st.integers(0, 3), min_size=1, max_size=5))
+    rows = found.read.rows(start, stop, heads)
+    expected = whole[:, :, start:stop] if heads is None else whole[:, heads, start:stop]
+    torch.testing.assert_close(rows, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_allowed_is_the_mask(masking):
+    query, key, options = random_call(3, masking)
+    found = from_sdpa(SdpaCall(query, key, key, **options), "sdpa", 2)
+    allowed = found.read.allowed(2, 6).expand(2, 4, -1, -1)
+    mask = options.get("attn_mask")
+    if masking == "none":
+        expected = torch.ones(7, 7, dtype=torch.bool)
+    elif masking == "causal":
+        expected = torch.ones(7, 7).tril().bool()
+    else:
+        expected = mask if mask.dtype == torch.bool else mask > -1e30
+    assert torch.equal(allowed, expected.expand(2, 4, 7, 7)[:, :, 2:6])
+
+
+def test_a_row_without_an_open_key_is_zero_as_in_the_kernel():
+    query, key, _ = random_call(0)
+    mask = torch.ones(7, 7, dtype=torch.bool)
+    mask[3] = False
+    rows = from_sdpa(SdpaCall(query, key, key, mask, enable_gqa=True), "sdpa", 2).read.rows(0, 7, None)
+    assert torch.equal(rows[:, :, 3], torch.zeros(2, 4, 7))
+    expected = kernel_weights(query, key, attn_mask=mask, enable_gqa=True)
+    torch.testing.assert_close(rows, expected, atol=1e-6, rtol=0)
+
+
+def test_a_row_closed_by_the_lowest_number_is_even_as_in_the_kernel():
+    query, key, _ = random_call(0)
+    mask = torch.zeros(7, 7)
+    mask[3] = torch.finfo(torch.float32).min
+    found = from_sdpa(SdpaCall(query, key, key, mask, enable_gqa=True), "sdpa", 2)
+    expected = kernel_weights(query, key, attn_mask=mask, enable_gqa=True)
+    torch.testing.assert_close(found.read.rows(0, 7, None), expected, atol=1e-6, rtol=0)
+    assert not found.read.allowed(3, 4).any()
+
+
+def test_not_a_number_is_not_hidden():
+    query, key, _ = random_call(0)
+    query[0, 0, 2, 0] = torch.nan
+    rows = ScoredRows(query, key, 1.0).rows(0, 7, None)
+    assert rows[0, 0, 2].isnan().all()
+    assert not rows[1].isnan().any()
+
+
+def test_a_mask_a_batch_entry_counts_the_batch():
+    query, key, _ = random_call(0)
+    mask = torch.rand(5, 1, 7, 7) > 0.5
+    found = from_sdpa(SdpaCall(query[:1], key[:1], key[:1], mask, enable_gqa=True), "sdpa", 1)
+    assert found.batch == found.read.rows(0, 7, None).shape[0] == 5
+
+
+def test_soft_cap_and_sinks_follow_their_formulas():
+    query, key, _ = random_call(5, key_heads=4)
+    sinks = torch.tensor([-1.0, 0.0, 1.0, 3.0])
+    rows = ScoredRows(query, key, 0.3, softcap=2.0, sinks=sinks, opened=(causal_rows(7, query.device),))
+    scores = 2 * torch.tanh(torch.einsum("bhqd,bhkd->bhqk", query, key) * 0.3 / 2)
+    powers = torch.exp(scores).tril()
+    expected = powers / (powers.sum(-1, keepdim=True) + sinks.exp()[None, :, None, None])
+    torch.testing.assert_close(rows.rows(0, 7, None), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(rows.rows(2, 4, [3, 1]), expected[:, [3, 1], 2:4], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_inputs_are_weighed_in_single_precision(dtype):
+    query, key, _ = random_call(2, key_heads=4)
+    query, key = query.to(dtype), key.to(dtype)
+    rows = from_sdpa(SdpaCall(query, key, key), "sdpa", 2).read.rows(0, 7, None)
+    assert rows.dtype == torch.float32
+    torch.testing.assert_close(rows, kernel_weights(query.float(), key.float()), atol=1e-6, rtol=0)
+
+
+def test_autocast_rounds_the_inputs_as_the_kernel_rounds_them():
+    query, key, _ = random_call(2, key_heads=4)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = from_sdpa(SdpaCall(query, key, key), "sdpa", 2)
+        rows = found.read.rows(0, 7, None)
+        kernel = kernel_weights(query, key)
+    assert found.dtype == kernel.dtype == torch.bfloat16
+    rounded = kernel_weights(query.bfloat16().float(), key.bfloat16().float())
+    torch.testing.assert_close(rows, rounded, atol=1e-6, rtol=0)
+    torch.testing.assert_close(rows, kernel.float(), atol=4e-3, rtol=0)
+
+
+def test_grouped_heads_folded_into_one_query_are_unfolded():
+    noise = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 1, 8, generator=noise)
+    key = torch.randn(2, 2, 5, 8, generator=noise)
+    mask = torch.rand(2, 4, 1, 5, generator=noise) > 0.3
+    folded = SdpaCall(query.reshape(2, 2, 2, 8), key, key, mask.reshape(2, 2, 2, 5))
+    found = from_sdpa(folded, "sdpa", 2, heads=4)
+    expected = kernel_weights(query, key.repeat_interleave(2, 1), attn_mask=mask)
+    assert (found.heads, found.queries, found.keys) == (4, 1, 5)
+    torch.testing.assert_close(found.read.rows(0, 1, None), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("shape", "batch", "heads"), [((6, 7, 8), 2, 3), ((6, 7, 8), 6, 1), ((7, 8), 1, 1)])
+def test_inputs_without_a_head_axis_are_split_by_the_batch(shape, batch, heads):
+    noise = torch.Generator().manual_seed(0)
+    query, key = torch.randn(shape, generator=noise), torch.randn(shape, generator=noise)
+    found = from_sdpa(SdpaCall(query, key, key, is_causal=True), "sdpa", batch)
+    assert (found.batch, found.heads) == (batch, heads)
+    plain = torch.softmax(
+        (query @ key.mT / 8**0.5).masked_fill(~torch.ones(7, 7).tril().bool(), -torch.inf), -1
+    )
+    torch.testing.assert_close(found.read.rows(0, 7, None), plain.reshape(batch, heads, 7, 7))
+
+
+def test_joined_heads_keep_their_order():
+    query, key, _ = random_call(1, key_heads=4)
+    whole = ScoredRows(query, key, 1.0)
+    parts = [ScoredRows(query[:, h : h + 1], key[:, h : h + 1], 1.0) for h in range(4)]
+    joined = JoinedHeads(tuple(parts), (1, 1, 1, 1))
+    torch.testing.assert_close(joined.rows(1, 5, None), whole.rows(1, 5, None))
+    torch.testing.assert_close(joined.rows(1, 5, [2, 0]), whole.rows(1, 5, [2, 0]))
+    assert joined.allowed(1, 5).shape == (1, 4, 4, 7)

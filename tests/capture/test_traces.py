@@ -1,0 +1,213 @@
+"""A recording leaves nothing behind, watches its own thread only, and changes nothing."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from transformers.modeling_utils import AttentionInterface
+
+from attnscope.capture import Keep, recording
+from tests.capture import modules
+from tests.capture.tiny import FAMILIES, inputs
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_always_called",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+)
+
+
+def traces(model):
+    """All that a recording could leave: hooks, attributes, patches, modes, flags."""
+    hooks = [len(getattr(module, name)) for module in model.modules() for name in HOOKS]
+    own = [sorted(vars(module)) for module in model.modules()]
+    return (
+        hooks,
+        own,
+        AttentionInterface.__dict__["get_interface"],
+        len(_get_current_function_mode_stack()),
+        torch.backends.mha.get_fastpath_enabled(),
+    )
+
+
+@pytest.fixture
+def bert():
+    return FAMILIES["bert"].build()
+
+
+def test_nothing_is_left_after_a_pass(bert):
+    before = traces(bert)
+    with recording(bert):
+        assert traces(bert) != before
+        bert(**inputs("text"))
+    assert traces(bert) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_nothing_is_left_after_an_exception(bert, error):
+    class Failing:
+        def observe(self, attention):
+            if attention.site.layer == 1:
+                raise error
+
+    before = traces(bert)
+    with pytest.raises(error), recording(bert, [Failing()]):
+        bert(**inputs("text"))
+    assert traces(bert) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_pass_that_broke_off_does_not_disturb_the_next(bert, error):
+    def fail(*_):
+        raise error
+
+    with torch.inference_mode(), recording(bert) as record:
+        handle = bert.encoder.layer[2].attention.register_forward_hook(fail)
+        with pytest.raises(error):
+            bert(**inputs("text"))
+        handle.remove()
+        count = len(record.sites)
+        bert(**inputs("text"))
+    again = record.sites[count:]
+    assert [site.site.layer for site in again] == [0, 1, 2]
+    assert [site.site.call for site in again] == [0, 0, 0]
+
+
+def test_recordings_nest(bert):
+    before = traces(bert)
+    with torch.inference_mode(), recording(bert) as outer:
+        bert(**inputs("text"))
+        with recording(bert) as inner:
+            bert(**inputs("text"))
+        bert(**inputs("text"))
+    assert (len(outer.sites), len(inner.sites)) == (9, 3)
+    assert traces(bert) == before
+
+
+def test_a_model_beside_the_recorded_one_is_not_recorded(bert):
+    other = FAMILIES["llama"].build()
+    with torch.inference_mode(), recording(bert) as record:
+        other(**inputs("text"))
+        modules.Fused()(torch.randn(1, 5, 16))
+    assert record.sites == []
+
+
+def test_an_observers_own_attention_is_not_recorded(bert):
+    class Attending:
+        def observe(self, attention):
+            with torch.inference_mode():
+                modules.Fused()(torch.randn(1, 5, 16))
+                bert.encoder.layer[0].attention.self(torch.randn(1, 5, 32))
+
+    with torch.inference_mode(), recording(bert) as outer, recording(bert, [Attending()]) as record:
+        bert(**inputs("text"))
+    assert len(record.sites) == len(outer.sites) == 3
+
+
+def in_threads(*works):
+    """Run functions at once, each in a thread of its own, and raise what any of them raised."""
+    errors = []
+    gate = threading.Barrier(len(works))
+
+    def run(work):
+        try:
+            gate.wait()
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_threads_record_at_once_and_a_third_is_not_observed(bert, shared):
+    models = [bert, bert if shared else FAMILIES["llama"].build()]
+    before = [traces(model) for model in models]
+    records, kept = [], []
+
+    def record(model, length):
+        keep = Keep(lambda site: [0])
+        for _ in range(10):
+            with torch.inference_mode(), recording(model, [keep]) as record:
+                model(**inputs("text", length=length))
+            records.append((length, record))
+        kept.append(keep)
+
+    def unobserved():
+        for _ in range(20):
+            with torch.inference_mode():
+                bert(**inputs("text", length=7))
+
+    in_threads(lambda: record(models[0], 9), lambda: record(models[1], 11), unobserved)
+    assert len(records) == 20
+    for length, seen in records:
+        assert [site.queries for site in seen.sites] == [length] * 3
+    assert {kept_map.weights.shape[-1] for keep in kept for kept_map in keep.maps} == {9, 11}
+    assert [traces(model) for model in models] == before
+
+
+def test_torchs_fused_layer_is_fused_on_every_thread_but_the_recording_one(monkeypatch):
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    fused, kernel = [], torch._transformer_encoder_layer_fwd
+
+    def counted(*given):
+        fused.append(threading.get_ident())
+        return kernel(*given)
+
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", counted)
+    started, ended = threading.Event(), threading.Event()
+    elsewhere = []
+
+    def recorded():
+        with torch.inference_mode(), recording(nn.Sequential(layer)) as record:
+            layer(torch.randn(2, 5, 16))
+            started.set()
+            ended.wait()
+        assert len(record.sites) == 1
+
+    def plain():
+        started.wait()
+        other = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+        with torch.inference_mode():
+            other(torch.randn(2, 5, 16))
+        elsewhere.append(threading.get_ident())
+        ended.set()
+
+    in_threads(recorded, plain)
+    assert fused == elsewhere
+
+
+def test_outputs_and_dtype_stay_those_of_the_plain_pass():
+    model = FAMILIES["llama"].build().to(torch.bfloat16)
+    given = inputs("text")
+    with torch.inference_mode():
+        plain = model(**given).last_hidden_state
+        with recording(model, [Keep(lambda site: range(4))]) as record:
+            seen = model(**given).last_hidden_state
+    assert seen.dtype == torch.bfloat16
+    assert torch.equal(plain, seen)
+    assert {site.dtype for site in record.sites} == {torch.bfloat16}
+
+
+def test_gradients_flow_as_without_a_recording():
+    model = FAMILIES["bert"].build()
+    given = inputs("text")
+    model(**given).last_hidden_state.sum().backward()
+    plain = model.embeddings.word_embeddings.weight.grad.clone()
+    model.zero_grad()
+    keep = Keep(lambda site: [0])
+    with recording(model, [keep]):
+        model(**given).last_hidden_state.sum().backward()
+    assert torch.equal(model.embeddings.word_embeddings.weight.grad, plain)
+    assert not any(kept.weights.requires_grad for kept in keep.maps)

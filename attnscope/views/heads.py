@@ -33,6 +33,15 @@ class HeadMap:
         return np.clip((self.values - low) / ((high - low) or 1.0), 0, 1)
 
 
+def number(value: float) -> str:
+    """A number of a head in three figures: 0.42, 3.14, 12.8, 128; nothing where there is none."""
+    if np.isnan(value):
+        return ""
+    if abs(value) < 9.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
+
+
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """One head worth a look: its name (``L5H3``), why in plain words, and the command that opens it."""

@@ -10,14 +10,14 @@ from rich.segment import Segment
 from attnscope.render.colour import colour_map
 from attnscope.render.terminal.strokes import colour_bar, footing, heading
 from attnscope.render.terminal.surface import DIM, TONES, Line, Surface, written_on
-from attnscope.views.heads import HeadMap
+from attnscope.views.heads import HeadMap, number
 
 
 def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     """The whole table; where it is too wide, heads follow below in a second one."""
     cmap = colour_map(surface.cmap, signed=view.signed)
     yield from heading(view.title or view.name, view.subtitle, surface)
-    texts = [["" if np.isnan(value) else _number(value) for value in row] for row in view.values]
+    texts = [[number(value) for value in row] for row in view.values]
     label = max((len(f"L{layer}") for layer in view.layers), default=0) + 1
     heads = view.values.shape[1]
     cell = max([4, *(len(text) + 2 for row in texts for text in row), len(f"H{heads - 1}") + 1])
@@ -45,10 +45,3 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     else:
         yield [Segment(f"{view.name}: {low} to {high}", DIM)]
     yield from footing(view.notes, surface)
-
-
-def _number(value: float) -> str:
-    """Three figures at most: 0.42, 3.1, 128."""
-    if abs(value) < 9.995:
-        return f"{value:.2f}" if abs(value) < 0.9995 or value != round(value) else f"{value:.1f}"
-    return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"

@@ -1,0 +1,84 @@
+"""One token's focus as a figure: what it looks at, and who looks at it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.render.colour import STEPS, table
+from attnscope.render.image import axis
+from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, frame, sentences, sheet
+from attnscope.views.focus import Bars, Focus
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LENGTH = 2.6  # inches of the longest bar
+BETWEEN = 0.5
+
+
+def focus_figure(view: Focus, style: Style) -> Figure:
+    """Two lists of bars side by side, on one scale from 0 to 1; the heaviest token on top."""
+    lists = [
+        (f"{axis.short(view.label)} (token {view.position}) {verb}", bars)
+        for verb, bars in (("looks at", view.looks_at), ("is looked at by", view.looked_at_by))
+        if bars is not None
+    ]
+    longest = max((len(bars.bars) for _, bars in lists), default=0)
+    texts = [_label(bar.label, bar.position) for _, bars in lists for bar in bars.bars]
+    label = axis.room(texts, NORMAL)
+    length = LENGTH
+    if style.width:
+        length = max(style.width / len(lists) - label - BETWEEN, 1.0)
+    height = 0.22 * max(longest, 1)
+    whole = length * len(lists) + (label + BETWEEN) * (len(lists) - 1)
+    figure, axes = sheet(
+        whole,
+        height,
+        Margins(label, 0.4, 0.35, 0.35),
+        title=view.title,
+        subtitle=view.subtitle,
+        caption=sentences((), view.notes),
+    )
+    box = axes.get_position()
+    share = box.width / whole
+    for i, (title, bars) in enumerate(lists):
+        if i:
+            axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_position(
+            (box.x0 + i * (length + label + BETWEEN) * share, box.y0, length * share, box.height)
+        )
+        _bars(axes, title, bars, longest, style)
+    return figure
+
+
+def _label(text: str, position: int) -> str:
+    return f"{axis.short(text)} {position}"
+
+
+def _bars(axes: Axes, title: str, bars: Bars, longest: int, style: Style) -> None:
+    colour = table(style.cmap)[STEPS * 5 // 8] / 255.0
+    weights = [bar.weight for bar in bars.bars]
+    axes.barh(range(len(weights)), weights, height=0.72, color=colour)
+    axes.set_yticks(range(len(weights)), [_label(bar.label, bar.position) for bar in bars.bars], size=NORMAL)
+    axes.set_ylim(longest - 0.5, -0.5)
+    axes.set_xlim(0, 1)
+    axes.tick_params(axis="y", length=0, pad=3)
+    axes.tick_params(axis="x", labelsize=SMALL, length=2, width=0.5)
+    axes.set_title(title, size=NORMAL, loc="left", weight="bold")
+    for row, weight in enumerate(weights):
+        inside = weight > 0.8
+        axes.text(
+            weight + (-0.01 if inside else 0.01),
+            row,
+            f"{weight:.2f}",
+            size=SMALL,
+            color="black" if inside else GREY,
+            ha="right" if inside else "left",
+            va="center",
+        )
+    if bars.more:
+        axes.set_xlabel(f"and {bars.more} more, each at most {bars.most:.2g}", size=SMALL, color=GREY)
+    frame(axes)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

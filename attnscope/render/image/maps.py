@@ -1,0 +1,191 @@
+"""Heatmaps, grids of thumbnails and maps of one number a head, as figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnscope.render.colour import steps, table
+from attnscope.render.image import axis
+from attnscope.render.image.sheet import (
+    NORMAL,
+    SMALL,
+    Margins,
+    Style,
+    colour_bar,
+    frame,
+    hatch,
+    listed,
+    sentences,
+    sheet,
+)
+from attnscope.views.axes import Array
+from attnscope.views.grid import Grid, GridLayer, thumbnail_levels
+from attnscope.views.heads import HeadMap, number
+from attnscope.views.heatmap import Heatmap
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BAR = 0.75  # inches for the colour bar and its numbers
+MASKED, GROUND = (226, 226, 226), (255, 255, 255)
+
+
+def heatmap_figure(view: Heatmap, style: Style) -> Figure:
+    """One head: row 0 on top, the colour bar beside it, closed cells hatched.
+
+    The image holds the weights themselves (with the scale "row", their levels).
+    """
+    rows, columns = view.values.shape
+    queries, keys = view.weights.queries, view.weights.keys
+    cell = min(max(3.0 / max(rows, columns), 0.28), 8.5 / max(rows, columns))
+    if style.width:
+        left = axis.room(axis.labels(queries, cell)[1], NORMAL)
+        cell = max(style.width - left - BAR - 0.3, 1.0) / columns
+    _, row_texts, row_size = axis.labels(queries, cell)
+    _, column_texts, column_size = axis.labels(keys, cell)
+    margins = Margins(axis.room(row_texts, row_size), BAR, axis.room(column_texts, column_size), 0.1)
+    figure, axes = sheet(
+        cell * columns,
+        cell * rows,
+        margins,
+        title=view.title,
+        subtitle=view.subtitle,
+        caption=sentences(view.readings, view.notes),
+    )
+    by_row = view.scale == "row"
+    shown = np.ma.array(view.levels() if by_row else view.values, mask=view.masked)
+    low, high = (0.0, 1.0) if by_row else view.limits
+    hatch(axes)
+    axes.imshow(shown, cmap=listed(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto")
+    axis.put(axes, queries, keys, (cell, cell))
+    frame(axes)
+    ends = ("−max" if view.signed else "0", "max of\nthe row") if by_row else (f"{low:.3g}", f"{high:.3g}")
+    middle = "" if by_row else f"{(low + high) / 2:.3g}"
+    colour_bar(figure, axes, style, [(0, ends[0]), (0.5, middle), (1, ends[1])])
+    return figure
+
+
+def grid_figure(view: Grid, style: Style) -> Figure:
+    """Every head in one composite image on one axes: layers down, heads across.
+
+    The image holds colours, so that gaps and closed cells can have their own.
+    """
+    composite, (tall, wide, gap) = mosaic(view, style.cmap)
+    heads, layers = view.heads, _layer_numbers(view)
+    head = min(0.85, 11.0 / max(heads, 1))  # inches from thumbnail to thumbnail
+    if style.width:
+        head = max(style.width - 0.4 - BAR - 0.3, 1.0) / heads
+    layer = head * (tall + gap) / (wide + gap)
+    figure, axes = sheet(
+        head * heads,
+        layer * len(layers),
+        Margins(0.45, BAR, 0.25, 0.1),
+        title=view.title,
+        subtitle=view.subtitle,
+        caption=sentences((), (*_said(view, tall, wide), *view.notes)),
+    )
+    axes.imshow(composite, interpolation="nearest", aspect="auto")
+    size = min(8.0, head * 72 * 0.3)
+    axes.xaxis.tick_top()
+    axes.set_xticks(
+        [(wide + gap) * i + wide / 2 - 0.5 for i in range(heads)], [f"H{i}" for i in range(heads)], size=size
+    )
+    axes.set_yticks(
+        [(tall + gap) * i + tall / 2 - 0.5 for i in range(len(layers))], [f"L{n}" for n in layers], size=size
+    )
+    axes.tick_params(length=0, pad=2)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    top = {"fixed": "1", "row": "max of\nthe row", "head": "max of\nthe head"}[view.scale]
+    colour_bar(figure, axes, style, [(0, "0"), (1, top)])
+    return figure
+
+
+def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
+    """All thumbnails in one picture of uint8 colours, and (height, width, gap) of one in pixels.
+
+    -> [layer · (height + gap), head · (width + gap), 3]
+    """
+    tall = max((layer.values.shape[-2] for layer in view.layers), default=1)
+    wide = max((layer.values.shape[-1] for layer in view.layers), default=1)
+    scale = max(1, -(-12 // max(tall, wide)))  # small maps are enlarged, so that a gap can be thin
+    tall, wide = tall * scale, wide * scale
+    gap = max(1, wide // 12)
+    numbers = _layer_numbers(view)
+    picture = np.empty((len(numbers), tall + gap, max(view.heads, 1), wide + gap, 3), np.uint8)
+    picture[:] = GROUND
+    for layer in view.layers:
+        colours = _coloured(layer, view, cmap)  # [head, row, column, 3]
+        rows = np.arange(tall) * colours.shape[1] // tall
+        columns = np.arange(wide) * colours.shape[2] // wide
+        placed = colours[:, rows][:, :, columns].transpose(1, 0, 2, 3)  # [row, head, column, 3]
+        picture[numbers.index(layer.layer), :tall, : layer.heads, :wide] = placed
+    flat = picture.reshape(len(numbers) * (tall + gap), max(view.heads, 1) * (wide + gap), 3)
+    return flat[:-gap, :-gap], (tall, wide, gap)
+
+
+def _coloured(layer: GridLayer, view: Grid, cmap: str) -> Array:
+    colours = table(cmap)[steps(thumbnail_levels(layer, view.scale))]
+    colours[layer.masked] = MASKED
+    return colours
+
+
+def _layer_numbers(view: Grid) -> list[int]:
+    return sorted({*(layer.layer for layer in view.layers), *view.holes})
+
+
+def _said(view: Grid, tall: int, wide: int) -> list[str]:
+    queries, keys = view.size
+    said = f"each square is a head: {queries} rows look at {keys} columns"
+    if queries > tall or keys > wide:
+        said += f"; pooled to {tall} × {wide} cells, keys summed and queries averaged"
+    if any(layer.masked.any() for layer in view.layers):
+        said += "; grey: masked"
+    if view.holes:
+        said += f"; no attention of this kind in {', '.join(f'L{hole}' for hole in view.holes)}"
+    return [said]
+
+
+def head_map_figure(view: HeadMap, style: Style) -> Figure:
+    """One number a head, written into its cell where there is room. The image holds the numbers."""
+    layers, heads = view.values.shape
+    cell = min(0.5, 11.0 / max(heads, 1))
+    if style.width:
+        cell = max(style.width - 0.45 - BAR - 0.3, 1.0) / max(heads, 1)
+    figure, axes = sheet(
+        cell * heads,
+        cell * 0.7 * layers,
+        Margins(0.45, BAR, 0.25, 0.1),
+        title=view.title or view.name,
+        subtitle=view.subtitle,
+        caption=sentences((), view.notes),
+    )
+    low, high = view.limits
+    hatch(axes)
+    shown = np.ma.masked_invalid(view.values)
+    axes.imshow(shown, cmap=listed(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto")
+    axes.xaxis.tick_top()
+    size = min(8.0, cell * 72 * 0.3)
+    axes.set_xticks(range(heads), [f"H{head}" for head in range(heads)], size=size)
+    axes.set_yticks(range(layers), [f"L{layer}" for layer in view.layers], size=size)
+    axes.tick_params(length=0, pad=2)
+    frame(axes)
+    if cell >= 0.3:
+        _write_numbers(axes, view, style, min(7.0, cell * 72 * 0.24))
+    unit = f" {view.unit}" if view.unit else ""
+    colour_bar(figure, axes, style, [(0, f"{low:.3g}"), (1, f"{high:.3g}{unit}")])
+    return figure
+
+
+def _write_numbers(axes: Axes, view: HeadMap, style: Style, size: float) -> None:
+    colours = table(style.cmap)[steps(np.nan_to_num(view.levels()))] / 255.0
+    light = colours**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18  # [layer, head]
+    for (row, head), value in np.ndenumerate(view.values):
+        if np.isfinite(value):
+            ink = "black" if light[row, head] else "white"
+            axes.text(
+                head, row, number(value), size=max(size, SMALL - 2), color=ink, ha="center", va="center"
+            )

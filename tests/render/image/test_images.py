@@ -1,0 +1,243 @@
+"""Images by their facts: the array is the head, row 0 is on top, labels and limits are right."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from attnscope.errors import OutputError, SelectionError
+from attnscope.render.colour import steps, table
+from attnscope.render.image import FORMATS, drawing, encoded, save
+from attnscope.render.image.axis import READABLE, labels
+from attnscope.render.image.maps import MASKED, mosaic
+from attnscope.views import Reading, focus, grid, head_map, heatmap, places, weights
+from tests.render.screen import random_head, tokens
+
+
+def map_of(figure):
+    return figure.axes[0].images[0]
+
+
+def label_texts(axis) -> list[str]:
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 8)])
+def test_a_heatmap_holds_the_weights_with_row_0_on_top(queries: int, keys: int) -> None:
+    head = random_head(queries, keys)
+    with drawing(heatmap(head, title="L0H1")) as (figure, warned):
+        image = map_of(figure)
+        np.testing.assert_array_equal(image.get_array(), head.values)
+        assert image.get_clim() == (0, 1)
+        assert image.origin == "upper"
+        bottom, top = figure.axes[0].get_ylim()
+        assert bottom > top  # row 0 is above row 1
+        assert label_texts(figure.axes[0].xaxis) == [place.label for place in head.keys]
+        assert label_texts(figure.axes[0].yaxis) == [place.label for place in head.queries]
+        assert "L0H1" in [text.get_text() for text in figure.texts]
+    assert warned == []
+
+
+def test_the_pixels_of_a_png_are_the_colours_of_the_weights() -> None:
+    view = heatmap(random_head(6, causal=True), scale="head")
+    with drawing(view, cmap="lagoon") as (figure, _):
+        box = figure.axes[0].get_position()
+        picture = imread(io.BytesIO(encoded(figure, "png")))[..., :3]
+    tall, wide = picture.shape[:2]
+    colours = table("lagoon")[steps(view.levels())] / 255
+    for i in range(6):
+        for j in range(6):
+            y = round((1 - box.y1 + box.height * (i + 0.5) / 6) * tall)
+            x = round((box.x0 + box.width * (j + 0.5) / 6) * wide)
+            if j > i:
+                assert np.ptp(picture[y, x]) < 0.02  # grey, as no weight is
+                assert picture[y, x].min() > 0.7
+            else:
+                np.testing.assert_allclose(picture[y, x], colours[i, j], atol=2.5 / 255)
+
+
+def test_closed_cells_are_masked_in_the_array() -> None:
+    head = random_head(4, causal=True)
+    with drawing(heatmap(head)) as (figure, _):
+        np.testing.assert_array_equal(np.ma.getmaskarray(map_of(figure).get_array()), ~head.allowed)
+        assert figure.axes[0].patch.get_hatch()
+
+
+def test_scales_set_the_limits() -> None:
+    head = random_head(5)
+    with drawing(heatmap(head, scale="head")) as (figure, _):
+        assert map_of(figure).get_clim() == (0, head.values.max())
+    with drawing(heatmap(head, scale="row")) as (figure, _):
+        np.testing.assert_allclose(map_of(figure).get_array().max(-1), 1)
+    with drawing(heatmap(head, signed=True)) as (figure, _):
+        assert map_of(figure).get_clim() == (-1, 1)
+        assert map_of(figure).get_cmap().name == "attnscope-tide"
+
+
+def test_the_caption_tells_readings_and_notes() -> None:
+    view = heatmap(random_head(3), readings=(Reading("entropy", 1.25, 2.0, "nats"),), notes=("untrained",))
+    with drawing(view) as (figure, _):
+        caption = figure.texts[-1].get_text()
+    assert "entropy 1.25 nats (uniform 2.00)" in caption
+    assert "untrained" in caption
+
+
+@pytest.mark.parametrize("text", ["$a^2$", "[CLS]", "<s>", "_x_", "a\\b", "%d", "&amp;", "$\\frac{"])
+def test_tokens_are_taken_literally(text: str) -> None:
+    head = weights(np.eye(2), tokens(text, "b"), tokens(text, "b"))
+    with drawing(heatmap(head, title=text, notes=(text,))) as (figure, _):
+        shown = [*figure.texts, *figure.axes[0].get_xticklabels()]
+        assert not any(label.get_parse_math() for label in shown)
+        assert label_texts(figure.axes[0].xaxis)[0] == text
+        assert encoded(figure, "svg")
+
+
+@pytest.mark.parametrize("count", [8, 40, 100, 512])
+def test_labels_never_touch_and_say_which_token_they_are(count: int) -> None:
+    axis = places(tokens(*(f"t{i}" for i in range(count))))
+    with drawing(heatmap(weights(np.eye(count), range(count), range(count)))) as (figure, _):
+        tall = figure.get_size_inches()[1] * figure.axes[0].get_position().height
+    shown, texts, size = labels(axis, tall / count)
+    pitch = tall / count * 72 * (shown[1] - shown[0])
+    assert pitch >= READABLE - 1e-9
+    assert 6 <= size <= pitch
+    if len(shown) < count:
+        assert texts[1] == f"{shown[1]} t{shown[1]}"
+    else:
+        assert texts[1] == "t1"
+
+
+def test_the_grid_is_one_image_whose_tiles_are_the_heads() -> None:
+    heads = np.stack([random_head(14, seed=seed).values for seed in range(3)])
+    causal = np.tril(np.ones((14, 14), bool))
+    view = grid(
+        [
+            (0, weights(heads * causal, range(14), range(14), causal)),
+            (2, weights(heads[:2], range(14), range(14))),
+        ]
+    )
+    with drawing(view) as (figure, _):
+        assert len(figure.axes) == 2  # the tiles and the colour bar
+        picture = map_of(figure).get_array()
+        assert label_texts(figure.axes[0].xaxis) == ["H0", "H1", "H2"]
+        assert label_texts(figure.axes[0].yaxis) == ["L0", "L1", "L2"]
+    flat, (tall, wide, gap) = mosaic(view, "ember")
+    np.testing.assert_array_equal(picture, flat)
+    assert (tall, wide) == (14, 14)
+    for row, layer in ((0, 0), (2, 1)):
+        for head in range(view.layers[layer].heads):
+            expected = table("ember")[steps(view.layers[layer].values[head])]
+            expected[view.layers[layer].masked[head]] = MASKED
+            top, left = row * (tall + gap), head * (wide + gap)
+            np.testing.assert_array_equal(flat[top : top + tall, left : left + wide], expected)
+    assert (flat[tall + gap : 2 * tall + gap] == 255).all()  # layer 1 is a hole
+
+
+def test_a_focus_draws_its_bars_with_the_heaviest_on_top() -> None:
+    head = weights(
+        np.array([[0.2, 0.7, 0.1], [0, 1, 0], [1, 0, 0]]), tokens("a", "b", "c"), tokens("a", "b", "c")
+    )
+    with drawing(focus(head, query=0, key=0)) as (figure, _):
+        looks, looked = figure.axes
+        assert [bar.get_width() for bar in looks.patches] == [0.7, 0.2, 0.1]
+        assert label_texts(looks.yaxis) == ["b 1", "a 0", "c 2"]
+        assert label_texts(looked.yaxis) == ["c 2", "a 0", "b 1"]
+        assert looks.get_xlim() == looked.get_xlim() == (0, 1)
+        assert looks.get_ylim()[0] > looks.get_ylim()[1]
+
+
+def test_a_head_map_holds_its_numbers_and_writes_them() -> None:
+    view = head_map({0: [0.25, 0.5], 2: [1.0]}, "confidence", limits=(0, 1))
+    with drawing(view) as (figure, _):
+        np.testing.assert_array_equal(map_of(figure).get_array().filled(np.nan), view.values)
+        assert label_texts(figure.axes[0].yaxis) == ["L0", "L2"]
+        assert [text.get_text() for text in figure.axes[0].texts] == ["0.25", "0.50", "1.00"]
+
+
+def test_a_width_is_kept() -> None:
+    stack = weights(np.stack([np.eye(4)] * 12), range(4), range(4))
+    views = [heatmap(random_head(12)), grid([(0, stack)]), head_map({0: [0.5] * 12}, "x")]
+    for view in views:
+        with drawing(view, width=7) as (figure, _):
+            assert figure.get_size_inches()[0] == pytest.approx(7, abs=0.6)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_same_view_gives_the_same_bytes_and_a_file_of_its_kind(form: str, tmp_path) -> None:
+    view = heatmap(random_head(5, causal=True), title="L0H1", notes=("a note",))
+    first, second = tmp_path / f"first.{form}", tmp_path / f"second.{form}"
+    assert save(view, first) == save(view, second) == []
+    assert first.read_bytes() == second.read_bytes()
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[form]
+    assert first.read_bytes().startswith(start)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [first.name, second.name]
+
+
+def test_the_users_own_style_changes_nothing_and_stays() -> None:
+    view = heatmap(random_head(4))
+
+    def bytes_now() -> bytes:
+        with drawing(view) as (figure, _):
+            return encoded(figure, "png", 50)
+
+    plain = bytes_now()
+    with matplotlib.rc_context({"font.size": 30, "text.parse_math": True, "image.origin": "lower"}):
+        assert bytes_now() == plain
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypatch) -> None:
+    from attnscope.render.image import fonts
+
+    monkeypatch.setattr(fonts, "_installed", lambda: {})
+    head = weights(np.eye(2), tokens("猫", "b"), tokens("a", "b"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with drawing(heatmap(head)) as (figure, warned):
+            encoded(figure, "png", 40)
+    assert len(warned) == 1
+    assert warned[0].startswith("no installed font can draw CJK (猫): ")
+
+
+def test_lacking_fonts_are_told_by_script(monkeypatch) -> None:
+    from attnscope.render.image import fonts
+
+    monkeypatch.setattr(fonts, "_installed", lambda: {})
+    chosen, warned = fonts.families(["猫が", "Straße", "\U0001f600"])
+    assert chosen == [fonts.BASE]
+    assert [sentence.split(" (")[0].rsplit("draw ")[1] for sentence in warned][:2] == ["CJK", "Hiragana"]
+
+
+def test_a_font_that_has_the_script_is_chosen(monkeypatch) -> None:
+    from attnscope.render.image import fonts
+
+    monkeypatch.setattr(fonts, "_installed", lambda: {"Some Sans": "sans", "A Serif": "serif"})
+    real = fonts._characters
+    found = {"sans": frozenset("猫"), "serif": frozenset("猫犬")}
+    monkeypatch.setattr(fonts, "_characters", lambda path: found.get(path) or real(path))
+    assert fonts.families(["cat"]) == (["DejaVu Sans"], [])
+    assert fonts.families(["猫"]) == (["DejaVu Sans", "Some Sans"], [])
+    assert fonts.families(["猫犬"]) == (["DejaVu Sans", "Some Sans", "A Serif"], [])
+
+
+def test_what_cannot_be_written_says_why(tmp_path) -> None:
+    view = heatmap(random_head(2))
+    with pytest.raises(OutputError, match=r"'.gif' is no image format; there are png, svg, pdf"):
+        save(view, tmp_path / "a.gif")
+    with pytest.raises(OutputError, match="its name has no suffix"):
+        save(view, tmp_path / "a")
+    with pytest.raises(OutputError, match="there is no folder"):
+        save(view, tmp_path / "nowhere" / "a.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(OutputError, match="it is a folder"):
+        save(view, tmp_path / "folder.png")
+    with pytest.raises(SelectionError, match="no font 'Nosuch Sans' is installed"):
+        save(view, tmp_path / "a.png", font="Nosuch Sans")
+    with pytest.raises(SelectionError, match="no colour map"):
+        save(view, tmp_path / "a.png", cmap="rainbow")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]

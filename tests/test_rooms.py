@@ -13,7 +13,7 @@ FLOORS = [
     {"attention"},
     {"measures", "compare", "capture"},
     {"network", "models", "views"},
-    {"render"},
+    {"render", "look"},
     {"cli", "__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +53,12 @@ class Model(ABC):
         self.module = module.eval()
         self.positions = positions
         self.notes = tuple(notes)
+
+    @property
+    def title(self) -> str:
+        """The name as a title has room for it: of a folder, the last two parts of its path."""
+        parts = Path(self.name).parts
+        return self.name if len(parts) < 3 else "…/" + "/".join(parts[-2:])
 
     @property
     def device(self) -> torch.device:

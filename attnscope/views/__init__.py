@@ -7,7 +7,7 @@ A view is built once by its function and drawn by any room of ``attnscope.render
 """
 
 from attnscope.views.axes import Weights, hide_special, merge_words, pool, shrink, weights
-from attnscope.views.focus import Bar, Bars, Focus, focus
+from attnscope.views.focus import Bar, Bars, Focus, focus, ranked
 from attnscope.views.grid import Grid, GridLayer, grid
 from attnscope.views.heads import HeadMap, Ranked, Ranking, head_map
 from attnscope.views.heatmap import SCALES, Heatmap, Reading, Scale, heatmap
@@ -36,6 +36,7 @@ __all__ = [
     "merge_words",
     "places",
     "pool",
+    "ranked",
     "shrink",
     "visible",
     "weights",

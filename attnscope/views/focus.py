@@ -74,9 +74,9 @@ def focus(
         raise ValueError("a focus needs a query or a key")
     looks_at = looked_at_by = None
     if row is not None:
-        looks_at = _rank(weights.values[row], weights.allowed[row], weights.keys, top)
+        looks_at = ranked(weights.values[row], weights.allowed[row], weights.keys, top)
     if column is not None:
-        looked_at_by = _rank(weights.values[:, column], weights.allowed[:, column], weights.queries, top)
+        looked_at_by = ranked(weights.values[:, column], weights.allowed[:, column], weights.queries, top)
     return Focus(place.label, place.start, looks_at, looked_at_by, title, subtitle, notes)
 
 
@@ -88,8 +88,8 @@ def _find(axis: Sequence[Place], position: int) -> int:
     raise SelectionError(f"no token {position} here: this picture shows {numbers}")
 
 
-def _rank(values: Array, allowed: Array, axis: Sequence[Place], top: int) -> Bars:
-    """Open places by weight, ties in the order of the text."""
+def ranked(values: Array, allowed: Array, axis: Sequence[Place], top: int) -> Bars:
+    """The open places by weight, the heaviest ``top`` of them, ties in the order of the text.  [place]"""
     order = [i for i in np.argsort(-values, kind="stable") if allowed[i]]
     bars = tuple(Bar(axis[i].label, axis[i].start, float(values[i])) for i in order[:top])
     rest = order[top:]

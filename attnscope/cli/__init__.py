@@ -1,0 +1,66 @@
+"""The command line: one file a command, each of them parse, one call a floor, print.
+
+Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from attnscope import __version__
+from attnscope.cli.show import EXAMPLES as SHOW_EXAMPLES
+from attnscope.cli.show import show
+from attnscope.errors import AttnscopeError
+
+app = typer.Typer(
+    name="attnscope",
+    help="See what the attention heads of a transformer do.",
+    epilog='Start with: attnscope show "The cat sat on the mat because it was tired."',
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=SHOW_EXAMPLES)(show)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"attnscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def attnscope(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """See what the attention heads of a transformer do."""
+
+
+def main() -> None:
+    """Run the command line. What a user can fix ends in one sentence on stderr and exit code 1."""
+    try:
+        app()
+    except AttnscopeError as error:
+        _fail(str(error))
+    except Exception as error:
+        if os.environ.get("ATTNSCOPE_TRACEBACK"):
+            raise
+        _fail(
+            f"unexpected {type(error).__name__}: {error} "
+            "(ATTNSCOPE_TRACEBACK=1 shows where; please report it with the command)"
+        )
+
+
+def _fail(sentence: str) -> None:
+    """One line on stderr, with nothing in it that a terminal would obey."""
+    line = " ".join(sentence.split())
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+    encoding = sys.stderr.encoding or "ascii"
+    print(f"attnscope: {shown}".encode(encoding, "replace").decode(encoding), file=sys.stderr)
+    raise SystemExit(1)

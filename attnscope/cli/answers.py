@@ -1,0 +1,152 @@
+"""What a command found, on its way out: to the terminal, to a picture file, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attnscope.capture import SiteRecord
+from attnscope.look import OneHead, Overview
+from attnscope.measures import HeadFigures, worth_a_look
+from attnscope.render.terminal import View, print_view
+from attnscope.views import Bars, Focus, Grid, Heatmap, Ranked, Ranking
+
+WORTH = 6
+"""Heads that the overview recommends."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The views of an answer, those of them that make a picture file, and the numbers behind them."""
+
+    views: tuple[View, ...]
+    pictures: Mapping[str, Grid | Heatmap | Focus]
+    numbers: Mapping[str, Any]
+
+
+def of_overview(seen: Overview, command: str | None) -> Answer:
+    """Every head as a thumbnail, and the heads most worth a look with the command that opens each."""
+    several = len(seen.grids) > 1
+    ranked = []
+    for head in worth_a_look(seen.heads, WORTH):
+        extra = f" --kind {head.site.kind}" if several else ""
+        where = f" of the {head.site.kind}" if several and head.site.kind != "cross" else ""
+        where = " of the cross-attention" if several and head.site.kind == "cross" else where
+        reason = head.role.sentence if head.role else ""
+        ranked.append(Ranked(head.name + where, reason, f"{command or '...'} --head {head.name}{extra}"))
+    notes = seen.notes if command else (*seen.notes, "... stands for the command that you gave")
+    ranking = Ranking(tuple(ranked), "Worth a look", notes)
+    pictures = {
+        grid.title.rpartition(" · ")[2].split(" ")[0]: _noted(grid, seen.notes) for grid in seen.grids
+    }
+    numbers = {
+        "notes": list(seen.notes),
+        "sites": [_site(site) for site in seen.record.sites],
+        "heads": [_figures(head) for head in seen.heads],
+    }
+    return Answer((*seen.grids, ranking), pictures, numbers)
+
+
+def of_head(seen: OneHead) -> Answer:
+    """One head's heatmap."""
+    picture = seen.heatmap
+    numbers = {
+        "notes": list(picture.notes),
+        "site": _site(seen.seen),
+        "head": _figures(seen.figures),
+        "queries": [place.text for place in picture.weights.queries],
+        "keys": [place.text for place in picture.weights.keys],
+        "weights": _rows(picture),
+    }
+    return Answer((picture,), {"head": picture}, numbers)
+
+
+def of_token(seen: Focus) -> Answer:
+    """What one token looks at, and who looks at it."""
+    numbers = {
+        "notes": list(seen.notes),
+        "which": seen.title,
+        "token": {"text": seen.label, "position": seen.position},
+        "looks_at": _bars(seen.looks_at),
+        "looked_at_by": _bars(seen.looked_at_by),
+    }
+    return Answer((seen,), {"token": seen}, numbers)
+
+
+def print_views(answer: Answer, *, cmap: str | None, plain: bool) -> None:
+    """Draw every view on standard output, with a line of air between them."""
+    for number, view in enumerate(answer.views):
+        if number:
+            print()
+        print_view(view, cmap=cmap, plain=plain)
+
+
+def print_json(answer: Answer) -> None:
+    """Write the numbers to standard output."""
+    print(json.dumps(answer.numbers, ensure_ascii=False))
+
+
+def save(answer: Answer, out: Path, cmap: str | None) -> None:
+    """Draw the answer into ``out``; several kinds of attention make several files, named after them."""
+    from attnscope.render.image import save as save_picture
+
+    for name, view in answer.pictures.items():
+        path = out if len(answer.pictures) == 1 else out.with_stem(f"{out.stem}-{name}")
+        for warning in save_picture(view, path, cmap=cmap):
+            print(f"attnscope: {warning}", file=sys.stderr)
+        print(f"saved {path}", file=sys.stderr)
+
+
+def _noted(grid: Grid, notes: tuple[str, ...]) -> Grid:
+    return replace(grid, notes=notes)
+
+
+def _rows(picture: Heatmap) -> list[list[float | None]]:
+    """The weights, with nothing where the mask closed the cell."""
+    return [
+        [None if closed else round(float(value), 7) for value, closed in zip(row, mask, strict=True)]
+        for row, mask in zip(picture.values, picture.masked, strict=True)
+    ]
+
+
+def _site(seen: SiteRecord) -> dict[str, Any]:
+    return {
+        "name": seen.site.name,
+        "call": seen.site.call,
+        "kind": seen.site.kind,
+        "layer": seen.site.layer,
+        "heads": seen.heads,
+        "key_heads": seen.key_heads,
+        "queries": seen.queries,
+        "keys": seen.keys,
+        "kernel": seen.kernel,
+        "source": seen.source,
+        "dtype": str(seen.dtype).removeprefix("torch."),
+    }
+
+
+def _figures(head: HeadFigures) -> dict[str, Any]:
+    role = head.role
+    return {
+        "kind": head.site.kind,
+        "layer": head.site.layer,
+        "head": head.head,
+        "role": None
+        if role is None
+        else {"name": role.name, "score": role.score, "baseline": role.baseline, "sentence": role.sentence},
+        "figures": {
+            name: {"value": figure.value, "baseline": figure.baseline, "rows": figure.rows}
+            for name, figure in head.figures.items()
+        },
+        "absent": dict(head.absent),
+    }
+
+
+def _bars(bars: Bars | None) -> list[dict[str, Any]] | None:
+    if bars is None:
+        return None
+    return [{"text": bar.label, "position": bar.position, "weight": bar.weight} for bar in bars.bars]

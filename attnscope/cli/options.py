@@ -1,0 +1,144 @@
+"""Options that several commands share, each with its help."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnscope.errors import OutputError
+
+PICTURES = (".png", ".svg", ".pdf")
+TEXT, WHERE, PICTURE, MODEL = "Text", "Which attention", "Picture", "Model"
+
+Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]
+SecondText = Annotated[
+    str | None,
+    typer.Argument(help="A second text: its pair, or the target of an encoder-decoder.", show_default=False),
+]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", help="Read the text from a file.", rich_help_panel=TEXT, show_default=False),
+]
+Line = Annotated[
+    int | None,
+    typer.Option(
+        help="Take one line of the input, counted from 1; a tab in it parts a pair.",
+        rich_help_panel=TEXT,
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Cut the text at that many tokens.", rich_help_panel=TEXT, show_default=False),
+]
+Truncate = Annotated[
+    bool,
+    typer.Option(
+        "--truncate", help="Cut a text that is longer than the model's positions.", rich_help_panel=TEXT
+    ),
+]
+Layer = Annotated[
+    int | None,
+    typer.Option(min=0, help="One layer, from 0.", rich_help_panel=WHERE, show_default=False),
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        help="One head: L5H3, 5.3, 5-3, or its number with --layer.",
+        rich_help_panel=WHERE,
+        show_default=False,
+    ),
+]
+Kind = Annotated[
+    str | None,
+    typer.Option(help="encoder, decoder or cross.", rich_help_panel=WHERE, show_default=False),
+]
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", help="own, own-causal, a folder, or a Hugging Face hub id.", rich_help_panel=MODEL
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=MODEL)]
+Dtype = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.", rich_help_panel=MODEL)]
+Revision = Annotated[
+    str | None,
+    typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel=MODEL, show_default=False),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run Python code that comes with the model. It can do anything you can.",
+        rich_help_panel=MODEL,
+    ),
+]
+AllowPickle = Annotated[
+    bool,
+    typer.Option(
+        "--allow-pickle",
+        help="Load pickled weights where there are no safetensors.",
+        rich_help_panel=MODEL,
+    ),
+]
+
+Words = Annotated[bool, typer.Option("--words", help="Merge pieces into words.", rich_help_panel=PICTURE)]
+HideSpecial = Annotated[
+    bool,
+    typer.Option(
+        "--hide-special",
+        help="Leave special tokens out, and say how much attention they take.",
+        rich_help_panel=PICTURE,
+    ),
+]
+
+
+class Scale(str, Enum):
+    """What full colour stands for."""
+
+    fixed = "fixed"
+    row = "row"
+    head = "head"
+
+
+ScaleName = Annotated[
+    Scale,
+    typer.Option(
+        "--scale",
+        help="Full colour is a weight of 1, or the largest of its row or head.",
+        rich_help_panel=PICTURE,
+    ),
+]
+Cmap = Annotated[
+    str | None,
+    typer.Option(help="Colour map; a wrong name lists them.", rich_help_panel=PICTURE, show_default=False),
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Shades instead of colours.", rich_help_panel=PICTURE)]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="Save the picture as .png, .svg or .pdf instead of printing it.",
+        rich_help_panel=PICTURE,
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.", rich_help_panel=PICTURE)]
+
+
+def check_picture(out: Path | None, cmap: str | None) -> None:
+    """Refuse, before any work is done, a picture that could not be written or drawn at its end."""
+    from attnscope.render.colour import cmaps
+
+    if cmap is not None:
+        cmaps[cmap]
+    if out is None:
+        return
+    if out.suffix.lower() not in PICTURES:
+        raise OutputError(f"{out} is no picture: its name must end in {', '.join(PICTURES)}")
+    if not out.parent.is_dir():
+        raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")

@@ -1,0 +1,93 @@
+"""``attnscope show``: every head of a text at a glance, one head in full, or one token's view."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attnscope.cli import options
+from attnscope.cli.command import repeated
+from attnscope.cli.heads import parse_head
+from attnscope.cli.text import read_text
+from attnscope.cli.waiting import waiting
+
+EXAMPLES = """Examples:
+
+attnscope show "The cat sat on the mat because it was tired."
+
+attnscope show "The cat sat on the mat." --head L0H2 --words
+
+attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
+"""
+
+
+def show(
+    context: typer.Context,
+    text: options.Text = None,
+    second_text: options.SecondText = None,
+    file: options.File = None,
+    line: options.Line = None,
+    max_tokens: options.MaxTokens = None,
+    truncate: options.Truncate = False,
+    layer: options.Layer = None,
+    head: options.Head = None,
+    kind: options.Kind = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            help="A word, or a token's number: what it looks at, and who looks at it.",
+            rich_help_panel=options.WHERE,
+            show_default=False,
+        ),
+    ] = None,
+    words: options.Words = False,
+    hide_special: options.HideSpecial = False,
+    scale: options.ScaleName = options.Scale.fixed,
+    cmap: options.Cmap = None,
+    plain: options.Plain = False,
+    out: options.Out = None,
+    as_json: options.AsJson = False,
+    model: options.ModelName = "own",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    allow_pickle: options.AllowPickle = False,
+) -> None:
+    """Show what the attention heads do on a text.
+
+    Without a head: every head as a thumbnail, and those most worth a look. With one: its heatmap and
+    figures. Rows are the tokens that look, columns the tokens that are looked at.
+    """
+    layer, number = parse_head(head, layer)
+    first, second = read_text(text, second_text, file, line)
+    options.check_picture(out, cmap)
+    from attnscope.cli import answers
+    from attnscope.look import Choice, one_head, one_token, overview
+    from attnscope.models import load
+
+    choice = Choice(layer, number, kind, token, words, hide_special, scale.value)
+    with waiting(f"loading {model}"):
+        loaded = load(
+            model,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
+        )
+    prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
+    with waiting(f"{model} reads {len(prepared.tokens):,} tokens"):
+        if token is not None:
+            answer = answers.of_token(one_token(loaded, prepared, choice))
+        elif number is not None:
+            answer = answers.of_head(one_head(loaded, prepared, choice))
+        else:
+            answer = answers.of_overview(overview(loaded, prepared, choice), repeated(context))
+    if as_json:
+        answers.print_json(answer)
+    elif out is not None:
+        answers.save(answer, out, cmap)
+    else:
+        answers.print_views(answer, cmap=cmap, plain=plain)

@@ -1,0 +1,75 @@
+"""Where a command's text comes from: its arguments, a file, or standard input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from attnscope.errors import InputError
+
+
+def read_text(
+    text: str | None, second: str | None, file: Path | None, line: int | None
+) -> tuple[str, str | None]:
+    """The text, and the second one if there is one.
+
+    ``-`` as the text reads standard input. ``line`` picks one line of the input, counted from 1, and a
+    tab in that line parts a pair. Raises ``InputError`` for what cannot be read or is empty.
+    """
+    if file is not None:
+        if text is not None:
+            raise typer.BadParameter("give a text or --file, not both", param_hint="TEXT")
+        whole = _decode(_bytes_of(file), str(file))
+    elif text == "-":
+        whole = _decode(sys.stdin.buffer.read(), "standard input")
+    elif text is not None:
+        whole = _argument(text)
+    else:
+        raise typer.BadParameter("give a text, --file FILE, or - for standard input", param_hint="TEXT")
+    if line is not None:
+        whole, second = _line(whole, line, second)
+    if not whole.strip():
+        raise InputError(f"the text is empty{f': {file}' if file else ''}: give at least one word")
+    if second is not None and not second.strip():
+        raise InputError("the second text is empty: give at least one word, or leave it out")
+    return whole.strip("\n"), None if second is None else _argument(second)
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"no such file: {file}") from None
+    except IsADirectoryError:
+        raise InputError(f"{file} is a folder: give a text file") from None
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _decode(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is not UTF-8 text: byte {error.start:,} is 0x{content[error.start]:02x}; "
+            "save it as UTF-8"
+        ) from None
+
+
+def _argument(text: str) -> str:
+    """A command-line argument; bytes in it that are not UTF-8 arrive as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"the text is not UTF-8: character {error.start:,} cannot be read") from None
+    return text
+
+
+def _line(whole: str, line: int, second: str | None) -> tuple[str, str | None]:
+    lines = whole.splitlines()
+    if not 1 <= line <= len(lines):
+        raise InputError(f"no line {line:,}: the input has lines 1 to {len(lines):,}")
+    first, tab, rest = lines[line - 1].partition("\t")
+    return (first, rest) if tab and second is None else (lines[line - 1], second)

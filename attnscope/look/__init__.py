@@ -1,0 +1,15 @@
+"""One forward pass, and the views that are built from what was seen in it.
+
+model = load("own")
+prepared = model.prepare("The cat sat on the mat.")
+everything = overview(model, prepared, Choice())
+head = one_head(model, prepared, Choice(layer=0, head=2))
+token = one_token(model, prepared, Choice(token="cat"))
+"""
+
+from attnscope.look.choice import Choice
+from attnscope.look.head import OneHead, one_head
+from attnscope.look.overview import Overview, overview
+from attnscope.look.token import one_token
+
+__all__ = ["Choice", "OneHead", "Overview", "one_head", "one_token", "overview"]

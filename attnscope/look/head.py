@@ -1,0 +1,75 @@
+"""One head in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from attnscope.capture import SiteRecord
+from attnscope.capture.fold import Fold
+from attnscope.capture.only import Only
+from attnscope.look.choice import Choice
+from attnscope.look.overview import labelled
+from attnscope.look.sentences import broken, expect, hiding, kind_title, kinds_of, provenance
+from attnscope.measures import MEASURES, HeadFigures, Measured
+from attnscope.models import Model, Prepared
+from attnscope.views import Heatmap, Reading, heatmap
+
+LARGEST = 1024
+"""Rows and columns of a head that are kept; a longer text is pooled to as many."""
+
+READINGS = (
+    "entropy", "span", "confidence", "distance", "previous", "self", "next", "first", "special", "sink",
+)  # fmt: skip
+"""The measures that stand under a head's picture."""
+
+
+@dataclass(frozen=True, eq=False)
+class OneHead:
+    """One head's picture, its figures, and the call that it was seen in."""
+
+    heatmap: Heatmap
+    figures: HeadFigures
+    seen: SiteRecord
+
+
+def one_head(model: Model, prepared: Prepared, choice: Choice) -> OneHead:
+    """Run the model once, and keep and measure the one head that is meant.
+
+    Where it exists in several kinds of attention the first is shown, and a note names the others. Raises
+    ``SelectionError`` if there is no such head.
+    """
+    fold, measured = Fold(choice.folding(LARGEST)), Measured()
+    record = model.run(prepared, [Only(choice.heads, [fold, measured])])
+    expect(fold.maps, record, choice)
+    kinds = kinds_of(folded.site for folded in fold.maps)
+    folded = next(folded for folded in fold.maps if folded.site.kind == kinds[0])
+    (found,) = (head for head in measured.figures() if head.site == folded.site)
+    figures = replace(found, head=choice.head or 0)  # alone among those measured it was number 0
+    weights, hidden = labelled(folded, choice, LARGEST)
+    notes = [*model.notes, *prepared.notes, *hiding([hidden], choice, "its attention"), *broken([folded])]
+    if choice.words or choice.hide_special:
+        notes.append("the figures count every token")
+    if len(kinds) > 1:
+        others = " and ".join(kinds[1:])
+        notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
+    if any(place.pooled for place in (*weights.queries, *weights.keys)):
+        size = f"{len(folded.queries):,} × {len(folded.keys):,} tokens"
+        notes.append(f"pooled: {size}; keys of a cell are summed, queries averaged")
+    seen = next(site for site in record.sites if site.site == folded.site)
+    picture = heatmap(
+        replace(weights, values=weights.values[0], allowed=weights.allowed[0]),
+        title=f"{figures.name} · {model.title} · {kind_title(folded.site.kind)}",
+        subtitle=figures.role.sentence if figures.role else provenance([seen]),
+        scale=choice.scale,
+        notes=tuple(notes),
+        readings=tuple(_readings(figures)),
+    )
+    return OneHead(picture, figures, seen)
+
+
+def _readings(head: HeadFigures) -> Iterator[Reading]:
+    for name in READINGS:
+        figure = head.figures.get(name)
+        if figure is not None and not (name == "sink" and abs(figure.value) < 1e-4):
+            yield Reading(name, figure.value, figure.baseline, MEASURES[name].unit)

@@ -1,0 +1,92 @@
+"""What is said beside a picture: what ran, what was hidden, pooled or broken, and what does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from attnscope.attention import Site
+from attnscope.capture import Record, SiteRecord
+from attnscope.capture.fold import Folded
+from attnscope.errors import SelectionError
+from attnscope.look.choice import Choice
+
+KINDS = ("encoder", "decoder", "cross")
+
+
+def kinds_of(sites: Iterable[Site]) -> tuple[str, ...]:
+    """The kinds of attention among the sites, in the order in which they are shown."""
+    present = {site.kind for site in sites}
+    return tuple(kind for kind in KINDS if kind in present)
+
+
+def kind_title(kind: str) -> str:
+    """A kind of attention in words."""
+    return "cross-attention" if kind == "cross" else f"{kind} attention"
+
+
+def provenance(seen: Sequence[SiteRecord]) -> str:
+    """What ran, in one line: sizes, kernel, type, and how the weights were had."""
+    heads = spans({site.heads for site in seen})
+    layers = f"{len(seen)} layers × {heads} heads" if len(seen) > 1 else f"{heads} heads"
+    queries, keys = seen[0].queries, seen[0].keys
+    tokens = f"{queries:,} tokens" if queries == keys else f"{queries:,} × {keys:,} tokens"
+    kernels = " and ".join(dict.fromkeys(site.kernel for site in seen))
+    types = " and ".join(dict.fromkeys(str(site.dtype).removeprefix("torch.") for site in seen))
+    had = " and ".join(dict.fromkeys(_HAD[site.source] for site in seen))
+    return f"{layers} · {tokens} · {kernels}, {types}, {had}"
+
+
+_HAD = {
+    "kernel": "weights from the kernel",
+    "recomputed": "weights recomputed from its inputs",
+    "softmax": "weights from its softmax",
+    "module": "weights from the module",
+}
+
+
+def hiding(shares: Sequence[float], choice: Choice, whose: str) -> list[str]:
+    """A note on the attention that went to special tokens, if those are hidden."""
+    if not choice.hide_special:
+        return []
+    return [f"special tokens hidden: they take {sum(shares) / len(shares):.0%} of {whose}"]
+
+
+def broken(maps: Sequence[Folded]) -> list[str]:
+    """A note for every site whose weights were not all finite numbers."""
+    return [
+        f"{folded.broken:,} weights of {folded.site.name} are not finite numbers and count as 0"
+        for folded in maps
+        if folded.broken
+    ]
+
+
+def expect(found: Sequence[object], record: Record, choice: Choice) -> None:
+    """Raise ``SelectionError`` that says what exists, if nothing was found of what was asked for."""
+    if found:
+        return
+    kinds = kinds_of(seen.site for seen in record.sites)
+    if choice.kind is not None and choice.kind not in kinds:
+        have = " and ".join(kind_title(kind) for kind in kinds)
+        asked = kind_title(choice.kind) if choice.kind in KINDS else f"kind {choice.kind!r}"
+        raise SelectionError(f"no {asked}: this model has {have}")
+    sites = [seen for seen in record.sites if choice.kind in (None, seen.site.kind)]
+    layers = spans({seen.site.layer for seen in sites})
+    asked = f"layer {choice.layer}" if choice.head is None else f"head L{choice.layer}H{choice.head}"
+    raise SelectionError(f"no {asked}: this model has layers {layers}, heads {_head_numbers(sites, choice)}")
+
+
+def _head_numbers(sites: Sequence[SiteRecord], choice: Choice) -> str:
+    """Which heads exist in the layer that was asked for, or else in any."""
+    here = [seen for seen in sites if seen.site.layer == choice.layer] or sites
+    return spans(range(max(seen.heads for seen in here)))
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers with runs of neighbours drawn together: ``0-5, 7``."""
+    runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    parts = []
+    for _, run in runs:
+        members = [number for _, number in run]
+        parts.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else f"{members[0]}")
+    return ", ".join(parts)

@@ -1,0 +1,35 @@
+"""Every spelling of a head that people use."""
+
+import pytest
+import typer
+
+from attnscope.cli.heads import parse_head
+
+
+@pytest.mark.parametrize("spelling", ["L5H3", "l5h3", "5.3", "5-3", " L5H3 ", "L05H03"])
+def test_a_head_is_spelled_in_many_ways(spelling):
+    assert parse_head(spelling, None) == (5, 3)
+
+
+def test_layer_and_head_may_come_apart():
+    assert parse_head("3", 5) == (5, 3)
+    assert parse_head(None, 5) == (5, None)
+    assert parse_head(None, None) == (None, None)
+    assert parse_head("L5H3", 5) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("head", "layer", "sentence"),
+    [
+        ("3", None, "which layer"),
+        ("L5", None, "'L5' is no head: write L5H3, 5.3 or 5-3"),
+        ("5.3.1", None, "is no head"),
+        ("-1", None, "is no head"),
+        ("٣", 1, "is no head"),
+        ("", None, "is no head"),
+        ("L5H3", 4, "--layer 4 and --head L5H3 name two layers"),
+    ],
+)
+def test_a_wrong_spelling_says_what_to_write(head, layer, sentence):
+    with pytest.raises(typer.BadParameter, match=sentence):
+        parse_head(head, layer)

@@ -82,6 +82,28 @@ def table(name: str) -> Array:
     return rounded
 
 
+@cache
+def indexed(name: str) -> Array:
+    """The nearest, as they look, of a terminal's 256 colours to each entry of a map.  -> [256]
+
+    Taken from the 240 that do not depend on the terminal's theme: the cube (16-231) and greys (232-255).
+    """
+    ladder = (0, 95, 135, 175, 215, 255)
+    cube = [(red, green, blue) for red in ladder for green in ladder for blue in ladder]
+    terminal = _lab(np.array(cube + [(grey,) * 3 for grey in range(8, 248, 10)]))
+    apart = _lab(table(name))[:, None] - terminal  # [entry, colour, L a b]
+    nearest: Array = (apart**2).sum(-1).argmin(1) + 16
+    return nearest
+
+
+def _lab(srgb: Array) -> Array:
+    """OKLab of sRGB from 0 to 255.  [..., 3] -> [..., 3]"""
+    part = srgb / 255
+    light = np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+    lab: Array = np.cbrt(light @ np.linalg.inv(_TO_LIGHT).T) @ np.linalg.inv(_TO_CONES).T
+    return lab
+
+
 def steps(levels: Array) -> Array:
     """Which entry of a table each level from 0 to 1 takes.  [...] -> [...]"""
     indices: Array = np.round(np.clip(levels, 0, 1) * (STEPS - 1)).astype(np.intp)

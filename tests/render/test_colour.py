@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnscope.errors import SelectionError
-from attnscope.render.colour import cmaps, colour_map, steps, table
+from attnscope.render.colour import cmaps, colour_map, indexed, steps, table
 
 # Machado, Oliveira & Fernandes 2009: full deuteranopia, protanopia and tritanopia, on linear RGB
 BLIND = {
@@ -71,3 +71,19 @@ def test_levels_take_the_nearest_entry() -> None:
 def test_an_unknown_map_says_what_exists() -> None:
     with pytest.raises(SelectionError, match="no colour map 'embers': did you mean 'ember'"):
         colour_map("embers", signed=False)
+
+
+@pytest.mark.parametrize("name", ["ember", "lagoon", "slate", "grey"])  # ink has too few blues for it
+def test_256_colours_keep_the_order_of_lightness(name: str) -> None:
+    """Seen as colours of the cube and greys, steps back are too small to be seen."""
+    ladder = np.array([0, 95, 135, 175, 215, 255])
+    numbers = indexed(name)
+    assert numbers.min() >= 16
+    cube = numbers - 16
+    colours = np.stack([ladder[cube // 36 % 6], ladder[cube // 6 % 6], ladder[cube % 6]], -1)
+    grey = np.repeat((8 + 10 * (numbers - 232))[:, None], 3, -1)
+    light = lightness(linear(np.where(numbers[:, None] >= 232, grey, colours)))
+    direction = np.sign(light[-1] - light[0])
+    behind = np.maximum.accumulate(light * direction) - light * direction
+    assert behind.max() < 8
+    assert len(set(numbers.tolist())) >= 15

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from attnscope.render.colour import colour_map
 from attnscope.render.terminal.strokes import footing, heading
 from attnscope.render.terminal.surface import BOLD, DIM, TONES, Line, Surface, tone
 from attnscope.render.terminal.text import fit, isolated, wrap
@@ -56,7 +55,7 @@ def _bars(title: str, bars: Bars, full: float, width: int, surface: Surface) -> 
     labels = [f"{bar.label} {bar.position}" for bar in bars.bars]
     label = min(max(cell_len(text) for text in labels), LABEL_WIDTH, width // 3)
     room = min(width - label - 7, LONGEST_BAR)
-    style = tone(colour_map(surface.cmap, signed=False), TONES * 5 // 8, None) if surface.colour else None
+    style = tone(surface.palette(signed=False), TONES * 5 // 8, None) if surface.colour else None
     for text, bar in zip(labels, bars.bars, strict=True):
         yield [
             Segment(f"{fit(text, label, right=True)}  {bar.weight:.2f} "),

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from rich.segment import Segment
 
-from attnscope.render.colour import colour_map
 from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading
-from attnscope.render.terminal.surface import DIM, TONES, Line, Surface
+from attnscope.render.terminal.surface import DIM, TONES, Line, Palette, Surface
 from attnscope.render.terminal.text import wrap
 from attnscope.views.axes import Array
 from attnscope.views.grid import Grid, GridLayer, thumbnail_levels
@@ -20,13 +19,15 @@ SMALLEST, SMALLEST_SHADED, LARGEST = 5, 9, 17
 
 def grid_lines(view: Grid, surface: Surface) -> Iterator[Line]:
     """The whole picture, line by line; heads that do not fit side by side follow below."""
-    cmap = colour_map(surface.cmap, signed=False)
+    palette = surface.palette(signed=False)
     yield from heading(view.title, view.subtitle, surface)
     label = len(f"L{view.layers[-1].layer} ") if view.layers else 0
     width, beside = _layout(view, surface, label)
     height = _height(view, width)
     small = view.fit(height if surface.colour else (height + 1) // 2, width)
-    drawn = {layer.layer: _thumbnails(layer, small, width, height, surface, cmap) for layer in small.layers}
+    drawn = {
+        layer.layer: _thumbnails(layer, small, width, height, surface, palette) for layer in small.layers
+    }
     for start in range(0, view.heads, beside):
         heads = range(start, min(start + beside, view.heads))
         if start:
@@ -36,7 +37,7 @@ def grid_lines(view: Grid, surface: Surface) -> Iterator[Line]:
         for number in sorted({*drawn, *view.holes}):
             yield from _layer(number, drawn.get(number), heads, label)
     yield []
-    yield from _legend(view, small, surface, cmap)
+    yield from _legend(view, small, surface, palette)
     yield from footing(view.notes, surface)
 
 
@@ -61,7 +62,7 @@ def _height(view: Grid, width: int) -> int:
 
 
 def _thumbnails(
-    layer: GridLayer, view: Grid, width: int, height: int, surface: Surface, cmap: str
+    layer: GridLayer, view: Grid, width: int, height: int, surface: Surface, palette: Palette
 ) -> list[list[Line]]:
     """The lines of each head of a layer."""
     levels = np.where(layer.masked, -1, thumbnail_levels(layer, view.scale))  # [head, row, column]
@@ -73,7 +74,7 @@ def _thumbnails(
     tones = _stretched(tones, height, width)
     tones = np.pad(tones, ((0, 0), (0, 1), (0, 0)), constant_values=-1)  # the half line of air
     return [
-        [half_blocks(head[row], head[row + 1], cmap) for row in range(0, height, 2)]
+        [half_blocks(head[row], head[row + 1], palette) for row in range(0, height, 2)]
         for head in tones.tolist()
     ]
 
@@ -102,7 +103,7 @@ def _layer(number: int, drawn: list[list[Line]] | None, heads: range, label: int
         yield line[:-1]
 
 
-def _legend(view: Grid, small: Grid, surface: Surface, cmap: str) -> Iterator[Line]:
+def _legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:
     high = {"fixed": "1", "row": "largest of the row", "head": "largest of the head"}[view.scale]
     queries, keys = view.size
     said = [f"each square is a head: {queries} rows look at {keys} columns"]
@@ -111,5 +112,5 @@ def _legend(view: Grid, small: Grid, surface: Surface, cmap: str) -> Iterator[Li
         said.append(f"pooled to {rows} × {columns} cells, keys summed and queries averaged")
     if any(layer.masked.any() for layer in view.layers):
         said.append("blank: masked" if surface.colour else "·: masked")
-    yield colour_bar("0", high, surface, cmap)
+    yield colour_bar("0", high, surface, palette)
     yield from ([Segment(line, DIM)] for line in wrap("; ".join(said), surface.width))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 from rich.segment import Segment
 
-from attnscope.render.colour import colour_map
 from attnscope.render.terminal.strokes import colour_bar, footing, heading
 from attnscope.render.terminal.surface import DIM, TONES, Line, Surface, written_on
 from attnscope.views.heads import HeadMap, number
@@ -15,7 +14,7 @@ from attnscope.views.heads import HeadMap, number
 
 def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     """The whole table; where it is too wide, heads follow below in a second one."""
-    cmap = colour_map(surface.cmap, signed=view.signed)
+    palette = surface.palette(signed=view.signed)
     yield from heading(view.title or view.name, view.subtitle, surface)
     texts = [[number(value) for value in row] for row in view.values]
     label = max((len(f"L{layer}") for layer in view.layers), default=0) + 1
@@ -34,14 +33,14 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
             line = [Segment(f"L{layer}".ljust(label), DIM)]
             for head in shown:
                 text = texts[row][head]
-                style = written_on(cmap, int(tones[row, head])) if text and surface.colour else None
+                style = written_on(palette, int(tones[row, head])) if text and surface.colour else None
                 line.append(Segment(f"{text or '·'} ".rjust(cell), style or (None if text else DIM)))
             yield line
     yield []
     unit = f" {view.unit}" if view.unit else ""
     low, high = f"{view.limits[0]:.3g}", f"{view.limits[1]:.3g}{unit}"
     if surface.colour:
-        yield colour_bar(low, high, surface, cmap)
+        yield colour_bar(low, high, surface, palette)
     else:
         yield [Segment(f"{view.name}: {low} to {high}", DIM)]
     yield from footing(view.notes, surface)

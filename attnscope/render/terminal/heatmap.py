@@ -13,13 +13,13 @@ import numpy as np
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from attnscope.render.colour import colour_map
 from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading, readings
 from attnscope.render.terminal.surface import (
     DIM,
     PLAIN,
     TONES,
     Line,
+    Palette,
     Surface,
     written_on,
 )
@@ -49,16 +49,16 @@ class Layout:
 def heatmap_lines(view: Heatmap, surface: Surface) -> Iterator[Line]:
     """The whole picture, line by line."""
     view, layout = _settle(view, surface)
-    cmap = colour_map(surface.cmap, signed=view.signed)
+    palette = surface.palette(signed=view.signed)
     yield from heading(view.title, view.subtitle, surface)
     yield from _header(view, layout)
     tones = np.round(view.levels() * (TONES - 1)).astype(int)
     if layout.half:
-        yield from _half_rows(view, tones, layout, cmap)
+        yield from _half_rows(view, tones, layout, palette)
     else:
-        yield from _rows(view, tones, layout, surface, cmap)
+        yield from _rows(view, tones, layout, surface, palette)
     yield []
-    yield from _legend(view, layout, surface, cmap)
+    yield from _legend(view, layout, surface, palette)
     yield from readings(view.readings, surface)
     yield from footing(view.notes, surface)
 
@@ -122,7 +122,7 @@ def _ticks(numbers: list[int], cell: int) -> str:
     return line
 
 
-def _rows(view: Heatmap, tones: Array, layout: Layout, surface: Surface, cmap: str) -> Iterator[Line]:
+def _rows(view: Heatmap, tones: Array, layout: Layout, surface: Surface, palette: Palette) -> Iterator[Line]:
     """One row a line."""
     shown = view.levels()
     for row, place in enumerate(view.weights.queries):
@@ -134,7 +134,7 @@ def _rows(view: Heatmap, tones: Array, layout: Layout, surface: Surface, cmap: s
             text = _number(view.values[row, column], layout.cell)
             if surface.colour:
                 faint = abs(view.values[row, column]) < 0.05
-                line.append(Segment(text, written_on(cmap, int(tones[row, column]), faint)))
+                line.append(Segment(text, written_on(palette, int(tones[row, column]), faint)))
             else:
                 line.append(Segment(_shaded(text, float(shown[row, column]), layout.cell, surface)))
         yield list(Segment.simplify(line))
@@ -151,7 +151,7 @@ def _shaded(text: str, level: float, cell: int, surface: Surface) -> str:
     return shade + text[1:] if cell >= NUMBERED else shade * cell
 
 
-def _half_rows(view: Heatmap, tones: Array, layout: Layout, cmap: str) -> Iterator[Line]:
+def _half_rows(view: Heatmap, tones: Array, layout: Layout, palette: Palette) -> Iterator[Line]:
     """Two rows a line: the upper one labelled on the left, the lower one on the right."""
     queries = view.weights.queries
     numbers = np.where(view.masked, -1, tones)
@@ -160,7 +160,7 @@ def _half_rows(view: Heatmap, tones: Array, layout: Layout, cmap: str) -> Iterat
     pairs = numbers.tolist()
     for row in range(0, len(pairs), 2):
         line = [Segment(_label(queries[row], layout), PLAIN)]
-        line += half_blocks(pairs[row], pairs[row + 1], cmap)
+        line += half_blocks(pairs[row], pairs[row + 1], palette)
         if row + 1 < len(queries):
             line.append(Segment(" " + fit(_row_label(queries[row + 1]), layout.label), PLAIN))
         yield line
@@ -170,12 +170,12 @@ def _label(place: Place, layout: Layout) -> str:
     return fit(_row_label(place), layout.label, right=True) + " "
 
 
-def _legend(view: Heatmap, layout: Layout, surface: Surface, cmap: str) -> Iterator[Line]:
+def _legend(view: Heatmap, layout: Layout, surface: Surface, palette: Palette) -> Iterator[Line]:
     """The colour bar, how to read the map, and the columns' texts where nothing else shows them."""
     low, high = f"{view.limits[0]:.2g}", f"{view.limits[1]:.2g}"
     if view.scale == "row":
         low, high = ("-largest" if view.signed else "0"), "largest of the row"
-    bar = colour_bar(low, high, surface, cmap)
+    bar = colour_bar(low, high, surface, palette)
     said = ["rows look at columns"]
     if layout.cell >= NUMBERED:
         said.append("numbers are per cent")

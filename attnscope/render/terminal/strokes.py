@@ -15,6 +15,7 @@ from attnscope.render.terminal.surface import (
     SHADES,
     TONES,
     Line,
+    Palette,
     Surface,
     tone,
 )
@@ -43,7 +44,7 @@ def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:
             yield [Segment("  " if i else "· ", DIM), Segment(isolated(line), DIM)]
 
 
-def colour_bar(low: str, high: str, surface: Surface, cmap: str) -> Line:
+def colour_bar(low: str, high: str, surface: Surface, palette: Palette) -> Line:
     """The colour map from end to end, with what its ends stand for.
 
     Without colour: each shade with the share of the full scale at which it begins.
@@ -53,7 +54,7 @@ def colour_bar(low: str, high: str, surface: Surface, cmap: str) -> Line:
         steps = "  ".join(f"{shade} {start:.0%}" for shade, start in zip(shades[1:], SHADE_FROM, strict=True))
         return [Segment(f"{steps}  of {high}")]
     line = [Segment(f"{low} ", DIM)]
-    line += [Segment("▌", tone(cmap, pair, pair + 2)) for pair in range(0, TONES, 4)]
+    line += [Segment("▌", tone(palette, pair, pair + 2)) for pair in range(0, TONES, 4)]
     return [*line, Segment(f" {high}", DIM)]
 
 
@@ -81,7 +82,7 @@ def _reading(reading: Reading) -> tuple[str, str, str, str]:
     return reading.name, f"{reading.value:.2f}", reading.unit, baseline
 
 
-def half_blocks(above: list[int], below: list[int], cmap: str) -> Line:
+def half_blocks(above: list[int], below: list[int], palette: Palette) -> Line:
     """One line of cells, two tones each; -1 leaves the terminal's own background."""
     line: Line = []
     run, before = 0, (-2, -2)
@@ -90,17 +91,17 @@ def half_blocks(above: list[int], below: list[int], cmap: str) -> Line:
             run += 1
             continue
         if run:
-            line.append(_half_block(*before, run, cmap))
+            line.append(_half_block(*before, run, palette))
         run, before = 1, pair
-    line.append(_half_block(*before, run, cmap))
+    line.append(_half_block(*before, run, palette))
     return line
 
 
-def _half_block(above: int, below: int, run: int, cmap: str) -> Segment:
+def _half_block(above: int, below: int, run: int, palette: Palette) -> Segment:
     if above == below:
-        return Segment(" " * run, tone(cmap, None, above)) if above >= 0 else Segment(" " * run)
+        return Segment(" " * run, tone(palette, None, above)) if above >= 0 else Segment(" " * run)
     if below < 0:
-        return Segment("▀" * run, tone(cmap, above, None))
+        return Segment("▀" * run, tone(palette, above, None))
     if above < 0:
-        return Segment("▄" * run, tone(cmap, below, None))
-    return Segment("▀" * run, tone(cmap, above, below))
+        return Segment("▄" * run, tone(palette, below, None))
+    return Segment("▀" * run, tone(palette, above, below))

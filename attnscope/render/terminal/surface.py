@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 
-from attnscope.render.colour import STEPS, table
+from attnscope.render.colour import STEPS, colour_map, indexed, table
 
 Line: TypeAlias = "list[Segment]"
 
@@ -33,19 +33,36 @@ ASCII = str.maketrans("…·×–—▀▄█⏎␣⇥∅◌‹›", ".|x--^_#/_
 
 
 @dataclass(frozen=True, slots=True)
+class Palette:
+    """A colour map as a terminal shows it: ``indexed`` where it has 256 colours."""
+
+    cmap: str
+    indexed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Surface:
-    """``width`` in columns; ``colour`` false for pipes, NO_COLOR and terminals of 16 colours or fewer."""
+    """``width`` in columns; ``colour`` false for pipes, NO_COLOR and terminals of 16 colours or fewer.
+
+    ``indexed`` tells a terminal of 256 colours from one of true colour.
+    """
 
     width: int
     colour: bool
     ascii: bool = False
     cmap: str | None = None
+    indexed: bool = False
 
     @classmethod
     def of(cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool) -> Surface:
         """The surface that a console offers."""
         rich_colour = console.color_system in ("256", "truecolor") and not console.no_color
-        return cls(options.max_width, rich_colour and not plain, options.ascii_only, cmap)
+        of_256 = console.color_system == "256"
+        return cls(options.max_width, rich_colour and not plain, options.ascii_only, cmap, of_256)
+
+    def palette(self, *, signed: bool) -> Palette:
+        """The colours to draw with; refuses a map that does not exist."""
+        return Palette(colour_map(self.cmap, signed=signed), self.indexed)
 
     def shade(self, level: float) -> str:
         """The character for a level from 0 to 1."""
@@ -54,26 +71,28 @@ class Surface:
 
 
 @lru_cache(maxsize=4 * TONES * TONES)
-def tone(cmap: str, above: int | None, below: int | None) -> Style:
+def tone(palette: Palette, above: int | None, below: int | None) -> Style:
     """Foreground ``above`` on background ``below``, tones of a colour map; ``None`` is the terminal's own."""
-    return Style.from_color(_colour(cmap, above), _colour(cmap, below))
+    return Style.from_color(_colour(palette, above), _colour(palette, below))
 
 
 @lru_cache(maxsize=4 * TONES)
-def written_on(cmap: str, below: int, faint: bool = False) -> Style:
+def written_on(palette: Palette, below: int, faint: bool = False) -> Style:
     """Black or white, whichever reads better, on a tone of a colour map; grey for ``faint`` text."""
-    red, green, blue = table(cmap)[_entry(below)] / 255.0
+    red, green, blue = table(palette.cmap)[_entry(below)] / 255.0
     light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
     grey = (90 if faint else 0) if light > 0.18 else (150 if faint else 255)
     ink = Color.from_rgb(grey, grey, grey)
-    return Style.from_color(ink, _colour(cmap, below))
+    return Style.from_color(ink, _colour(palette, below))
 
 
 @lru_cache(maxsize=4 * TONES)
-def _colour(cmap: str, number: int | None) -> Color | None:
+def _colour(palette: Palette, number: int | None) -> Color | None:
     if number is None:
         return None
-    red, green, blue = (int(part) for part in table(cmap)[_entry(number)])
+    if palette.indexed:
+        return Color.from_ansi(int(indexed(palette.cmap)[_entry(number)]))
+    red, green, blue = (int(part) for part in table(palette.cmap)[_entry(number)])
     return Color.from_rgb(red, green, blue)
 
 

@@ -40,13 +40,22 @@ class Picture:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         surface = Surface.of(console, options, self.cmap, self.plain)
+        end = Segment.line()
         for line in lines(self.view, surface):
-            for text, style, _ in line:
-                safe = text if text.isprintable() else text.translate(CONTROLS)
-                if surface.ascii:
-                    safe = safe.translate(ASCII).encode("ascii", "replace").decode()
-                yield Segment(safe, style)
-            yield Segment.line()
+            if surface.ascii:
+                line = [_in_ascii(segment) for segment in line]
+            for segment in line:
+                yield segment if segment.text.isprintable() else _safe(segment)
+            yield end
+
+
+def _safe(segment: Segment) -> Segment:
+    return Segment(segment.text.translate(CONTROLS), segment.style)
+
+
+def _in_ascii(segment: Segment) -> Segment:
+    text = segment.text.translate(ASCII).encode("ascii", "replace").decode()
+    return Segment(text, segment.style)
 
 
 def lines(view: View, surface: Surface) -> Iterator[Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -84,17 +85,26 @@ def _reading(reading: Reading) -> tuple[str, str, str, str]:
 
 def half_blocks(above: list[int], below: list[int], palette: Palette) -> Line:
     """One line of cells, two tones each; -1 leaves the terminal's own background."""
+    ready = _half_block_segments(palette)
     line: Line = []
     run, before = 0, (-2, -2)
-    for pair in zip(above, below, strict=True):
+    for pair in [*zip(above, below, strict=True), (-2, -2)]:
         if pair == before:
             run += 1
             continue
         if run:
-            line.append(_half_block(*before, run, palette))
+            key = (run, before)
+            if key not in ready:
+                ready[key] = _half_block(*before, run, palette)
+            line.append(ready[key])
         run, before = 1, pair
-    line.append(_half_block(*before, run, palette))
     return line
+
+
+@cache
+def _half_block_segments(palette: Palette) -> dict[tuple[int, tuple[int, int]], Segment]:
+    """Segments that were drawn before: there are few pairs of tones, and a frame has thousands of cells."""
+    return {}
 
 
 def _half_block(above: int, below: int, run: int, palette: Palette) -> Segment:

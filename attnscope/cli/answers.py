@@ -34,21 +34,18 @@ def of_overview(seen: Overview, command: str | None) -> Answer:
     ranked = []
     for head in worth_a_look(seen.heads, WORTH):
         extra = f" --kind {head.site.kind}" if several else ""
-        where = f" of the {head.site.kind}" if several and head.site.kind != "cross" else ""
-        where = " of the cross-attention" if several and head.site.kind == "cross" else where
+        where = f" {head.site.kind}" if several else ""
         reason = head.role.sentence if head.role else ""
         ranked.append(Ranked(head.name + where, reason, f"{command or '...'} --head {head.name}{extra}"))
     notes = seen.notes if command else (*seen.notes, "... stands for the command that you gave")
     ranking = Ranking(tuple(ranked), "Worth a look", notes)
-    pictures = {
-        grid.title.rpartition(" · ")[2].split(" ")[0]: _noted(grid, seen.notes) for grid in seen.grids
-    }
+    pictures = {kind: replace(grid, notes=seen.notes) for kind, grid in seen.grids.items()}
     numbers = {
         "notes": list(seen.notes),
         "sites": [_site(site) for site in seen.record.sites],
         "heads": [_figures(head) for head in seen.heads],
     }
-    return Answer((*seen.grids, ranking), pictures, numbers)
+    return Answer((*seen.grids.values(), ranking), pictures, numbers)
 
 
 def of_head(seen: OneHead) -> Answer:
@@ -99,10 +96,6 @@ def save(answer: Answer, out: Path, cmap: str | None) -> None:
         for warning in save_picture(view, path, cmap=cmap):
             print(f"attnscope: {warning}", file=sys.stderr)
         print(f"saved {path}", file=sys.stderr)
-
-
-def _noted(grid: Grid, notes: tuple[str, ...]) -> Grid:
-    return replace(grid, notes=notes)
 
 
 def _rows(picture: Heatmap) -> list[list[float | None]]:

@@ -78,7 +78,7 @@ def show(
             allow_pickle=allow_pickle,
         )
     prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
-    with waiting(f"{model} reads {len(prepared.tokens):,} tokens"):
+    with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
         if token is not None:
             answer = answers.of_token(one_token(loaded, prepared, choice))
         elif number is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from attnscope.capture import Record
@@ -20,9 +21,9 @@ THUMBNAIL = 64
 
 @dataclass(frozen=True, eq=False)
 class Overview:
-    """Thumbnails of each kind of attention, the figures of every head, what ran, and what to know."""
+    """Thumbnails by kind of attention, the figures of every head, what ran, and what to know."""
 
-    grids: tuple[Grid, ...]
+    grids: Mapping[str, Grid]
     heads: tuple[HeadFigures, ...]
     record: Record
     notes: tuple[str, ...]
@@ -36,7 +37,8 @@ def overview(model: Model, prepared: Prepared, choice: Choice) -> Overview:
     fold, measured = Fold(choice.folding(THUMBNAIL)), Measured()
     record = model.run(prepared, [Only(choice.heads, [fold, measured])])
     expect(fold.maps, record, choice)
-    grids, notes = [], [*model.notes, *prepared.notes]
+    grids: dict[str, Grid] = {}
+    notes = [*model.notes, *prepared.notes]
     for kind in kinds_of(folded.site for folded in fold.maps):
         maps = [folded for folded in fold.maps if folded.site.kind == kind]
         layers, shares = [], []
@@ -52,9 +54,9 @@ def overview(model: Model, prepared: Prepared, choice: Choice) -> Overview:
             subtitle=provenance(seen),
             scale=choice.scale,
         )
-        grids.append(replace(picture, size=(seen[0].queries, seen[0].keys)))
+        grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys))
         notes += hiding(shares, choice, f"the {kind_title(kind)}") + broken(maps)
-    return Overview(tuple(grids), tuple(measured.figures()), record, tuple(notes))
+    return Overview(grids, tuple(measured.figures()), record, tuple(notes))
 
 
 def labelled(folded: Folded, choice: Choice, most: int) -> tuple[Weights, float]:

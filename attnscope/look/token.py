@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +27,8 @@ def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
     """Run the model once, and rank the row and the column of the token that is meant.
 
     With a layer and a head: of that head; otherwise the mean over the heads of that layer, or of all.
-    In cross-attention a token has a row if the decoder reads it and a column if the encoder does.
-    Raises ``SelectionError`` if there is no such token, layer or head.
+    In cross-attention a token of the decoder has a row, and one of the encoder a column; a number is one
+    of the decoder's. Raises ``SelectionError`` if there is no such token, layer or head.
     """
     rows, columns = Fold(_one_row(choice)), Fold(_one_column(choice))
     record = model.run(prepared, [Only(choice.heads, [rows, columns])])
@@ -35,36 +36,66 @@ def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
     expect(seen, record, choice)
     kind = kinds_of(site.site for site in seen)[0]
     seen = [site for site in seen if site.site.kind == kind]
-    queries, keys = prepared.axes[seen[0].site.kind]
-    below, across = choice.fold(queries), choice.fold(keys)
-    row, column = _find(below, choice), _find(across, choice)
-    if row is not None:
-        place = below.places[row]
-    elif column is not None:
-        place = across.places[column]
+    queries, keys = (choice.fold(axis) for axis in prepared.axes[seen[0].site.kind])
+    meant = _meant(queries, keys, choice)
+    if meant.row:
+        place, again = queries.places[meant.row[0]], [queries.places[other].start for other in meant.row[1:]]
+    elif meant.column:
+        place, again = keys.places[meant.column[0]], [keys.places[other].start for other in meant.column[1:]]
     else:
-        raise SelectionError(_nowhere(choice, below, across))
+        raise SelectionError(_nowhere(choice, queries, keys))
     looks_at = [folded for folded in rows.maps if folded.site.kind == kind]
     looked_at_by = [folded for folded in columns.maps if folded.site.kind == kind]
+    notes = (*model.notes, *prepared.notes)
+    if again:
+        notes += (f"token {place.start} is shown; the same text stands at {spans(again)} too",)
     return Focus(
         label=place.label,
         position=place.start,
-        looks_at=_rank(looks_at, across.places) if looks_at else None,
-        looked_at_by=_rank(looked_at_by, below.places) if looked_at_by else None,
+        looks_at=_rank(looks_at, keys.places) if looks_at else None,
+        looked_at_by=_rank(looked_at_by, queries.places) if looked_at_by else None,
         title=f"{_which(choice, seen)} · {model.title} · {kind_title(kind)}",
-        notes=(*model.notes, *prepared.notes, *_again(below if row is not None else across, choice)),
+        notes=notes,
     )
+
+
+class _Meant(NamedTuple):
+    """The places that a token's name fits, the first of them meant; in cross-attention on one axis only."""
+
+    row: list[int]
+    column: list[int]
+
+
+def _meant(queries: AxisFolding, keys: AxisFolding, choice: Choice) -> _Meant:
+    for fits in (_exactly, _loosely):
+        row = fits(queries, (choice.token or "").strip())
+        if queries.places == keys.places:
+            column = row
+        else:
+            column = [] if row else fits(keys, (choice.token or "").strip())
+        if row or column:
+            return _Meant(row, column)
+    return _Meant([], [])
+
+
+def _exactly(folding: AxisFolding, wanted: str) -> list[int]:
+    if wanted.isascii() and wanted.isdigit():
+        return [i for i, place in enumerate(folding.places) if place.start <= int(wanted) < place.stop]
+    return [i for i, place in enumerate(folding.places) if wanted in (place.text.strip(), place.label)]
+
+
+def _loosely(folding: AxisFolding, wanted: str) -> list[int]:
+    folded = wanted.casefold()
+    return [i for i, place in enumerate(folding.places) if place.text.strip().casefold() == folded]
 
 
 def _one_row(choice: Choice) -> Callable[[Attention], Folding | None]:
     """The row of the token, averaged over its pieces; its columns as they are shown."""
 
     def matrices(attention: Attention) -> Folding | None:
-        folding = choice.fold(attention.queries)
-        row = _find(folding, choice)
-        if row is None:
-            return None
-        return _tokens(folding, row, mean=True), tensor(choice.fold(attention.keys).summing())
+        queries, keys = choice.fold(attention.queries), choice.fold(attention.keys)
+        row = _meant(queries, keys, choice).row
+        return (_tokens(queries, row[0], mean=True), tensor(keys.summing())) if row else None
 
     return matrices
 
@@ -73,11 +104,9 @@ def _one_column(choice: Choice) -> Callable[[Attention], Folding | None]:
     """The column of the token, summed over its pieces; its rows as they are shown."""
 
     def matrices(attention: Attention) -> Folding | None:
-        folding = choice.fold(attention.keys)
-        column = _find(folding, choice)
-        if column is None:
-            return None
-        return tensor(choice.fold(attention.queries).averaging()), _tokens(folding, column, mean=False)
+        queries, keys = choice.fold(attention.queries), choice.fold(attention.keys)
+        column = _meant(queries, keys, choice).column
+        return (tensor(queries.averaging()), _tokens(keys, column[0], mean=False)) if column else None
 
     return matrices
 
@@ -90,36 +119,12 @@ def _tokens(folding: AxisFolding, place: int, *, mean: bool) -> torch.Tensor:
     return matrix
 
 
-def _find(folding: AxisFolding, choice: Choice) -> int | None:
-    """The number of the place that is meant: by a token's number, or by its text, the first of several."""
-    matches = _matches(folding, choice)
-    return matches[0] if matches else None
-
-
-def _matches(folding: AxisFolding, choice: Choice) -> list[int]:
-    wanted = (choice.token or "").strip()
-    if wanted.isascii() and wanted.isdigit():
-        position = int(wanted)
-        return [i for i, place in enumerate(folding.places) if place.start <= position < place.stop]
-    exact = [i for i, place in enumerate(folding.places) if wanted in (place.text.strip(), place.label)]
-    same = [i for i, place in enumerate(folding.places) if place.text.strip().casefold() == wanted.casefold()]
-    return exact or same
-
-
 def _nowhere(choice: Choice, *foldings: AxisFolding) -> str:
     places = [place for folding in foldings for place in folding.places]
     known = list(dict.fromkeys(place.label for place in places))
     listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
     last = max(place.stop for place in places) - 1
     return f"no token {choice.token!r}: the text has the tokens 0-{last}, which read {listed}"
-
-
-def _again(folding: AxisFolding, choice: Choice) -> list[str]:
-    matches = _matches(folding, choice)
-    if len(matches) < 2:
-        return []
-    starts = [folding.places[match].start for match in matches]
-    return [f"token {starts[0]} is shown; the same text stands at {spans(starts[1:])} too"]
 
 
 def _which(choice: Choice, seen: Sequence[SiteRecord]) -> str:

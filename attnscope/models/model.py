@@ -79,16 +79,29 @@ class Model(ABC):
         """One forward pass, seen by ``observers``. Raises ``ModelError`` if no attention happens in it."""
         from attnscope.capture import recording
 
-        operations = 2.0 * sum(weights.numel() for weights in self.module.parameters()) * len(prepared.tokens)
         with (
             torch.inference_mode(),
-            _one_thread_if(operations < SMALL_PASS and self.device.type == "cpu"),
+            self.threads(prepared),
             recording(self.module, observers, prepared.axes) as record,
         ):
             self.module(**prepared.inputs, **prepared.settings)
         if not record.sites:
             raise ModelError(f"{self.name} has no attention to show: {_instead(self.module)}")
         return record
+
+    @contextmanager
+    def threads(self, prepared: Prepared) -> Iterator[None]:
+        """One thread for a short text on the CPU, where several would only wait for each other."""
+        operations = 2.0 * sum(weights.numel() for weights in self.module.parameters()) * len(prepared.tokens)
+        before = torch.get_num_threads()
+        if operations > SMALL_PASS or self.device.type != "cpu" or before == 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _fit(
         self, count: int, *, max_tokens: int | None, truncate: bool
@@ -109,20 +122,6 @@ class Model(ABC):
 def accepts(module: nn.Module, argument: str) -> bool:
     """Whether the module's forward has an argument of that name."""
     return argument in inspect.signature(module.forward).parameters
-
-
-@contextmanager
-def _one_thread_if(small: bool) -> Iterator[None]:
-    """A short text is done sooner on one thread than on several that wait for each other."""
-    threads = torch.get_num_threads()
-    if not small or threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _instead(module: nn.Module) -> str:

@@ -1,0 +1,256 @@
+"""``attnscope show`` as a user meets it."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.models.folders import minilm
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+def test_the_first_command_shows_every_head_and_the_ones_worth_a_look(run):
+    ran = run("show", TEXT)
+    assert (ran.code, ran.err) == (0, "")
+    assert "own · encoder attention" in ran.out
+    assert "4 layers × 8 heads · 13 tokens" in ran.out
+    assert "Worth a look" in ran.out
+
+
+def test_a_pipe_gets_no_escape_codes_and_no_line_that_is_too_wide(run):
+    for arguments in (["--head", "L1H1"], ["--layer", "0"], ["--token", "cat"]):
+        out = run("show", TEXT, *arguments).out
+        assert "\x1b" not in out
+        assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_the_command_beside_a_head_opens_that_head(run):
+    out = run("show", TEXT, "-m", minilm()).out
+    command = next(line.strip() for line in out.splitlines() if line.strip().startswith("attnscope show"))
+    words = shlex.split(command)
+    opened = run(*words[1:])
+    assert opened.code == 0
+    assert words[-1] in opened.out
+    assert "entropy" in opened.out
+
+
+def test_one_head_is_shown_with_its_tokens_and_figures(run):
+    out = run("show", TEXT, "-m", minilm(), "--head", "0.2").out
+    assert "L0H2" in out
+    assert "looks at the previous token (1.00, by chance 0.08)" in out
+    assert "because" in out
+    assert "confidence" in out
+
+
+def test_layer_and_head_may_be_given_apart(run):
+    together, apart = run("show", TEXT, "--head", "L1H3"), run("show", TEXT, "--layer", "1", "--head", "3")
+    assert together.out == apart.out
+
+
+def test_a_token_is_ranked_both_ways(run):
+    out = run("show", TEXT, "--token", "cat").out
+    assert "cat (token 2) looks at" in out
+    assert "cat (token 2) is looked at by" in out
+
+
+def test_an_untrained_encoder_says_so(run, tmp_path):
+    from attnscope.network import save, untrained
+
+    save(tmp_path / "new", *untrained())
+    for arguments in ([], ["--head", "L0H0"], ["--token", "cat"]):
+        assert "untrained" in run("show", TEXT, "-m", tmp_path / "new", *arguments).out
+
+
+def test_json_holds_the_weights_of_a_head_and_nothing_else(run):
+    answer = json.loads(run("show", TEXT, "-m", minilm(), "--head", "L0H2", "--json").out)
+    assert answer["queries"][1:3] == ["The", "cat"]
+    assert answer["weights"][2][1] == pytest.approx(1, abs=0.01)
+    assert answer["head"]["role"]["name"] == "previous"
+    assert answer["site"]["name"] == "encoder.layer.0.attention.self"
+
+
+def test_json_of_a_causal_head_has_nothing_where_the_mask_closed(run, causal_folder):
+    answer = json.loads(run("show", TEXT, "-m", causal_folder, "--head", "L0H0", "--json").out)
+    assert answer["weights"][0][1] is None
+    assert answer["weights"][0][0] == 1
+
+
+def test_json_of_everything_has_the_figures_of_every_head(run):
+    answer = json.loads(run("show", TEXT, "-m", minilm(), "--json").out)
+    assert len(answer["heads"]) == 72
+    assert len(answer["sites"]) == 6
+    assert answer["heads"][2]["figures"]["previous"]["value"] == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_a_picture_is_saved_instead_of_printed(run, tmp_path, suffix):
+    ran = run("show", TEXT, "--head", "L0H0", "-o", tmp_path / f"head{suffix}")
+    assert (ran.code, ran.out) == (0, "")
+    assert f"saved {tmp_path / 'head'}{suffix}" in ran.err
+    start = (tmp_path / f"head{suffix}").read_bytes()[:100]
+    assert {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix] in start
+
+
+def test_each_kind_of_attention_has_its_own_picture(run, tmp_path, pair_folder):
+    run("show", TEXT, "It slept.", "-m", pair_folder, "-o", tmp_path / "all.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "all-cross.png",
+        "all-decoder.png",
+        "all-encoder.png",
+    ]
+
+
+def test_standard_input_is_read(monkeypatch, run):
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A garden was there.")))
+    assert "garden" in run("show", "-", "--head", "L0H0").out
+
+
+def test_a_line_of_a_file_of_pairs_is_a_pair(run, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("A cat sat.\tA cat was sitting.\n")
+    answer = json.loads(
+        run("show", "-f", tmp_path / "pairs.tsv", "--line", "1", "--head", "0.0", "--json").out
+    )
+    assert answer["queries"].count("[SEP]") == 2
+
+
+def test_words_and_hidden_special_tokens(run):
+    out = run("show", TEXT, "--head", "L0H0", "--words", "--hide-special").out
+    assert "[CLS]" not in out
+    assert "special tokens hidden: they take" in out
+
+
+def test_a_text_that_is_cut_says_so(run):
+    ran = run("show", "cat " * 2000, "--truncate", "--layer", "0")
+    assert ran.code == 0
+    assert "cut: the first 512 of 2,002 tokens are shown" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([""], "the text is empty: give at least one word"),
+        (["-f", "nowhere.txt"], "no such file: nowhere.txt"),
+        ([TEXT, "-m", "./nowhere"], "no model folder ./nowhere"),
+        ([TEXT, "--head", "L9H0"], "no head L9H0: this model has layers 0-3, heads 0-7"),
+        ([TEXT, "--head", "L0H99"], "no head L0H99: this model has layers 0-3, heads 0-7"),
+        ([TEXT, "--layer", "9"], "no layer 9: this model has layers 0-3, heads 0-7"),
+        ([TEXT, "--kind", "cross"], "no cross-attention: this model has encoder attention"),
+        ([TEXT, "--token", "dog"], "no token 'dog': the text has the tokens 0-12"),
+        (
+            [TEXT, "-o", "nowhere/heads.png"],
+            "nowhere/heads.png cannot be written: there is no folder nowhere",
+        ),
+        ([TEXT, "-o", "heads.gif"], "heads.gif is no picture: its name must end in .png, .svg, .pdf"),
+        ([TEXT, "--cmap", "embre"], "no colour map 'embre': did you mean 'ember'?"),
+        ([TEXT, "--dtype", "float8"], "no dtype 'float8': there are auto, float32, float16, bfloat16"),
+        (
+            ["cat " * 2000],
+            "the text has 2,002 tokens and own reads at most 512: shorten it, or pass --truncate",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_exit_code_1(run, tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    ran = run("show", *arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("attnscope: ")
+    assert sentence in ran.err
+    assert ran.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_attention_is_one_sentence(run, mamba_folder):
+    ran = run("show", TEXT, "-m", mamba_folder)
+    assert ran.code == 1
+    assert "has no attention to show" in ran.err
+    assert "MambaMixer" in ran.err
+
+
+def test_bytes_that_are_not_utf8_are_one_sentence(run, tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    ran = run("show", "-f", tmp_path / "latin.txt")
+    assert ran.code == 1
+    assert "is not UTF-8 text: byte 3 is 0xe9" in ran.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_one_sentence(run, tmp_path):
+    tmp_path.chmod(0o500)
+    ran = run("show", TEXT, "--head", "L0H0", "-o", tmp_path / "head.png")
+    assert ran.code == 1
+    assert "cannot be written" in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], [TEXT, "--head", "3"], [TEXT, "--head", "x"], [TEXT, "--layer", "-1"], [TEXT, "--scale", "log"],
+     [TEXT, "--nonsense"], [TEXT, "-f", "file"]],
+)  # fmt: skip
+def test_wrong_usage_is_exit_code_2(run, arguments):
+    ran = run("show", *arguments)
+    assert ran.code == 2
+    assert ran.out == ""
+
+
+def test_an_error_that_nobody_expected_is_still_one_sentence(run, monkeypatch):
+    def broken(*arguments, **keywords):
+        raise RuntimeError("the \x1b[31mroof\nfell")
+
+    monkeypatch.setattr("attnscope.models.load", broken)
+    ran = run("show", TEXT)
+    assert ran.code == 1
+    assert ran.err.startswith(
+        "attnscope: unexpected RuntimeError: the \N{REPLACEMENT CHARACTER}[31mroof fell"
+    )
+
+
+def test_tokens_cannot_steer_a_terminal(run):
+    for text in ("\x1b[2J\x1b[31mred", "[bold]x[/bold] [/red]", "a\x07b\x9bc\u202ed"):
+        for arguments in (["--head", "L0H0"], ["--token", "1"], []):
+            ran = run("show", text, *arguments)
+            assert ran.code == 0
+            assert not any(character in ran.out for character in "\x1b\x07\x9b\u202e")
+
+
+def test_every_option_is_in_the_help_with_an_example(run):
+    ran = run("show", "--help")
+    assert "attnscope show" in ran.out
+    for option in ("--head", "--token", "--words", "--hide-special", "--truncate", "--trust-remote-code"):
+        assert option in ran.out
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """The top-level packages that a command imports, in a process of its own."""
+    code = (
+        "import sys, atexit\n"
+        "atexit.register(lambda: print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr))\n"
+        "from attnscope.cli import main\n"
+        "main()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    return set(ran.stderr.split())
+
+
+def test_help_imports_nothing_heavy():
+    loaded = loaded_by("--help")
+    assert "typer" in loaded
+    assert loaded.isdisjoint({"torch", "transformers", "matplotlib", "numpy", "tokenizers", "scipy"})
+
+
+def test_the_bundled_encoder_needs_no_transformers():
+    loaded = loaded_by("show", TEXT)
+    assert "torch" in loaded
+    assert loaded.isdisjoint({"transformers", "matplotlib", "scipy", "huggingface_hub", "sentencepiece"})
+
+
+def test_the_command_is_installed_and_the_module_runs_too():
+    ran = subprocess.run(
+        [sys.executable, "-m", "attnscope", "--version"], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.startswith("attnscope ")

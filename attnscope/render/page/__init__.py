@@ -1,0 +1,156 @@
+"""All heads of a text as one HTML page that needs nothing else: no network, no server, no other file.
+
+    save(kinds, "page.html", title="bert-base-uncased")
+
+where ``kinds`` maps a kind of attention to pairs of a layer's number and its weights. The page shows an
+overview of all heads, a head's heatmap with the value under the pointer, lines between two columns of
+tokens, and the focus of a token. Weights are stored in eight bits and decoded when a head is opened.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnscope.errors import OutputError
+from attnscope.render.colour import cmaps, colour_map, table
+from attnscope.render.files import write_whole
+from attnscope.render.page.encode import POWER, Code, packed
+from attnscope.views.axes import Weights, shrink
+from attnscope.views.labels import Place
+
+SCRIPTS = ("data.js", "canvas.js", "overview.js", "heatmap.js", "lines.js", "focus.js", "app.js")
+THUMBNAIL = 32
+"""Rows and columns of a thumbnail in the overview."""
+
+Layers = Iterable[tuple[int, Weights]]
+
+
+def save(
+    kinds: Mapping[str, Layers],
+    path: str | Path,
+    *,
+    title: str,
+    subtitle: str = "",
+    notes: tuple[str, ...] = (),
+    cmap: str | None = None,
+    top: float = 1.0,
+) -> None:
+    """Write the page. Raises ``OutputError`` for a place that cannot be written to."""
+    if Path(path).suffix.lower() not in (".html", ".htm"):
+        raise OutputError(f"cannot write {path}: the name of a page ends in .html")
+    write_whole(path, page(kinds, title=title, subtitle=subtitle, notes=notes, cmap=cmap, top=top).encode())
+
+
+def page(
+    kinds: Mapping[str, Layers],
+    *,
+    title: str,
+    subtitle: str = "",
+    notes: tuple[str, ...] = (),
+    cmap: str | None = None,
+    top: float = 1.0,
+) -> str:
+    """The page as text. ``kinds`` maps "encoder", "decoder" or "cross" to its layers, ``[head, query, key]``.
+
+    Layers may come from a generator; each is encoded and let go before the next one is asked for.
+    ``top`` is the largest weight that occurs, 1 for weights that sum to 1. Raises ``ValueError`` for
+    weights that are negative or beyond it.
+    """
+    code = Code(max(top, 1.0))
+    axes: list[dict[str, Any]] = []
+    heads: list[str] = []
+    described = [
+        {"kind": kind, "layers": list(_layers(layers, number, axes, heads, code))}
+        for number, (kind, layers) in enumerate(kinds.items())
+    ]
+    content = {
+        "title": title,
+        "subtitle": subtitle,
+        "notes": [*notes, _exactness(code)],
+        "top": code.top,
+        "power": POWER,
+        "axes": axes,
+        "kinds": described,
+        "cmap": colour_map(cmap, signed=False),
+        "cmaps": {name: table(name).tobytes().hex() for name in cmaps if not cmaps[name].diverging},
+    }
+    return _assembled(title, content, heads)
+
+
+def _exactness(code: Code) -> str:
+    largest, small = code.error(code.top), code.error(0.01 * code.top)
+    return (
+        f"weights are stored in 8 bits: off by at most {largest:.2g}, by {small:.1g} near {0.01 * code.top:g}"
+    )
+
+
+def _layers(
+    layers: Layers, kind: int, axes: list[dict[str, Any]], heads: list[str], code: Code
+) -> Iterator[dict[str, Any]]:
+    """Describe each layer, and file its heads as elements of the page."""
+    for number, weights in layers:
+        if weights.values.ndim != 3:
+            raise ValueError(f"a page shows heads [head, query, key], not {weights.values.shape}")
+        codes = code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
+        for head, one in enumerate(codes):
+            heads.append(f'<script type="text/plain" id="w{kind}-{number}-{head}">{packed(one)}</script>')
+        values = np.where(np.isfinite(weights.values), weights.values, 0)
+        small, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
+        small = np.clip(small, 0, code.top)  # groups of keys may sum to more than the largest weight
+        thumbnails = code.bytes_of(small, np.broadcast_to(allowed, small.shape))
+        yield {
+            "layer": number,
+            "heads": len(codes),
+            "axes": _axes(weights, axes),
+            "small": [*small.shape[1:], base64.b64encode(thumbnails.tobytes()).decode()],
+        }
+
+
+def _axes(weights: Weights, axes: list[dict[str, Any]]) -> int:
+    """The number of these labels among all labels of the page."""
+    described = {
+        "queries": [_place(place) for place in weights.queries],
+        "keys": [_place(place) for place in weights.keys],
+        "square": weights.square,
+    }
+    if described not in axes:
+        axes.append(described)
+    return axes.index(described)
+
+
+def _place(place: Place) -> list[Any]:
+    return [place.label, place.start]
+
+
+def _assembled(title: str, content: dict[str, Any], heads: list[str]) -> str:
+    """The template with style, script and data put in; nothing else may run or be loaded."""
+    own = files(__package__)
+    style = (own / "page.css").read_text("utf-8")
+    script = "\n".join((own / name).read_text("utf-8") for name in SCRIPTS)
+    data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
+    parts = {
+        "TITLE": html.escape(title),
+        "POLICY": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}",
+        "STYLE": style,
+        "DATA": data,
+        "HEADS": "\n".join(heads),
+        "SCRIPT": script,
+    }
+    whole = ""
+    for piece in (own / "page.html").read_text("utf-8").split("@@"):
+        whole += parts.get(piece, piece)
+    return whole
+
+
+def _digest(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

@@ -1,0 +1,64 @@
+"use strict";
+// What all canvases share: sharp pixels, the theme's colours, text that is cut.
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Give a canvas a size in CSS pixels, sharp on any screen; its context, in CSS pixels.
+function sized(canvas, width, height) {
+  const sharp = window.devicePixelRatio || 1;
+  const across = Math.round(width * sharp), down = Math.round(height * sharp);
+  if (canvas.width !== across || canvas.height !== down) {
+    canvas.width = across;
+    canvas.height = down;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(sharp, 0, 0, sharp, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+// How tall the part of a picture that is in view may be.
+function tallest(stage) {
+  const limit = parseFloat(getComputedStyle(stage).maxHeight);
+  return Math.min(limit || Infinity, window.innerHeight);
+}
+
+// A picture of one pixel a cell, to be drawn enlarged.
+function cells(bytes, rows, columns, pixelOf) {
+  const canvas = document.createElement("canvas");
+  canvas.width = columns;
+  canvas.height = rows;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < pixels.length; i++) pixels[i] = pixelOf(bytes[i], (i / columns) | 0);
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+// The hatched ground that shows where the mask closed a cell.
+function hatching(context) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const brush = tile.getContext("2d");
+  brush.fillStyle = css("--closed");
+  brush.fillRect(0, 0, 6, 6);
+  brush.strokeStyle = css("--stripe");
+  for (const x of [-6, 0, 6]) {
+    brush.moveTo(x - 1, 7);
+    brush.lineTo(x + 7, -1);
+  }
+  brush.stroke();
+  return context.createPattern(tile, "repeat");
+}
+
+function cutTo(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  const characters = [...text];
+  while (characters.length && context.measureText(characters.join("") + "…").width > width) characters.pop();
+  return characters.join("") + "…";
+}
+
+const font = (size) => `${size}px system-ui, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif`;

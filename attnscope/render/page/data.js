@@ -1,0 +1,57 @@
+"use strict";
+// The page's data: labels and thumbnails at once, the weights of a head when it is opened.
+
+const PAGE = JSON.parse(document.getElementById("page").textContent);
+const CLOSED = 255, LARGEST = 254, KEPT = 24;
+
+// byte -> weight; the code is described in encode.py
+const WEIGHT = Float32Array.from({ length: 256 }, (_, byte) => PAGE.top * (byte / LARGEST) ** PAGE.power);
+
+function bytesOf(base64) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
+
+async function inflated(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+const opened = new Map(); // element id -> promise of bytes, the latest last
+
+// The bytes of one head, row after row: [query, key].
+function headBytes(kind, layer, head) {
+  const id = `w${kind}-${layer.layer}-${head}`;
+  let promise = opened.get(id);
+  opened.delete(id);
+  promise ??= decoded(id, PAGE.axes[layer.axes].keys.length);
+  opened.set(id, promise);
+  if (opened.size > KEPT) opened.delete(opened.keys().next().value);
+  return promise;
+}
+
+async function decoded(id, columns) {
+  const bytes = await inflated(bytesOf(document.getElementById(id).textContent));
+  const codes = bytes.subarray(1);
+  if (bytes[0] === 1) for (let i = columns; i < codes.length; i++) codes[i] += codes[i - columns];
+  return codes;
+}
+
+// Colours of a map as 256 packed pixels (little-endian RGBA).
+function palette(name) {
+  const hex = PAGE.cmaps[name];
+  return Uint32Array.from({ length: 256 }, (_, i) => {
+    const rgb = parseInt(hex.slice(6 * i, 6 * i + 6), 16);
+    return (255 << 24) | ((rgb & 255) << 16) | (rgb & 0xff00) | (rgb >> 16);
+  });
+}
+
+// byte -> pixel for weights from 0 to `high`; closed cells stay clear.
+function pixelsOf(colours, high) {
+  const pixels = new Uint32Array(256);
+  for (let byte = 0; byte <= LARGEST; byte++)
+    pixels[byte] = colours[Math.round(Math.min(WEIGHT[byte] / high, 1) * 255)];
+  return pixels;
+}

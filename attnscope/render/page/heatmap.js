@@ -1,0 +1,140 @@
+"use strict";
+// One head: a frozen row and column of labels around the part of the map that is in view.
+
+const map = { cell: 0, left: 0, top: 0, picture: null };
+const LABEL = 11, SMALLEST = 1, WIDEST = 40;
+
+// For each row, what a byte looks like, in the scale that was chosen.
+function rowPixels(bytes, rows, columns) {
+  const colours = palette(state.cmap);
+  if (state.scale === "row")
+    return Array.from({ length: rows }, (_, row) =>
+      pixelsOf(colours, largest(bytes.subarray(row * columns, (row + 1) * columns))));
+  const one = pixelsOf(colours, state.scale === "head" ? largest(bytes) : 1);
+  return Array(rows).fill(one);
+}
+
+function largest(bytes) {
+  let top = 0;
+  for (const byte of bytes) if (byte !== CLOSED && byte > top) top = byte;
+  return WEIGHT[top] || 1;
+}
+
+function settleMap() {
+  const { bytes, rows, columns } = current;
+  const pixels = rowPixels(bytes, rows, columns);
+  map.picture = cells(bytes, rows, columns, (byte, row) => pixels[row][byte]);
+  const context = document.createElement("canvas").getContext("2d");
+  context.font = font(LABEL);
+  const longest = (places) => Math.max(...places.map(([text, number]) =>
+    context.measureText(`${text} ${number}`).width));
+  map.left = Math.min(longest(current.axes.queries), 120) + 10;
+  map.top = Math.min(longest(current.axes.keys), 110) + 10;
+}
+
+function fittingCell() {
+  const stage = document.getElementById("stage");
+  const across = (stage.clientWidth - map.left - 2) / current.columns;
+  const down = (tallest(stage) - map.top - 2) / current.rows;
+  return Math.min(Math.max(Math.min(across, down), SMALLEST), WIDEST);
+}
+
+function drawMap() {
+  const stage = document.getElementById("stage");
+  map.cell = state.cell ?? fittingCell();
+  const { cell, left, top } = map;
+  const full = { width: left + cell * current.columns, height: top + cell * current.rows };
+  const room = document.getElementById("room");
+  room.style.width = `${full.width}px`;
+  room.style.height = `${full.height}px`;
+  const width = Math.min(stage.clientWidth, full.width);
+  const height = Math.min(tallest(stage), full.height);
+  const context = sized(document.getElementById("picture"), width, height);
+  const x = stage.scrollLeft, y = stage.scrollTop;
+  context.save();
+  context.beginPath();
+  context.rect(left, top, width - left, height - top);
+  context.clip();
+  context.fillStyle = hatching(context);
+  context.fillRect(left, top, full.width, full.height);
+  context.imageSmoothingEnabled = false;
+  context.drawImage(map.picture, left - x, top - y, cell * current.columns, cell * current.rows);
+  drawCross(context, left - x, top - y);
+  context.restore();
+  context.font = font(Math.max(Math.min(LABEL, cell * 0.95), 9));
+  drawRowLabels(context, y, height);
+  drawColumnLabels(context, x, width);
+}
+
+// The pinned token and what the pointer is over, as lines along row and column.
+function drawCross(context, left, top) {
+  const { cell } = map;
+  context.strokeStyle = css("--mark");
+  context.lineWidth = 1.5;
+  const row = state.pointer?.row ?? (state.side === "query" ? state.token : null);
+  const column = state.pointer?.column ?? (state.side === "key" ? state.token : null);
+  if (row !== null && row !== undefined)
+    context.strokeRect(left, top + row * cell, cell * current.columns, cell);
+  if (column !== null && column !== undefined)
+    context.strokeRect(left + column * cell, top, cell, cell * current.rows);
+}
+
+// Which labels of an axis to write: each, or every nth, and always the marked one.
+function* labelsInView(count, scrolled, room, marked) {
+  const every = Math.max(1, Math.ceil(LABEL / map.cell));
+  const first = Math.floor(scrolled / map.cell), last = Math.ceil((scrolled + room) / map.cell);
+  for (let i = Math.max(0, first - (first % every)); i < Math.min(count, last + 1); i += every)
+    if (marked === null || i === marked || Math.abs(i - marked) * map.cell >= LABEL) yield i;
+  if (marked !== null && marked % every) yield marked;
+}
+
+function drawRowLabels(context, scrolled, height) {
+  const { cell, left, top } = map;
+  const marked = state.pointer?.row ?? (state.side === "query" ? state.token : null);
+  context.save();
+  context.beginPath();
+  context.rect(0, top - 4, left, height);
+  context.clip();
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (const i of labelsInView(current.rows, scrolled, height - top, marked)) {
+    const [text, number] = current.axes.queries[i];
+    context.fillStyle = css(i === marked ? "--mark" : "--text");
+    const shown = cutTo(context, text, left - 10 - context.measureText(` ${number}`).width);
+    context.fillText(`\u2068${shown}\u2069 ${number}`, left - 5, top - scrolled + (i + 0.5) * cell);
+  }
+  context.restore();
+}
+
+function drawColumnLabels(context, scrolled, width) {
+  const { cell, left, top } = map;
+  const marked = state.pointer?.column ?? (state.side === "key" ? state.token : null);
+  context.save();
+  context.beginPath();
+  context.rect(left - 4, 0, width, top);
+  context.clip();
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  for (const i of labelsInView(current.columns, scrolled, width - left, marked)) {
+    const [text, number] = current.axes.keys[i];
+    context.save();
+    context.translate(left - scrolled + (i + 0.5) * cell, top - 5);
+    context.rotate(-Math.PI / 2);
+    context.fillStyle = css(i === marked ? "--mark" : "--text");
+    const shown = cutTo(context, text, top - 8 - context.measureText(` ${number}`).width);
+    context.fillText(`\u2068${shown}\u2069 ${number}`, 0, 0);
+    context.restore();
+  }
+  context.restore();
+}
+
+// Row and column under a pointer; either is null over labels.
+function cellAt(event) {
+  const stage = document.getElementById("stage");
+  const row = Math.floor((event.offsetY - map.top + stage.scrollTop) / map.cell);
+  const column = Math.floor((event.offsetX - map.left + stage.scrollLeft) / map.cell);
+  return {
+    row: event.offsetY >= map.top && row < current.rows ? row : null,
+    column: event.offsetX >= map.left && column < current.columns ? column : null,
+  };
+}

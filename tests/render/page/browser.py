@@ -1,0 +1,150 @@
+"""A headless Chromium, spoken to through a pipe in its own protocol; tests skip where there is none."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Browser:
+    """One page in one browser, without any network."""
+
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands, self._answers = commands, answers
+        self._number, self._unread, self._session = 0, b"", None
+        self.troubles: list[str] = []
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.send(f"{domain}.enable")
+        self.send(
+            "Network.emulateNetworkConditions",
+            offline=True,
+            latency=0,
+            downloadThroughput=0,
+            uploadThroughput=0,
+        )
+
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send one command and wait for its answer; what goes wrong in the page is noted meanwhile."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+            if answer.get("method") == "Runtime.exceptionThrown":
+                details = answer["params"]["exceptionDetails"]
+                self.troubles.append(details.get("exception", {}).get("description", details["text"]))
+            if answer.get("method") == "Log.entryAdded" and answer["params"]["entry"]["level"] == "error":
+                self.troubles.append(answer["params"]["entry"]["text"])
+
+    def _read(self) -> dict[str, Any]:
+        while b"\0" not in self._unread:
+            part = os.read(self._answers, 1 << 20)
+            assert part, "the browser has gone"
+            self._unread += part
+        line, self._unread = self._unread.split(b"\0", 1)
+        return json.loads(line)
+
+    def size(self, width: int, height: int, scale: float = 1, mobile: bool = False) -> None:
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=mobile,
+        )
+
+    def dark(self, on: bool = True) -> None:
+        value = "dark" if on else "light"
+        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": value}])
+
+    def open(self, path: Path, fragment: str = "") -> None:
+        """Load a page from its file and wait until a head has been drawn."""
+        self.send("Page.navigate", url=f"{path.resolve().as_uri()}{fragment}")
+        self.until("document.readyState === 'complete' && typeof current !== 'undefined' && current !== null")
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page; a promise is waited for."""
+        found = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def until(self, script: str) -> None:
+        """Wait until an expression holds, half a minute at most."""
+        for _ in range(1500):
+            with contextlib.suppress(AssertionError):
+                if self.run(script):
+                    return
+            self.send("Runtime.evaluate", expression="new Promise(r => setTimeout(r, 20))", awaitPromise=True)
+        raise AssertionError(f"never came true: {script}")
+
+    def click(self, x: float, y: float) -> None:
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            count = 0 if kind == "mouseMoved" else 1
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=count)
+
+    def move(self, x: float, y: float) -> None:
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def press(self, key: str) -> None:
+        text = {"text": key} if len(key) == 1 else {}
+        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def photograph(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
+
+
+@contextlib.contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """Start Chromium with a profile in ``folder``; it ends with the block."""
+    assert CHROMIUM is not None
+    command_end, commands = os.pipe()
+    answers, answer_end = os.pipe()
+
+    def wire() -> None:  # the protocol is spoken on the file descriptors 3 and 4
+        first, second = os.dup(command_end), os.dup(answer_end)
+        os.dup2(first, 3)
+        os.dup2(second, 4)
+
+    process = subprocess.Popen(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--remote-debugging-pipe",
+            "--no-first-run",
+            f"--user-data-dir={folder}",
+            "about:blank",
+        ],
+        preexec_fn=wire,
+        close_fds=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(command_end)
+    os.close(answer_end)
+    try:
+        yield Browser(commands, answers)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(commands)
+        os.close(answers)

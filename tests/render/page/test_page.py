@@ -1,0 +1,130 @@
+"""The page as a file: what is in it, how exact it is, and that nothing foreign can run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from attnscope.errors import OutputError, SelectionError
+from attnscope.render.page import page, save
+from attnscope.render.page.encode import MASKED, Code, packed, unpacked
+from attnscope.views import weights
+from tests.render.screen import random_head, tokens
+
+
+def two_layers(count: int = 6) -> dict:
+    heads = np.stack([random_head(count, seed=seed).values for seed in range(3)])
+    causal = np.tril(np.ones((count, count), bool))
+    axis = tokens(*(f"t{i}" for i in range(count)))
+    return {
+        "decoder": [(layer, weights(heads[: 2 + layer] * causal, axis, axis, causal)) for layer in (0, 1)],
+        "cross": [(0, weights(heads[:1, :2], axis[:2], axis))],
+    }
+
+
+def content(text: str) -> dict:
+    (found,) = re.findall(r'<script type="application/json" id="page">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found)
+
+
+def test_every_head_is_in_the_page_and_as_exact_as_it_says() -> None:
+    kinds = two_layers()
+    text = page(kinds, title="a model")
+    data = content(text)
+    code = Code()
+    assert [kind["kind"] for kind in data["kinds"]] == ["decoder", "cross"]
+    for number, (kind, layers) in enumerate(kinds.items()):
+        for row, (layer, field) in enumerate(layers):
+            described = data["kinds"][number]["layers"][row]
+            assert (described["layer"], described["heads"]) == (layer, len(field.values))
+            assert len(data["axes"][described["axes"]]["queries"]) == field.values.shape[1]
+            for head, values in enumerate(field.values):
+                (base64_text,) = re.findall(f'id="w{number}-{layer}-{head}">(.*?)<', text)
+                found = code.weights_of(unpacked(base64_text, *values.shape))
+                np.testing.assert_array_equal(
+                    np.isnan(found), ~np.broadcast_to(field.allowed, values.shape), kind
+                )
+                off = np.abs(np.nan_to_num(found) - np.where(field.allowed, values, 0))
+                assert off.max() <= code.error(1.0)
+                assert (off <= np.vectorize(code.error)(values) + 1e-12).all()
+    assert f"off by at most {code.error(1.0):.2g}" in data["notes"][-1]
+
+
+@given(arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(0, 1)))
+def test_bytes_come_back_as_they_were(values: np.ndarray) -> None:
+    codes = Code().bytes_of(values, values < 0.9)
+    np.testing.assert_array_equal(unpacked(packed(codes), *codes.shape), codes)
+    np.testing.assert_array_equal(codes == MASKED, values >= 0.9)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-4, 0.002, 0.01, 0.1, 0.5, 1.0])
+def test_no_weight_is_further_off_than_its_bound(weight: float) -> None:
+    near = np.clip(np.linspace(weight - 0.01, weight + 0.01, 40001), 0, 1)
+    found = Code().weights_of(Code().bytes_of(near, np.ones_like(near, bool)))
+    bounds = np.vectorize(Code().error)(near)
+    assert (np.abs(found - near) <= bounds + 1e-12).all()
+    assert np.abs(found - near).max() > 0.5 * bounds.max()  # and it is no idle bound
+
+
+def test_weights_that_the_code_does_not_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Code().bytes_of(np.array([-0.1]), np.array([True]))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Code().bytes_of(np.array([1.5]), np.array([True]))
+    assert Code(2.0).weights_of(Code(2.0).bytes_of(np.array([2.0]), np.array([True]))) == 2
+
+
+def test_nothing_foreign_can_run_or_be_loaded() -> None:
+    evil = "</script><script>alert(1)</script>"
+    axis = tokens(evil, "<b>")
+    text = page(
+        {"encoder": [(0, weights(np.eye(2)[None], axis, axis))]}, title=evil, subtitle=evil, notes=(evil,)
+    )
+    assert "<script>alert" not in text
+    assert content(text)["axes"][0]["queries"][0][0] == evil
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', text)
+    assert policy.startswith("default-src 'none'; ")
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    for part, name in ((script, "script-src"), (style, "style-src")):
+        digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        assert f"{name} 'sha256-{digest}'" in policy
+    assert not re.search(r"(src|href)=|https?://|url\(|@import", text)
+
+
+def test_the_same_attention_gives_the_same_page() -> None:
+    assert page(two_layers(), title="a model") == page(two_layers(), title="a model")
+
+
+def test_layers_are_let_go_one_after_the_other() -> None:
+    asked: list[int] = []
+
+    def layers():
+        for layer in range(3):
+            asked.append(layer)
+            yield layer, weights(np.eye(4)[None], range(4), range(4))
+
+    assert len(content(page({"encoder": layers()}, title="x"))["kinds"][0]["layers"]) == 3
+    assert asked == [0, 1, 2]
+
+
+def test_labels_that_repeat_are_stored_once() -> None:
+    data = content(page(two_layers(), title="x"))
+    assert len(data["axes"]) == 2
+    assert [layer["axes"] for layer in data["kinds"][0]["layers"]] == [0, 0]
+
+
+def test_what_cannot_be_written_says_why(tmp_path) -> None:
+    with pytest.raises(OutputError, match=r"ends in \.html"):
+        save(two_layers(), tmp_path / "page.txt", title="x")
+    with pytest.raises(SelectionError, match="no colour map"):
+        save(two_layers(), tmp_path / "page.html", title="x", cmap="rainbow")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,20 @@
+"""The README's picture, drawn anew: ``python -m tests.pictures``."""
+
+from pathlib import Path
+
+from attnscope.cli.answers import of_overview, save
+from attnscope.look import Choice, overview
+from attnscope.models import load
+
+TEXT = "The cat sat on the mat because it was tired."
+PICTURES = Path(__file__).parent.parent / ".pictures"
+
+
+def main() -> None:
+    """Draw every head of the bundled encoder on the README's sentence."""
+    model = load("own")
+    save(of_overview(overview(model, model.prepare(TEXT), Choice()), None), PICTURES / "overview.png", None)
+
+
+if __name__ == "__main__":
+    main()

@@ -32,6 +32,8 @@ THUMBNAIL = 32
 """Rows and columns of a thumbnail in the overview."""
 
 Layers = Iterable[tuple[int, Weights]]
+Axes = dict[tuple[tuple[Place, ...], tuple[Place, ...]], int]
+"""The labels of queries and keys that occur in a page, and the number of each pair."""
 
 
 def save(
@@ -66,7 +68,7 @@ def page(
     weights that are negative or beyond it.
     """
     code = Code(max(top, 1.0))
-    axes: list[dict[str, Any]] = []
+    axes: Axes = {}
     heads: list[str] = []
     described = [
         {"kind": kind, "layers": list(_layers(layers, number, axes, heads, code))}
@@ -78,7 +80,7 @@ def page(
         "notes": [*notes, _exactness(code)],
         "top": code.top,
         "power": POWER,
-        "axes": axes,
+        "axes": [_axes(queries, keys) for queries, keys in axes],
         "kinds": described,
         "cmap": colour_map(cmap, signed=False),
         "cmaps": {name: table(name).tobytes().hex() for name in cmaps if not cmaps[name].diverging},
@@ -93,9 +95,7 @@ def _exactness(code: Code) -> str:
     )
 
 
-def _layers(
-    layers: Layers, kind: int, axes: list[dict[str, Any]], heads: list[str], code: Code
-) -> Iterator[dict[str, Any]]:
+def _layers(layers: Layers, kind: int, axes: Axes, heads: list[str], code: Code) -> Iterator[dict[str, Any]]:
     """Describe each layer, and file its heads as elements of the page."""
     for number, weights in layers:
         if weights.values.ndim != 3:
@@ -110,21 +110,17 @@ def _layers(
         yield {
             "layer": number,
             "heads": len(codes),
-            "axes": _axes(weights, axes),
+            "axes": axes.setdefault((weights.queries, weights.keys), len(axes)),
             "small": [*small.shape[1:], base64.b64encode(thumbnails.tobytes()).decode()],
         }
 
 
-def _axes(weights: Weights, axes: list[dict[str, Any]]) -> int:
-    """The number of these labels among all labels of the page."""
-    described = {
-        "queries": [_place(place) for place in weights.queries],
-        "keys": [_place(place) for place in weights.keys],
-        "square": weights.square,
+def _axes(queries: tuple[Place, ...], keys: tuple[Place, ...]) -> dict[str, Any]:
+    return {
+        "queries": [_place(place) for place in queries],
+        "keys": [_place(place) for place in keys],
+        "square": queries == keys,
     }
-    if described not in axes:
-        axes.append(described)
-    return axes.index(described)
 
 
 def _place(place: Place) -> list[Any]:

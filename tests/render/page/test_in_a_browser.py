@@ -206,9 +206,9 @@ def test_light_and_dark_follow_the_system_until_they_are_chosen(opened) -> None:
 def test_a_phone_needs_no_scrolling_sideways(opened) -> None:
     opened.size(390, 844, 2, mobile=True)
     opened.until("document.documentElement.clientWidth === 390")
-    assert opened.run("document.documentElement.scrollWidth") <= 390
+    opened.until("document.documentElement.scrollWidth <= 390")
     opened.press("l")
-    assert opened.run("document.documentElement.scrollWidth") <= 390
+    opened.until("document.documentElement.scrollWidth <= 390")
 
 
 def test_only_what_is_in_view_is_drawn(opened) -> None:

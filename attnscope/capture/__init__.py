@@ -5,5 +5,18 @@ from attnscope.capture.pool import Pool, Pooled
 from attnscope.capture.record import Hole, Record, SiteRecord
 from attnscope.capture.recorder import Observer
 from attnscope.capture.recording import recording
+from attnscope.capture.rowsums import RowSum, RowSums
 
-__all__ = ["Hole", "Keep", "Kept", "Observer", "Pool", "Pooled", "Record", "SiteRecord", "recording"]
+__all__ = [
+    "Hole",
+    "Keep",
+    "Kept",
+    "Observer",
+    "Pool",
+    "Pooled",
+    "Record",
+    "RowSum",
+    "RowSums",
+    "SiteRecord",
+    "recording",
+]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.found import Found, SdpaCall, from_scores, from_sdpa, from_weighing, from_weights
+from attnscope.capture.record import Hole
 from attnscope.capture.rows import OpenKeys, ScoredRows, causal_rows
 from attnscope.capture.softmax import ROUNDING, Weighing
 
@@ -39,12 +40,13 @@ class Frame:
         return Frame(kernel, module, query, key, value, mask, given)
 
 
-def concluded(frame: Frame, result: Any) -> Found:
+def concluded(frame: Frame, result: Any) -> Found | None:
     """The attention of a call that has returned.
 
     First choice are the weights that the function returned, if they are weights: some return scores.
     Then what torch's kernel received inside of it, after all that was done to mask and heads on the way.
-    Then a softmax inside of it. Last, the formula applied to what the function received.
+    Then a softmax inside of it. Last, the formula applied to what the function received; it must
+    reproduce what the function returned, or the answer is None.
     """
     weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     if isinstance(weights, Tensor) and _are_weights(weights, frame.query):
@@ -54,10 +56,41 @@ def concluded(frame: Frame, result: Any) -> Found:
     elif frame.weighings:
         found = replace(from_weighing(frame.weighings[-1], frame.query.shape[0]), kernel=frame.kernel)
     else:
-        found = from_scores(_scored(frame), frame.kernel)
+        formulas = (_scored(frame, causal) for causal in _causalities(frame))
+        rows = next((rows for rows in formulas if _reproduces(rows, frame, result)), None)
+        if rows is None:
+            return None
+        found = from_scores(rows, frame.kernel)
     key_heads = frame.key.shape[1] if found.heads % frame.key.shape[1] == 0 else found.key_heads
     window = frame.options.get("sliding_window")
     return replace(found, key_heads=key_heads, window=window if isinstance(window, int) else None)
+
+
+def unknown_kernel(frame: Frame, name: str) -> Hole:
+    """The note of a call whose weights cannot be had."""
+    numbers = [int(part) for part in name.split(".") if part.isdigit()]
+    reason = (
+        f"the attention function {frame.kernel!r} computes no softmax of scaled products, "
+        "or one of more terms, so its weights cannot be recomputed"
+    )
+    return Hole(name, numbers[-1] if numbers else 0, reason)
+
+
+def _reproduces(rows: ScoredRows, frame: Frame, result: Any) -> bool:
+    """Whether the formula gives what the function returned, [batch, query, head, size], in three rows."""
+    output = result[0] if isinstance(result, tuple) else result
+    heads, queries = frame.query.shape[1:3]
+    if not isinstance(output, Tensor) or output.shape[1:3] != (queries, heads):
+        return False
+    value = frame.value.repeat_interleave(heads // frame.value.shape[1], 1).float()
+    tolerance = 1e-4 if output.dtype in (torch.float32, torch.float64) else 0.05
+    with torch.no_grad():
+        for row in sorted({0, queries // 2, queries - 1}):
+            mixed = rows.rows(row, row + 1, None).float() @ value  # [batch, head, 1, size]
+            theirs = output[:, row].unsqueeze(2).float()
+            if not torch.allclose(mixed, theirs, rtol=tolerance, atol=tolerance * float(value.abs().amax())):
+                return False
+    return True
 
 
 def _are_weights(weights: Tensor, query: Tensor) -> bool:
@@ -76,18 +109,24 @@ def _opened(frame: Frame, weights: Tensor) -> Tensor | None:
     return ~closed.expand(frame.weighings[-1].weights.shape).reshape(weights.shape)
 
 
-def _scored(frame: Frame) -> ScoredRows:
+def _causalities(frame: Frame) -> tuple[bool, ...]:
+    """Whether the function was causal: as it was told, as its module says, else the other way."""
+    told = frame.options.get("is_causal")
+    if told is not None:
+        return (bool(told),)
+    says = bool(getattr(frame.module, "is_causal", False))
+    return (says, not says)
+
+
+def _scored(frame: Frame, causal: bool) -> ScoredRows:
     """The formula of the kernels that show nothing inside: flash and flex attention, and others' own."""
     options = frame.options
     scale = options.get("scaling")
-    causal = options.get("is_causal")
-    flash = "flash" in frame.kernel
     added: tuple[Tensor, ...] = ()
     opened: tuple[OpenKeys, ...] = ()
     queries, keys = frame.query.shape[2], frame.key.shape[2]
-    if flash:
-        causal = getattr(frame.module, "is_causal", False) if causal is None else causal
-        opened = _flash_masks(frame, bool(causal))
+    if "flash" in frame.kernel:
+        opened = _flash_masks(frame, causal)
     elif isinstance(frame.mask, Tensor):
         mask = frame.mask[..., :keys]
         opened, added = ((mask,), ()) if mask.dtype == torch.bool else ((), (mask,))

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Attention, Axis, Kind, Site
-from attnscope.capture import projection
+from attnscope.capture import holes, outputs, projection
 from attnscope.capture.found import Found, SdpaCall, from_sdpa, from_weighing
-from attnscope.capture.kernels import Frame, concluded
+from attnscope.capture.kernels import Frame, concluded, unknown_kernel
 from attnscope.capture.naming import DECODER, LayerNumbers, is_causal, is_cross_by_name, offset_of
 from attnscope.capture.record import Record, SiteRecord
 from attnscope.capture.single_heads import Pending, SingleHeads
-from attnscope.capture.softmax import Weighing
+from attnscope.capture.softmax import Weighing, as_weighing
 from attnscope.capture.stack import PLAIN, Call, ModuleStack
 
 _quiet = threading.local()  # .depth: how deep this thread is in work of our own, that is no attention
@@ -53,6 +53,9 @@ class Recorder:
         self._numbers = LayerNumbers()
         self._calls: Counter[str] = Counter()
         self._kinds: dict[str, Kind] = {}  # of each site, for steps of one query that cannot tell
+        self._ran: set[str] = set()
+        self._seen = 0  # attention calls so far
+        self._seen_before: dict[Call, int] = {}  # of each module that is running, when it started
 
     @property
     def listens(self) -> bool:
@@ -81,7 +84,12 @@ class Recorder:
             self._frames.pop()
         path = self.path[-1] if known is None and self.path else known
         with _quietly():
-            self._saw(concluded(frame, result), path or "")
+            found = concluded(frame, result)
+            if found is None:
+                self._seen += 1
+                self.record.holes.append(unknown_kernel(frame, path or ""))
+            else:
+                self._saw(found, path or "")
         return result
 
     def saw_sdpa(self, call: SdpaCall) -> None:
@@ -106,10 +114,17 @@ class Recorder:
         """Torch's multi_head_attention_forward ran, which projects and attends in one go."""
         self._saw(projection.found(call), self._owner())
 
+    def finish(self) -> None:
+        """Note the layers that ran without attention."""
+        attended = {site.site.name for site in self.record.sites}
+        failed = {hole.name for hole in self.record.holes}
+        self.record.holes += holes.found(self.model, self._ran, attended | failed)
+
     # what becomes of it
 
     def _saw(self, found: Found, name: str) -> None:
         """Emit what was found, or hold a single head until its siblings ran."""
+        self._seen += 1
         if found.heads == 1 and self.singles.hold(self.stack.calls, name, found):
             return
         self._emit(found, name)
@@ -208,12 +223,25 @@ class Recorder:
         self._numbers = LayerNumbers()
         self._calls.clear()
         self._frames.clear()
+        self._seen_before.clear()
 
     def _entered(self, call: Call) -> None:
+        self._ran.add(call.name)
+        self._seen_before[call] = self._seen
         self.singles.entered(call)
 
     def _left(self, call: Call, output: object) -> None:
-        self.singles.left(call)
+        with _quietly():
+            if self._seen_before.pop(call, None) == self._seen:
+                self._look_at(call, output)
+            self.singles.left(call)
+
+    def _look_at(self, call: Call, output: object) -> None:
+        """Take the weights that a module shows itself, if nothing was seen while it ran."""
+        weights = outputs.shown(call, output)
+        if weights is not None:
+            found = from_weighing(as_weighing(weights), self._batch(weights.shape[-2]))
+            self._saw(replace(found, source="module", kernel=type(call.module).__name__), call.name)
 
 
 @contextmanager

@@ -36,3 +36,4 @@ def recording(
     recorder = Recorder(model, observers, axes or {})
     with recorder.stack.watch(), listening(recorder), AttentionMode(recorder):
         yield recorder.record
+        recorder.finish()

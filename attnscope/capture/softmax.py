@@ -173,6 +173,11 @@ def _closed(scores: Tensor, axis: int) -> Tensor | None:
     return closed if bool(closed.any()) else None
 
 
+def as_weighing(weights: Tensor) -> Weighing:
+    """Weights that came from elsewhere, with no mask known."""
+    return Weighing(Trail((), None, ()), weights, None, weights)
+
+
 def headed(weighing: Weighing, batch: int) -> tuple[Tensor, Tensor | None]:
     """Weights and open keys with a batch and a head axis, whatever axes the module had.
 

@@ -29,6 +29,7 @@ class Call:
     tensors: tuple[Tensor, ...]
     cached: bool
     foreign: bool  # was given the states of another sequence by name
+    stored: dict[str, int]  # the tensors that the module held as attributes before, by identity
 
     @property
     def first(self) -> Tensor | None:
@@ -41,7 +42,7 @@ class ModuleStack:
     """The calls that the pass is inside of, outermost first; ``watch`` fills it for one thread.
 
     ``on_pass`` is called when the outermost module is entered, ``on_enter`` for every module after it was
-    pushed, ``on_leave`` with every module's output after it was popped.
+    pushed, ``on_leave`` with every module's output before it is popped.
     """
 
     root: nn.Module
@@ -89,6 +90,7 @@ class ModuleStack:
             tensors=tuple(tensors_in(args, kwargs)),
             cached=any(kwargs.get(key) is not None for key in CACHES),
             foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
+            stored=stored(module),
         )
         self._counts[name] += 1
         self.calls.append(call)
@@ -97,11 +99,17 @@ class ModuleStack:
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         if threading.get_ident() != self._thread:
             return
-        while self.calls:
-            call = self.calls.pop()
-            if call.module is module:
-                self.on_leave(call, output)
+        for index in reversed(range(len(self.calls))):
+            if self.calls[index].module is module:
+                del self.calls[index + 1 :]
+                self.on_leave(self.calls[index], output)
+                self.calls.pop()
                 return
+
+
+def stored(module: nn.Module) -> dict[str, int]:
+    """The tensors that a module holds as plain attributes, by identity."""
+    return {name: id(value) for name, value in vars(module).items() if isinstance(value, Tensor)}
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -1,0 +1,112 @@
+"""Layers without attention are named, with what they hold instead."""
+
+import torch
+import transformers as hf
+from torch import nn
+
+from attnscope.capture import Keep, RowSums, recording
+from tests.capture.tiny import FAMILIES, inputs
+
+
+def record_of(model, *given, **named):
+    """The record of one pass."""
+    with torch.inference_mode(), recording(model.eval()) as record:
+        model(*given, **named)
+    return record
+
+
+def jamba():
+    torch.manual_seed(0)
+    config = hf.JambaConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_layer_offset=2,
+        attn_layer_period=4,
+        expert_layer_period=2,
+        num_experts=4,
+        mamba_d_state=8,
+        use_mamba_kernels=False,
+        pad_token_id=0,
+    )
+    return hf.JambaModel._from_config(config)
+
+
+def test_a_hybrid_keeps_its_layer_numbers_with_holes():
+    record = record_of(jamba(), input_ids=torch.randint(1, 99, (1, 6)))
+    assert [(site.site.name, site.site.layer) for site in record.sites] == [("layers.2.self_attn", 2)]
+    assert [(hole.name, hole.layer) for hole in record.holes] == [
+        ("layers.0", 0),
+        ("layers.1", 1),
+        ("layers.3", 3),
+    ]
+    assert all("state-space model (JambaMamba" in hole.reason for hole in record.holes)
+
+
+def test_a_model_without_attention_says_what_it_has():
+    config = hf.FNetConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, intermediate_size=32)
+    record = record_of(hf.FNetModel._from_config(config), input_ids=torch.randint(1, 99, (1, 6)))
+    assert record.sites == []
+    assert [hole.layer for hole in record.holes] == [0, 1]
+    assert {hole.reason for hole in record.holes} == {"a Fourier transform (FNetFourierTransform)"}
+
+
+def test_a_model_that_attends_everywhere_has_no_holes():
+    for name in ("bert", "gpt-oss", "t5", "vit"):
+        family = FAMILIES[name]
+        assert record_of(family.build(), **inputs(family.inputs)).holes == []
+
+
+def test_an_unknown_mixer_is_named_by_its_class():
+    class Averaging(nn.Module):
+        def forward(self, x):
+            return x.mean(1, keepdim=True).expand_as(x)
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixer, self.norm = Averaging(), nn.LayerNorm(8)
+
+        def forward(self, x):
+            return self.norm(self.mixer(x))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    record = record_of(Model(), torch.randn(1, 5, 8))
+    assert {hole.reason for hole in record.holes} == {"no softmax in it weighed values (Averaging)"}
+
+
+def test_row_sums_show_the_sink_that_no_token_owns():
+    sums = RowSums()
+    keep = Keep(lambda site: range(4))
+    model = FAMILIES["gpt-oss"].build()
+    nn.init.constant_(model.layers[0].self_attn.sinks, 2.0)
+    with torch.inference_mode(), recording(model, [sums, keep]):
+        model(**inputs("text"))
+    for noted, kept in zip(sums.sums, keep.maps, strict=True):
+        alive = kept.allowed.any(-1).expand(kept.weights.shape[:3])
+        rows = kept.weights.sum(-1)[alive]
+        assert (noted.low, noted.high) == (float(rows.min()), float(rows.max()))
+    assert sums.sums[0].high < 0.9
+
+
+def test_row_sums_are_one_without_a_sink():
+    sums = RowSums()
+    model = FAMILIES["llama"].build()
+    with torch.inference_mode(), recording(model, [sums]):
+        model(**inputs("text"))
+    assert len(sums.sums) == 3
+    for noted in sums.sums:
+        assert abs(noted.low - 1) < 1e-5
+        assert abs(noted.high - 1) < 1e-5

@@ -35,7 +35,8 @@ def entropy(block: Block) -> PerRow:
 )
 def spread(block: Block) -> PerRow:
     """Entropy as a share of the most that the open keys allow.  -> [batch, head, row]"""
-    return PerRow(block.entropy / block.open_keys.clamp_min(2).log(), block.open_keys > 1)
+    most = block.open_keys.clamp_min(2).to(block.rows.dtype).log()
+    return PerRow(block.entropy / most, block.open_keys > 1)
 
 
 @measure(

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Kind, Site, Token
+from attnscope.capture.statistics import StreamedRows
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.figures import Figure, HeadFigures
 from attnscope.measures.measure import MEASURES
 from attnscope.measures.roles import ROLE_MEASURES, role
+from attnscope.measures.streamed import Streamed
 from attnscope.measures.sums import OFFSET_BINS, Sums, offset_bins
 
 DEFAULT = tuple(name for name in MEASURES if name != "coverage90")
@@ -57,6 +59,11 @@ class Measured:
         absent = {
             name: reason for name, measure in self.measures.items() if (reason := measure.missing(*offered))
         }
+        if isinstance(attention.read, StreamedRows):
+            streamed = Streamed(attention.read.statistics, keys)
+            if streamed.covers(self.measures.keys() - absent.keys(), attention.offset):
+                self._add(attention.site, streamed.sums(list(self.measures), absent), absent)
+                return
         shape = 3, len(self.measures), attention.batch, attention.heads
         chosen, forced = torch.zeros(2, *shape, dtype=torch.float64)
         offsets = torch.zeros(attention.heads, OFFSET_BINS, dtype=torch.float64)

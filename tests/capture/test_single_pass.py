@@ -1,0 +1,303 @@
+"""One pass over tiles against the full computation in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from attnscope.capture import plan, single_pass, tiles
+from attnscope.capture.matches import Matches
+from attnscope.capture.pool import edges
+from attnscope.capture.runs import open_runs
+from attnscope.capture.single_pass import SinglePass
+from attnscope.capture.statistics import Statistics
+from attnscope.capture.streaming import Extras, attend
+
+BATCH, HEADS, SIZE = 2, 4, 16
+PLAIN = Extras()
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that short texts have many, and chunks that need merging."""
+    monkeypatch.setattr(plan, "KEYS", 48)
+    monkeypatch.setattr(tiles, "KEYS", 48)
+    monkeypatch.setattr("attnscope.capture.streaming.ROWS", 32)
+
+
+def inputs(
+    queries: int, keys: int, key_heads: int = HEADS, sharp: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(queries * 1000 + keys)
+    query = sharp * torch.randn(BATCH, HEADS, queries, SIZE)
+    return query, torch.randn(BATCH, key_heads, keys, SIZE), torch.randn(BATCH, key_heads, keys, SIZE)
+
+
+def mask_of(name: str, queries: int, keys: int) -> Tensor | None:
+    row, key = torch.arange(queries)[:, None], torch.arange(keys)
+    if name == "whole":
+        return None
+    if name == "causal":
+        return (key <= row)[None, None]
+    if name == "window":
+        return ((key <= row) & (row - key < 21))[None, None]
+    if name == "both ways":
+        return ((row - key).abs() < 9)[None, None]
+    padded = torch.ones(BATCH, 1, queries, keys, dtype=torch.bool)
+    padded[0, ..., -7:] = False
+    padded[1, ..., :5] = False
+    return padded
+
+
+def weights_of(query: Tensor, key: Tensor, open_: Tensor | None, extras: Extras = PLAIN) -> Tensor:
+    """The full weights in float64.  -> [batch, head, query, key]"""
+    key = key.double().repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = query.double() @ key.mT / math.sqrt(query.shape[-1])
+    if extras.softcap is not None:
+        scores = extras.softcap * torch.tanh(scores / extras.softcap)
+    if extras.bias is not None:
+        scores = scores + extras.bias.double()
+    if open_ is not None:
+        scores = scores.masked_fill(~open_, -torch.inf)
+    if extras.sinks is not None:
+        sink = extras.sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+    return scores.softmax(-1)
+
+
+def check(
+    output: Tensor, found: Statistics, weights: Tensor, value: Tensor, ids: Tensor | None = None
+) -> None:
+    """Every number of the statistics against the weights."""
+    value = value.double().repeat_interleave(weights.shape[1] // value.shape[1], 1)
+    queries, keys = weights.shape[-2:]
+    row, key = torch.arange(queries)[:, None] + found.offset, torch.arange(keys)
+    assert torch.allclose(output.double(), weights @ value, atol=1e-5)
+    assert torch.allclose(
+        found.entropy.double(), torch.special.entr(weights).sum(-1), atol=1e-5 * math.log(keys)
+    )
+    assert torch.allclose(found.confidence.double(), weights.amax(-1), atol=1e-5)
+    assert torch.allclose(found.total.double(), weights.sum(-1), atol=1e-5)
+    for name, gap in (("own", 0), ("previous", -1), ("following", 1)):
+        at = (weights * (key == row + gap)).sum(-1)
+        assert torch.allclose(getattr(found, name).double(), at, atol=1e-5), name
+    assert torch.allclose(found.first.double(), weights[..., 0], atol=1e-5)
+    assert torch.allclose(found.column.double(), weights.sum(-2), atol=1e-5 * queries)
+    distance = (weights * (row - key).abs()).sum((-1, -2))
+    assert torch.allclose(found.distance.double(), distance, atol=1e-5 * queries * keys, rtol=1e-5)
+    if found.map is not None:
+        check_map(found, weights)
+    if ids is not None:
+        same = ids[:, None] == ids
+        follows = torch.zeros_like(same)
+        follows[:, 1:] = same[:, :-1]
+        wanted = {"duplicate": same & (row != key), "induction": follows & (key <= row)}
+        for name, pairs in wanted.items():
+            mass = (weights * pairs).sum((-1, -2))
+            assert torch.allclose(found.matched[name][0], mass, atol=1e-5 * queries), name
+
+
+def check_map(found: Statistics, weights: Tensor) -> None:
+    assert found.map is not None
+    rows, keys = found.map.row_edges, found.map.key_edges
+    summed = np.add.reduceat(np.add.reduceat(weights.numpy(), rows[:-1], axis=-2), keys[:-1], axis=-1)
+    assert np.allclose(found.map.total, summed, atol=1e-5 * max(np.diff(rows)))
+
+
+@pytest.mark.parametrize("cells", [None, 7, 40, 300])
+@pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
+@pytest.mark.parametrize("name", ["whole", "causal", "window", "both ways", "padded"])
+def test_output_and_statistics_equal_the_full_computation(
+    name: str, key_heads: int, cells: int | None
+) -> None:
+    query, key, value = inputs(131, 131, key_heads)
+    open_ = mask_of(name, 131, 131)
+    runs = open_runs(open_, 131, 131, False)
+    assert runs is not None
+    ids = torch.randint(0, 9, (131,))
+    texts = range(BATCH)
+    matches = {
+        "duplicate": [Matches.duplicates(ids, runs, text % len(runs.low)) for text in texts],
+        "induction": [Matches.inductions(ids, runs, text % len(runs.low)) for text in texts],
+    }
+    output, found = attend(query, key, value, runs, SIZE**-0.5, matches=matches, cells=cells)
+    weights = weights_of(query, key, open_)
+    assert output.dtype == torch.float32
+    check(output, found, weights, value, ids)
+    for name_, (_, each) in found.matched.items():
+        opened = torch.ones(131, 131, dtype=torch.bool) if open_ is None else open_[-1, 0]
+        if open_ is None or len(open_) == 1:
+            same = ids[:, None] == ids
+            row = torch.arange(131)
+            pairs = same & (row[:, None] != row) if name_ == "duplicate" else torch.zeros_like(same)
+            if name_ == "induction":
+                pairs[:, 1:] = same[:, :-1]
+                pairs &= row <= row[:, None]
+            assert torch.equal(each[0].count, (pairs & opened).sum(-1))
+
+
+@pytest.mark.parametrize("size", [2, 31, 48, 49, 96, 97, 200])
+def test_any_length_is_exact(size: int) -> None:
+    query, key, value = inputs(size, size)
+    runs = open_runs(None, size, size, True)
+    assert runs is not None
+    output, found = attend(query, key, value, runs, SIZE**-0.5, cells=16)
+    check(output, found, weights_of(query, key, mask_of("causal", size, size)), value)
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        Extras(softcap=2.0),
+        Extras(sinks=torch.tensor([-3.0, 0.0, 1.0, 6.0])),
+        Extras(bias=torch.linspace(-4, 4, 4 * 100 * 100).view(1, 4, 100, 100).cos() * 3),
+        Extras(bias=torch.linspace(-4, 4, 2 * 100 * 100).view(2, 1, 100, 100).sin() * 3),
+        Extras(
+            bias=torch.linspace(-4, 4, 4 * 100 * 100).view(1, 4, 100, 100).cos() * 3,
+            softcap=5.0,
+            sinks=torch.tensor([-3.0, 0.0, 1.0, 6.0]),
+        ),
+    ],
+    ids=["soft cap", "sinks", "bias a head", "bias a text", "all"],
+)
+@pytest.mark.parametrize("name", ["whole", "causal", "window"])
+def test_soft_caps_sinks_and_position_bias_are_exact(name: str, extras: Extras) -> None:
+    query, key, value = inputs(100, 100, 2)
+    open_ = mask_of(name, 100, 100)
+    runs = open_runs(open_, 100, 100, False)
+    assert runs is not None
+    output, found = attend(query, key, value, runs, SIZE**-0.5, extras=extras, cells=10)
+    check(output, found, weights_of(query, key, open_, extras), value)
+
+
+def test_more_keys_than_queries_and_an_offset_are_exact() -> None:
+    query, key, value = inputs(60, 150)
+    row, column = torch.arange(60)[:, None] + 90, torch.arange(150)
+    open_ = (column <= row)[None, None]
+    runs = open_runs(open_, 60, 150, False)
+    assert runs is not None
+    output, found = attend(query, key, value, runs, SIZE**-0.5, offset=90, cells=20)
+    check(output, found, weights_of(query, key, open_), value)
+
+
+def test_sharp_rows_stay_exact() -> None:
+    query, key, value = inputs(120, 120, sharp=30.0)
+    runs = open_runs(None, 120, 120, True)
+    assert runs is not None
+    output, found = attend(query, key, value, runs, SIZE**-0.5)
+    weights = weights_of(query, key, mask_of("causal", 120, 120))
+    assert torch.allclose(output.double(), weights @ value.double(), atol=1e-4)
+    assert torch.allclose(found.entropy.double(), torch.special.entr(weights).sum(-1), atol=1e-4)
+
+
+def test_float64_agrees_to_the_last_digits() -> None:
+    query, key, value = (tensor.double() for tensor in inputs(131, 131))
+    runs = open_runs(None, 131, 131, True)
+    assert runs is not None
+    output, found = attend(query, key, value, runs, SIZE**-0.5)
+    weights = weights_of(query, key, mask_of("causal", 131, 131))
+    assert torch.allclose(output, weights @ value, atol=1e-13)
+    assert torch.allclose(found.entropy, torch.special.entr(weights).sum(-1), atol=1e-12)
+
+
+def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads() -> None:
+    query, key, value = inputs(131, 131)
+    runs = open_runs(None, 131, 131, True)
+    assert runs is not None
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            with torch.inference_mode():
+                results.append(attend(query, key, value, runs, SIZE**-0.5, cells=10))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    (one, left), (two, right) = results
+    assert torch.equal(one, two)
+    assert torch.equal(left.entropy, right.entropy)
+    assert left.map is not None
+    assert right.map is not None
+    assert torch.equal(left.map.total, right.map.total)
+
+
+def test_open_pairs_of_a_map_are_counted() -> None:
+    query, key, value = inputs(50, 50)
+    for name in ("whole", "causal", "window"):
+        open_ = mask_of(name, 50, 50)
+        runs = open_runs(open_, 50, 50, False)
+        assert runs is not None
+        _, found = attend(query, key, value, runs, 1.0, cells=8)
+        full = torch.ones(50, 50) if open_ is None else open_[0, 0].float()
+        cut = edges(50, 8)
+        assert found.map is not None
+        for row in range(8):
+            for column in range(8):
+                part = full[cut[row] : cut[row + 1], cut[column] : cut[column + 1]]
+                assert int(found.map.pairs[0, row, column]) == int(part.sum())
+
+
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("name", ["causal", "window", "both ways", "padded"])
+def test_single_pass_agrees_with_the_kernel(name: str, additive: bool) -> None:
+    query, key, value = inputs(131, 131)
+    mask = mask_of(name, 131, 131)
+    assert mask is not None
+    if additive:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    with torch.inference_mode():
+        done = SinglePass(shortest=1).attend(query, key, value, mask)
+        kernel = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
+    assert done is not None
+    assert done[0].shape == kernel.shape
+    assert torch.allclose(done[0], kernel, atol=1e-5)
+
+
+def test_single_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = inputs(131, 131)
+    ids = torch.randint(0, 9, (131,))
+    asked = []
+    plain = single_pass.open_runs
+    monkeypatch.setattr(single_pass, "open_runs", lambda *args: asked.append(args) or plain(*args))
+    engine = SinglePass(texts=[ids.tolist()], cells=8, shortest=1)
+    weights = weights_of(query, key, mask_of("causal", 131, 131))
+    for _layer in range(3):
+        done = engine.attend(query, key, value, is_causal=True)
+        assert done is not None
+        check(*done, weights, value, ids)
+    assert len(asked) == 1
+
+
+def test_texts_of_a_batch_have_pairs_of_their_own() -> None:
+    query, key, value = inputs(131, 131)
+    ids = torch.randint(0, 9, (BATCH, 131))
+    done = SinglePass(texts=ids.tolist(), shortest=1).attend(query, key, value, is_causal=True)
+    assert done is not None
+    weights = weights_of(query, key, mask_of("causal", 131, 131))
+    for text in range(BATCH):
+        same = ids[text][:, None] == ids[text]
+        mass = (weights[text] * same.fill_diagonal_(False)).sum((-1, -2))
+        assert torch.allclose(done[1].matched["duplicate"][0][text], mass, atol=1e-3)
+
+
+def test_what_it_cannot_do_is_left_to_the_kernel() -> None:
+    query, key, value = inputs(131, 131)
+    engine = SinglePass(shortest=100)
+    holes = torch.rand(1, 1, 131, 131) < 0.5
+    closed_row = torch.ones(1, 1, 131, 131, dtype=torch.bool)
+    closed_row[..., 5, :] = False
+    a_head = torch.ones(1, HEADS, 131, 131, dtype=torch.bool)
+    a_head[:, 1, :, 7:] = False
+    assert engine.attend(query, key, value) is not None
+    assert engine.attend(query, key, value, holes) is None
+    assert engine.attend(query, key, value, closed_row) is None
+    assert engine.attend(query, key, value, a_head) is None
+    assert engine.attend(query, key, value, dropout=0.1) is None
+    assert engine.attend(query[:, :, :1], key, value) is None
+    assert engine.attend(query[:, :, :, :8].half(), key[..., :8].half(), value.half()) is None
+    assert engine.attend(query[0], key[0], value[0]) is None
+    assert engine.attend(query[:, :, :50], key[:, :, :50], value[:, :, :50]) is None
+    assert engine.attend(query.clone().requires_grad_(), key, value) is None

@@ -1,0 +1,119 @@
+"""Figures from a single pass equal those from all rows, baselines and counts included."""
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.attention import Attention, HeldRows, Site, Token
+from attnscope.capture import plan, tiles
+from attnscope.capture.single_pass import SinglePass
+from attnscope.capture.statistics import Statistics, StreamedRows
+from attnscope.measures import DEFAULT, Measured
+from attnscope.measures.streamed import COVERED
+
+from .reference import random_text
+
+SIZE, LENGTH, HEADS = 8, 97, 3
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "KEYS", 32)
+    monkeypatch.setattr(tiles, "KEYS", 32)
+
+
+class Unreadable(HeldRows):
+    """Rows that must not be read."""
+
+    def rows(self, start: int, stop: int, heads: object) -> torch.Tensor:
+        raise AssertionError("the statistics were not used")
+
+
+def mask_of(name: str, batch: int) -> torch.Tensor:
+    row, key = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    masks = {
+        "causal": key <= row,
+        "whole": torch.ones(LENGTH, LENGTH, dtype=torch.bool),
+        "window": (key <= row) & (row - key < 12),
+        "one key": key == row,
+        "ahead": (key > row) & (key < row + 5) | (key == LENGTH - 1) & (row == LENGTH - 1),
+    }
+    if name == "padded":
+        padded = torch.ones(batch, 1, LENGTH, LENGTH, dtype=torch.bool)
+        padded[0, ..., -9:] = False
+        return padded
+    return masks[name][None, None]
+
+
+def both_ways(
+    name: str, texts: list[tuple[Token, ...]], names: tuple[str, ...] = DEFAULT
+) -> tuple[Measured, Measured]:
+    """Measured from all rows, and from statistics alone."""
+    generator = torch.Generator().manual_seed(5)
+    shape = len(texts), HEADS, LENGTH, SIZE
+    query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
+    mask = mask_of(name, len(texts))
+    weights = ((query @ key.mT) * SIZE**-0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+    engine = SinglePass([[token.id for token in text] for text in texts], shortest=1)
+    with torch.inference_mode():
+        done = engine.attend(query, key, value, mask)
+    assert done is not None
+    measured = []
+    for read in (HeldRows(weights, mask), StreamedRows(Unreadable(weights, mask), done[1])):
+        axis = texts[0]
+        site = Site("layer.0", 0, "encoder", 0)
+        attention = Attention(
+            site, "recomputed", "sdpa", len(texts), HEADS, HEADS, axis, axis, 0, torch.float32, read
+        )
+        one = Measured(names)
+        one.label({"encoder": (texts, texts)})
+        one.observe(attention)
+        measured.append(one)
+    return measured[0], measured[1]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ["causal", "whole", "window", "one key", "ahead", "padded"])
+def test_figures_baselines_counts_and_roles_are_the_same(name: str, batch: int) -> None:
+    rng = np.random.default_rng(2)
+    from_rows, streamed = both_ways(name, [random_text(rng, LENGTH) for _ in range(batch)])
+    for one, other in zip(from_rows.figures(), streamed.figures(), strict=True):
+        assert one.absent == other.absent
+        assert list(one.figures) == list(other.figures)
+        for measure, left in one.figures.items():
+            right = other.figures[measure]
+            scale = LENGTH if measure in ("distance", "offset", "span") else 1.0
+            assert (left.rows, left.texts) == (right.rows, right.texts), measure
+            assert left.value == pytest.approx(right.value, abs=1e-5 * scale), measure
+            assert left.baseline == pytest.approx(right.baseline, abs=1e-9 * scale), measure
+            assert (left.error is None) == (right.error is None)
+            if left.error is not None and right.error is not None:
+                assert left.error == pytest.approx(right.error, abs=1e-5 * scale)
+        assert one.role is not None or name == "one key"
+        if one.role is not None and other.role is not None:
+            assert one.role.name == other.role.name
+            assert one.role.score == pytest.approx(other.role.score, abs=1e-5)
+        assert other.positional is None
+
+
+def test_measures_that_a_single_pass_cannot_tell_are_read_from_rows() -> None:
+    text = random_text(np.random.default_rng(3), LENGTH)
+    assert "coverage90" not in COVERED
+    with pytest.raises(AssertionError, match="statistics were not used"):
+        both_ways("causal", [text], ("coverage90",))
+
+
+def test_a_pair_of_segments_is_read_from_rows() -> None:
+    pair = random_text(np.random.default_rng(3), LENGTH, pair=True)
+    with pytest.raises(AssertionError, match="statistics were not used"):
+        both_ways("whole", [pair])
+    both_ways("whole", [pair], ("entropy", "special"))
+
+
+def test_statistics_for_other_positions_are_not_used() -> None:
+    found = Statistics(*[torch.zeros(1)] * 1, 4, *[torch.zeros(1)] * 9)  # type: ignore[call-arg]
+    from attnscope.measures.streamed import Streamed
+
+    assert Streamed(found, None).covers(["entropy"], 4)
+    assert not Streamed(found, None).covers(["entropy"], 0)
+    assert Streamed(found, None).covers(["entropy"], None)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from attnscope.errors import OutputError
 
 
-def write_whole(path: str | Path, content: bytes) -> None:
-    """Write a file under another name beside its place, then move it there in one step.
+@contextmanager
+def whole(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file to be written under another name beside its place, and moved there when all is written.
 
     A file that exists is replaced. Raises ``OutputError`` where the folder does not exist or cannot be
     written to, or the path is a folder; nothing stays behind then.
@@ -23,8 +27,8 @@ def write_whole(path: str | Path, content: bytes) -> None:
     try:
         handle, beside = tempfile.mkstemp(prefix=".attnscope-", suffix=path.suffix, dir=path.parent)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
+            with os.fdopen(handle, "w+b") as file:
+                yield file
             os.chmod(beside, 0o666 & ~_umask())
             os.replace(beside, path)
         except BaseException:
@@ -32,6 +36,12 @@ def write_whole(path: str | Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_whole(path: str | Path, content: bytes) -> None:
+    """Write a file whole or not at all; see ``whole``."""
+    with whole(path) as file:
+        file.write(content)
 
 
 def _umask() -> int:

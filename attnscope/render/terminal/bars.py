@@ -81,13 +81,32 @@ def _side_by_side(left: list[Line], right: list[Line], width: int) -> Iterator[L
 
 
 def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
-    """One head a line: its name, why it is worth a look, and below it the command that opens it."""
+    """One head a line: its name, why it is worth a look, and below it the command that opens it.
+
+    Commands are printed whole, so that they can be copied; where they are too long for a line, those
+    after the first show only what differs from it, after ``…``.
+    """
     yield from heading(view.title, "", surface)
-    label = max((len(head.head) for head in view.heads), default=0)
-    for ranked in view.heads:
-        for i, line in enumerate(wrap(ranked.reason, surface.width - label - 2)):
+    label = max((len(head.head) for head in view.heads), default=0) + 2
+    commands = _commands([head.command for head in view.heads], surface.width - label)
+    for ranked, command in zip(view.heads, commands, strict=True):
+        for i, line in enumerate(wrap(ranked.reason, surface.width - label)):
             name = ranked.head if i == 0 else ""
-            yield [Segment(name.ljust(label + 2), BOLD), Segment(isolated(line))]
-        if ranked.command:
-            yield [Segment(" " * (label + 2) + ranked.command, DIM)]  # whole, so that it can be copied
+            yield [Segment(name.ljust(label), BOLD), Segment(isolated(line))]
+        if command:
+            yield [Segment(" " * label + command, DIM)]
     yield from footing(view.notes, surface)
+
+
+def _commands(commands: list[str], room: int) -> list[str]:
+    """Commands as they are, or shortened to what they do not share, if one is wider than ``room``."""
+    if len(commands) < 2 or max(cell_len(command) for command in commands) <= room:
+        return commands
+    words = [command.split(" ") for command in commands]
+    alike = [len(set(column)) == 1 for column in zip(*words, strict=False)]
+    shared = alike.index(False) if False in alike else len(alike)
+    while shared and words[0][shared - 1].startswith("-"):
+        shared -= 1  # an option stays with its value
+    if not shared:
+        return commands
+    return [commands[0], *(f"… {' '.join(rest[shared:])}" for rest in words[1:])]

@@ -201,6 +201,15 @@ def test_commands_are_printed_whole() -> None:
     assert command in text
 
 
+def test_long_commands_that_begin_alike_are_printed_once() -> None:
+    start = "attnscope show " + "x" * 60
+    ranking = Ranking(tuple(Ranked(f"L0H{head}", "why", f"{start} --head L0H{head}") for head in range(3)))
+    text = printed(ranking, width=60)
+    assert text.count(start) == 1
+    assert "      … --head L0H2\n" in text
+    assert printed(ranking, width=160).count(start) == 3
+
+
 def test_a_console_of_plain_ascii_gets_plain_ascii() -> None:
     surface = Surface(80, False, ascii=True)
     assert [surface.shade(level) for level in (0, 0.1, 0.3, 0.6, 1)] == [" ", ".", "o", "O", "#"]

@@ -22,6 +22,7 @@ class Map:
 
     total: Tensor
     pairs: Tensor
+    cells: int  # asked for, a side
     row_edges: tuple[int, ...]
     key_edges: tuple[int, ...]
 

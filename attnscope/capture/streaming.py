@@ -83,7 +83,7 @@ def attend(
         for head in range(0, key_heads, together)
     ]
     _run(lambda: Worker(scores, sheets, plans, matches).run, jobs)
-    return output.transpose(1, 2), _statistics(scores, sheets, row_edges, key_edges, matches)
+    return output.transpose(1, 2), _statistics(scores, sheets, cells, row_edges, key_edges, matches)
 
 
 def _run(worker: Callable[[], Callable[[int, slice], None]], jobs: Sequence[tuple[int, slice]]) -> None:
@@ -123,6 +123,7 @@ def _one_inner_thread() -> Iterator[None]:
 def _statistics(
     scores: Scores,
     sheets: Sheets,
+    cells: int | None,
     row_edges: tuple[int, ...],
     key_edges: tuple[int, ...],
     matches: Mapping[str, Sequence[Matches]],
@@ -139,7 +140,7 @@ def _statistics(
     pooled = None
     if sheets.cells is not None:
         pairs = _open_pairs(scores.runs, row_edges, key_edges)
-        pooled = Map(sheets.cells.flatten(1, 2), pairs, row_edges, key_edges)
+        pooled = Map(sheets.cells.flatten(1, 2), pairs, cells or 1, row_edges, key_edges)
     return Statistics(
         runs=scores.runs,
         offset=scores.offset,

@@ -1,0 +1,115 @@
+"""How a single pass takes the kernel's place inside of a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from attnscope.attention import Attention
+from attnscope.capture.found import SdpaCall
+from attnscope.capture.pool import Pool, Pooled
+from attnscope.capture.recorder import Observer
+from attnscope.capture.rows import ScoredRows
+from attnscope.capture.single_pass import SinglePass
+from attnscope.capture.statistics import Statistics, StreamedRows
+
+
+class StandIn(TorchFunctionMode):
+    """Computes what ``scaled_dot_product_attention`` is asked for in a single pass, where that can be done.
+
+    Open it around a recording, and let it show the observers what it has seen:
+
+    >>> stand_in = StandIn(SinglePass(texts, cells=256))
+    >>> with torch.inference_mode(), stand_in, recording(model, [stand_in.shown_to([measured, maps])]):
+    ...     model(**inputs)
+
+    Observers then get an attention whose ``kernel`` is "single pass" and whose rows carry ``Statistics``.
+    ``taken`` counts the calls that it computed, ``left`` those that the kernel did.
+    """
+
+    def __init__(self, engine: SinglePass) -> None:
+        super().__init__()
+        self.engine = engine
+        self.taken = 0
+        self.left = 0
+        self._latest: tuple[Tensor, Statistics] | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func``, or the single pass in its place."""
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") != "scaled_dot_product_attention":
+            return func(*args, **kwargs)
+        call = SdpaCall.of(args, kwargs)
+        done = self.engine.attend(
+            call.query,
+            call.key,
+            call.value,
+            call.attn_mask,
+            is_causal=call.is_causal,
+            scale=call.scale,
+            dropout=call.dropout_p,
+        )
+        if done is None:
+            self.left += 1
+            self._latest = None
+            return func(*args, **kwargs)
+        self.taken += 1
+        output, statistics = done
+        self._latest = call.query, statistics
+        return output
+
+    def shown_to(self, observers: Sequence[Observer]) -> Observer:
+        """One observer that shows every attention to these, with its statistics if they are known."""
+        return _Shown(self, observers)
+
+    def with_statistics(self, attention: Attention) -> Attention:
+        """The attention of the latest call with its statistics; any other as it is."""
+        if self._latest is None or not isinstance(attention.read, ScoredRows):
+            return attention
+        query, statistics = self._latest
+        seen = attention.read.query
+        if (seen.data_ptr(), seen.shape) != (query.data_ptr(), query.shape):
+            return attention
+        self._latest = None
+        return replace(attention, kernel="single pass", read=StreamedRows(attention.read, statistics))
+
+
+@dataclass(frozen=True)
+class _Shown:
+    stand_in: StandIn
+    observers: Sequence[Observer]
+
+    def observe(self, attention: Attention) -> None:
+        attention = self.stand_in.with_statistics(attention)
+        for observer in self.observers:
+            observer.observe(attention)
+
+
+class StreamedPool(Pool):
+    """A ``Pool`` that takes maps from the statistics of a single pass, and rows from other attention."""
+
+    def observe(self, attention: Attention) -> None:
+        """Keep the pooled heads."""
+        found = attention.read.statistics.map if isinstance(attention.read, StreamedRows) else None
+        if found is None or self.how != "mean" or found.cells != self.cells:
+            super().observe(attention)
+            return
+        pairs = found.pairs[:, None]  # [batch or 1, 1, row cell, key cell]
+        self.maps.append(
+            Pooled(
+                site=attention.site,
+                values=found.total / pairs.clamp(min=1),
+                open=pairs > 0,
+                row_edges=found.row_edges,
+                key_edges=found.key_edges,
+                queries=attention.queries,
+                keys=attention.keys,
+                offset=attention.offset,
+            )
+        )

@@ -1,0 +1,137 @@
+"""A single pass inside of real models: outputs, figures and maps as the kernel gives them."""
+
+import pytest
+import torch
+from torch import nn
+
+from attnscope.attention import Kind, Token
+from attnscope.capture import Pool, recording
+from attnscope.capture.single_pass import SinglePass
+from attnscope.capture.stand_in import StandIn, StreamedPool
+from attnscope.measures import Measured
+
+LENGTH = 70
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2Model
+
+    return GPT2Model(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=128))
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaModel
+
+    return LlamaModel(
+        LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=50,
+        )
+    )
+
+
+def mistral() -> nn.Module:
+    from transformers import MistralConfig, MistralModel
+
+    return MistralModel(
+        MistralConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=50,
+            sliding_window=16,
+        )
+    )
+
+
+def bert() -> nn.Module:
+    from transformers import BertConfig, BertModel
+
+    return BertModel(
+        BertConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=50
+        )
+    )
+
+
+def t5() -> nn.Module:
+    from transformers import T5Config, T5EncoderModel
+
+    return T5EncoderModel(T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=50))
+
+
+@pytest.mark.parametrize("build", [gpt2, llama, mistral, bert, t5])
+def test_models_give_the_same_outputs_figures_and_maps(build: "type[nn.Module]") -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    ids = torch.randint(0, 50, (1, LENGTH))
+    text = tuple(Token(f"w{id_}", id_) for id_ in ids[0].tolist())
+    axes: dict[Kind, tuple[tuple[Token, ...], tuple[Token, ...]]] = {
+        "encoder": (text, text),
+        "decoder": (text, text),
+    }
+    beside, pool = Measured(), Pool(12)
+    with torch.inference_mode(), recording(model, [beside, pool], axes):
+        expected = model(input_ids=ids).last_hidden_state
+    streamed, maps = Measured(), StreamedPool(12)
+    stand_in = StandIn(SinglePass([ids[0].tolist()], cells=12, shortest=1))
+    with (
+        torch.inference_mode(),
+        stand_in,
+        recording(model, [stand_in.shown_to([streamed, maps])], axes) as record,
+    ):
+        output = model(input_ids=ids).last_hidden_state
+    assert (stand_in.taken, stand_in.left) == (2, 0)
+    assert len(record.sites) == 2
+    assert torch.allclose(output, expected, atol=1e-4)
+    for one, other in zip(beside.figures(), streamed.figures(), strict=True):
+        assert one.site == other.site
+        assert other.positional is None  # the statistics were used, not the rows
+        assert list(one.figures) == list(other.figures)
+        for name, figure in one.figures.items():
+            scale = LENGTH if name in ("distance", "offset", "span") else 1.0
+            assert figure.rows == other.figures[name].rows
+            assert figure.value == pytest.approx(other.figures[name].value, abs=1e-5 * scale), name
+            assert figure.baseline == pytest.approx(other.figures[name].baseline, abs=1e-8 * scale), name
+    for left, right in zip(pool.maps, maps.maps, strict=True):
+        assert (left.site, left.row_edges, left.key_edges) == (right.site, right.row_edges, right.key_edges)
+        assert torch.equal(left.open.expand_as(left.values), right.open.expand_as(right.values))
+        assert torch.allclose(left.values, right.values, atol=1e-5)
+
+
+def test_short_texts_are_left_to_the_kernel_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    model = gpt2().eval()
+    ids = torch.randint(0, 50, (1, LENGTH))
+    with torch.inference_mode():
+        expected = model(input_ids=ids).last_hidden_state
+        stand_in = StandIn(SinglePass())
+        measured = Measured()
+        with stand_in, recording(model, [stand_in.shown_to([measured])]):
+            output = model(input_ids=ids).last_hidden_state
+    assert (stand_in.taken, stand_in.left) == (0, 2)
+    assert torch.equal(output, expected)
+    assert measured.figures()[0].positional is not None
+
+
+def test_a_map_of_other_cells_is_pooled_from_rows() -> None:
+    torch.manual_seed(0)
+    model = gpt2().eval()
+    ids = torch.randint(0, 50, (1, LENGTH))
+    maps, highest, plain = StreamedPool(9), StreamedPool(12, "max"), Pool(9)
+    stand_in = StandIn(SinglePass(cells=12, shortest=1))
+    with (
+        torch.inference_mode(),
+        stand_in,
+        recording(model, [stand_in.shown_to([maps, highest, plain])]),
+    ):
+        model(input_ids=ids)
+    assert torch.equal(maps.maps[0].values, plain.maps[0].values)
+    assert bool((highest.maps[0].values >= 0).all())
+    assert highest.maps[0].values.shape[-1] == 12

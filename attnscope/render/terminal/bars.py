@@ -9,7 +9,7 @@ from rich.segment import Segment
 
 from attnscope.render.terminal.strokes import footing, heading
 from attnscope.render.terminal.surface import BOLD, DIM, TONES, Line, Surface, tone
-from attnscope.render.terminal.text import fit, isolated, wrap
+from attnscope.render.terminal.text import fit, isolated, numbered, wrap
 from attnscope.views.focus import Bars, Focus
 from attnscope.views.heads import Ranking
 
@@ -52,13 +52,13 @@ def _bars(title: str, bars: Bars, full: float, width: int, surface: Surface) -> 
     if not bars.bars:
         yield [Segment(fit("nothing: the mask closes every key", width), DIM)]
         return
-    labels = [f"{bar.label} {bar.position}" for bar in bars.bars]
-    label = min(max(cell_len(text) for text in labels), LABEL_WIDTH, width // 3)
+    longest = max(cell_len(f"{bar.label} {bar.position}") for bar in bars.bars)
+    label = min(longest, LABEL_WIDTH, width // 3)
     room = min(width - label - 7, LONGEST_BAR)
     style = tone(surface.palette(signed=False), TONES * 5 // 8, None) if surface.colour else None
-    for text, bar in zip(labels, bars.bars, strict=True):
+    for bar in bars.bars:
         yield [
-            Segment(f"{fit(text, label, right=True)}  {bar.weight:.2f} "),
+            Segment(f"{numbered(bar.label, bar.position, label, right=True)}  {bar.weight:.2f} "),
             Segment(fit(_bar(bar.weight / full, room, surface), width - label - 7), style),
         ]
     if bars.more:

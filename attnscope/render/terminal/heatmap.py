@@ -23,7 +23,7 @@ from attnscope.render.terminal.surface import (
     Surface,
     written_on,
 )
-from attnscope.render.terminal.text import centred, fit, flow, isolated, upright, wrap
+from attnscope.render.terminal.text import centred, fit, flow, isolated, numbered, upright, wrap
 from attnscope.views.axes import Array
 from attnscope.views.heatmap import Heatmap
 from attnscope.views.labels import Place
@@ -91,12 +91,20 @@ def _widest_label(surface: Surface) -> int:
 
 
 def _label_width(axis: tuple[Place, ...], surface: Surface) -> int:
-    longest = max((cell_len(_row_label(place)) for place in axis), default=0)
+    longest = max(
+        (cell_len(place.label) + (0 if place.pooled else _digits(place)) for place in axis), default=0
+    )
     return min(longest, _widest_label(surface))
 
 
-def _row_label(place: Place) -> str:
-    return place.label if place.pooled else f"{place.label} {place.start}"
+def _digits(place: Place) -> int:
+    return len(f" {place.start}")
+
+
+def _row_label(place: Place, layout: Layout, *, right: bool = False) -> str:
+    if place.pooled:
+        return fit(place.label, layout.label, right=right)
+    return numbered(place.label, place.start, layout.label, right=right)
 
 
 def _header(view: Heatmap, layout: Layout) -> Iterator[Line]:
@@ -126,7 +134,7 @@ def _rows(view: Heatmap, tones: Array, layout: Layout, surface: Surface, palette
     """One row a line."""
     shown = view.levels()
     for row, place in enumerate(view.weights.queries):
-        line = [Segment(_label(place, layout), PLAIN)]
+        line = [Segment(_row_label(place, layout, right=True) + " ", PLAIN)]
         for column in range(len(view.weights.keys)):
             if view.masked[row, column]:
                 line.append(Segment(centred("·", layout.cell), DIM))
@@ -159,15 +167,11 @@ def _half_rows(view: Heatmap, tones: Array, layout: Layout, palette: Palette) ->
         numbers = np.vstack([numbers, np.full_like(numbers[:1], -1)])
     pairs = numbers.tolist()
     for row in range(0, len(pairs), 2):
-        line = [Segment(_label(queries[row], layout), PLAIN)]
+        line = [Segment(_row_label(queries[row], layout, right=True) + " ", PLAIN)]
         line += half_blocks(pairs[row], pairs[row + 1], palette)
         if row + 1 < len(queries):
-            line.append(Segment(" " + fit(_row_label(queries[row + 1]), layout.label), PLAIN))
+            line.append(Segment(" " + _row_label(queries[row + 1], layout), PLAIN))
         yield line
-
-
-def _label(place: Place, layout: Layout) -> str:
-    return fit(_row_label(place), layout.label, right=True) + " "
 
 
 def _legend(view: Heatmap, layout: Layout, surface: Surface, palette: Palette) -> Iterator[Line]:

@@ -32,6 +32,20 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
     return space + isolated(kept) if right else isolated(kept) + space
 
 
+def numbered(text: str, number: int, width: int, *, right: bool = False) -> str:
+    """A label and its token's number in exactly ``width`` cells; a label that is too long is cut.
+
+    Only the label is isolated, so that a number stays behind text that runs from right to left.
+    """
+    room = width - len(f" {number}")
+    if room < 1:
+        return fit(f"{number}", width, right=right)
+    kept = cut(text, room)
+    space = " " * (room - cell_len(kept))
+    label = f"{isolated(kept)} {number}"
+    return space + label if right else label + space
+
+
 def cut(text: str, width: int) -> str:
     """The text in at most ``width`` cells, its end replaced by ``…`` if it is longer."""
     if cell_len(text) <= width:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from attnscope.render.terminal.text import clusters, cut, fit, flow, isolated, upright
+from attnscope.render.terminal.text import clusters, cut, fit, flow, isolated, numbered, upright
 from attnscope.views import visible
 
 
@@ -52,3 +52,14 @@ def test_text_from_right_to_left_is_isolated_and_other_text_is_not() -> None:
 def test_items_flow_into_lines() -> None:
     assert flow(["ab", "cd", "ef"], 6, "  ") == ["ab  cd", "ef"]
     assert flow(["abcdefgh"], 4, " ") == ["abc…"]
+
+
+@given(st.text(max_size=12), st.integers(0, 999), st.integers(0, 20), st.booleans())
+def test_numbered_labels_fill_their_columns_exactly(text: str, number: int, width: int, right: bool) -> None:
+    assert cell_len(numbered(visible(text), number, width, right=right)) == width
+
+
+def test_a_number_is_kept_and_stands_behind_its_label() -> None:
+    assert numbered("lighthouse", 12, 9) == "light… 12"
+    assert numbered("cat", 2, 9, right=True) == "    cat 2"
+    assert numbered("שלום", 2, 8, right=True) == "  \u2068שלום\u2069 2"

@@ -48,8 +48,10 @@ class AttentionMode(TorchFunctionMode):
         elif name in SOFTMAX:
             scores = args[0] if args else kwargs["input"]
             axis = args[1] if len(args) > 1 else kwargs.get("dim")
-            if isinstance(axis, int):
-                self.trails.start(recorder.path, scores, axis, result)
+            if isinstance(axis, int) and not self.trails.start(recorder.path, scores, axis, result):
+                recorder.saw_gate()
+        elif name == "linear":
+            self.trails.project(args[1] if len(args) > 1 else kwargs["weight"], result)
         elif name == "scaled_dot_product_attention":
             recorder.saw_sdpa(SdpaCall.of(args, kwargs))
         elif name == "multi_head_attention_forward":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from attnscope.capture.found import Found, SdpaCall, from_sdpa, from_weighing
 from attnscope.capture.kernels import Frame, concluded, unknown_kernel
 from attnscope.capture.naming import DECODER, LayerNumbers, is_causal, is_cross_by_name, offset_of
 from attnscope.capture.record import Record, SiteRecord
+from attnscope.capture.rows import ScoredRows
 from attnscope.capture.single_heads import Pending, SingleHeads
 from attnscope.capture.softmax import Weighing, as_weighing
 from attnscope.capture.stack import PLAIN, Call, ModuleStack
@@ -54,7 +56,8 @@ class Recorder:
         self._calls: Counter[str] = Counter()
         self._kinds: dict[str, Kind] = {}  # of each site, for steps of one query that cannot tell
         self._ran: set[str] = set()
-        self._seen = 0  # attention calls so far
+        self._seen = 0  # attention calls and gates so far
+        self._before: tuple[str, weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
         self._seen_before: dict[Call, int] = {}  # of each module that is running, when it started
 
     @property
@@ -120,14 +123,28 @@ class Recorder:
         failed = {hole.name for hole in self.record.holes}
         self.record.holes += holes.found(self.model, self._ran, attended | failed)
 
+    def saw_gate(self) -> None:
+        """A softmax made gates, which a module may show as it would show attention."""
+        self._seen += 1
+
     # what becomes of it
 
     def _saw(self, found: Found, name: str) -> None:
         """Emit what was found, or hold a single head until its siblings ran."""
         self._seen += 1
+        if self._is_again(found, name):
+            return
         if found.heads == 1 and self.singles.hold(self.stack.calls, name, found):
             return
         self._emit(found, name)
+
+    def _is_again(self, found: Found, name: str) -> bool:
+        """Whether a module weighed other values with the very same weights a second time in one call."""
+        if not isinstance(found.read, ScoredRows):
+            return False
+        query, key = found.read.query, found.read.key
+        before, self._before = self._before, (name, weakref.ref(query), weakref.ref(key))
+        return before is not None and before[0] == name and before[1]() is query and before[2]() is key
 
     def _emit(self, found: Found, name: str) -> None:
         call = self._call_of(name)

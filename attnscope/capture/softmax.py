@@ -2,7 +2,10 @@
 
 A softmax is attention when its result, through views, permutations, slices, casts, dropout and
 element-wise masks, is one side of a product with something that is no parameter. A router's softmax
-picks experts, an output head's is returned, an indexer's ranks keys: none of them gets there.
+picks experts, an output head's is returned, an indexer's ranks keys: none of them gets there. Gates do
+(the kernels of a dynamic convolution, the mixing of parallel streams), but they come straight from a
+linear layer with several outputs, where attention scores are products of two activations or, in additive
+attention, one output a pair of positions. So a softmax of such a layer's output is not followed.
 
 The weights reported are that operand of the product: what values were truly weighted with. The open keys
 come from the softmax's input: closed is -inf, what ``rows.CLOSED_BELOW`` calls closed, and whatever lies
@@ -72,17 +75,29 @@ class Trails:
 
     def __init__(self) -> None:
         self._trails: Any = WeakTensorKeyDictionary()
+        self._gates: Any = WeakTensorKeyDictionary()
 
-    def start(self, path: tuple[str, ...], scores: Tensor, axis: int, result: Tensor) -> None:
-        """Follow the result of a softmax over ``axis`` of ``scores``."""
+    def project(self, weight: Tensor, result: Tensor) -> None:
+        """Note the output of a linear layer, which makes gates and no scores."""
+        if weight.shape[0] > 1 and _is_parameter(weight):
+            self._gates[result] = True
+
+    def start(self, path: tuple[str, ...], scores: Tensor, axis: int, result: Tensor) -> bool:
+        """Follow the result of a softmax over ``axis`` of ``scores``; False if the scores are gates."""
+        if scores in self._gates:
+            return False
         if result.ndim >= 2 and result.is_floating_point():
             shapes = tuple(t.shape for t in (result,) if t.ndim == 4)
             self._trails[result] = Trail(path, _closed(scores, axis), shapes)
+        return True
 
     def follow(
         self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Carry the trail of the first followed argument on to the result of a harmless function."""
+        if self._gates and _holds_tensors(result) and self._are_gates(args):
+            for part in (result,) if isinstance(result, Tensor) else result:
+                self._gates[part] = True
         if not self._trails:
             return
         source = next((arg for arg in args if isinstance(arg, Tensor) and arg in self._trails), None)
@@ -98,6 +113,12 @@ class Trails:
                     self._carry(trail, part, None if closed is None else closed[index])
         elif name in ELEMENTWISE and isinstance(result, Tensor) and result.shape == source.shape:
             self._carry(trail, result, trail.closed)
+
+    def _are_gates(self, args: Sequence[Any]) -> bool:
+        """Whether nothing but gates, parameters and masks went into a function."""
+        given = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+        gates = [arg for arg in given if arg in self._gates]
+        return bool(gates) and all(arg in self._gates or _is_parameter(arg) for arg in given)
 
     def _carry(self, trail: Trail, result: Tensor, closed: Tensor | None) -> None:
         shapes = (*trail.shapes, result.shape) if result.ndim == 4 else trail.shapes
@@ -151,7 +172,7 @@ class Trails:
 
 def _attention(trail: Trail, weights: Tensor, closed: Tensor | None, values: Tensor) -> Weighing | None:
     """The weighing, unless the values are a parameter or the rows are no distribution over keys."""
-    if isinstance(values, nn.Parameter) or isinstance(values._base, nn.Parameter) or values.ndim < 2:
+    if _is_parameter(values) or values.ndim < 2:
         return None
     if float(weights.detach().float().sum(-1).amax()) > 1 + ROUNDING:
         return None
@@ -163,6 +184,11 @@ def _holds_tensors(result: Any) -> bool:
     if isinstance(result, (tuple, list)):
         return bool(result) and all(isinstance(part, Tensor) for part in result)
     return isinstance(result, Tensor)
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one."""
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
 def _closed(scores: Tensor, axis: int) -> Tensor | None:

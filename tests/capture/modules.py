@@ -139,8 +139,38 @@ class BatchTimesHead(nn.Module):
         return mixed.transpose(1, 2).flatten(2), weights.unflatten(0, (-1, self.heads))
 
 
+class Additive(nn.Module):
+    """Additive attention: one output of a linear layer scores a pair."""
+
+    def __init__(self, size=16):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(size, size) for _ in range(3))
+        self.score = nn.Linear(size, 1)
+
+    def forward(self, x, context):
+        pairs = torch.tanh(self.q(x)[:, :, None] + self.k(context)[:, None])  # [batch, query, key, size]
+        weights = self.score(pairs).squeeze(-1).softmax(-1)
+        return torch.bmm(weights, self.v(context)), weights[:, None]
+
+
+class Twice(nn.Module):
+    """One set of weights over two halves of the values, by two calls of torch's kernel."""
+
+    def __init__(self, size=16, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(size, 3 * size)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return [F.scaled_dot_product_attention(q, k, half) for half in v.chunk(2, -1)]
+
+
 class NotAttention(nn.Module):
-    """Softmaxes that are none: a router's, a soft mixture over parameters, an output head's."""
+    """Softmaxes that are none.
+
+    A router's, a soft mixture over parameters, an output head's, the kernels of a dynamic convolution.
+    """
 
     def __init__(self, size=16, experts=4):
         super().__init__()
@@ -157,4 +187,6 @@ class NotAttention(nn.Module):
             x = x + share * expert(x)
         x = x + F.softmax(self.router(x), -1) @ self.prototypes
         x = x + F.softmax(x, dim=-1) * x
+        kernels = (self.router(x) * 2).view(-1, 4, 1).softmax(1)
+        x = x + torch.bmm(x.unsqueeze(-1).expand(-1, -1, -1, 4).flatten(0, 1), kernels).view(x.shape)
         return self.head(x).softmax(-1)

@@ -10,7 +10,7 @@ from tests.capture.tiny import FAMILIES
 
 
 def reference_flash(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **options):
-    """What flash attention computes, written out: padding mask, causality from the end, window, cap, sinks."""
+    """What flash attention computes, written out: padding, causality from the end, window, cap, sinks."""
     queries, keys = query.shape[2], key.shape[2]
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

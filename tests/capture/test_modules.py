@@ -70,6 +70,18 @@ def test_batch_times_head_from_one_sequence_to_another(batch):
     assert (site.site.kind, site.offset, site.queries, site.keys) == ("cross", None, 5, 7)
 
 
+def test_additive_attention_scores_by_a_linear_layer():
+    given = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    record, (kept,), (_, weights) = observe(modules.Additive(), *given, heads=[0])
+    assert torch.equal(kept.weights, weights)
+    assert record.sites[0].site.kind == "cross"
+
+
+def test_the_same_weights_over_two_halves_of_the_values_are_one_map():
+    record, *_ = observe(modules.Twice(), torch.randn(2, 5, 16))
+    assert len(record.sites) == 1
+
+
 def test_routers_and_output_heads_are_no_attention():
     record, *_ = observe(modules.NotAttention(), torch.randn(2, 5, 16))
     assert record.sites == []

@@ -47,6 +47,7 @@ class MultiHeadAttention(nn.Module):
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.batch_first = batch_first
+        self.use_kernel = True  # False: plain products, whose backward pass is faster on a CPU
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -110,7 +111,7 @@ class MultiHeadAttention(nn.Module):
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         self._check(query, key, value, key_padding_mask, attn_mask)
 
-        kernel = not need_weights and type(self).scores is MultiHeadAttention.scores
+        kernel = self.use_kernel and not need_weights and type(self).scores is MultiHeadAttention.scores
         causal_kernel = is_causal and kernel and key_padding_mask is None
         if causal_kernel:
             attn_mask = None

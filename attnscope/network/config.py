@@ -49,23 +49,23 @@ class EncoderConfig:
         ):
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
-                raise ModelError(f"{name} is a whole number from {low} to {high}, not {value!r}.")
+                raise ModelError(f"{name} is a whole number from {low} to {high}, not {value!r}")
         for name in ("causal", "norm_first", "trained"):
             if type(getattr(self, name)) is not bool:
-                raise ModelError(f"{name} is true or false, not {getattr(self, name)!r}.")
+                raise ModelError(f"{name} is true or false, not {getattr(self, name)!r}")
         for name, choices in (("positions", POSITIONS), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in choices:
-                raise ModelError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}.")
+                raise ModelError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
         for name, least, most in (("dropout", 0.0, 0.9), ("rotary_base", 1.5, 1e9)):
             value = getattr(self, name)
             if type(value) not in (int, float) or not least <= value <= most:
-                raise ModelError(f"{name} is a number from {least} to {most}, not {value!r}.")
+                raise ModelError(f"{name} is a number from {least} to {most}, not {value!r}")
         if self.width % self.heads:
-            raise ModelError(f"{self.heads} heads do not divide a width of {self.width}.")
+            raise ModelError(f"{self.heads} heads do not divide a width of {self.width}")
         if self.positions == "rotary" and self.width // self.heads % 2:
             raise ModelError(
                 f"rotary positions need an even width a head, not {self.width // self.heads}: "
-                "choose other heads or width, or other positions."
+                "choose other heads or width, or other positions"
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,10 +78,10 @@ class EncoderConfig:
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise ModelError(f"unknown field {unknown[0]!r}: there are {', '.join(sorted(known))}.")
+            raise ModelError(f"unknown field {unknown[0]!r}: there are {', '.join(sorted(known))}")
         missing = [
             name for name in ("vocabulary", "width", "layers", "heads", "hidden") if name not in values
         ]
         if missing:
-            raise ModelError(f"the field {missing[0]!r} is missing.")
+            raise ModelError(f"the field {missing[0]!r} is missing")
         return cls(**values)

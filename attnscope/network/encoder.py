@@ -48,18 +48,22 @@ class Encoder(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(
-        self, ids: Tensor, segments: Tensor | None = None, attention_mask: Tensor | None = None
+        self,
+        ids: Tensor,
+        segments: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        causal: bool | None = None,
     ) -> Tensor:
         """Hidden states of the last layer.  [batch, token] -> [batch, token, width]
 
         ``segments`` holds 0 or 1 for each token (all 0 if absent), ``attention_mask`` True or 1 for
-        each real token and False or 0 for padding. Raises ``InputError`` for an input that is longer
-        than the model's positions.
+        each real token and False or 0 for padding, ``causal`` overrules the config. Raises ``InputError``
+        for an input that is longer than the model's positions.
         """
         tokens = ids.shape[1]
         if tokens > self.config.max_positions:
             raise InputError(
-                f"the text has {tokens} tokens, but the model has {self.config.max_positions} positions."
+                f"the text has {tokens} tokens, but the model has {self.config.max_positions} positions"
             )
         x = self.embedding(ids)  # [batch, token, width]
         if self.segment is not None:
@@ -67,8 +71,9 @@ class Encoder(nn.Module):
         if self.position is not None:
             x = self.position(x)
         padding = None if attention_mask is None else ~attention_mask.bool()
+        causal = self.config.causal if causal is None else causal
         for layer in self.layers:
-            x = layer(x, src_key_padding_mask=padding, is_causal=self.config.causal)
+            x = layer(x, src_key_padding_mask=padding, is_causal=causal)
         hidden: Tensor = self.norm(x)
         return hidden
 

@@ -41,7 +41,7 @@ def save(
         write_atomically(folder / WEIGHTS, as_bytes(state, metadata={"format": "pt"}))
         write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
     except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror or error}.") from error
+        raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from error
 
 
 def load(folder: str | Path) -> tuple[Encoder, Tokenizer]:
@@ -64,17 +64,15 @@ def load(folder: str | Path) -> tuple[Encoder, Tokenizer]:
             if others
             else "there are no weights to read"
         )
-        raise ModelError(f"{folder} has no {WEIGHTS}: {hint}.")
+        raise ModelError(f"{folder} has no {WEIGHTS}: {hint}")
     try:
         state = load_file(path)
     except Exception as error:  # SafetensorError, and OSError for what cannot be read
-        raise ModelError(f"{path} cannot be read as safetensors: {error}.") from error
+        raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)
     size = tokenizer.get_vocab_size()
     if size > config.vocabulary:
-        raise ModelError(
-            f"{folder}: the tokenizer has {size} tokens, but the model only {config.vocabulary}."
-        )
+        raise ModelError(f"{folder}: the tokenizer has {size} tokens, but the model only {config.vocabulary}")
     with torch.device("meta"):
         shapes = {name: x.shape for name, x in Encoder(config).state_dict().items()}
     _check_state(path, shapes, state)
@@ -87,16 +85,16 @@ def load_config(folder: str | Path) -> EncoderConfig:
     """The config of a folder that ``save`` wrote; raises ``ModelError`` if it is not one."""
     path = Path(folder) / CONFIG
     if not path.is_file():
-        raise ModelError(f"{folder} holds no model: there is no {CONFIG} in it.")
+        raise ModelError(f"{folder} holds no model: there is no {CONFIG} in it")
     try:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}.") from error
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-        raise ModelError(f"{path} is not the config of an attnscope encoder.")
+        raise ModelError(f"{path} is not the config of an attnscope encoder")
     version = values.pop("version", None)
     if version != VERSION:
-        raise ModelError(f"{path} has version {version!r}, but this release reads version {VERSION}.")
+        raise ModelError(f"{path} has version {version!r}, but this release reads version {VERSION}")
     try:
         return EncoderConfig.from_dict(values)
     except ModelError as error:
@@ -118,10 +116,10 @@ def bundled(name: str = "own") -> Path:
     Raises ``ModelError`` for another name, and where the package was built without the weights.
     """
     if name not in BUNDLED:
-        raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}.")
+        raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}")
     folder = PRETRAINED / name
     if not (folder / WEIGHTS).is_file():
-        raise ModelError(f"the bundled encoder {name!r} has no weights in this installation.")
+        raise ModelError(f"the bundled encoder {name!r} has no weights in this installation")
     return folder
 
 
@@ -131,7 +129,7 @@ def untrained(seed: int = 0, name: str = "own") -> tuple[Encoder, Tokenizer]:
     What a head does here is what the architecture does before it has seen any text.
     """
     if name not in BUNDLED:
-        raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}.")
+        raise ModelError(f"no bundled encoder {name!r}: there are {', '.join(BUNDLED)}")
     config = replace(load_config(PRETRAINED / name), trained=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -146,11 +144,11 @@ def _check_state(path: Path, expected: Mapping[str, torch.Size], state: Mapping[
         what = (
             f"lacks {missing[0]!r}" if missing else f"holds {unknown[0]!r}, which the config has no place for"
         )
-        raise ModelError(f"{path} does not fit its config: it {what}.")
+        raise ModelError(f"{path} does not fit its config: it {what}")
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise ModelError(
-                f"{path} does not fit its config: {name!r} is {tuple(state[name].shape)}, not {tuple(shape)}."
+                f"{path} does not fit its config: {name!r} is {tuple(state[name].shape)}, not {tuple(shape)}"
             )
         if not state[name].is_floating_point():
-            raise ModelError(f"{path} does not fit its config: {name!r} is {state[name].dtype}, not a float.")
+            raise ModelError(f"{path} does not fit its config: {name!r} is {state[name].dtype}, not a float")

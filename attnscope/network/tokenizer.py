@@ -37,10 +37,10 @@ def train_tokenizer(
     Raises ``ModelError`` for another kind, or a vocabulary too small to hold an alphabet.
     """
     if kind not in KINDS:
-        raise ModelError(f"no tokenizer {kind!r}: there are {', '.join(KINDS)}.")
+        raise ModelError(f"no tokenizer {kind!r}: there are {', '.join(KINDS)}")
     least = 300 if kind == "bpe" else 64
     if vocabulary < least:
-        raise ModelError(f"a {kind} vocabulary needs {least} tokens or more, not {vocabulary}.")
+        raise ModelError(f"a {kind} vocabulary needs {least} tokens or more, not {vocabulary}")
     tokenizer = (
         _byte_pairs(lines, vocabulary, lowercase)
         if kind == "bpe"
@@ -113,8 +113,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every sort of bad file
-        raise ModelError(f"{path} cannot be read as a tokenizer: {error}.") from error
+        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
     for token in SPECIAL:
         if tokenizer.token_to_id(token) is None:
-            raise ModelError(f"{path} has no token {token}, which the encoder needs.")
+            raise ModelError(f"{path} has no token {token}, which the encoder needs")
     return tokenizer

@@ -1,0 +1,30 @@
+"""A small language to learn: sentences from a few words, in which much can be guessed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+ANIMALS = {"cat": "purred", "dog": "barked", "cow": "mooed", "duck": "quacked"}
+PLACES = ("house", "river", "garden", "road")
+
+
+def sentences(count: int, seed: int) -> list[str]:
+    """Each says an animal, a place, and the sound that only this animal makes."""
+    chance = random.Random(seed)
+    lines = []
+    for _ in range(count):
+        animal = chance.choice(list(ANIMALS))
+        lines.append(
+            f"The {animal} in the {chance.choice(PLACES)} {ANIMALS[animal]} and the {animal} ran away."
+        )
+    return lines
+
+
+def write_corpus(folder: Path, files: int = 3, count: int = 120) -> list[Path]:
+    """Some files of such sentences, a line each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"book{number}.txt" for number in range(files)]
+    for number, path in enumerate(paths):
+        path.write_text("\n\n".join(sentences(count, number)) + "\n", encoding="utf-8")
+    return paths

@@ -1,0 +1,185 @@
+"""Every combination of options gives what ``torch.nn.MultiheadAttention`` gives, from the same weights."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnscope.network import MultiHeadAttention
+
+BATCH, QUERIES, KEYS, WIDTH, HEADS = 2, 3, 5, 12, 3
+EXACT = {"rtol": 0.0, "atol": 1e-6, "equal_nan": True}
+MASKS = ("none", "bool 2-D", "float 2-D", "bool 3-D", "float 3-D", "causal")
+PADDINGS = ("none", "bool", "float")
+SIZES = {
+    "self": (None, None),
+    "kdim": (7, None),
+    "vdim": (None, 10),
+    "kdim and vdim": (7, 10),
+    "cross": (None, None),
+}
+
+
+def modules(**options: object) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
+    """Ours with torch's weights, loaded strictly; biases are drawn too, since torch leaves them at 0."""
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.randn_like(parameter) / 3)
+    ours = MultiHeadAttention(WIDTH, HEADS, **options)  # type: ignore[arg-type]
+    assert ours.load_state_dict(theirs.state_dict(), strict=True) is not None
+    return ours.eval(), theirs.eval()
+
+
+def attention_mask(kind: str, batch: int, queries: int, keys: int) -> Tensor | None:
+    shape = (batch * HEADS, queries, keys) if kind.endswith("3-D") else (queries, keys)
+    if kind == "none":
+        return None
+    if kind == "causal":
+        return torch.ones(shape, dtype=torch.bool).triu(1)
+    if kind.startswith("bool"):
+        closed = torch.rand(shape) < 0.4
+        closed[..., 0] = False  # no row is closed altogether: another test looks at those
+        return closed
+    return torch.randn(shape)
+
+
+def padding_mask(kind: str, batch: int, keys: int, additive: bool) -> Tensor | None:
+    if kind == "none":
+        return None
+    closed = torch.zeros(batch, keys, dtype=torch.bool)
+    closed[-1, -1] = True
+    if kind == "bool":
+        return closed
+    return torch.randn(batch, keys) if additive else torch.zeros(batch, keys).masked_fill(closed, -math.inf)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Support for mismatched:UserWarning"
+)  # torch's, of one bool and one float mask
+@pytest.mark.parametrize("layout", ["batch first", "sequence first", "unbatched"])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_combination_of_options_and_masks_equals_torch(layout: str, sizes: str, bias: bool) -> None:
+    torch.manual_seed(0)
+    kdim, vdim = SIZES[sizes]
+    batch = 1 if layout == "unbatched" else BATCH
+    keys = QUERIES if sizes == "self" else KEYS
+    compared = 0
+    for bias_kv, zero in itertools.product([False, True], repeat=2):
+        ours, theirs = modules(
+            bias=bias, add_bias_kv=bias_kv, add_zero_attn=zero, kdim=kdim, vdim=vdim,
+            batch_first=layout == "batch first",
+        )  # fmt: skip
+        query = torch.randn(batch, QUERIES, WIDTH)
+        key = query if sizes == "self" else torch.randn(batch, keys, kdim or WIDTH)
+        value = query if sizes == "self" else torch.randn(batch, keys, vdim or WIDTH)
+        same = key is query
+        if layout == "sequence first":
+            query, key, value = (x.transpose(0, 1).contiguous() for x in (query, key, value))
+        if layout == "unbatched":
+            query, key, value = query[0], key[0], value[0]
+        if same:
+            key = value = query
+        for mask_kind, padding_kind in itertools.product(MASKS, PADDINGS):
+            mask = attention_mask(mask_kind, batch, QUERIES, keys)
+            additive = mask is not None and mask.is_floating_point()
+            padding = padding_mask(padding_kind, batch, keys, additive)
+            if layout == "unbatched" and padding is not None:
+                padding = padding[0]
+            for need, average in ((True, True), (True, False), (False, True)):
+                for is_causal in {False, mask_kind == "causal"}:
+                    options = {
+                        "key_padding_mask": padding, "attn_mask": mask, "need_weights": need,
+                        "average_attn_weights": average, "is_causal": is_causal,
+                    }  # fmt: skip
+                    out, weights = ours(query, key, value, **options)
+                    expected, expected_weights = theirs(query, key, value, **options)
+                    torch.testing.assert_close(out, expected, **EXACT)
+                    assert (weights is None) == (expected_weights is None) == (not need)
+                    if weights is not None:
+                        torch.testing.assert_close(weights, expected_weights, **EXACT)
+                    compared += 1
+    assert compared == 4 * 3 * 3 * 7  # options of keys × kinds of weights × paddings × (masks, causal twice)
+
+
+def test_the_kernel_and_the_plain_products_agree() -> None:
+    torch.manual_seed(1)
+    ours, _ = modules(batch_first=True, add_bias_kv=True, add_zero_attn=True)
+    x = torch.randn(BATCH, KEYS, WIDTH)
+    mask = torch.randn(KEYS, KEYS)
+    with_kernel = ours(x, x, x, attn_mask=mask, need_weights=False)[0]
+    ours.use_kernel = False
+    without = ours(x, x, x, attn_mask=mask, need_weights=False)
+    assert without[1] is None
+    torch.testing.assert_close(without[0], with_kernel, **EXACT)
+
+
+@pytest.mark.parametrize("need", [True, False])
+def test_a_row_with_every_key_closed_is_what_torch_makes_of_it(need: bool) -> None:
+    torch.manual_seed(2)
+    ours, theirs = modules(batch_first=True)
+    x = torch.randn(BATCH, KEYS, WIDTH, requires_grad=True)  # gradients keep torch off its fast path
+    closed = torch.zeros(KEYS, KEYS, dtype=torch.bool)
+    closed[1] = True
+    out, weights = ours(x, x, x, attn_mask=closed, need_weights=need)
+    expected, expected_weights = theirs(x, x, x, attn_mask=closed, need_weights=need)
+    torch.testing.assert_close(out, expected, **EXACT)
+    if need:
+        torch.testing.assert_close(weights, expected_weights, **EXACT)
+        assert out[:, 1].isnan().all()
+    else:
+        assert torch.equal(out[:, 1], ours.out_proj.bias.expand(BATCH, -1))
+
+
+@pytest.mark.parametrize("need", [True, False])
+def test_gradients_equal_torch(need: bool) -> None:
+    torch.manual_seed(3)
+    ours, theirs = modules(add_bias_kv=True)
+    x = torch.randn(KEYS, BATCH, WIDTH)
+    for module in (ours, theirs):
+        module(x, x, x, need_weights=need)[0].square().sum().backward()
+    theirs_by_name = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs_by_name[name].grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("need", [True, False])
+def test_dropout_drops_the_same_weights_from_the_same_seed(need: bool) -> None:
+    ours, theirs = modules(dropout=0.5, batch_first=True)
+    x = torch.randn(BATCH, KEYS, WIDTH)
+    results = []
+    for module in (ours.train(), theirs.train()):
+        torch.manual_seed(4)
+        results.append(module(x, x, x, need_weights=need, average_attn_weights=False))
+    (out, weights), (expected, expected_weights) = results
+    torch.testing.assert_close(out, expected, **EXACT)
+    if need:
+        assert (weights == 0).any()
+        torch.testing.assert_close(weights, expected_weights, **EXACT)
+    assert not torch.allclose(out, ours.eval()(x, x, x)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 7}, {"add_bias_kv": True}, {"bias": False}])
+def test_one_seed_draws_the_weights_that_torch_draws(options: dict[str, object]) -> None:
+    torch.manual_seed(5)
+    ours = MultiHeadAttention(WIDTH, HEADS, **options)  # type: ignore[arg-type]
+    torch.manual_seed(5)
+    theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)  # type: ignore[arg-type]
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], weight), name
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+
+
+def test_dtype_is_that_of_the_weights() -> None:
+    module = MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64)
+    x = torch.randn(KEYS, WIDTH, dtype=torch.float64)
+    out, weights = module(x, x, x)
+    assert out.dtype == torch.float64
+    assert weights is not None
+    assert weights.dtype == torch.float64

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from attnscope.errors import ModelError, OutputError
+from attnscope.network import (
+    Encoder,
+    EncoderConfig,
+    bundled,
+    is_encoder_folder,
+    load,
+    load_config,
+    save,
+    train_tokenizer,
+    untrained,
+)
+
+CONFIG = EncoderConfig(vocabulary=64, width=16, layers=2, heads=2, hidden=32, max_positions=24)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    save(tmp_path / "model", Encoder(CONFIG), train_tokenizer(["a bare cat", "a cab"], 64))
+    return tmp_path / "model"
+
+
+def edit(path: Path, **changes: object) -> None:
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, **changes}))
+
+
+def test_what_was_saved_is_loaded(folder: Path) -> None:
+    torch.manual_seed(0)
+    original = Encoder(CONFIG).eval()
+    encoder, tokenizer = load(folder)
+    assert encoder.config == load_config(folder) == CONFIG
+    assert not encoder.training
+    encoding = tokenizer.encode("a cab", "a cat")
+    ids, segments = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])
+    assert torch.equal(encoder(ids, segments), original(ids, segments))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o644}
+
+
+def test_half_precision_is_loaded_as_float32(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    original = Encoder(CONFIG)
+    save(tmp_path, original, train_tokenizer(["a bare cat"], 64), torch.float16)
+    assert {x.dtype for x in load_file(tmp_path / "model.safetensors").values()} == {torch.float16}
+    for name, weight in load(tmp_path)[0].state_dict().items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, original.state_dict()[name].half().float())
+
+
+def test_loading_and_importing_need_no_transformers(folder: Path) -> None:
+    program = (
+        "import sys, attnscope.network as n; n.load(sys.argv[1]); n.untrained();"
+        "print(sorted({'transformers', 'matplotlib', 'scipy'} & set(sys.modules)))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert out.stdout == "[]\n"
+
+
+def test_a_folder_without_a_model_says_so(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere holds no model: there is no config\.json"):
+        load(tmp_path / "nowhere")
+    assert not is_encoder_folder(tmp_path)
+    assert is_encoder_folder(folder)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert not is_encoder_folder(tmp_path)
+    with pytest.raises(ModelError, match="not the config of an attnscope encoder"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("[1, 2")
+    with pytest.raises(ModelError, match="cannot be read as JSON"):
+        load(tmp_path)
+
+
+def test_a_config_is_checked_before_the_weights(folder: Path) -> None:
+    edit(folder / "config.json", heads=3)
+    with pytest.raises(ModelError, match=r"config\.json: 3 heads do not divide a width of 16"):
+        load(folder)
+    edit(folder / "config.json", heads=2, version=2)
+    with pytest.raises(ModelError, match="has version 2, but this release reads version 1"):
+        load(folder)
+
+
+def test_weights_of_another_shape_are_named(folder: Path) -> None:
+    edit(folder / "config.json", hidden=48)
+    with pytest.raises(ModelError, match=r"'layers\.0\.linear1\.weight' is \(32, 16\), not \(48, 16\)"):
+        load(folder)
+    edit(folder / "config.json", hidden=32, layers=3)
+    with pytest.raises(ModelError, match=r"lacks 'layers\.2"):
+        load(folder)
+    edit(folder / "config.json", layers=1)
+    with pytest.raises(ModelError, match=r"holds 'layers\.1.*no place for"):
+        load(folder)
+
+
+def test_weights_must_be_floats_in_safetensors(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    save_file({**state, "head_bias": state["head_bias"].long()}, path)
+    with pytest.raises(ModelError, match=r"'head_bias' is torch\.int64, not a float"):
+        load(folder)
+    path.write_bytes(b"not safetensors")
+    with pytest.raises(ModelError, match="cannot be read as safetensors"):
+        load(folder)
+    path.rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is there, but only safetensors are read"):
+        load(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelError, match="there are no weights to read"):
+        load(folder)
+
+
+def test_a_tokenizer_must_fit(folder: Path) -> None:
+    edit(folder / "config.json", vocabulary=8)
+    with pytest.raises(ModelError, match=r"the tokenizer has \d+ tokens, but the model only 8"):
+        load(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="cannot be read as a tokenizer"):
+        load(folder)
+
+
+def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    encoder, tokenizer = Encoder(CONFIG), train_tokenizer(["a cat"], 64)
+    with pytest.raises(OutputError, match="cannot be written"):
+        save(tmp_path / "file", encoder, tokenizer)
+
+
+def test_a_failed_write_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    encoder, tokenizer = load(folder)
+    with torch.no_grad():
+        encoder.head_bias.add_(1)
+    with pytest.raises(OutputError, match="No space left on device"):
+        save(folder, encoder, tokenizer)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_untrained_weights_come_from_their_seed_and_leave_the_random_state_alone() -> None:
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first, tokenizer = untrained()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    again, _ = untrained()
+    other, _ = untrained(seed=1)
+    assert not first.config.trained
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+    assert tokenizer.get_vocab_size() == first.config.vocabulary
+
+
+def test_an_unknown_bundled_name_says_what_exists() -> None:
+    for call in (bundled, lambda name: untrained(name=name)):
+        with pytest.raises(ModelError, match="no bundled encoder 'owl': there are own, own-causal"):
+            call("owl")

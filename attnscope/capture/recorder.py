@@ -17,7 +17,8 @@ from attnscope.attention import Attention, Axis, Kind, Site
 from attnscope.capture import holes, outputs, projection
 from attnscope.capture.found import Found, SdpaCall, from_sdpa, from_weighing
 from attnscope.capture.kernels import Frame, concluded, unknown_kernel
-from attnscope.capture.naming import DECODER, LayerNumbers, is_causal, is_cross_by_name, offset_of
+from attnscope.capture.kinds import is_cross, offset_of, self_kind, texts_in_batch
+from attnscope.capture.naming import LayerNumbers
 from attnscope.capture.record import Record, SiteRecord
 from attnscope.capture.rows import ScoredRows
 from attnscope.capture.single_heads import Pending, SingleHeads
@@ -148,7 +149,7 @@ class Recorder:
 
     def _emit(self, found: Found, name: str) -> None:
         call = self._call_of(name)
-        path = [entry for entry in self.stack.calls if entry.name and name.startswith(entry.name)]
+        path = [entry for entry in self.stack.calls if entry.name and f"{name}.".startswith(f"{entry.name}.")]
         blank = Attention(
             site=Site(name, 0, "encoder", 0),
             source=found.source,
@@ -162,8 +163,7 @@ class Recorder:
             dtype=found.dtype,
             read=found.read,
         )
-        classes = [type(entry.module).__name__ for entry in path[-2:]]
-        attention = self._placed(blank, found, call, is_cross_by_name(name, classes))
+        attention = self._placed(blank, found, path)
         invocation = call.invocation if call is not None else self._calls[name]
         layer = self._numbers.number(attention.site.kind, name, invocation, self._width(name))
         site = replace(attention.site, call=self._calls[name], layer=layer)
@@ -177,34 +177,20 @@ class Recorder:
     def _emit_joined(self, pending: Pending) -> None:
         self._emit(pending.found, pending.name)
 
-    def _placed(self, blank: Attention, found: Found, call: Call | None, named_cross: bool) -> Attention:
+    def _placed(self, blank: Attention, found: Found, calls: Sequence[Call]) -> Attention:
         """The attention with its kind, its offset and its labels."""
-        crossed = found.crossed
-        if crossed is None:
-            crossed = named_cross or _given_elsewhere(call, found)
+        name = blank.site.name
         kind: Kind = "cross"
-        if not crossed:
+        if not is_cross(found, name, calls):
             blank = replace(blank, offset=offset_of(blank))
-            kind = self._self_kind(blank, call)
-        self._kinds.setdefault(blank.site.name, kind)
+            kind = self_kind(blank, self._call_of(name), self._kinds.get(name))
+        self._kinds.setdefault(name, kind)
         attention = replace(blank, site=replace(blank.site, kind=kind))
         queries, keys = self.axes.get(kind, (range(0), range(0)))
         if (len(queries), len(keys)) == (found.queries, found.keys):
             return attention.with_axes(queries, keys)
         start = attention.offset or 0
         return attention.with_axes(range(start, start + found.queries), attention.keys)
-
-    def _self_kind(self, attention: Attention, call: Call | None) -> Kind:
-        if is_causal(attention) or DECODER.search(attention.site.name):
-            return "decoder"
-        if len(attention.queries) == 1:
-            if attention.site.name in self._kinds:
-                return self._kinds[attention.site.name]
-            module = None if call is None else call.module
-            if getattr(module, "is_causal", False) is True or getattr(module, "is_decoder", False) is True:
-                return "decoder"
-        cached = call is not None and call.cached and getattr(call.module, "is_causal", False) is True
-        return "decoder" if cached else "encoder"
 
     # where the pass is
 
@@ -215,16 +201,7 @@ class Recorder:
         return next((call for call in reversed(self.stack.calls) if call.name == name), None)
 
     def _batch(self, queries: int) -> int:
-        """Texts in the batch, from what the innermost modules were given; 0 where that cannot tell."""
-        for call in reversed(self.stack.calls):
-            for tensor in call.tensors:
-                if tensor.ndim == 3:
-                    return int(tensor.shape[0] if tensor.shape[1] == queries else _other(tensor, queries))
-                if tensor.ndim == 2 and tensor.is_floating_point():
-                    return 1
-                if tensor.ndim >= 4:
-                    return int(tensor.shape[0])
-        return 0
+        return texts_in_batch(self.stack.calls, queries)
 
     def _width(self, name: str) -> int:
         """The length of the module list that the last number in a path counts in."""
@@ -270,30 +247,3 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         _quiet.depth -= 1
-
-
-def _other(tensor: Tensor, queries: int) -> int:
-    """The batch of [query, batch, size] states; the first axis where no axis has the queries' length."""
-    return int(tensor.shape[1] if tensor.shape[0] == queries else tensor.shape[0])
-
-
-def _given_elsewhere(call: Call | None, found: Found) -> bool:
-    """Whether a module was given the states of two sequences, the second of which are the keys."""
-    if call is None or call.cached:
-        return False
-    if call.foreign:
-        return True
-    if found.queries == found.keys:
-        return False
-    lengths = [_lengths(tensor, found.batch) for tensor in call.tensors if tensor.is_floating_point()]
-    asking = any(found.queries in length for length in lengths)
-    answering = any(found.keys in length and found.queries not in length for length in lengths)
-    return asking and answering
-
-
-def _lengths(states: Tensor, batch: int) -> list[int]:
-    """The axes of states that may be positions: all but the last, and but one of the batch's size."""
-    axes = list(states.shape[:-1])
-    if batch in axes[:2] and len(axes) > 1:
-        axes.remove(batch)
-    return axes

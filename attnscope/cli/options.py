@@ -59,7 +59,22 @@ Kind = Annotated[
 ModelName = Annotated[
     str,
     typer.Option(
-        "--model", "-m", help="own, own-causal, a folder, or a Hugging Face hub id.", rich_help_panel=MODEL
+        "--model",
+        "-m",
+        help="own, own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs that file).",
+        rich_help_panel=MODEL,
+    ),
+]
+Tokenizer = Annotated[
+    str,
+    typer.Option(help="For FILE.py:NAME: the model whose tokenizer to use.", rich_help_panel=MODEL),
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(
+        help="For FILE.py:NAME: tensors instead of a text, .safetensors, .npz or .pt.",
+        rich_help_panel=MODEL,
+        show_default=False,
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=MODEL)]

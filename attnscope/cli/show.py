@@ -49,6 +49,8 @@ def show(
     out: options.Out = None,
     as_json: options.AsJson = False,
     model: options.ModelName = "own",
+    tokenizer: options.Tokenizer = "own",
+    inputs: options.Inputs = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     revision: options.Revision = None,
@@ -61,11 +63,14 @@ def show(
     figures. Rows are the tokens that look, columns the tokens that are looked at.
     """
     layer, number = parse_head(head, layer)
-    first, second = read_text(text, second_text, file, line)
+    if inputs is None:
+        first, second = read_text(text, second_text, file, line)
+    elif text is not None or file is not None:
+        raise typer.BadParameter("give a text or --inputs, not both", param_hint="TEXT")
     options.check_picture(out, cmap)
     from attnscope.cli import answers
     from attnscope.look import Choice, one_head, one_token, overview
-    from attnscope.models import load
+    from attnscope.models import load, prepare_tensors
 
     choice = Choice(layer, number, kind, token, words, hide_special, scale.value)
     with waiting(f"loading {model}"):
@@ -76,8 +81,12 @@ def show(
             revision=revision,
             trust_remote_code=trust_remote_code,
             allow_pickle=allow_pickle,
+            tokenizer=tokenizer,
         )
-    prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
+    if inputs is None:
+        prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
+    else:
+        prepared = prepare_tensors(loaded, inputs)
     with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
         if token is not None:
             answer = answers.of_token(one_token(loaded, prepared, choice))

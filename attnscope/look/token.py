@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from attnscope.attention import Attention
+from attnscope.attention import Attention, Axis
 from attnscope.capture import SiteRecord
 from attnscope.capture.fold import Fold, Folded, Folding
 from attnscope.capture.only import Only
@@ -36,7 +36,7 @@ def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
     expect(seen, record, choice)
     kind = kinds_of(site.site for site in seen)[0]
     seen = [site for site in seen if site.site.kind == kind]
-    queries, keys = (choice.fold(axis) for axis in prepared.axes[seen[0].site.kind])
+    queries, keys = (choice.fold(axis) for axis in _axes(prepared, seen[0]))
     meant = _meant(queries, keys, choice)
     if meant.row:
         place, again = queries.places[meant.row[0]], [queries.places[other].start for other in meant.row[1:]]
@@ -57,6 +57,14 @@ def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
         title=f"{_which(choice, seen)} · {model.title} · {kind_title(kind)}",
         notes=notes,
     )
+
+
+def _axes(prepared: Prepared, seen: SiteRecord) -> tuple[Axis, Axis]:
+    """The tokens of a site's rows and columns, or bare positions where there are none for them."""
+    axes = prepared.axes.get(seen.site.kind)
+    if axes is not None and (len(axes[0]), len(axes[1])) == (seen.queries, seen.keys):
+        return axes
+    return range(seen.queries), range(seen.keys)
 
 
 class _Meant(NamedTuple):

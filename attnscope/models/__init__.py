@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from attnscope.errors import ModelError
+from attnscope.errors import InputError, ModelError
 from attnscope.models.model import Model, Prepared
 from attnscope.network.folder import BUNDLED, is_encoder_folder
 
-__all__ = ["DTYPES", "Model", "Prepared", "load"]
+__all__ = ["DTYPES", "Model", "Prepared", "load", "prepare_tensors"]
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
@@ -23,18 +23,27 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
+    tokenizer: str = "own",
 ) -> Model:
     """Load a model by name.
 
     ``name`` is ``own`` or ``own-causal`` (the bundled encoders), a folder that attnscope saved, a folder
-    with a Hugging Face model, or the id of one on the hub. ``device`` is auto, cpu, cuda or mps (auto
-    takes the best there is), ``dtype`` one of ``DTYPES`` (auto keeps the type of the stored weights).
+    with a Hugging Face model, the id of one on the hub, or ``FILE.py:NAME`` or ``package.module:NAME`` for
+    a module of your own: that runs the file, and the module reads the token ids of the model whose name
+    is ``tokenizer``. ``device`` is auto, cpu, cuda or mps (auto takes the best there is), ``dtype`` one of
+    ``DTYPES`` (auto keeps the type of the stored weights).
     Code in a model's folder runs only with ``trust_remote_code``, pickled weights load only with
     ``allow_pickle``. Raises ``ModelError``.
     """
     place = _device(device)
     kind = _dtype(dtype)
     folder = Path(name)
+    if ":" in name and not folder.exists():
+        from attnscope.models.module import ModuleModel, load_module
+        from attnscope.models.reading import load_reader
+
+        module = load_module(name, device=place, dtype=kind)
+        return ModuleModel(name, module, load_reader(tokenizer))
     if name in BUNDLED or is_encoder_folder(folder):
         from attnscope.models.own import load_own
 
@@ -55,6 +64,17 @@ def load(
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
     )
+
+
+def prepare_tensors(model: Model, file: Path) -> Prepared:
+    """A module's own inputs, from a file of named tensors. Raises ``InputError``."""
+    from attnscope.models.module import ModuleModel, load_tensors
+
+    if not isinstance(model, ModuleModel):
+        raise InputError(
+            f"{model.name} reads text: tensors of your own go into a module, --model FILE.py:NAME"
+        )
+    return model.prepare_tensors(load_tensors(file))
 
 
 def _device(device: str) -> torch.device:

@@ -128,6 +128,31 @@ def load_huggingface(
 
     Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded.
     """
+    asked: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    tokenizer = load_tokenizer(name, **asked)
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **asked)
+        module, loading = transformers.AutoModel.from_pretrained(
+            name,
+            config=config,
+            dtype="auto" if dtype is None else dtype,
+            use_safetensors=None if allow_pickle else True,
+            output_loading_info=True,
+            **asked,
+        )
+    except Exception as error:
+        raise ModelError(_reason(name, error)) from error
+    if not accepts(module, "input_ids"):
+        raise ModelError(f"{name} reads {module.main_input_name}, not text: show it a text model")
+    missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
+    notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
+    return HuggingFaceModel(name, module.to(device), tokenizer, notes)
+
+
+def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a hub id or a local folder, as transformers loads it. Raises ``ModelError``."""
     if not Path(name).is_dir():
         _ask_hub(name, revision)
     import transformers
@@ -137,29 +162,8 @@ def load_huggingface(
     asked: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         config = transformers.AutoConfig.from_pretrained(name, **asked)
-        tokenizer = _tokenizer(name, config, asked)
-        module, loading = transformers.AutoModel.from_pretrained(
-            name,
-            config=config,
-            dtype="auto" if dtype is None else dtype,
-            use_safetensors=None if allow_pickle else True,
-            output_loading_info=True,
-            **asked,
-        )
-    except ModelError:
-        raise
     except Exception as error:  # whatever a foreign folder provokes is the folder's fault, not ours
         raise ModelError(_reason(name, error)) from error
-    if not accepts(module, "input_ids"):
-        raise ModelError(f"{name} reads {module.main_input_name}, not text: show it a text model")
-    missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
-    notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
-    return HuggingFaceModel(name, module.to(device), tokenizer, notes)
-
-
-def _tokenizer(name: str, config: Any, asked: Mapping[str, Any]) -> Any:
-    import transformers
-
     try:
         return transformers.AutoTokenizer.from_pretrained(name, config=config, **asked)
     except Exception as error:

@@ -29,7 +29,7 @@ class Prepared:
 
     ``inputs`` go into the model's forward as keywords, ``axes`` labels the queries and keys of every
     kind of attention, ``tokens`` is the text itself, ``notes`` says what was done to it (cut, joined),
-    ``settings`` are further keywords.
+    ``settings`` are further keywords, ``arguments`` go in by position.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -37,6 +37,7 @@ class Prepared:
     tokens: tuple[Token, ...]
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    arguments: tuple[Tensor, ...] = ()
 
 
 class Model(ABC):
@@ -84,7 +85,7 @@ class Model(ABC):
             self.threads(prepared),
             recording(self.module, observers, prepared.axes) as record,
         ):
-            self.module(**prepared.inputs, **prepared.settings)
+            self.module(*prepared.arguments, **prepared.inputs, **prepared.settings)
         if not record.sites:
             raise ModelError(f"{self.name} has no attention to show: {_instead(self.module)}")
         return record

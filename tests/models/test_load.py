@@ -27,7 +27,7 @@ def test_the_own_model_reads_a_text_and_a_pair():
 
 
 def test_a_folder_that_attnscope_saved_loads_with_its_weights(tmp_path):
-    _, tokenizer = load("own").module, load("own").tokenizer
+    tokenizer = load("own").reader.tokenizer
     config = EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64, trained=True)
     encoder = Encoder(config)
     save(tmp_path / "mine", encoder, tokenizer)
@@ -38,7 +38,7 @@ def test_a_folder_that_attnscope_saved_loads_with_its_weights(tmp_path):
 
 
 def test_an_untrained_own_folder_says_so(tmp_path):
-    tokenizer = load("own").tokenizer
+    tokenizer = load("own").reader.tokenizer
     save(tmp_path / "new", Encoder(EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64)), tokenizer)
     assert "untrained" in load(str(tmp_path / "new")).notes[0]
 

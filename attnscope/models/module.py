@@ -1,0 +1,152 @@
+"""Any PyTorch module in a Python file or an importable module: ``model.py:Name`` or ``package.module:Name``.
+
+Loading one runs the file: it can do anything that its reader can.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Axis, Kind
+from attnscope.capture import Observer, Record
+from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.models.model import Model, Prepared
+from attnscope.models.reading import Reader
+
+
+class ModuleModel(Model):
+    """A user's own module, that reads token ids ``[1, token]`` of some tokenizer, or tensors as they are."""
+
+    def __init__(self, name: str, module: nn.Module, reader: Reader) -> None:
+        super().__init__(name, module, None)
+        self.reader = reader
+
+    def prepare(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
+    ) -> Prepared:
+        """Token ids as the module's one argument, labelled with the tokenizer's tokens."""
+        ids, tokens = self.reader.read(text, second)
+        keep, notes = self._fit(len(ids), max_tokens=max_tokens, truncate=truncate)
+        if keep is not None:
+            ids, tokens = self.reader.read(text, second, keep)
+        axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (tokens, tokens), "decoder": (tokens, tokens)}
+        argument = torch.tensor([ids], device=self.device)  # [1, token]
+        return Prepared({}, axes, tokens, notes, arguments=(argument,))
+
+    def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> Prepared:
+        """The user's own tensors, by the names of the forward's arguments, or numbered ``0``, ``1``, ..."""
+        placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        if all(name.isdigit() for name in placed):
+            return Prepared({}, {}, (), arguments=tuple(placed[name] for name in sorted(placed, key=int)))
+        parameters = inspect.signature(self.module.forward).parameters
+        unknown = [name for name in placed if name not in parameters]
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise InputError(
+                f"{self.name} has no input {unknown[0]!r}: its forward takes {', '.join(parameters)}; "
+                "name the tensors so, or number them 0, 1, ..."
+            )
+        return Prepared(placed, {}, ())
+
+    def run(self, prepared: Prepared, observers: Sequence[Observer]) -> Record:
+        """One forward pass; whatever the module raises becomes a ``ModelError`` that quotes it."""
+        try:
+            return super().run(prepared, observers)
+        except AttnscopeError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(str(list(x.shape)) for x in (*prepared.arguments, *prepared.inputs.values()))
+            raise ModelError(
+                f"{self.name} fails on inputs of shape {shapes}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def load_module(name: str, *, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
+    """The module that ``FILE.py:NAME`` or ``package.module:NAME`` stands for.
+
+    ``NAME`` is an ``nn.Module``, or a class or function that makes one when called without arguments.
+    Raises ``ModelError``.
+    """
+    where, _, attribute = name.rpartition(":")
+    source = _import(where)
+    found: Any = source
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [known for known in vars(source) if not known.startswith("_")]
+            raise ModelError(f"no {attribute!r} in {where}: it has {', '.join(public) or 'nothing'}")
+        found = getattr(found, part)
+    if not isinstance(found, nn.Module) and callable(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise ModelError(
+                f"{name} cannot be called without arguments ({type(error).__name__}: {error}): write a "
+                "function that makes the module, and name that"
+            ) from error
+    if not isinstance(found, nn.Module):
+        raise ModelError(f"{name} is {type(found).__name__}, not a torch.nn.Module or what makes one")
+    return found.to(device=device, dtype=dtype)
+
+
+def _import(where: str) -> ModuleType:
+    path = Path(where)
+    try:
+        if path.suffix != ".py":
+            return importlib.import_module(where)
+        if not path.is_file():
+            raise ModelError(f"no such file: {where}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        source = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, source)  # so that its classes can be found by name
+        sys.path.insert(0, str(path.parent.resolve()))
+        try:
+            spec.loader.exec_module(source)
+        finally:
+            sys.path.pop(0)
+    except AttnscopeError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    return source
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Named tensors from a ``.safetensors``, ``.npz`` or ``.pt`` file; pickled objects are refused.
+
+    Raises ``InputError``.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(path))
+        if path.suffix == ".npz":
+            import numpy as np
+
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name.removeprefix("arr_"): torch.from_numpy(arrays[name]) for name in arrays.files}
+        if path.suffix in (".pt", ".pth"):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            listed = loaded if isinstance(loaded, (tuple, list)) else [loaded]
+            named = loaded if isinstance(loaded, dict) else {str(i): x for i, x in enumerate(listed)}
+            if all(isinstance(x, Tensor) for x in named.values()):
+                return {str(key): x for key, x in named.items()}
+            raise InputError(f"{path} holds something else than tensors: save a dictionary of tensors")
+    except AttnscopeError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except Exception as error:  # three formats, each with exceptions of its own for a damaged file
+        raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    raise InputError(f"{path} is no tensor file: its name must end in .safetensors, .npz or .pt")

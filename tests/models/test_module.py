@@ -1,0 +1,229 @@
+"""Modules of a user's own: what can be named, what they read, and what is said when they do not work."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from attnscope.errors import InputError, ModelError
+from attnscope.look import Choice, one_head, overview
+from attnscope.models import load, prepare_tensors
+from attnscope.models.module import load_tensors
+from tests.models.folders import minilm
+
+SOURCE = '''
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import beside
+
+
+class Block(nn.Module):
+    """In the manner of small GPT code: one projection for all three, and the fused kernel."""
+
+    def __init__(self, width=32, heads=4):
+        super().__init__()
+        self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        q, k, v = (y.view(batch, tokens, self.heads, -1).transpose(1, 2) for y in self.qkv(x).split(width, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class Gpt(nn.Module):
+    def __init__(self, vocabulary=40000, layers=2):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.blocks = nn.Embedding(vocabulary, 32), nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Cross(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, queries, keys):
+        return self.attend(queries, keys, keys)[0]
+
+
+def one_layer():
+    return Gpt(layers=1)
+
+
+def needs_a_size(width):
+    return Gpt()
+
+
+def breaks():
+    raise ValueError("no weights here")
+
+
+model = Gpt(layers=beside.LAYERS)
+small = Gpt(vocabulary=5)
+number = 3
+
+
+class Holder:
+    inner = model
+'''
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "beside.py").write_text("LAYERS = 3\n")
+    (folder / "tiny_gpt.py").write_text(SOURCE)
+    return folder / "tiny_gpt.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"), [("model", 3), ("Gpt", 2), ("one_layer", 1), ("Holder.inner", 3)]
+)
+def test_an_instance_a_class_and_a_function_all_make_a_model(file, name, layers):
+    model = load(f"{file}:{name}")
+    seen = overview(model, model.prepare("The cat sat."), Choice())
+    assert [layer.layer for layer in seen.grids["decoder"].layers] == list(range(layers))
+
+
+def test_a_module_that_can_be_imported_is_found_by_its_dotted_name():
+    model = load("torch.nn:Identity")
+    assert isinstance(model.module, torch.nn.Identity)
+
+
+def test_its_head_is_what_the_formula_says(file):
+    model = load(f"{file}:model")
+    prepared = model.prepare("The cat sat on the mat.")
+    found = one_head(model, prepared, Choice(0, 1)).heatmap
+    with torch.inference_mode():
+        x = model.module.embed(prepared.arguments[0])
+        query, key, _ = model.module.blocks[0].qkv(x).split(32, 2)
+        scores = query[0, :, 8:16] @ key[0, :, 8:16].T / 8**0.5
+        size = len(scores)
+        scores = scores.masked_fill(~torch.ones(size, size).tril().bool(), float("-inf"))
+        expected = scores.softmax(-1).numpy()
+    np.testing.assert_allclose(found.values, expected, atol=1e-6)
+    np.testing.assert_array_equal(found.masked, ~np.tri(size, dtype=bool))
+    assert [place.text for place in found.weights.keys] == [token.text for token in prepared.tokens]
+
+
+def test_a_tokenizer_can_be_chosen(file):
+    prepared = load(f"{file}:model", tokenizer=minilm()).prepare("The cat sat.")
+    assert prepared.arguments[0].tolist() == [[101, 1996, 4937, 2938, 1012, 102]]
+
+
+def save_npz(path, tensors):
+    np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+
+
+@pytest.mark.parametrize(
+    ("suffix", "write"),
+    [
+        (".safetensors", lambda path, tensors: save_file(tensors, path)),
+        (".npz", save_npz),
+        (".pt", lambda path, tensors: torch.save(tensors, path)),
+    ],
+)
+def test_tensors_go_in_by_the_names_of_the_forward(file, tmp_path, suffix, write):
+    tensors = {"queries": torch.randn(1, 3, 16), "keys": torch.randn(1, 7, 16)}
+    path = tmp_path / f"inputs{suffix}"
+    write(path, tensors)
+    model = load(f"{file}:Cross")
+    seen = overview(model, prepare_tensors(model, path), Choice())
+    assert seen.grids["cross"].size == (3, 7)
+    expected = model.module.attend(
+        tensors["queries"], tensors["keys"], tensors["keys"], average_attn_weights=False
+    )[1]
+    np.testing.assert_allclose(seen.grids["cross"].layers[0].values, expected[0].detach(), atol=1e-6)
+
+
+def test_numbered_tensors_go_in_by_their_place(file, tmp_path):
+    np.savez(tmp_path / "inputs.npz", np.zeros((1, 2, 16), np.float32), np.zeros((1, 5, 16), np.float32))
+    model = load(f"{file}:Cross")
+    prepared = prepare_tensors(model, tmp_path / "inputs.npz")
+    assert [list(x.shape) for x in prepared.arguments] == [[1, 2, 16], [1, 5, 16]]
+
+
+def test_a_tensor_of_another_name_is_met_with_the_names_there_are(file, tmp_path):
+    save_file({"query": torch.zeros(1)}, tmp_path / "inputs.safetensors")
+    with pytest.raises(InputError, match="no input 'query': its forward takes queries, keys"):
+        prepare_tensors(load(f"{file}:Cross"), tmp_path / "inputs.safetensors")
+
+
+def test_tensors_are_for_modules_only(tmp_path):
+    with pytest.raises(InputError, match="own reads text: tensors of your own go into a module"):
+        prepare_tensors(load("own"), tmp_path / "inputs.npz")
+
+
+def test_pickled_objects_in_a_tensor_file_are_never_loaded(tmp_path):
+    class Planted:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "planted"), "w"))
+
+    torch.save({"x": Planted()}, tmp_path / "inputs.pt")
+    np.savez(tmp_path / "inputs.npz", x=np.array([Planted()], dtype=object))
+    for name in ("inputs.pt", "inputs.npz"):
+        with pytest.raises(InputError, match=f"{name} cannot be read"):
+            load_tensors(tmp_path / name)
+    assert not (tmp_path / "planted").exists()
+
+
+@pytest.mark.parametrize("name", ["inputs.safetensors", "inputs.npz", "inputs.pt"])
+def test_a_damaged_or_missing_tensor_file_is_one_sentence(tmp_path, name):
+    with pytest.raises(InputError, match=f"no such file: .*{name}"):
+        load_tensors(tmp_path / name)
+    (tmp_path / name).write_bytes(b"\x00\x01\x02 not a tensor file")
+    with pytest.raises(InputError, match=f"{name} cannot be read"):
+        load_tensors(tmp_path / name)
+
+
+def test_another_suffix_is_met_with_those_that_are_read(tmp_path):
+    with pytest.raises(InputError, match=r"must end in \.safetensors, \.npz or \.pt"):
+        load_tensors(tmp_path / "inputs.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nothing", "no 'nothing' in .*: it has .*Gpt"),
+        ("number", "is int, not a torch.nn.Module"),
+        ("needs_a_size", "cannot be called without arguments .*write a function that makes the module"),
+        ("breaks", "ValueError: no weights here"),
+    ],
+)
+def test_what_is_no_module_says_why(file, name, sentence):
+    with pytest.raises(ModelError, match=sentence):
+        load(f"{file}:{name}")
+
+
+def test_a_file_that_does_not_exist_or_does_not_run_is_one_sentence(tmp_path):
+    with pytest.raises(ModelError, match=r"no such file: .*gone\.py"):
+        load(f"{tmp_path}/gone.py:Model")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(ModelError, match="cannot be imported: ZeroDivisionError"):
+        load(f"{tmp_path}/broken.py:Model")
+    with pytest.raises(ModelError, match="no_such_package cannot be imported"):
+        load("no_such_package:Model")
+
+
+def test_a_module_that_fails_is_quoted_with_the_shape_it_was_given(file):
+    model = load(f"{file}:small")
+    with pytest.raises(ModelError, match=r"fails on inputs of shape \[1, 6\]: IndexError"):
+        overview(model, model.prepare("The cat sat."), Choice())
+
+
+def test_a_module_without_attention_says_what_it_computes_instead():
+    model = load("torch.nn:Identity")
+    with pytest.raises(ModelError, match="has no attention to show"):
+        overview(model, model.prepare("The cat sat."), Choice())

@@ -149,7 +149,9 @@ class Recorder:
 
     def _emit(self, found: Found, name: str) -> None:
         call = self._call_of(name)
-        path = [entry for entry in self.stack.calls if entry.name and f"{name}.".startswith(f"{entry.name}.")]
+        path = [
+            entry for entry in self.stack.calls if not entry.name or f"{name}.".startswith(f"{entry.name}.")
+        ]
         blank = Attention(
             site=Site(name, 0, "encoder", 0),
             source=found.source,

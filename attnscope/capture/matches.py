@@ -27,7 +27,7 @@ class Matches:
     high: Tensor  # [row] int64
     count: Tensor  # [row] int64, matching keys of each row
     itself: bool
-    kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def duplicates(cls, ids: Tensor, runs: Runs, text: int) -> Matches:
@@ -54,23 +54,32 @@ class Matches:
             count = count - ((low <= position) & (position < high)).long()
         return cls(order, first, last, count, itself)
 
-    def pairs(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The pairs of the rows ``start`` to ``stop``, rows counted from ``start``.  -> row, key, both [pair]
+    def places(self, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
+        """The pairs in a tile: their rows, and their places in the flattened tile.  -> two of [pair]
 
         Kept for the next head and layer while all pairs of the text are no more than ``KEPT`` a row.
         """
-        if (start, stop) in self.kept:
-            return self.kept[start, stop]
-        low, count = self.low[start:stop], (self.high - self.low)[start:stop]
-        row = torch.repeat_interleave(torch.arange(stop - start), count)
+        tile = rows.start, rows.stop, keys.start, keys.stop
+        if tile not in self.kept:
+            row, key = self._pairs(rows)
+            inside = (keys.start <= key) & (key < keys.stop)
+            row, key = row[inside], key[inside]
+            found = row, row * (keys.stop - keys.start) + key - keys.start
+            if not self.few:
+                return found
+            self.kept[tile] = found
+        return self.kept[tile]
+
+    def _pairs(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The pairs of some rows, counted from the first of them.  -> row, key, both [pair]"""
+        low, count = self.low[rows], (self.high - self.low)[rows]
+        row = torch.repeat_interleave(torch.arange(len(low)), count)
         within = torch.arange(len(row)) - (count.cumsum(0) - count)[row]
         key = self.order[low[row] + within]
-        if not self.itself:
-            other = key != row + start
-            row, key = row[other], key[other]
-        if self.few:
-            self.kept[start, stop] = row, key
-        return row, key
+        if self.itself:
+            return row, key
+        other = key != row + rows.start
+        return row[other], key[other]
 
     @cached_property
     def few(self) -> bool:

@@ -64,13 +64,13 @@ def attend(
     back = bool((runs.high <= torch.arange(queries) + offset + 1).all())  # no row looks ahead
     figures = batch, key_heads, group
     output = query.new_empty(batch, queries, heads, value.shape[-1])
-    entropy, confidence, total, lse = query.new_empty(4, *figures, queries)
+    entropy, confidence, lse = query.new_empty(3, *figures, queries)
     sheets = Sheets(
         output=output.view(batch, queries, key_heads, group, -1).permute(0, 2, 3, 1, 4),
         lse=lse,
         entropy=entropy,
         confidence=confidence,
-        total=total,
+        total=query.new_ones(*figures, queries),
         column=query.new_zeros(*figures, keys),
         distance=None if back else query.new_zeros(figures, dtype=torch.float64),
         matched={name: query.new_zeros(figures, dtype=torch.float64) for name in matches},
@@ -147,10 +147,10 @@ def _statistics(
         entropy=sheets.entropy.flatten(1, 2),
         confidence=sheets.confidence.flatten(1, 2),
         total=total,
-        own=_weight_at(scores, sheets.lse, position),
-        previous=_weight_at(scores, sheets.lse, position - 1),
-        following=_weight_at(scores, sheets.lse, position + 1),
-        first=_weight_at(scores, sheets.lse, torch.zeros_like(position)),
+        own=_weight_at(scores, sheets.lse, gap=0),
+        previous=_weight_at(scores, sheets.lse, gap=-1),
+        following=_weight_at(scores, sheets.lse, gap=1),
+        first=_weight_at(scores, sheets.lse, gap=None),
         column=column,
         distance=distance,
         matched={name: (sheets.matched[name].flatten(1, 2), matches[name]) for name in matches},
@@ -158,21 +158,31 @@ def _statistics(
     )
 
 
-def _weight_at(scores: Scores, lse: Tensor, key: Tensor) -> Tensor:
-    """The weight on one key a row, ``exp(s - lse)``, or 0 if closed.  key [row] -> [batch, head, row]"""
-    keys = scores.key.shape[2]
-    open_ = (scores.runs.low <= key) & (key < scores.runs.high)  # [batch or 1, row]
-    if not bool(open_.any()):
-        return torch.zeros_like(lse).flatten(1, 2)
-    at = key.clamp(0, keys - 1)
-    score = torch.linalg.vecdot(scores.query, scores.key[:, :, None, at])  # [batch, key_head, group, row]
-    if scores.softcap is not None:
-        score = scores.softcap * torch.tanh(score / scores.softcap)
-    if scores.bias is not None:
-        bias = scores.bias[:, :, torch.arange(len(at)), at]  # [batch or 1, head or 1, row]
-        score = score + (bias.view(-1, *score.shape[1:]) if bias.shape[1] > 1 else bias[:, :, None])
-    weight = (score - lse).exp().flatten(1, 2)
-    return torch.where(open_[:, None], weight, 0)
+def _weight_at(scores: Scores, lse: Tensor, gap: int | None) -> Tensor:
+    """The weight on the key ``gap`` behind each row, or on the first key: ``exp(s - lse)``, 0 if closed.
+
+    -> [batch, head, row]
+    """
+    queries, keys = scores.query.shape[3], scores.key.shape[2]
+    if gap is None:
+        rows, at = slice(0, queries), slice(0, 1)
+    else:
+        shift = scores.offset + gap
+        rows = slice(max(0, -shift), max(0, -shift, min(queries, keys - shift)))  # that have such a key
+        at = slice(rows.start + shift, rows.stop + shift)
+    weight = torch.zeros_like(lse)  # [batch, key_head, group, row]
+    key = torch.arange(at.start, at.stop)
+    open_ = (scores.runs.low[:, rows] <= key) & (key < scores.runs.high[:, rows])  # [batch or 1, row]
+    if bool(open_.any()):
+        score = torch.linalg.vecdot(scores.query[..., rows, :], scores.key[:, :, None, at])
+        if scores.softcap is not None:
+            score = scores.softcap * torch.tanh(score / scores.softcap)
+        if scores.bias is not None:
+            row = torch.arange(rows.start, rows.stop)
+            bias = scores.bias[:, :, row, key.expand(len(row))]  # [batch or 1, head or 1, row]
+            score = score + (bias.view(-1, *score.shape[1:]) if bias.shape[1] > 1 else bias[:, :, None])
+        weight[..., rows] = (score - lse[..., rows]).exp_().masked_fill_(~open_[:, None, None], 0)
+    return weight.flatten(1, 2)
 
 
 def _open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> Tensor:

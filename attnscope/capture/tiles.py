@@ -42,10 +42,10 @@ class Sheets:
     """Where results go. No two head groups write to the same place."""
 
     output: Tensor  # [batch, key_head, group, query, value size]
-    lse: Tensor  # [batch, key_head, group, query], as the next three
+    lse: Tensor  # [batch, key_head, group, query], as the next two
     entropy: Tensor
     confidence: Tensor
-    total: Tensor
+    total: Tensor  # the same, holding ones
     column: Tensor  # [batch, key_head, group, key]
     distance: Tensor | None  # [batch, key_head, group] float64; None where no row looks ahead
     matched: Mapping[str, Tensor]  # each [batch, key_head, group] float64
@@ -124,44 +124,52 @@ class Worker:
             output.view(*shape, -1),
         )
 
-    def _merge(self, at: Index, tiles: Sequence[Tile]) -> Tensor:
-        """Write the figures of whole rows; return each tile's share.  -> [tile, key_head · group, row]"""
+    def _merge(self, at: Index, tiles: Sequence[Tile]) -> Sequence[Tensor | None]:
+        """Write the figures of whole rows; return each tile's share.  -> each [key_head · group, row]
+
+        The share of a tile that is all there is, is ``None``: every weight counts as it is.
+        """
         sheets = self.sheets
         if len(tiles) == 1 and self.scores.sinks is None:
             (tile,) = tiles
-            lse, output, highest, total = tile.lse, tile.output, tile.highest, torch.ones_like(tile.lse)
-            entropy, share = lse - tile.weighted_scores, total[None]
+            lse, output, highest = tile.lse, tile.output, tile.highest
+            entropy = lse - tile.weighted_scores
+            share: Sequence[Tensor | None] = [None]
         else:
             parts = torch.stack([tile.lse for tile in tiles])  # [tile, key_head · group, row]
             lse = parts.logsumexp(0)
             if self.scores.sinks is not None:
                 group = self.scores.query.shape[2]
                 lse = torch.logaddexp(lse, self.scores.sinks[at[1].start * group : at[1].stop * group, None])
-            share = parts.sub_(lse).exp_()
-            total = share.sum(0)
-            entropy = total * lse - (share * torch.stack([tile.weighted_scores for tile in tiles])).sum(0)
-            highest = (share * torch.stack([tile.highest for tile in tiles])).amax(0)
-            output = tiles[0].output * share[0, ..., None]
-            for tile, part in zip(tiles[1:], share[1:], strict=True):
+            parts = parts.sub_(lse).exp_()
+            total = parts.sum(0)
+            entropy = total * lse - (parts * torch.stack([tile.weighted_scores for tile in tiles])).sum(0)
+            highest = (parts * torch.stack([tile.highest for tile in tiles])).amax(0)
+            output = tiles[0].output * parts[0, ..., None]
+            for tile, part in zip(tiles[1:], parts[1:], strict=True):
                 output.addcmul_(tile.output, part[..., None])
+            into = sheets.total[at]
+            into.copy_(total.view(into.shape))
+            share = parts.unbind()
         for sheet, figure in (
             (sheets.output, output),
             (sheets.lse, lse),
             (sheets.entropy, entropy),
             (sheets.confidence, highest),
-            (sheets.total, total),
         ):
             into = sheet[at]
             into.copy_(figure.view(into.shape))
         return share
 
-    def _pool(self, at: Index, rows: Rows, tile: Tile, share: Tensor) -> None:
+    def _pool(self, at: Index, rows: Rows, tile: Tile, share: Tensor | None) -> None:
         """Sum the weights on each key and in each cell.  share [key_head · group, row]"""
-        stacked, count = share.shape
+        stacked, count = tile.lse.shape
         offsets = (torch.arange(0, stacked * count, count)[:, None] + rows.begins).flatten()
         numbers = self._numbers(max(stacked * count, tile.chunk.width))
         weights = tile.weights.flatten(0, 1)
-        summed = _summed(weights, offsets, numbers[: len(weights)], share.flatten())
+        summed = _summed(
+            weights, offsets, numbers[: len(weights)], None if share is None else share.flatten()
+        )
         column = self.sheets.column[at[0], at[1], :, tile.chunk.keys]
         column += summed.view(stacked, len(rows.begins), -1).sum(1).view(column.shape)
         if self.sheets.cells is not None:
@@ -170,27 +178,26 @@ class Worker:
             into = self.sheets.cells[at[0], at[1], :, rows.cells, tile.chunk.cells]
             into += cells.mT.reshape(into.shape)
 
-    def _match(self, at: Index, rows: Rows, tile: Tile, share: Tensor) -> None:
+    def _match(self, at: Index, rows: Rows, tile: Tile, share: Tensor | None) -> None:
         """Sum the weights on matching pairs."""
         keys = tile.chunk.keys
         for name, matches in self.matches.items():
-            row, key = matches[at[0]].pairs(rows.span.start, rows.span.stop)
-            if len(rows.chunks) > 1:
-                inside = (keys.start <= key) & (key < keys.stop)
-                row, key = row[inside], key[inside]
-            place = row * tile.chunk.width + (key - keys.start)
+            row, place = matches[at[0]].places(rows.span, keys)
             found = tile.weights.flatten(1).index_select(1, place)
-            found *= share.index_select(1, row)
+            if share is not None:
+                found *= share.index_select(1, row)
             into = self.sheets.matched[name][at[0], at[1]]
             into += found.sum(-1, dtype=torch.float64).view(into.shape)
 
-    def _measure_gaps(self, at: Index, rows: Rows, tile: Tile, share: Tensor) -> None:
+    def _measure_gaps(self, at: Index, rows: Rows, tile: Tile, share: Tensor | None) -> None:
         """Sum the distances between rows and keys, where rows look both ways."""
         assert self.sheets.distance is not None
         keys = torch.arange(tile.chunk.keys.start, tile.chunk.keys.stop)
         position = torch.arange(rows.span.start, rows.span.stop) + self.scores.offset
-        gaps = (position[:, None] - keys).abs().to(share.dtype)  # [row, key]
-        far = torch.linalg.vecdot(tile.weights, gaps) * share  # [key_head · group, row]
+        gaps = (position[:, None] - keys).abs().to(tile.lse.dtype)  # [row, key]
+        far = torch.linalg.vecdot(tile.weights, gaps)  # [key_head · group, row]
+        if share is not None:
+            far *= share
         into = self.sheets.distance[at[0], at[1]]
         into += far.sum(-1, dtype=torch.float64).view(into.shape)
 

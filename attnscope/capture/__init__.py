@@ -6,6 +6,7 @@ from attnscope.capture.record import Hole, Record, SiteRecord
 from attnscope.capture.recorder import Observer
 from attnscope.capture.recording import recording
 from attnscope.capture.rowsums import RowSum, RowSums
+from attnscope.capture.stitch import stitched
 
 __all__ = [
     "Hole",
@@ -19,4 +20,5 @@ __all__ = [
     "RowSums",
     "SiteRecord",
     "recording",
+    "stitched",
 ]

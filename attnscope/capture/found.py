@@ -107,6 +107,8 @@ def from_weights(weights: Tensor, opened: Tensor | None, source: Source, kernel:
     """Attention whose weights exist, [batch, head, query, key]; without ``opened`` no key is closed."""
     if opened is None:
         opened = torch.ones((), dtype=torch.bool, device=weights.device).expand(1, 1, *weights.shape[-2:])
+    elif bool((opened == opened[:, :1]).all()):
+        opened = opened[:, :1].clone()  # one mask for all heads, as almost always
     batch, heads, queries, keys = weights.shape
     held = HeldRows(weights.detach(), opened)
     return Found(source, kernel, batch, heads, heads, queries, keys, weights.dtype, held)

@@ -1,6 +1,8 @@
 """Views as images: PNG, SVG and PDF, drawn by matplotlib without a screen.
 
     warnings = save(view, "L05H03.png")      # the suffix says the format
+    album = Album()                          # many pictures: what they share is drawn once
+    warnings = album.save(view, "L05H04.png")
     with drawing(view) as (figure, warnings):
         ...                                  # a matplotlib Figure, to look into or to change
 
@@ -8,112 +10,7 @@ The same view gives the same bytes: no dates, fixed ids, matplotlib's own defaul
 style says. Token text is literal (no formulas), and characters that no font has are reported.
 """
 
-from __future__ import annotations
+from attnscope.render.image.album import Album
+from attnscope.render.image.draw import DPI, FORMATS, Drawable, drawing, encoded, save
 
-import io
-import warnings as python_warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
-
-from attnscope.errors import OutputError
-from attnscope.render.colour import colour_map
-from attnscope.render.files import write_whole
-from attnscope.render.image.bars import focus_figure
-from attnscope.render.image.fonts import families
-from attnscope.render.image.maps import grid_figure, head_map_figure, heatmap_figure
-from attnscope.render.image.sheet import Style
-from attnscope.views.focus import Focus
-from attnscope.views.grid import Grid
-from attnscope.views.heads import HeadMap
-from attnscope.views.heatmap import Heatmap
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Drawable: TypeAlias = "Heatmap | Grid | Focus | HeadMap"
-
-FORMATS = ("png", "svg", "pdf")
-DPI = 150
-"""Dots per inch of a PNG where none are asked for."""
-
-SETTINGS = {
-    "text.parse_math": False,
-    "svg.hashsalt": "attnscope",
-    "pdf.fonttype": 42,  # letters stay letters, also for publishers that refuse type 3
-    "axes.formatter.use_locale": False,
-}
-
-
-def save(
-    view: Drawable,
-    path: str | Path,
-    *,
-    dpi: float = DPI,
-    cmap: str | None = None,
-    width: float | None = None,
-    font: str | None = None,
-) -> list[str]:
-    """Write a view as an image in the format that the suffix names; return what to warn of.
-
-    ``width`` is that of the whole picture in inches (as large as is legible if not given), ``font`` a
-    family to prefer. The file appears whole or not at all. Raises ``OutputError`` for an unknown suffix
-    or a place that cannot be written to, ``SelectionError`` for an unknown colour map or font.
-    """
-    path = Path(path)
-    form = path.suffix.lower().removeprefix(".")
-    if form not in FORMATS:
-        named = f"{path.suffix!r} is no image format" if path.suffix else "its name has no suffix"
-        raise OutputError(f"cannot write {path}: {named}; there are {', '.join(FORMATS)}")
-    with drawing(view, cmap=cmap, width=width, font=font) as (figure, warnings):
-        write_whole(path, encoded(figure, form, dpi))
-    return warnings
-
-
-def encoded(figure: Figure, form: str, dpi: float = DPI) -> bytes:
-    """The bytes of a figure in one of ``FORMATS``; the same for the same figure."""
-    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, dpi=dpi if form == "png" else max(dpi, 300), metadata=metadata)
-    return buffer.getvalue()
-
-
-@contextmanager
-def drawing(
-    view: Drawable, *, cmap: str | None = None, width: float | None = None, font: str | None = None
-) -> Iterator[tuple[Figure, list[str]]]:
-    """The figure of a view, with what to warn of; to be saved inside the ``with`` block.
-
-    Inside it matplotlib has its own defaults and takes text literally; after it, the user's settings.
-    """
-    import matplotlib
-
-    signed = isinstance(view, (Heatmap, HeadMap)) and view.signed
-    style = Style(width, colour_map(cmap, signed=signed))
-    fonts, warnings = families(texts(view), font)
-    with matplotlib.rc_context(), python_warnings.catch_warnings():
-        python_warnings.filterwarnings("ignore", "Glyph .* missing from")  # reported once, by script
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(SETTINGS | {"font.family": fonts})
-        yield _figure(view, style), warnings
-
-
-def texts(view: Drawable) -> Iterator[str]:
-    """Every text that a view may show."""
-    yield from (view.title, view.subtitle, *view.notes)
-    if isinstance(view, Heatmap):
-        yield from (place.label for place in (*view.weights.queries, *view.weights.keys))
-    elif isinstance(view, Focus):
-        lists = [bars for bars in (view.looks_at, view.looked_at_by) if bars is not None]
-        yield from (view.label, *(bar.label for bars in lists for bar in bars.bars))
-
-
-def _figure(view: Drawable, style: Style) -> Figure:
-    if isinstance(view, Heatmap):
-        return heatmap_figure(view, style)
-    if isinstance(view, Grid):
-        return grid_figure(view, style)
-    if isinstance(view, Focus):
-        return focus_figure(view, style)
-    return head_map_figure(view, style)
+__all__ = ["DPI", "FORMATS", "Album", "Drawable", "drawing", "encoded", "save"]

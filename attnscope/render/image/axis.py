@@ -12,7 +12,12 @@ from attnscope.views.labels import Place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.transforms import Transform
 
+ROW, COLUMN = "row", "column"
+"""The group ids of labels, in an SVG and in a figure's texts."""
+
+PAD = 2.5  # points between a label and the map
 LONGEST = 18
 READABLE = 7.4
 """Points from one label to the next, below which letters touch."""
@@ -50,8 +55,47 @@ def _em(character: str) -> float:
 def put(axes: Axes, rows: Sequence[Place], columns: Sequence[Place], cell: tuple[float, float]) -> None:
     """Label the rows on the left and the columns above; ``cell`` is (width, height) in inches."""
     shown, texts, size = labels(columns, cell[0])
-    axes.xaxis.tick_top()
-    axes.set_xticks(shown, texts, size=size, rotation=90, va="bottom")
+    above(axes, shown, texts, size, rotation=90)
     shown, texts, size = labels(rows, cell[1])
-    axes.set_yticks(shown, texts, size=size)
-    axes.tick_params(length=0, pad=2)
+    beside(axes, shown, texts, size)
+
+
+def above(axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *, rotation: float = 0) -> None:
+    """Write texts above the axes, at these columns; ``size`` in points.
+
+    They are plain texts, because matplotlib's ticks take several times as long to make and to draw.
+    """
+    transform = axes.get_xaxis_transform() + _shift(axes, 0, PAD)
+    for x, text in zip(at, texts, strict=True):
+        axes.text(
+            x,
+            1,
+            text,
+            size=size,
+            rotation=rotation,
+            ha="center",
+            va="bottom",
+            transform=transform,
+            gid=COLUMN,
+        )
+
+
+def beside(
+    axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *, right: bool = False
+) -> None:
+    """Write texts on the left of the axes, or on the right, at these rows; ``size`` in points."""
+    transform = axes.get_yaxis_transform() + _shift(axes, PAD if right else -PAD, 0)
+    side = "left" if right else "right"
+    for y, text in zip(at, texts, strict=True):
+        axes.text(
+            float(right), y, text, size=size, ha=side, va="center_baseline", transform=transform, gid=ROW
+        )
+
+
+def _shift(axes: Axes, x: float, y: float) -> Transform:
+    """A way of some points, on paper."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return ScaledTranslation(x * POINT, y * POINT, figure.dpi_scale_trans)

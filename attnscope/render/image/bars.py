@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image import axis
-from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, frame, sentences, sheet
+from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, sentences, sheet
 from attnscope.views.focus import Bars, Focus
 
 if TYPE_CHECKING:
@@ -79,6 +79,5 @@ def _bars(axes: Axes, title: str, bars: Bars, longest: int, style: Style) -> Non
         )
     if bars.more:
         axes.set_xlabel(f"and {bars.more} more, each at most {bars.most:.2g}", size=SMALL, color=GREY)
-    frame(axes)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    for side, spine in axes.spines.items():
+        spine.set(linewidth=0.5, color="#888888", visible=side in ("left", "bottom"))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.render.colour import steps, table
 from attnscope.render.image import axis
+from attnscope.render.image.bar import ROOM, colour_bar
 from attnscope.render.image.sheet import (
     NORMAL,
     SMALL,
     Margins,
     Style,
-    colour_bar,
     frame,
     hatch,
     listed,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BAR = 0.75  # inches for the colour bar and its numbers
 MASKED, GROUND = (226, 226, 226), (255, 255, 255)
 
 
@@ -43,10 +42,10 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     cell = min(max(3.0 / max(rows, columns), 0.28), 8.5 / max(rows, columns))
     if style.width:
         left = axis.room(axis.labels(queries, cell)[1], NORMAL)
-        cell = max(style.width - left - BAR - 0.3, 1.0) / columns
+        cell = max(style.width - left - ROOM - 0.3, 1.0) / columns
     _, row_texts, row_size = axis.labels(queries, cell)
     _, column_texts, column_size = axis.labels(keys, cell)
-    margins = Margins(axis.room(row_texts, row_size), BAR, axis.room(column_texts, column_size), 0.1)
+    margins = Margins(axis.room(row_texts, row_size), ROOM, axis.room(column_texts, column_size), 0.1)
     figure, axes = sheet(
         cell * columns,
         cell * rows,
@@ -56,16 +55,22 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
         caption=sentences(view.readings, view.notes),
     )
     by_row = view.scale == "row"
-    shown = np.ma.array(view.levels() if by_row else view.values, mask=view.masked)
     low, high = (0.0, 1.0) if by_row else view.limits
     hatch(axes)
-    axes.imshow(shown, cmap=listed(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto")
+    axes.imshow(
+        shown(view), cmap=listed(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto"
+    )
     axis.put(axes, queries, keys, (cell, cell))
     frame(axes)
     ends = ("−max" if view.signed else "0", "max of\nthe row") if by_row else (f"{low:.3g}", f"{high:.3g}")
     middle = "" if by_row else f"{(low + high) / 2:.3g}"
     colour_bar(figure, axes, style, [(0, ends[0]), (0.5, middle), (1, ends[1])])
     return figure
+
+
+def shown(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:
+    """What the image of a heatmap holds: its weights, or their levels where each row has its own scale."""
+    return np.ma.array(view.levels() if view.scale == "row" else view.values, mask=view.masked)
 
 
 def grid_figure(view: Grid, style: Style) -> Figure:
@@ -77,26 +82,23 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     heads, layers = view.heads, _layer_numbers(view)
     head = min(0.85, 11.0 / max(heads, 1))  # inches from thumbnail to thumbnail
     if style.width:
-        head = max(style.width - 0.4 - BAR - 0.3, 1.0) / heads
+        head = max(style.width - 0.4 - ROOM - 0.3, 1.0) / heads
     layer = head * (tall + gap) / (wide + gap)
     figure, axes = sheet(
         head * heads,
         layer * len(layers),
-        Margins(0.45, BAR, 0.25, 0.1),
+        Margins(0.45, ROOM, 0.25, 0.1),
         title=view.title,
         subtitle=view.subtitle,
         caption=sentences((), (*_said(view, tall, wide), *view.notes)),
     )
     axes.imshow(composite, interpolation="nearest", aspect="auto")
     size = min(8.0, head * 72 * 0.3)
-    axes.xaxis.tick_top()
-    axes.set_xticks(
-        [(wide + gap) * i + wide / 2 - 0.5 for i in range(heads)], [f"H{i}" for i in range(heads)], size=size
-    )
-    axes.set_yticks(
-        [(tall + gap) * i + tall / 2 - 0.5 for i in range(len(layers))], [f"L{n}" for n in layers], size=size
-    )
-    axes.tick_params(length=0, pad=2)
+    centres = [(wide + gap) * i + wide / 2 - 0.5 for i in range(heads)]
+    axis.above(axes, centres, [f"H{i}" for i in range(heads)], size)
+    middles = [(tall + gap) * i + tall / 2 - 0.5 for i in range(len(layers))]
+    axis.beside(axes, middles, [f"L{n}" for n in layers], size)
+    frame(axes)
     for spine in axes.spines.values():
         spine.set_visible(False)
     top = {"fixed": "1", "row": "max of\nthe row", "head": "max of\nthe head"}[view.scale]
@@ -154,24 +156,22 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     layers, heads = view.values.shape
     cell = min(0.5, 11.0 / max(heads, 1))
     if style.width:
-        cell = max(style.width - 0.45 - BAR - 0.3, 1.0) / max(heads, 1)
+        cell = max(style.width - 0.45 - ROOM - 0.3, 1.0) / max(heads, 1)
     figure, axes = sheet(
         cell * heads,
         cell * 0.7 * layers,
-        Margins(0.45, BAR, 0.25, 0.1),
+        Margins(0.45, ROOM, 0.25, 0.1),
         title=view.title or view.name,
         subtitle=view.subtitle,
         caption=sentences((), view.notes),
     )
     low, high = view.limits
     hatch(axes)
-    shown = np.ma.masked_invalid(view.values)
-    axes.imshow(shown, cmap=listed(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto")
-    axes.xaxis.tick_top()
+    known = np.ma.masked_invalid(view.values)
+    axes.imshow(known, cmap=listed(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto")
     size = min(8.0, cell * 72 * 0.3)
-    axes.set_xticks(range(heads), [f"H{head}" for head in range(heads)], size=size)
-    axes.set_yticks(range(layers), [f"L{layer}" for layer in view.layers], size=size)
-    axes.tick_params(length=0, pad=2)
+    axis.above(axes, range(heads), [f"H{head}" for head in range(heads)], size)
+    axis.beside(axes, range(layers), [f"L{layer}" for layer in view.layers], size)
     frame(axes)
     if cell >= 0.3:
         _write_numbers(axes, view, style, min(7.0, cell * 72 * 0.24))

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from attnscope.render.colour import table
 from attnscope.views.heatmap import Reading
 
@@ -21,6 +19,8 @@ POINT = 1 / 72  # inches
 SMALL, NORMAL, LARGE = 6.5, 9.0, 11.0  # points
 GREY = "#5a5a5a"
 GAP = 0.15  # inches
+TITLE, SUBTITLE, CAPTION = "title", "subtitle", "caption"
+"""The group ids of a sheet's own texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def sheet(
     from matplotlib.figure import Figure
 
     full = max(margins.left + width + margins.right, 3.2)
-    lines = [line for text in caption for line in textwrap.wrap(text, max(int(full * 16), 30))]
+    lines = wrapped(caption, full)
     top = margins.top + (0.3 if title else 0) + (0.2 if subtitle else 0) + GAP
     bottom = margins.bottom + len(lines) * SMALL * 1.5 * POINT + GAP
     tall = top + height + bottom
@@ -63,15 +63,30 @@ def sheet(
     FigureCanvasAgg(figure)
     axes = figure.add_axes((margins.left / full, bottom / tall, width / full, height / tall))
     at = 1 - GAP / tall
-    for text, size, colour, step in ((title, LARGE, "black", 0.22), (subtitle, 8.0, GREY, 0.2)):
+    for gid, text, size, colour, step in (
+        (TITLE, title, LARGE, "black", 0.22),
+        (SUBTITLE, subtitle, 8.0, GREY, 0.2),
+    ):
         if text:
-            figure.text(GAP / full, at, text, size=size, color=colour, va="top")
+            figure.text(GAP / full, at, text, size=size, color=colour, va="top", gid=gid)
             at -= step / tall
     if lines:
         figure.text(
-            GAP / full, GAP / tall, "\n".join(lines), size=SMALL, color=GREY, va="bottom", linespacing=1.25
+            GAP / full,
+            GAP / tall,
+            "\n".join(lines),
+            size=SMALL,
+            color=GREY,
+            va="bottom",
+            linespacing=1.25,
+            gid=CAPTION,
         )
     return figure, axes
+
+
+def wrapped(caption: Sequence[str], width: float) -> list[str]:
+    """The lines of a caption below a sheet of some inches."""
+    return [line for text in caption for line in textwrap.wrap(text, max(int(width * 16), 30))]
 
 
 def listed(name: str) -> Colormap:
@@ -87,27 +102,10 @@ def hatch(axes: Axes) -> None:
     axes.patch.set(facecolor="#f1f1f1", edgecolor="#cccccc", hatch="//////", linewidth=0)
 
 
-def colour_bar(figure: Figure, axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]) -> None:
-    """The colour map upright beside the axes; ``ticks`` are (0 to 1, text)."""
-    from matplotlib.ticker import NullLocator
-
-    box = axes.get_position()
-    wide, tall = figure.get_size_inches()
-    height = min(box.height, 2.4 / tall)
-    bar = figure.add_axes((box.x1 + 0.14 / wide, box.y1 - height, 0.12 / wide, height))
-    ramp = np.linspace(0, 1, 256)[:, None]
-    bar.imshow(
-        ramp, cmap=listed(style.cmap), vmin=0, vmax=1, aspect="auto", origin="lower", extent=(0, 1, 0, 1)
-    )
-    bar.xaxis.set_major_locator(NullLocator())
-    bar.yaxis.tick_right()
-    bar.set_yticks([at for at, _ in ticks], [text for _, text in ticks], size=SMALL)
-    bar.tick_params(length=2, width=0.5)
-    frame(bar)
-
-
 def frame(axes: Axes) -> None:
-    """A hairline around the axes."""
+    """A hairline around the axes, and no ticks."""
+    axes.xaxis.set_visible(False)
+    axes.yaxis.set_visible(False)
     for spine in axes.spines.values():
         spine.set(linewidth=0.5, color="#888888")
 

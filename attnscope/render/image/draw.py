@@ -1,0 +1,130 @@
+"""Any view as a figure, and a figure as the bytes of a file."""
+
+from __future__ import annotations
+
+import io
+import warnings as python_warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from attnscope.errors import OutputError
+from attnscope.render.colour import colour_map
+from attnscope.render.files import write_whole
+from attnscope.render.image.bars import focus_figure
+from attnscope.render.image.fonts import families
+from attnscope.render.image.maps import grid_figure, head_map_figure, heatmap_figure
+from attnscope.render.image.sheet import Style
+from attnscope.views.focus import Focus
+from attnscope.views.grid import Grid
+from attnscope.views.heads import HeadMap
+from attnscope.views.heatmap import Heatmap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Drawable: TypeAlias = "Heatmap | Grid | Focus | HeadMap"
+
+FORMATS = ("png", "svg", "pdf")
+DPI = 150
+"""Dots per inch of a PNG where none are asked for."""
+
+METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+"""No dates and versions, so that bytes repeat."""
+
+SETTINGS = {
+    "text.parse_math": False,
+    "svg.hashsalt": "attnscope",
+    "pdf.fonttype": 42,  # letters stay letters, also for publishers that refuse type 3
+    "axes.formatter.use_locale": False,
+}
+
+
+def save(
+    view: Drawable,
+    path: str | Path,
+    *,
+    dpi: float = DPI,
+    cmap: str | None = None,
+    width: float | None = None,
+    font: str | None = None,
+) -> list[str]:
+    """Write a view as an image in the format that the suffix names; return what to warn of.
+
+    ``width`` is that of the whole picture in inches (as large as is legible if not given), ``font`` a
+    family to prefer. The file appears whole or not at all. Raises ``OutputError`` for an unknown suffix
+    or a place that cannot be written to, ``SelectionError`` for an unknown colour map or font.
+    """
+    path = Path(path)
+    form = path.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        named = f"{path.suffix!r} is no image format" if path.suffix else "its name has no suffix"
+        raise OutputError(f"cannot write {path}: {named}; there are {', '.join(FORMATS)}")
+    with drawing(view, cmap=cmap, width=width, font=font) as (figure, warnings):
+        write_whole(path, encoded(figure, form, dpi))
+    return warnings
+
+
+def encoded(figure: Figure, form: str, dpi: float = DPI) -> bytes:
+    """The bytes of a figure in one of ``FORMATS``; the same for the same figure."""
+    buffer = io.BytesIO()
+    sharp = dpi if form == "png" else max(dpi, 300)
+    figure.savefig(buffer, format=form, dpi=sharp, metadata=METADATA[form])
+    return buffer.getvalue()
+
+
+@contextmanager
+def drawing(
+    view: Drawable, *, cmap: str | None = None, width: float | None = None, font: str | None = None
+) -> Iterator[tuple[Figure, list[str]]]:
+    """The figure of a view, with what to warn of; to be saved inside the ``with`` block.
+
+    Inside it matplotlib has its own defaults and takes text literally; after it, the user's settings.
+    """
+    fonts, warnings = families(texts(view), font)
+    with settings(fonts):
+        yield figure_of(view, style_of(view, cmap, width)), warnings
+
+
+@contextmanager
+def settings(fonts: list[str]) -> Iterator[None]:
+    """matplotlib's own defaults with ours on them, and these fonts; the user's settings come back after."""
+    import matplotlib
+
+    with matplotlib.rc_context(), python_warnings.catch_warnings():
+        python_warnings.filterwarnings("ignore", "Glyph .* missing from")  # reported once, by script
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(SETTINGS | {"font.family": fonts})
+        yield
+
+
+def style_of(view: Drawable, cmap: str | None, width: float | None) -> Style:
+    """How a view is to be drawn. Raises ``SelectionError`` for an unknown colour map."""
+    signed = isinstance(view, (Heatmap, HeadMap)) and view.signed
+    return Style(width, colour_map(cmap, signed=signed))
+
+
+def texts(view: Drawable) -> Iterator[str]:
+    """Every text that a view may show."""
+    yield from (view.title, view.subtitle, *view.notes)
+    if isinstance(view, Heatmap):
+        yield from (place.label for place in (*view.weights.queries, *view.weights.keys))
+    elif isinstance(view, Focus):
+        lists = [bars for bars in (view.looks_at, view.looked_at_by) if bars is not None]
+        yield from (view.label, *(bar.label for bars in lists for bar in bars.bars))
+
+
+def figure_of(view: Drawable, style: Style) -> Figure:
+    """A view as a figure; to be called and saved inside ``settings``."""
+    if isinstance(view, Heatmap):
+        return heatmap_figure(view, style)
+    if isinstance(view, Grid):
+        return grid_figure(view, style)
+    if isinstance(view, Focus):
+        return focus_figure(view, style)
+    return head_map_figure(view, style)

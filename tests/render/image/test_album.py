@@ -1,0 +1,75 @@
+"""Many heads in one go: the same files as one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attnscope.errors import OutputError
+from attnscope.render.image import Album, save
+from attnscope.render.image import album as room
+from attnscope.views import Reading, grid, heatmap, weights
+from tests.render.screen import random_head
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[str]:
+    """The titles of the heads that were drawn in full."""
+    titles: list[str] = []
+    real = room.figure_of
+
+    def counted(view, style):
+        titles.append(view.title)
+        return real(view, style)
+
+    monkeypatch.setattr(room, "figure_of", counted)
+    return titles
+
+
+def picture(head: int, count: int = 5, **changes):
+    field = random_head(count, seed=head, causal=head % 2 == 1)
+    reading = Reading("entropy", 0.1 * head, 1.5, "nats")
+    return replace(
+        heatmap(field, title=f"L0H{head}", subtitle="x" * (head + 1), readings=(reading,)), **changes
+    )
+
+
+def test_files_are_the_same_as_from_save_and_one_head_is_drawn(tmp_path, drawn) -> None:
+    album = Album(dpi=60)
+    for head in range(4):
+        assert album.save(picture(head), tmp_path / f"{head}.png") == []
+        save(picture(head), tmp_path / "alone.png", dpi=60)
+        assert (tmp_path / f"{head}.png").read_bytes() == (tmp_path / "alone.png").read_bytes(), head
+    assert drawn == ["L0H0"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        picture(1, count=6),
+        picture(1, title=""),
+        picture(1, notes=("a note",)),
+        picture(1, limits=(0.0, 0.5)),
+        picture(1, scale="row"),
+        picture(1, signed=True),
+    ],
+    ids=["labels", "no title", "a note", "limits", "scale", "signed"],
+)
+def test_what_differs_in_more_than_its_cells_is_drawn_anew(other, tmp_path, drawn) -> None:
+    album = Album(dpi=60)
+    album.save(picture(0), tmp_path / "first.png")
+    album.save(other, tmp_path / "second.png")
+    save(other, tmp_path / "alone.png", dpi=60)
+    assert (tmp_path / "second.png").read_bytes() == (tmp_path / "alone.png").read_bytes()
+    assert len(drawn) == 2
+
+
+def test_other_views_and_formats_are_saved_too(tmp_path) -> None:
+    album = Album()
+    album.save(grid([(0, weights(np.eye(4)[None], range(4), range(4)))]), tmp_path / "grid.png")
+    album.save(picture(0), tmp_path / "head.svg")
+    assert {path.name for path in tmp_path.iterdir()} == {"grid.png", "head.svg"}
+    with pytest.raises(OutputError, match="no image format"):
+        album.save(picture(0), tmp_path / "head.gif")

@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.render.files import write_whole
-from attnscope.render.image.draw import DPI, METADATA, Drawable, figure_of, save, settings, style_of, texts
+from attnscope.render.image.draw import (
+    DPI,
+    METADATA,
+    PACKING,
+    Drawable,
+    figure_of,
+    save,
+    settings,
+    style_of,
+    texts,
+)
 from attnscope.render.image.fonts import families
 from attnscope.render.image.maps import shown
 from attnscope.render.image.sheet import CAPTION, SUBTITLE, TITLE, Style, sentences, wrapped
@@ -88,6 +98,7 @@ class Sheet:
             origin="upper",
             dpi=self.figure.dpi,
             metadata=METADATA["png"],
+            pil_kwargs=PACKING,
         )
         return buffer.getvalue()
 

@@ -37,6 +37,9 @@ METADATA: dict[str, dict[str, Any]] = {
 }
 """No dates and versions, so that bytes repeat."""
 
+PACKING = {"compress_level": 3}
+"""How PNG are packed: in half the time of the usual level, and a tenth larger."""
+
 SETTINGS = {
     "text.parse_math": False,
     "svg.hashsalt": "attnscope",
@@ -74,7 +77,8 @@ def encoded(figure: Figure, form: str, dpi: float = DPI) -> bytes:
     """The bytes of a figure in one of ``FORMATS``; the same for the same figure."""
     buffer = io.BytesIO()
     sharp = dpi if form == "png" else max(dpi, 300)
-    figure.savefig(buffer, format=form, dpi=sharp, metadata=METADATA[form])
+    packing: dict[str, Any] = {"pil_kwargs": PACKING} if form == "png" else {}
+    figure.savefig(buffer, format=form, dpi=sharp, metadata=METADATA[form], **packing)
     return buffer.getvalue()
 
 

@@ -39,7 +39,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     """
     rows, columns = view.values.shape
     queries, keys = view.weights.queries, view.weights.keys
-    cell = min(max(3.0 / max(rows, columns), 0.28), 8.5 / max(rows, columns))
+    cell = min(max(2.6 / max(rows, columns), 0.21), 7.0 / max(rows, columns))
     if style.width:
         left = axis.room(axis.labels(queries, cell)[1], NORMAL)
         cell = max(style.width - left - ROOM - 0.3, 1.0) / columns

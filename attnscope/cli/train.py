@@ -120,6 +120,10 @@ def train(
     causal_first: Annotated[
         float, _panel(LEARNING, "Share of a masked run that starts with next tokens.", min=0.0, max=1.0)
     ] = 0.0,
+    guide: Annotated[
+        list[str] | None,
+        _panel(LEARNING, "Ask a head for a pattern: L0H3=duplicate (or previous, next).", shown=False),
+    ] = None,
     seed: Annotated[int, _panel(RUN, "Decides all that is random.", min=0)] = 0,
     device: Annotated[str, _panel(RUN, "auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[Precision, _panel(RUN, "auto: bfloat16 where it is fast.")] = Precision.auto,
@@ -150,8 +154,8 @@ def train(
     settings = Settings(
         steps=steps, minutes=None if steps else minutes or 10.0, batch=batch, rate=rate, warmup=warmup,
         weight_decay=weight_decay, seed=seed, device=place, precision=_precision(precision, place),
-        optimizer=optimizer.value, causal_first=causal_first, evaluate_every=evaluate_every,
-        save_minutes=save_minutes,
+        optimizer=optimizer.value, causal_first=causal_first, guides=tuple(guide or ()),
+        evaluate_every=evaluate_every, save_minutes=save_minutes,
     )  # fmt: skip
     try:
         with _display(settings) as observe:

@@ -20,6 +20,7 @@ from attnscope.network.data import Cutter, Lines, read_stream, split, write_stre
 from attnscope.network.encoder import Encoder
 from attnscope.network.files import write_atomically
 from attnscope.network.folder import TOKENIZER, load, save
+from attnscope.network.guide import parse_guides
 from attnscope.network.tokenizer import load_tokenizer, train_tokenizer
 from attnscope.network.train import Settings, evaluate, train
 
@@ -85,6 +86,7 @@ def train_on_files(
     something already; all before any training.
     """
     work = folder / WORK
+    parse_guides(settings.guides, recipe.config.layers, recipe.config.heads)
     training_lines, held_out_lines = split(files, held_out, settings.seed)
     terms = _terms(training_lines, held_out_lines, recipe, settings)
     if resume:

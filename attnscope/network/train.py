@@ -20,6 +20,7 @@ from attnscope.network.attention import MultiHeadAttention
 from attnscope.network.checkpoint import Progress, load_checkpoint, save_checkpoint
 from attnscope.network.data import IGNORED, Cutter, Rows
 from attnscope.network.encoder import Encoder
+from attnscope.network.guide import guiding, parse_guides
 from attnscope.network.optimizer import NAMES, Both, optimizer_for
 
 PRECISIONS = ("float32", "bfloat16")
@@ -35,7 +36,8 @@ class Settings:
     ``causal_first`` is the share of the run, at its start, in which a bidirectional encoder learns to guess
     the next token instead of masked ones: every position then teaches, and it leaves the long plateau of
     masked learning early. ``optimizer`` is ``adamw``, or ``muon`` for the matrices of the layers and AdamW
-    for the rest.
+    for the rest. ``guides`` ask heads for patterns (``L0H3=duplicate``) with a second loss, times
+    ``guidance``.
     """
 
     steps: int | None = None
@@ -50,6 +52,8 @@ class Settings:
     precision: str = "float32"
     optimizer: str = "adamw"
     causal_first: float = 0.0
+    guides: tuple[str, ...] = ()
+    guidance: float = 0.1
     evaluate_every: int = 500
     evaluate_rows: int = 256
     save_minutes: float = 3.0
@@ -128,9 +132,12 @@ def _step(
     torch.manual_seed(settings.seed * SEEDS + progress.step)
     causal = encoder.config.causal or over < settings.causal_first
     rows = training.training(progress.step, settings.batch, causal)
-    loss = rows_loss(encoder, rows, settings, causal)
+    ids = torch.from_numpy(rows.ids).to(settings.device)
+    guides = parse_guides(settings.guides, encoder.config.layers, encoder.config.heads)
+    with guiding(encoder, guides, ids, causal) as asked:
+        loss = rows_loss(encoder, rows, settings, causal)
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    (loss + settings.guidance * sum(asked)).backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(encoder.parameters(), settings.clip)
     value = loss.item()
     if not math.isfinite(value):

@@ -68,11 +68,13 @@ class Sheet:
         self._image = axes.images[0]
         self._texts = {text.get_gid(): text for text in self.figure.texts}
         self._changing: list[Artist] = [self._image, *axes.spines.values(), *self.figure.texts]
-        for artist in self._changing:
-            artist.set_animated(True)  # left out of what is drawn now
         canvas: Any = self.figure.canvas
+        for artist in self._changing:
+            artist.set_visible(False)
         canvas.draw()
         self._ground = canvas.copy_from_bbox(self.figure.bbox)
+        for artist in self._changing:
+            artist.set_visible(True)
 
     def fits(self, view: Heatmap, style: Style, fonts: list[str]) -> bool:
         """Whether everything else of a head would look as it does here."""

@@ -96,6 +96,4 @@ def _shift(axes: Axes, x: float, y: float) -> Transform:
     """A way of some points, on paper."""
     from matplotlib.transforms import ScaledTranslation
 
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    return ScaledTranslation(x * POINT, y * POINT, figure.dpi_scale_trans)
+    return ScaledTranslation(x * POINT, y * POINT, axes.figure.dpi_scale_trans)

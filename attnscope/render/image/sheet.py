@@ -107,7 +107,7 @@ def frame(axes: Axes) -> None:
     axes.xaxis.set_visible(False)
     axes.yaxis.set_visible(False)
     for spine in axes.spines.values():
-        spine.set(linewidth=0.5, color="#888888")
+        spine.set(linewidth=0.5, color="#888888", zorder=5)  # above the labels, whatever is drawn first
 
 
 def sentences(readings: Sequence[Reading], notes: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
@@ -42,6 +43,8 @@ class Picture:
         surface = Surface.of(console, options, self.cmap, self.plain)
         end = Segment.line()
         for line in lines(self.view, surface):
+            if not surface.colour:
+                line = _trimmed(line)
             if surface.ascii:
                 line = [_in_ascii(segment) for segment in line]
             for segment in line:
@@ -53,8 +56,18 @@ def _safe(segment: Segment) -> Segment:
     return Segment(segment.text.translate(CONTROLS), segment.style)
 
 
+def _trimmed(line: Line) -> Line:
+    """The line without spaces at its end, which nobody sees and every diff shows."""
+    while line and not line[-1].text.strip(" "):
+        line = line[:-1]
+    return [*line[:-1], Segment(line[-1].text.rstrip(" "), line[-1].style)] if line else []
+
+
 def _in_ascii(segment: Segment) -> Segment:
-    text = segment.text.translate(ASCII).encode("ascii", "replace").decode()
+    """The segment for a console that knows ASCII only, as wide as before."""
+    text = segment.text.translate(ASCII)
+    if not text.isascii():
+        text = "".join(c if c.isascii() else "?" * cell_len(c) for c in text)
     return Segment(text, segment.style)
 
 

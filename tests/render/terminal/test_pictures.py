@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from attnscope.errors import SelectionError
-from attnscope.render.terminal.surface import Surface
+from attnscope.render.terminal import Picture
 from attnscope.views import (
     Ranked,
     Ranking,
@@ -210,9 +212,21 @@ def test_long_commands_that_begin_alike_are_printed_once() -> None:
     assert printed(ranking, width=160).count(start) == 3
 
 
-def test_a_console_of_plain_ascii_gets_plain_ascii() -> None:
-    surface = Surface(80, False, ascii=True)
-    assert [surface.shade(level) for level in (0, 0.1, 0.3, 0.6, 1)] == [" ", ".", "o", "O", "#"]
+def test_a_console_of_plain_ascii_gets_plain_ascii_in_the_same_columns() -> None:
+    axis = tokens("猫", "naïve", "x")
+    view = heatmap(weights(np.eye(3), axis, axis, np.tril(np.ones((3, 3), bool))))
+    written = io.TextIOWrapper(io.BytesIO(), "ascii", newline="")
+    Console(file=written, width=60).print(Picture(view), crop=False)
+    written.flush()
+    text = written.buffer.getvalue().decode("ascii")
+    rows = [line for line in text.splitlines() if "#100" in line]
+    assert [row.index("#") for row in rows] == [8, 13, 18]
+    assert rows[0].startswith("   ?? 0 #100")
+
+
+def test_lines_without_colour_end_where_their_text_ends() -> None:
+    for view in every_view(12, causal=True):
+        assert not [line for line in printed(view).splitlines() if line.endswith(" ")]
 
 
 def test_an_unknown_colour_map_says_what_exists() -> None:

@@ -44,7 +44,7 @@ class EncoderConfig:
             ("layers", 1, 1024),
             ("heads", 1, 2**16),
             ("hidden", 1, 2**20),
-            ("max_positions", 1, 2**24),
+            ("max_positions", 1, 2**20),
             ("segments", 0, 2),
         ):
             value = getattr(self, name)

@@ -73,10 +73,16 @@ def load(folder: str | Path) -> tuple[Encoder, Tokenizer]:
     size = tokenizer.get_vocab_size()
     if size > config.vocabulary:
         raise ModelError(f"{folder}: the tokenizer has {size} tokens, but the model only {config.vocabulary}")
-    with torch.device("meta"):
-        shapes = {name: x.shape for name, x in Encoder(config).state_dict().items()}
-    _check_state(path, shapes, state)
-    encoder = Encoder(config)
+    sizes = {f"layers.{n}.linear1.weight": (config.hidden, config.width) for n in range(config.layers)}
+    _check_shapes(path, {"embedding.weight": (config.vocabulary, config.width), **sizes}, state)
+    encoder = Encoder(
+        config
+    )  # only now, when the config is known not to ask for more memory than the file holds
+    shapes = {name: tuple(x.shape) for name, x in encoder.state_dict().items()}
+    _check_shapes(path, shapes, state)
+    unknown = sorted(set(state) - set(shapes))
+    if unknown:
+        raise ModelError(f"{path} does not fit its config: it holds {unknown[0]!r}, which has no place there")
     encoder.load_state_dict({name: x.float() for name, x in state.items()}, strict=True)
     return encoder.eval(), tokenizer
 
@@ -137,18 +143,14 @@ def untrained(seed: int = 0, name: str = "own") -> tuple[Encoder, Tokenizer]:
     return encoder.eval(), load_tokenizer(PRETRAINED / name / TOKENIZER)
 
 
-def _check_state(path: Path, expected: Mapping[str, torch.Size], state: Mapping[str, torch.Tensor]) -> None:
-    missing = sorted(set(expected) - set(state))
-    unknown = sorted(set(state) - set(expected))
-    if missing or unknown:
-        what = (
-            f"lacks {missing[0]!r}" if missing else f"holds {unknown[0]!r}, which the config has no place for"
-        )
-        raise ModelError(f"{path} does not fit its config: it {what}")
+def _check_shapes(
+    path: Path, expected: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Tensor]
+) -> None:
     for name, shape in expected.items():
-        if state[name].shape != shape:
-            raise ModelError(
-                f"{path} does not fit its config: {name!r} is {tuple(state[name].shape)}, not {tuple(shape)}"
-            )
-        if not state[name].is_floating_point():
-            raise ModelError(f"{path} does not fit its config: {name!r} is {state[name].dtype}, not a float")
+        if name not in state:
+            raise ModelError(f"{path} does not fit its config: it lacks {name!r}")
+        found = state[name]
+        if tuple(found.shape) != shape:
+            raise ModelError(f"{path} does not fit its config: {name!r} is {tuple(found.shape)}, not {shape}")
+        if not found.is_floating_point():
+            raise ModelError(f"{path} does not fit its config: {name!r} is {found.dtype}, not a float")

@@ -75,9 +75,8 @@ def load(folder: str | Path) -> tuple[Encoder, Tokenizer]:
         raise ModelError(f"{folder}: the tokenizer has {size} tokens, but the model only {config.vocabulary}")
     sizes = {f"layers.{n}.linear1.weight": (config.hidden, config.width) for n in range(config.layers)}
     _check_shapes(path, {"embedding.weight": (config.vocabulary, config.width), **sizes}, state)
-    encoder = Encoder(
-        config
-    )  # only now, when the config is known not to ask for more memory than the file holds
+    with torch.random.fork_rng(devices=[]):
+        encoder = Encoder(config)  # only now, when it is known to ask for no more than the file holds
     shapes = {name: tuple(x.shape) for name, x in encoder.state_dict().items()}
     _check_shapes(path, shapes, state)
     unknown = sorted(set(state) - set(shapes))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from attnscope.capture.runs import Runs
 from attnscope.capture.statistics import Map, Statistics
 from attnscope.capture.tiles import Scores, Sheets, Worker
 
-TILE = 1 << 18
+TILE = 1 << 19
 """Weights that are computed at a time; short texts take several heads together to fill them."""
 
 
@@ -185,12 +185,14 @@ def _weight_at(scores: Scores, lse: Tensor, gap: int | None) -> Tensor:
     return weight.flatten(1, 2)
 
 
+@lru_cache(4)  # the layers of a model share their runs
 def _open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> Tensor:
     """How many open pairs lie in each cell.  -> [batch or 1, row cell, key cell]"""
     edge = torch.tensor(key_edges)
-    counts = []
-    for start, stop in pairwise(row_edges):
-        low, high = runs.low[:, start:stop, None], runs.high[:, start:stop, None]
+    cell = torch.repeat_interleave(torch.tensor(row_edges).diff())  # [row]
+    pairs = torch.zeros(len(runs.low), len(row_edges) - 1, len(key_edges) - 1, dtype=torch.int64)
+    for rows in torch.split(torch.arange(len(cell)), 1024):
+        low, high = runs.low[:, rows, None], runs.high[:, rows, None]
         before = torch.minimum(high, edge) - torch.minimum(low, edge)  # open keys before each edge
-        counts.append(before.sum(1).diff(dim=-1))
-    return torch.stack(counts, 1)
+        pairs.index_add_(1, cell[rows], before.diff(dim=-1))
+    return pairs

@@ -187,7 +187,7 @@ class Worker:
             if share is not None:
                 found *= share.index_select(1, row)
             into = self.sheets.matched[name][at[0], at[1]]
-            into += found.sum(-1, dtype=torch.float64).view(into.shape)
+            into += found.sum(-1).view(into.shape)
 
     def _measure_gaps(self, at: Index, rows: Rows, tile: Tile, share: Tensor | None) -> None:
         """Sum the distances between rows and keys, where rows look both ways."""

@@ -1,0 +1,204 @@
+"""What measuring every head costs: time and memory as ratios to the plain forward pass, in one run.
+
+    python -m tests.benchmarks.measure_heads --tokens 512 1024 4096 --threads 1 2 --save table.md
+
+Random models of two shapes, GPT-2-small-sized and Llama-style with grouped queries, on one text: the plain
+forward pass (sdpa); all figures and a 256 × 256 map of every head in a single pass; the same figures beside
+the untouched kernel; and the script that users write today, eager attention with ``output_attentions`` and
+NumPy. The ways take turns, so that a busy neighbour slows all of them; each ratio is the median over the
+rounds. Peak memory is that of a fresh process a way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+NAMES = (
+    "entropy",
+    "spread",
+    "confidence",
+    "distance",
+    "offset",
+    "self",
+    "previous",
+    "next",
+    "first",
+    "duplicate",
+)
+CELLS = 256
+WAYS = ("plain", "single pass", "beside", "eager")
+LIMITS = {"beside": 8192, "eager": 2048}
+"""Beyond so many tokens a way is not run: eager ``output_attentions`` would need tens of gigabytes."""
+
+
+def build(shape: str, tokens: int, layers: int, eager: bool):
+    """A random model of the shape, long enough for the text."""
+    import torch
+    from transformers import GPT2Config, GPT2Model, LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    kernel = "eager" if eager else "sdpa"
+    if shape == "gpt2":
+        config = GPT2Config(n_layer=layers, n_positions=tokens, attn_implementation=kernel)
+        return GPT2Model(config).eval()
+    config = LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=32000,
+        max_position_embeddings=tokens,
+        attn_implementation=kernel,
+    )
+    return LlamaModel(config).eval()
+
+
+def text_of(tokens: int):
+    """Token ids with the repeats of a natural text: Zipf's law over 30,000 words.  -> [1, token]"""
+    import torch
+
+    torch.manual_seed(1)
+    return torch.multinomial(1 / torch.arange(3, 30003).float(), tokens, replacement=True)[None]
+
+
+def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[str, Callable[[], object]]:
+    """Each way as a function without arguments that runs the model once."""
+    import torch
+
+    from attnscope.attention import Token
+    from attnscope.capture import recording
+    from attnscope.capture.single_pass import SinglePass
+    from attnscope.capture.stand_in import StandIn, StreamedPool
+    from attnscope.measures import Measured
+
+    ids = text_of(tokens)
+    text = tuple(Token(f"w{id_}", id_) for id_ in ids[0].tolist())
+    model = build(shape, tokens, layers, eager=False) if set(wanted) - {"eager"} else None
+    eager = build(shape, tokens, layers, eager=True) if "eager" in wanted else None
+
+    def plain() -> object:
+        return model(input_ids=ids, use_cache=False)
+
+    def single_pass() -> object:
+        measured, maps = Measured(NAMES), StreamedPool(CELLS)
+        stand_in = StandIn(SinglePass([ids[0].tolist()], cells=CELLS, shortest=1))
+        with stand_in, recording(model, [stand_in.shown_to([measured, maps])], {"decoder": (text, text)}):
+            model(input_ids=ids, use_cache=False)
+        assert stand_in.left == 0
+        return measured.figures(), maps.maps
+
+    def beside() -> object:
+        measured = Measured(NAMES)
+        with recording(model, [measured], {"decoder": (text, text)}):
+            model(input_ids=ids, use_cache=False)
+        return measured.figures()
+
+    def users_script() -> object:
+        weights = eager(input_ids=ids, use_cache=False, output_attentions=True).attentions
+        figures = []
+        for layer in weights:
+            rows = layer[0]  # [head, query, key]
+            figures.append((-(rows * rows.clamp_min(1e-12).log()).sum(-1).mean(-1), rows.amax(-1).mean(-1)))
+            figures.append([rows.diagonal(gap, 1, 2).mean(-1) for gap in (-1, 0, 1)])
+        return figures
+
+    functions = {"plain": plain, "single pass": single_pass, "beside": beside, "eager": users_script}
+
+    def quiet(function: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            with torch.inference_mode():
+                return function()
+
+        return run
+
+    return {name: quiet(functions[name]) for name in wanted}
+
+
+def time_ratios(
+    shape: str, tokens: int, layers: int, threads: int, rounds: int, wanted: tuple[str, ...]
+) -> dict[str, float]:
+    """Median time of each way over the plain pass of the same round, and the seconds of that."""
+    import torch
+
+    torch.set_num_threads(threads)
+    wanted = tuple(way for way in wanted if tokens <= LIMITS.get(way, tokens))
+    runs = ways(shape, tokens, layers, wanted)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for round_ in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if round_:  # the first round warms up
+                seconds[name].append(time.perf_counter() - start)
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(taken, seconds["plain"], strict=True))
+        for name, taken in seconds.items()
+    }
+    return {"seconds": statistics.median(seconds["plain"]), **ratios}
+
+
+def peak(shape: str, tokens: int, layers: int, way: str) -> float:
+    """Peak memory of one way above the loaded model, in MB, in a process of its own."""
+    command = [sys.executable, "-m", "tests.benchmarks.measure_heads", "--peak", shape, way]
+    command += ["--tokens", str(tokens), "--layers", str(layers)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def print_peak(shape: str, tokens: int, layers: int, way: str) -> None:
+    """Run one way, and print what its peak memory adds to the loaded model."""
+    (run,) = ways(shape, tokens, layers, (way,)).values()
+    ways(shape, 64, 1, (way,))[way]()  # what a first run loads is no part of it
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def main() -> None:
+    """Print the table, and save it if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048, 4096])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--shapes", nargs="+", default=["gpt2", "llama"], choices=["gpt2", "llama"])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS[1:]), choices=WAYS[1:])
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory", action="store_true", help="measure peak memory, too")
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        print_peak(options.peak[0], options.tokens[0], options.layers, options.peak[1])
+        return
+    lines = [
+        "| model | tokens | threads | plain, s | single pass | beside the kernel | eager | memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    print("\n".join(lines), flush=True)
+    for shape in options.shapes:
+        for tokens in options.tokens:
+            for threads in options.threads:
+                found = time_ratios(
+                    shape, tokens, options.layers, threads, options.rounds, ("plain", *options.ways)
+                )
+                memory = ""
+                if options.memory:
+                    parts = [peak(shape, tokens, options.layers, way) for way in WAYS[:2]]
+                    memory = f"{parts[1] / parts[0]:.2f}"
+                cells = [f"{found[name]:.2f}" if name in found else "" for name in WAYS[1:]]
+                line = [shape, str(tokens), str(threads), f"{found['seconds']:.2f}", *cells, memory]
+                lines.append(f"| {' | '.join(line)} |")
+                print(lines[-1], flush=True)
+    if options.save:
+        options.save.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

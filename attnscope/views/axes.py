@@ -39,7 +39,8 @@ class Weights:
 
     def __post_init__(self) -> None:
         size = (len(self.queries), len(self.keys))
-        if self.values.shape[-2:] != size or self.allowed.shape[-2:] != size:
+        whole = self.values.shape[-2:] == self.allowed.shape[-2:] == size
+        if not whole or not _spreads(self.allowed.shape, self.values.shape):
             raise ValueError(
                 f"weights {self.values.shape} and mask {self.allowed.shape} do not fit "
                 f"{size[0]} queries × {size[1]} keys"
@@ -49,6 +50,13 @@ class Weights:
     def square(self) -> bool:
         """Whether rows and columns are the same places, so that the diagonal means something."""
         return self.queries == self.keys
+
+
+def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
+    """Whether an array of one shape broadcasts to another."""
+    return len(shape) <= len(over) and all(
+        mine in (1, other) for mine, other in zip(shape[::-1], over[::-1], strict=False)
+    )
 
 
 def weights(values: Array, queries: Axis, keys: Axis, allowed: Array | None = None) -> Weights:

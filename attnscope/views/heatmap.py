@@ -68,7 +68,8 @@ class Heatmap:
         takers = f"{across} keys together" if across > 1 else "one key"
         note = f"pooled to fit: a cell is the attention that {givers} to {takers}"
         limits = self.limits if self.scale == "fixed" else _limits(pooled.values, self.scale, self.signed)
-        return replace(self, weights=pooled, limits=limits, notes=(*self.notes, note), block=(down, across))
+        notes = (*self.notes, note, *_beyond(pooled.values, limits))
+        return replace(self, weights=pooled, limits=limits, notes=notes, block=(down, across))
 
 
 def heatmap(
@@ -94,9 +95,7 @@ def heatmap(
         weights = replace(weights, values=values, allowed=weights.allowed & ~broken)
         notes = (*notes, f"{broken.sum()} weights are not numbers and are drawn as masked")
     limits = _limits(weights.values, scale, signed)
-    beyond = int(((weights.values < limits[0] - 1e-4) | (weights.values > limits[1] + 1e-4)).sum())
-    if beyond:
-        notes = (*notes, f"{beyond} values lie beyond {limits[0]:g} to {limits[1]:g}")
+    notes = (*notes, *_beyond(weights.values, limits))
     return Heatmap(weights, title, subtitle, scale, signed, limits, notes, readings)
 
 
@@ -114,3 +113,10 @@ def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: boo
 def _limits(values: Array, scale: Scale, signed: bool) -> tuple[float, float]:
     top = 1.0 if scale == "fixed" else float(np.abs(values).max(initial=0)) or 1.0
     return (-top if signed else 0.0, top)
+
+
+def _beyond(values: Array, limits: tuple[float, float]) -> tuple[str, ...]:
+    """What to say about values that the colour map does not reach."""
+    low, high = limits
+    beyond = int(((values < low - 1e-4) | (values > high + 1e-4)).sum())
+    return (f"{beyond} values lie beyond {low:g} to {high:g}",) if beyond else ()

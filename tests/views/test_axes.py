@@ -134,3 +134,10 @@ def test_a_mask_broadcasts_over_heads() -> None:
     field = weights(rows(3, 4, 4), range(4), range(4), np.tril(np.ones((1, 4, 4), bool)))
     assert isinstance(field, Weights)
     assert field.allowed.shape == (1, 4, 4)
+
+
+def test_a_mask_of_more_heads_than_the_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        weights(rows(4, 4), range(4), range(4), np.ones((1, 4, 4), bool))
+    with pytest.raises(ValueError, match="do not fit"):
+        weights(rows(3, 4, 4), range(4), range(4), np.ones((2, 4, 4), bool))

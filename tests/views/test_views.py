@@ -65,6 +65,12 @@ def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled()
     assert "2 queries on average give to 2 keys" in pooled.notes[-1]
 
 
+def test_pooled_values_beyond_the_limits_are_told() -> None:
+    view = heatmap(weights(np.full((4, 4), 0.9), range(4), range(4)))
+    assert view.notes == ()
+    assert view.fit(2, 2).notes[-1] == "4 values lie beyond 0 to 1"
+
+
 def test_axes_of_different_places_are_pooled_on_their_own() -> None:
     view = heatmap(weights(np.ones((4, 10)) / 10, TEXT, range(10))).fit(4, 5)
     assert view.block == (1, 2)

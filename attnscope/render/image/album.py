@@ -114,4 +114,5 @@ def _shared(view: Heatmap, style: Style, fonts: list[str], figure: Figure) -> Ha
     """What two heads must have alike to stand on one sheet; how many lines each text takes is part of it."""
     lines = tuple(bool(text) and text.count("\n") + 1 for text in _changing_texts(view, figure).values())
     places = (view.weights.queries, view.weights.keys)
-    return (*places, view.scale, view.signed, view.limits, style, tuple(fonts), lines)
+    hatched = bool(view.masked.any())
+    return (*places, view.scale, view.signed, view.limits, hatched, style, tuple(fonts), lines)

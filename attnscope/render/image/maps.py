@@ -166,7 +166,8 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
         caption=sentences((), view.notes),
     )
     low, high = view.limits
-    hatch(axes)
+    if not np.isfinite(view.values).all():
+        hatch(axes)
     known = np.ma.masked_invalid(view.values)
     axes.imshow(known, cmap=listed(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto")
     size = min(8.0, cell * 72 * 0.3)

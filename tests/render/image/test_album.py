@@ -28,8 +28,8 @@ def drawn(monkeypatch) -> list[str]:
     return titles
 
 
-def picture(head: int, count: int = 5, **changes):
-    field = random_head(count, seed=head, causal=head % 2 == 1)
+def picture(head: int, count: int = 5, causal: bool = True, **changes):
+    field = random_head(count, seed=head, causal=causal)
     reading = Reading("entropy", 0.1 * head, 1.5, "nats")
     return replace(
         heatmap(field, title=f"L0H{head}", subtitle="x" * (head + 1), readings=(reading,)), **changes
@@ -49,13 +49,14 @@ def test_files_are_the_same_as_from_save_and_one_head_is_drawn(tmp_path, drawn) 
     "other",
     [
         picture(1, count=6),
+        picture(1, causal=False),
         picture(1, title=""),
         picture(1, notes=("a note",)),
         picture(1, limits=(0.0, 0.5)),
         picture(1, scale="row"),
         picture(1, signed=True),
     ],
-    ids=["labels", "no title", "a note", "limits", "scale", "signed"],
+    ids=["labels", "mask", "no title", "a note", "limits", "scale", "signed"],
 )
 def test_what_differs_in_more_than_its_cells_is_drawn_anew(other, tmp_path, drawn) -> None:
     album = Album(dpi=60)

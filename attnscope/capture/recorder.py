@@ -119,7 +119,8 @@ class Recorder:
         self._saw(projection.found(call), self._owner())
 
     def finish(self) -> None:
-        """Note the layers that ran without attention."""
+        """Release what is held yet, and note the layers that ran without attention."""
+        self.singles.flush()
         attended = {site.site.name for site in self.record.sites}
         failed = {hole.name for hole in self.record.holes}
         self.record.holes += holes.found(self.model, self._ran, attended | failed)

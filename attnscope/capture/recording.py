@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from attnscope.attention import Axis, Kind
-from attnscope.capture.interface import listening
+from attnscope.capture.interface import attention_functions
 from attnscope.capture.mode import AttentionMode
 from attnscope.capture.record import Record
 from attnscope.capture.recorder import Observer, Recorder
@@ -27,13 +27,14 @@ def recording(
     fused encoder layers, which take their plain path here (see ``AttentionMode``). Put the model
     into ``eval`` and open ``torch.inference_mode`` as for any other pass.
 
-    One thread is watched, the one that opens the block. When it ends, in whatever way, no hook, mode or
-    patch is left. Recordings nest, and several threads may record one model or several at once.
+    One thread is watched, the one that opens the block. The model is not touched, and when the block ends,
+    in whatever way, no mode or patch is left. Recordings nest, and several threads may record one model or
+    several at once.
 
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)
     """
     recorder = Recorder(model, observers, axes or {})
-    with recorder.stack.watch(), listening(recorder), AttentionMode(recorder):
+    with recorder.stack.watch(), attention_functions(recorder), AttentionMode(recorder):
         yield recorder.record
         recorder.finish()

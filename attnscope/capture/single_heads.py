@@ -44,14 +44,21 @@ class SingleHeads:
         return False
 
     def entered(self, call: Call) -> None:
-        """A module starts: heads held in its list that got another input were layers."""
+        """A module starts: lists beside it are over, and heads that got another input were layers."""
         parent, _, _ = call.name.rpartition(".")
-        if any(pending.given is not call.first for pending in self.held.get(parent, ())):
-            self._flush(parent)
+        for path, group in list(self.held.items()):
+            outside = not call.name.startswith(f"{path}.")
+            if outside or (path == parent and any(held.given is not call.first for held in group)):
+                self._flush(path)
 
     def left(self, call: Call) -> None:
-        """A module ends: the lists that it owns are complete."""
-        for parent in [p for p in self.held if p.rpartition(".")[0] == call.name]:
+        """A module ends: the lists inside it are complete."""
+        for parent in [held for held in self.held if not call.name or held.startswith(f"{call.name}.")]:
+            self._flush(parent)
+
+    def flush(self) -> None:
+        """Release all that is held."""
+        for parent in list(self.held):
             self._flush(parent)
 
     def _flush(self, parent: str) -> None:

@@ -67,7 +67,7 @@ class Weighing:
     trail: Trail
     weights: Tensor  # [..., query, key]
     closed: Tensor | None  # [..., query, key]
-    values: Tensor
+    grouped: bool  # whether neighbouring heads share their values along an axis of their own
 
 
 class Trails:
@@ -151,10 +151,10 @@ class Trails:
             return None
         operands = list(args[1]) if isinstance(args[1], (list, tuple)) else list(args[1:])
         followed = [index for index, operand in enumerate(operands) if operand in self._trails]
-        if len(operands) != 2 or len(followed) != 1 or "." in args[0]:
+        if len(operands) != 2 or len(followed) != 1:
             return None
         weights, values = operands[followed[0]], operands[1 - followed[0]]
-        inputs, _, output = args[0].replace(" ", "").partition("->")
+        inputs, _, output = _spelled_out(args[0], operands).partition("->")
         names = inputs.split(",")
         ours, theirs = names[followed[0]], names[1 - followed[0]]
         keys = [axis for axis in ours if axis in theirs and axis not in output]
@@ -162,21 +162,35 @@ class Trails:
         shared = [axis for axis in ours if axis in theirs and axis in output]
         if len(keys) != 1 or not queries or len(keys) + len(queries) + len(shared) != len(ours):
             return None
-        # grouped heads have an axis of their own that values lack: the last such axis is the queries
-        order = [*shared, *queries[:-1], queries[-1], keys[0]]
-        places = [ours.index(axis) for axis in order]
+        # heads that share their values have an axis that the values lack; the last such axis is the queries
+        places = [ours.index(axis) for axis in (*shared, *queries, keys[0])]
         trail = self._trails[weights]
         closed = None if trail.closed is None else trail.closed.permute(places)
-        return _attention(trail, weights.permute(places), closed, values)
+        return _attention(trail, weights.permute(places), closed, values, grouped=len(queries) > 1)
 
 
-def _attention(trail: Trail, weights: Tensor, closed: Tensor | None, values: Tensor) -> Weighing | None:
+def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
+    """An einsum equation with letters in the place of its dots."""
+    equation = equation.replace(" ", "")
+    if "..." not in equation:
+        return equation
+    first = equation.split("->")[0].split(",")[0]
+    count = operands[0].ndim - len(first.replace("...", ""))
+    free = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
+    return equation.replace("...", "".join(free[:count]))
+
+
+def _attention(
+    trail: Trail, weights: Tensor, closed: Tensor | None, values: Tensor, grouped: bool | None = None
+) -> Weighing | None:
     """The weighing, unless the values are a parameter or the rows are no distribution over keys."""
     if _is_parameter(values) or values.ndim < 2:
         return None
     if float(weights.detach().float().sum(-1).amax()) > 1 + ROUNDING:
         return None
-    return Weighing(trail, weights.detach(), closed, values)
+    if grouped is None:
+        grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])
+    return Weighing(trail, weights.detach(), closed, grouped)
 
 
 def _holds_tensors(result: Any) -> bool:
@@ -201,15 +215,16 @@ def _closed(scores: Tensor, axis: int) -> Tensor | None:
 
 def as_weighing(weights: Tensor) -> Weighing:
     """Weights that came from elsewhere, with no mask known."""
-    return Weighing(Trail((), None, ()), weights, None, weights)
+    return Weighing(Trail((), None, ()), weights, None, grouped=False)
 
 
 def headed(weighing: Weighing, batch: int) -> tuple[Tensor, Tensor | None]:
     """Weights and open keys with a batch and a head axis, whatever axes the module had.
 
-    Five axes and more: those between the first and the queries are heads (groups of grouped-query
-    attention). Three: [batch·head, query, key], split as a 4-D shape on the weights' way says, else by the
-    batch that the module was given. -> [batch, head, query, key]
+    Five axes and more: those between the first and the queries are heads in groups that share their values;
+    else all but the last of them are batch (windows, blocks). Three: [batch·head, query, key], split as a
+    4-D shape on the weights' way says, else by the batch that the module was given.
+    -> [batch, head, query, key]
     """
     weights = weighing.weights
     size = weights.shape[-2:]
@@ -217,6 +232,8 @@ def headed(weighing: Weighing, batch: int) -> tuple[Tensor, Tensor | None]:
         shape = (1, 1, *size)
     elif weights.ndim == 3:
         shape = (*_split(weighing, batch), *size)
+    elif weights.ndim > 4 and not weighing.grouped:
+        shape = (-1, weights.shape[-3], *size)
     else:
         shape = (weights.shape[0], -1, *size)
     opened = None if weighing.closed is None else ~weighing.closed.expand(weights.shape).reshape(shape)

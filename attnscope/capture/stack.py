@@ -1,16 +1,21 @@
-"""Which module is running: a stack of the modules that the pass is inside of, kept by forward hooks."""
+"""Which module is running: a stack of the modules that the pass is inside of.
+
+It is kept by ``nn.Module.__call__``, which every module call goes through: hooks on each module would change
+a model that another thread may be running.
+"""
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from attnscope.capture.tap import Tap
 
 PLAIN = (nn.Softmax, nn.Dropout, nn.Identity)
 """Modules that hold one function; what runs in them belongs to the module around them."""
@@ -42,7 +47,7 @@ class ModuleStack:
     """The calls that the pass is inside of, outermost first; ``watch`` fills it for one thread.
 
     ``on_pass`` is called when the outermost module is entered, ``on_enter`` for every module after it was
-    pushed, ``on_leave`` with every module's output before it is popped.
+    pushed, ``on_leave`` with every module's output before it is popped, unless it failed.
     """
 
     root: nn.Module
@@ -51,60 +56,75 @@ class ModuleStack:
     on_leave: Callable[[Call, object], None]
     calls: list[Call] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
-    _muted: bool = False
 
     def __post_init__(self) -> None:
         self.names = {id(module): name for name, module in self.root.named_modules()}
-        self._thread = threading.get_ident()
 
     def name_of(self, module: object) -> str | None:
         """The path of a module of this model, or None."""
         return self.names.get(id(module))
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Keep the stack with hooks on every module, and leave no hook behind."""
-        with ExitStack() as hooks:
-            for module in self.root.modules():
-                if isinstance(module, torch.jit.ScriptModule):
-                    continue
-                entered = module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True)
-                hooks.callback(entered.remove)
-                left = module.register_forward_hook(self._leave, always_call=True)
-                hooks.callback(left.remove)
-            yield
+    def watch(self) -> AbstractContextManager[None]:
+        """Keep the stack while the block runs; the model itself is not touched."""
+        return _tap.listening(nn.Module, self)
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        if module is self.root:
-            self.calls.clear()  # a pass that Ctrl-C broke off leaves its calls behind
-        if not self.calls:
+    def run(
+        self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module with its entry on the stack."""
+        name = self.names.get(id(module))
+        if name is None:
+            return call(*args, **kwargs)
+        depth = len(self.calls)
+        if depth == 0:
             self._counts.clear()
             self.on_pass()
-        name = self.names[id(module)]
-        call = Call(
-            name=name,
-            module=module,
-            invocation=self._counts[name],
-            tensors=tuple(tensors_in(args, kwargs)),
-            cached=any(kwargs.get(key) is not None for key in CACHES),
-            foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
-            stored=stored(module),
-        )
+        entry = _call(name, module, self._counts[name], args, kwargs)
         self._counts[name] += 1
-        self.calls.append(call)
-        self.on_enter(call)
+        self.calls.append(entry)
+        try:
+            self.on_enter(entry)
+            output = call(*args, **kwargs)
+            self.on_leave(entry, output)
+            return output
+        finally:
+            del self.calls[depth:]
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        for index in reversed(range(len(self.calls))):
-            if self.calls[index].module is module:
-                del self.calls[index + 1 :]
-                self.on_leave(self.calls[index], output)
-                self.calls.pop()
-                return
+
+def _call(
+    name: str, module: nn.Module, invocation: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call:
+    """The entry of one call of one module."""
+    return Call(
+        name=name,
+        module=module,
+        invocation=invocation,
+        tensors=tuple(tensors_in(args, kwargs)),
+        cached=any(kwargs.get(key) is not None for key in CACHES),
+        foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
+        stored=stored(module),
+    )
+
+
+def _told(original: Callable[..., Any], listeners: Callable[[], list[ModuleStack]]) -> Callable[..., Any]:
+    """The method that calls a module by way of every stack on this thread."""
+
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(original, self)
+        for stack in listeners():
+            call = functools.partial(_through, stack, self, call)
+        return call(*args, **kwargs)
+
+    return __call__
+
+
+def _through(
+    stack: ModuleStack, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    return stack.run(module, call, args, kwargs)
+
+
+_tap: Tap[ModuleStack] = Tap("__call__", _told)
 
 
 def stored(module: nn.Module) -> dict[str, int]:

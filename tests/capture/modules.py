@@ -190,3 +190,62 @@ class NotAttention(nn.Module):
         kernels = (self.router(x) * 2).view(-1, 4, 1).softmax(1)
         x = x + torch.bmm(x.unsqueeze(-1).expand(-1, -1, -1, 4).flatten(0, 1), kernels).view(x.shape)
         return self.head(x).softmax(-1)
+
+
+class GroupedByAxis(nn.Module):
+    """Grouped-query attention with an axis for the group, written with einsum or with matmul."""
+
+    def __init__(self, spelling, size=16, heads=4, groups=2):
+        super().__init__()
+        self.spelling, self.heads, self.groups = spelling, heads, groups
+        self.q = nn.Linear(size, size)
+        self.kv = nn.Linear(size, size)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        keyed = self.heads // self.groups
+        q = self.q(x).view(batch, length, keyed, self.groups, -1).permute(0, 2, 3, 1, 4)
+        k, v = (t.reshape(batch, length, keyed, -1).transpose(1, 2) for t in self.kv(x).chunk(2, -1))
+        scores = torch.einsum("bhgqd,bhkd->bhgqk", q, k)
+        weights = scores.softmax(-1)  # [batch, key_head, group, query, key]
+        if self.spelling == "einsum":
+            mixed = torch.einsum("bhgqk,bhkd->bhgqd", weights, v)
+        else:
+            mixed = weights @ v.unsqueeze(2)
+        return mixed, weights.flatten(1, 2)
+
+
+class Blocked(nn.Module):
+    """Attention within blocks of a sequence, written with dots in the equation or with matmul."""
+
+    def __init__(self, spelling, size=16, heads=4, block=3):
+        super().__init__()
+        self.spelling, self.heads, self.block = spelling, heads, block
+        self.qkv = nn.Linear(size, 3 * size)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        shape = (batch, length // self.block, self.block, self.heads, -1)
+        q, k, v = (t.reshape(shape) for t in self.qkv(x).chunk(3, -1))
+        weights = torch.einsum("...qhd,...khd->...hqk", q, k).softmax(-1)  # [batch, block, head, query, key]
+        if self.spelling == "einsum":
+            mixed = torch.einsum("...hqk,...khd->...qhd", weights, v)
+        else:
+            mixed = weights @ v.transpose(2, 3)
+        return mixed, weights.flatten(0, 1)
+
+
+class NestedLists(nn.Module):
+    """Stages of blocks in lists of lists, one head a block."""
+
+    def __init__(self, size=16):
+        super().__init__()
+        self.stages = nn.ModuleList(nn.ModuleList(Head(size, size) for _ in range(2)) for _ in range(2))
+
+    def forward(self, x):
+        kept = []
+        for stage in self.stages:
+            for block in stage:
+                x, weights = block(x)
+                kept.append(weights)
+        return x, kept

@@ -70,6 +70,21 @@ def test_batch_times_head_from_one_sequence_to_another(batch):
     assert (site.site.kind, site.offset, site.queries, site.keys) == ("cross", None, 5, 7)
 
 
+@pytest.mark.parametrize("spelling", ["einsum", "matmul"])
+@pytest.mark.parametrize(("made", "batch"), [(modules.GroupedByAxis, 2), (modules.Blocked, 4)])
+def test_five_axes_are_groups_of_heads_or_blocks_of_text(made, batch, spelling):
+    record, (kept,), (_, weights) = observe(made(spelling), torch.randn(2, 6, 16))
+    assert torch.equal(kept.weights, weights)
+    assert (record.sites[0].batch, record.sites[0].heads) == (batch, 4)
+
+
+def test_blocks_of_one_head_in_nested_lists_stay_layers():
+    record, maps, (_, weights) = observe(modules.NestedLists(), torch.randn(2, 5, 16), heads=[0])
+    assert [site.site.layer for site in record.sites] == [0, 1, 2, 3]
+    for kept, own in zip(maps, weights, strict=True):
+        assert torch.equal(kept.weights[:, 0], own)
+
+
 def test_additive_attention_scores_by_a_linear_layer():
     given = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
     record, (kept,), (_, weights) = observe(modules.Additive(), *given, heads=[0])

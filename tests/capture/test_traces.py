@@ -30,6 +30,7 @@ def traces(model):
         hooks,
         own,
         AttentionInterface.__dict__["get_interface"],
+        nn.Module.__dict__["__call__"],
         len(_get_current_function_mode_stack()),
         torch.backends.mha.get_fastpath_enabled(),
     )

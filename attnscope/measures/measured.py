@@ -13,7 +13,7 @@ from attnscope.attention import Attention, Axis, Kind, Site, Token
 from attnscope.capture.statistics import StreamedRows
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.figures import Figure, HeadFigures
-from attnscope.measures.measure import MEASURES
+from attnscope.measures.measure import MEASURES, Measure
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.streamed import Streamed
 from attnscope.measures.sums import OFFSET_BINS, Sums, offset_bins
@@ -23,6 +23,9 @@ DEFAULT = tuple(name for name in MEASURES if name != "coverage90")
 
 BLOCK_ELEMENTS = 1 << 21
 """Weights that are looked at together: 8 MB in float32. Memory stays a small multiple of it at any length."""
+
+KEPT_MASK = 1 << 16
+"""The largest mask whose baselines are kept for the next layer: that of 256 tokens, or of a few texts."""
 
 Texts: TypeAlias = "Sequence[Sequence[Token]]"
 
@@ -42,6 +45,7 @@ class Measured:
         self._absent: dict[Site, dict[str, str]] = {}
         self._texts: Mapping[Kind, tuple[Texts, Texts]] = {}
         self._facts: list[tuple[object, TokenFacts]] = []
+        self._latest: tuple[Tensor, tuple[object, ...], Tensor] | None = None
 
     def label(self, texts: Mapping[Kind, tuple[Texts, Texts]]) -> None:
         """Say what the texts of the next batches hold: by kind, the tokens of the queries and of the keys.
@@ -98,18 +102,39 @@ class Measured:
 
     def _add_block(self, block: Block, absent: Mapping[str, str], chosen: Tensor, forced: Tensor) -> None:
         """Add a block's rows to ``chosen`` and ``forced``, [rows|value|baseline, measure, text, head]."""
-        even = block.uniform()
+        present = [index for index, name in enumerate(self.measures) if name not in absent]
+        if not present:
+            return
+        measures = [list(self.measures.values())[index] for index in present]
+        found = [measure(block) for measure in measures]
+        value = _stack([each.value for each in found])  # [measure, batch, head, row]
+        counts = _stack([each.counts for each in found])
+        even = self._even(block, measures)  # [measure, batch or 1, head or 1, row]
         open_keys = block.open_keys.cpu()
-        for index, (name, measure) in enumerate(self.measures.items()):
-            if name in absent:
-                continue
-            value, counts = (tensor.cpu() for tensor in measure(block))
-            baseline = measure(even).value.cpu()
-            for sums, group in ((chosen, open_keys > 1), (forced, open_keys == 1)):
-                taken = counts & group  # [batch or 1, head or 1, row]
-                sums[0, index] += taken.sum(-1)
-                sums[1, index] += torch.where(taken, value, 0).double().sum(-1)
-                sums[2, index] += torch.where(taken, baseline, 0).double().sum(-1)
+        for sums, group in ((chosen, open_keys > 1), (forced, open_keys == 1)):
+            if bool(group.any()):
+                taken = counts & group  # [measure, batch or 1, head or 1, row]
+                sums[0, present] += taken.sum(-1)
+                sums[1, present] += torch.where(taken, value, 0).double().sum(-1)
+                sums[2, present] += torch.where(taken, even, 0).double().sum(-1)
+
+    def _even(self, block: Block, measures: Sequence[Measure]) -> Tensor:
+        """The measures on even attention.  -> [measure, batch or 1, head or 1, row]
+
+        Layers follow each other with the same mask and tokens, so the latest answer is kept, if the mask is
+        small.
+        """
+        known = (block.start, measures, *_tensors(block.queries), *_tensors(block.keys))
+        if self._latest is not None:
+            allowed, seen, even = self._latest
+            if _same(known, seen) and torch.equal(allowed, block.allowed):
+                return even
+        uniform = block.uniform()
+        values = [measure(uniform).value for measure in measures]
+        even = _stack(values)
+        if block.allowed.numel() <= KEPT_MASK:
+            self._latest = block.allowed.clone(), known, even
+        return even
 
     def _add(self, site: Site, sums: Sums, absent: Mapping[str, str]) -> None:
         if site in self._sums:
@@ -186,3 +211,22 @@ class Measured:
 
 def _named(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str, Figure]:
     return {name: figure for name, figure in zip(names, figures, strict=True) if figure is not None}
+
+
+def _tensors(facts: TokenFacts | None) -> tuple[Tensor | None, ...]:
+    if facts is None:
+        return (None,) * 4
+    return facts.ids, facts.special, facts.punctuation, facts.segment
+
+
+def _same(one: Sequence[object], other: Sequence[object]) -> bool:
+    return all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a is b or a == b
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _stack(rows: Sequence[Tensor]) -> Tensor:
+    """Stack tensors that broadcast, on the CPU.  -> [measure, batch or 1, head or 1, row]"""
+    shape = [max(sizes) for sizes in zip(*(each.shape for each in rows), strict=True)]
+    return torch.stack([each.expand(shape) for each in rows]).cpu()

@@ -186,3 +186,27 @@ def test_gradients_are_not_kept() -> None:
     measured = Measured()
     measured.observe(held)
     assert not any(sums.value.requires_grad for sums in measured._sums.values())
+
+
+def test_baselines_are_not_carried_over_to_other_masks_or_tokens() -> None:
+    rng = np.random.default_rng(11)
+    text, other = random_text(rng, 12), random_text(rng, 12)
+    pair = tuple(
+        Token(token.text, token.id, token.special, segment=int(n > 6)) for n, token in enumerate(text)
+    )
+    open_ = np.ones((1, 1, 12, 12), bool)
+    causal = np.tril(open_)
+    cases = [
+        Case(random_rows(rng, mask, 2, sink=False), mask, [tokens])
+        for mask, tokens in ((open_, text), (open_, other), (open_, pair), (causal, pair), (causal, text))
+    ]
+    measured = Measured(tuple(MEASURES))
+    for layer, case in enumerate(cases):
+        measured.observe(attention(case, layer=layer))
+    for head in measured.figures():
+        even = cases[head.site.layer].even()
+        for name in MEASURES:
+            expected = figure(even, name, head.head)
+            assert (name in head.figures) == (expected is not None)
+            if expected is not None:
+                assert head.figures[name].baseline == pytest.approx(expected[0], abs=1e-9), name

@@ -124,11 +124,16 @@ def train(
         list[str] | None,
         _panel(LEARNING, "Ask a head for a pattern: L0H3=duplicate (or previous, next).", shown=False),
     ] = None,
+    guidance: Annotated[float, _panel(LEARNING, "How much that counts beside guessing.", min=0.0)] = 0.1,
     seed: Annotated[int, _panel(RUN, "Decides all that is random.", min=0)] = 0,
     device: Annotated[str, _panel(RUN, "auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[Precision, _panel(RUN, "auto: bfloat16 where it is fast.")] = Precision.auto,
     evaluate_every: Annotated[int, _panel(RUN, "Steps between held-out losses.", min=1)] = 500,
     save_minutes: Annotated[float, _panel(RUN, "Minutes between checkpoints.", min=0.0)] = 3.0,
+    start_from: Annotated[
+        Path | None,
+        _panel(RUN, "Go on from an encoder's folder, with its shape and vocabulary.", shown=False),
+    ] = None,
     resume: Annotated[bool, _panel(RUN, "Go on with the run in the folder.", "--resume")] = False,
 ) -> None:
     """Train an encoder on text files.
@@ -136,7 +141,7 @@ def train(
     Guesses masked tokens, or each next one with --causal. Ctrl-C stops and keeps what was learned; the same
     command with --resume goes on. With --steps the result is the same bit for bit, stopped or not.
     """
-    from attnscope.network import EncoderConfig
+    from attnscope.network import EncoderConfig, load_config
     from attnscope.network.run import Recipe, train_on_files
     from attnscope.network.train import Settings
 
@@ -147,19 +152,23 @@ def train(
         max_positions=max(max_positions, length), positions=positions.value, segments=segments,
         causal=causal, dropout=dropout,
     )  # fmt: skip
+    if start_from is not None:
+        config = load_config(start_from)
     recipe = Recipe(
-        config, tokenizer.value, not cased, length, guessed or (1.0 if causal else 0.3), short, repeats
+        config, tokenizer.value, not cased, length, guessed or (1.0 if config.causal else 0.3), short, repeats
     )
     place = _device(device)
     settings = Settings(
         steps=steps, minutes=None if steps else minutes or 10.0, batch=batch, rate=rate, warmup=warmup,
         weight_decay=weight_decay, seed=seed, device=place, precision=_precision(precision, place),
-        optimizer=optimizer.value, causal_first=causal_first, guides=tuple(guide or ()),
+        optimizer=optimizer.value, causal_first=causal_first, guides=tuple(guide or ()), guidance=guidance,
         evaluate_every=evaluate_every, save_minutes=save_minutes,
     )  # fmt: skip
     try:
         with _display(settings) as observe:
-            outcome = train_on_files(files, out, recipe, settings, held_out or (), resume, observe, _say)
+            outcome = train_on_files(
+                files, out, recipe, settings, held_out or (), resume, start_from, observe, _say
+            )
     except KeyboardInterrupt:
         _say("stopped before the first step")
         raise typer.Exit(STOPPED) from None
@@ -168,7 +177,8 @@ def train(
         _say(f"stopped at step {progress.step:,}; the same command with --resume goes on")
         raise typer.Exit(STOPPED)
     size = sum(parameter.numel() for parameter in outcome.encoder.parameters())
-    print(f"model      {out}: {layers} layers × {heads} heads, width {width}, {size:,} parameters")
+    shape = f"{config.layers} layers × {config.heads} heads, width {config.width}"
+    print(f"model      {out}: {shape}, {size:,} parameters")
     print(
         f"trained    {progress.step:,} steps, {progress.tokens:,} tokens, {progress.seconds / 60:.1f} minutes"
     )

@@ -27,6 +27,8 @@ from attnscope.network.train import Settings, evaluate, train
 WORK = "training"
 """What a run needs to resume, inside the model's folder; gone when the run is over."""
 CHECKPOINT = "checkpoint.safetensors"
+CHANGEABLE = ("steps", "minutes", "save_minutes", "device", "guides", "guidance")
+"""Settings that a resumed run may change: how long, where, and what heads are guided to."""
 GUESSED = 0.15
 """Share of tokens that are hidden when a masked encoder's loss is measured."""
 
@@ -76,19 +78,27 @@ def train_on_files(
     settings: Settings,
     held_out: Sequence[Path] = (),
     resume: bool = False,
+    start: Path | None = None,
     observe: Callable[[Progress], None] = lambda progress: None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Outcome:
     """Train an encoder on text files and save it in ``folder``, also when it is stopped before its end.
 
-    ``say`` hears what is being prepared, ``observe`` every step. Raises ``InputError`` for text that cannot
-    be used, ``ModelError`` for a run that cannot be resumed, ``OutputError`` for a folder that holds
-    something already; all before any training.
+    ``start`` names the folder of an encoder to go on from, whose config ``recipe`` must have; its tokenizer
+    is taken too. ``say`` hears what is being prepared, ``observe`` every step. Raises ``InputError`` for
+    text that cannot be used, ``ModelError`` for a run that cannot be resumed, ``OutputError`` for a folder
+    that holds something already; all before any training.
     """
     work = folder / WORK
     parse_guides(settings.guides, recipe.config.layers, recipe.config.heads)
     training_lines, held_out_lines = split(files, held_out, settings.seed)
-    terms = _terms(training_lines, held_out_lines, recipe, settings)
+    terms = {
+        **_terms(training_lines, held_out_lines, recipe, settings),
+        "start": str(start) if start else None,
+    }
+    first = None if start is None else load(start)
+    if first is not None and replace(first[0].config, trained=True) != replace(recipe.config, trained=True):
+        raise ModelError(f"the encoder in {start} has another shape than what is to be trained")
     if resume:
         _check_terms(work, terms)
     elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
@@ -101,7 +111,7 @@ def train_on_files(
     except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
     try:
-        tokenizer = _tokenizer(work, training_lines, recipe, say)
+        tokenizer = first[1] if first is not None else _tokenizer(work, training_lines, recipe, say)
         config = replace(recipe.config, vocabulary=tokenizer.get_vocab_size(), trained=True)
         cutters = []
         for lines, name in ((training_lines, "training"), (held_out_lines, "held-out")):
@@ -122,6 +132,8 @@ def train_on_files(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         encoder = Encoder(config)
+        if first is not None:
+            encoder.load_state_dict(first[0].state_dict())
         going_on = resume and (work / CHECKPOINT).is_file()
         progress, done = train(
             encoder,
@@ -179,7 +191,7 @@ def _terms(training: Lines, held_out: Lines, recipe: Recipe, settings: Settings)
 
 
 def _check_terms(work: Path, terms: dict[str, Any]) -> None:
-    """Raise ``ModelError`` unless the run in ``work`` was started on the same terms; it may get longer."""
+    """Raise ``ModelError`` unless the run was started on the same terms, but for ``CHANGEABLE``."""
     path = work / "terms.json"
     if not path.is_file():
         over = (work.parent / "training.json").is_file()
@@ -188,14 +200,15 @@ def _check_terms(work: Path, terms: dict[str, Any]) -> None:
             + ("its run is over" if over else "it holds no run")
         )
     before = json.loads(path.read_bytes())
-    if before["files"] != terms["files"]:
-        raise ModelError(f"the run in {work.parent} was started on other files: give the same ones")
+    for part, what in (("files", "on other files"), ("start", "from another encoder")):
+        if before[part] != terms[part]:
+            raise ModelError(f"the run in {work.parent} was started {what}: give the same")
     for part in ("recipe", "settings"):
         old = {**before[part].pop("config", {}), **before[part]}
         new = {**terms[part].get("config", {}), **terms[part]}
         new.pop("config", None)
         for name, value in new.items():
-            if name not in ("steps", "minutes", "save_minutes", "device") and old.get(name) != value:
+            if name not in CHANGEABLE and old.get(name) != value:
                 raise ModelError(
                     f"the run in {work.parent} was started with {name} {old.get(name)}, not {value}: "
                     "give the same"

@@ -91,7 +91,9 @@ def test_a_stopped_run_keeps_its_model_and_resumes_to_the_same_files(
     assert not (folder / "training").exists()
 
 
-def test_a_run_may_get_longer_but_keeps_its_other_terms(files: list[Path], tmp_path: Path) -> None:
+def test_a_run_may_get_longer_and_be_guided_but_keeps_its_other_terms(
+    files: list[Path], tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     train_on_files(files, folder, RECIPE, SETTINGS, observe=press_ctrl_c(1))
     wider = replace(RECIPE, config=replace(CONFIG, width=64))
@@ -103,7 +105,9 @@ def test_a_run_may_get_longer_but_keeps_its_other_terms(files: list[Path], tmp_p
         train_on_files(files, folder, replace(RECIPE, repeats=0.5), SETTINGS, resume=True)
     with pytest.raises(ModelError, match="was started on other files"):
         train_on_files(files[:2], folder, RECIPE, SETTINGS, resume=True)
-    longer = train_on_files(files, folder, RECIPE, replace(SETTINGS, steps=8), resume=True)
+    longer = train_on_files(
+        files, folder, RECIPE, replace(SETTINGS, steps=8, guides=("L0H0=next",)), resume=True
+    )
     assert longer.progress.step == 8
 
 
@@ -147,6 +151,23 @@ def test_too_little_text_is_refused_and_leaves_nothing(tmp_path: Path, text: str
     with pytest.raises(InputError, match=message):
         train_on_files([tmp_path / "book.txt"], tmp_path / "model", RECIPE, SETTINGS)
     assert not (tmp_path / "model").exists()
+
+
+def test_a_run_can_start_from_another_ones_encoder(
+    trained: tuple[Path, Outcome], files: list[Path], tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, rate=1e-9, steps=1)
+    first = trained[1].encoder
+    recipe = replace(RECIPE, config=first.config)
+    outcome = train_on_files(files, tmp_path / "m", recipe, settings, start=trained[0])
+    assert outcome.tokenizer.to_str() == trained[1].tokenizer.to_str()
+    for name, weight in outcome.encoder.state_dict().items():
+        torch.testing.assert_close(weight, first.state_dict()[name], rtol=0, atol=1e-6)
+    with pytest.raises(ModelError, match="has another shape than what is to be trained"):
+        train_on_files(files, tmp_path / "n", RECIPE, SETTINGS, start=tmp_path / "m")
+    with pytest.raises(ModelError, match="holds no model"):
+        train_on_files(files, tmp_path / "n", recipe, SETTINGS, start=tmp_path / "none")
+    assert not (tmp_path / "n").exists()
 
 
 def test_a_file_that_is_not_there_is_named(files: list[Path], tmp_path: Path) -> None:

@@ -114,9 +114,9 @@ def from_weights(weights: Tensor, opened: Tensor | None, source: Source, kernel:
     return Found(source, kernel, batch, heads, heads, queries, keys, weights.dtype, held)
 
 
-def from_weighing(weighing: Weighing, batch: int) -> Found:
-    """Attention that a softmax in the module's own code computed."""
-    weights, opened = headed(weighing, batch)
+def from_weighing(weighing: Weighing, batch: int, told: int | None = None) -> Found:
+    """Attention that a softmax in the module's own code computed; ``told`` is its own count of heads."""
+    weights, opened = headed(weighing, batch, told)
     return from_weights(weights, opened, "softmax", "softmax")
 
 

@@ -37,15 +37,15 @@ def is_cross(found: Found, name: str, calls: Sequence[Call]) -> bool:
 def self_kind(attention: Attention, call: Call | None, known: Kind | None) -> Kind:
     """Encoder or decoder, of attention over one sequence.
 
-    Decoder if no query sees what comes after it, or the path says decoder. One query alone cannot
-    tell: then it is what the site was before (``known``), or what the module says of itself. A module that
-    calls itself causal and fills a cache is a decoder though it sees a prefix from both sides.
+    Decoder if no query sees what comes after it, or the path says decoder. One query alone, or one open
+    key, cannot tell: then it is what the site was before (``known``), or what the module says of itself. A
+    module that calls itself causal and fills a cache is a decoder though it sees a prefix from both sides.
     """
     if is_causal(attention) or DECODER.search(attention.site.name):
         return "decoder"
     module = None if call is None else call.module
     causal = getattr(module, "is_causal", False) is True
-    if len(attention.queries) == 1:
+    if not bool((attention.allowed(0, 1)[..., 1:]).any()) or len(attention.queries) == 1:
         if known is not None:
             return known
         if causal or getattr(module, "is_decoder", False) is True:
@@ -54,7 +54,10 @@ def self_kind(attention: Attention, call: Call | None, known: Kind | None) -> Ki
 
 
 def is_causal(attention: Attention) -> bool:
-    """Whether no query sees a key behind its own position, in a handful of rows across the map."""
+    """Whether no query sees a key behind its own position, and later queries see more than the first.
+
+    A handful of rows across the map tell. (Padding may close what lies behind, but for all rows alike.)
+    """
     count = len(attention.queries)
     if attention.offset is None or count < 2:
         return False
@@ -62,7 +65,8 @@ def is_causal(attention: Attention) -> bool:
         later = attention.allowed(row, row + 1)[..., row + attention.offset + 1 :]
         if bool(later.any()):
             return False
-    return True
+    first, last = attention.allowed(0, 1), attention.allowed(count - 1, count)
+    return bool((last & ~first).any())
 
 
 def offset_of(attention: Attention) -> int:
@@ -81,6 +85,14 @@ def offset_of(attention: Attention) -> int:
     lag = last - torch.arange(queries, device=last.device)
     furthest = int(lag[last >= 0].max()) if bool((last >= 0).any()) else keys
     return max(0, min(furthest, keys - queries))
+
+
+def heads_of(module: object) -> int | None:
+    """The count of heads that a module itself holds, under one of its usual names."""
+    for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads"):
+        if isinstance(count := getattr(module, name, None), int):
+            return count
+    return None
 
 
 def texts_in_batch(calls: Sequence[Call], queries: int) -> int:

@@ -17,7 +17,7 @@ from attnscope.attention import Attention, Axis, Kind, Site
 from attnscope.capture import holes, outputs, projection
 from attnscope.capture.found import Found, SdpaCall, from_sdpa, from_weighing
 from attnscope.capture.kernels import Frame, concluded, unknown_kernel
-from attnscope.capture.kinds import is_cross, offset_of, self_kind, texts_in_batch
+from attnscope.capture.kinds import heads_of, is_cross, offset_of, self_kind, texts_in_batch
 from attnscope.capture.naming import LayerNumbers
 from attnscope.capture.record import Record, SiteRecord
 from attnscope.capture.rows import ScoredRows
@@ -112,7 +112,9 @@ class Recorder:
         for theirs, ours in zip(weighing.trail.path, self.path, strict=False):
             if theirs == ours:
                 owner = ours
-        self._saw(from_weighing(weighing, self._batch(weighing.weights.shape[-2])), owner)
+        call = self._call_of(owner)
+        told = None if call is None else heads_of(call.module)
+        self._saw(from_weighing(weighing, self._batch(weighing.weights.shape[-2]), told), owner)
 
     def saw_projection(self, call: dict[str, Any]) -> None:
         """Torch's multi_head_attention_forward ran, which projects and attends in one go."""

@@ -218,15 +218,18 @@ def as_weighing(weights: Tensor) -> Weighing:
     return Weighing(Trail((), None, ()), weights, None, grouped=False)
 
 
-def headed(weighing: Weighing, batch: int) -> tuple[Tensor, Tensor | None]:
+def headed(weighing: Weighing, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor | None]:
     """Weights and open keys with a batch and a head axis, whatever axes the module had.
 
     Five axes and more: those between the first and the queries are heads in groups that share their values;
-    else all but the last of them are batch (windows, blocks). Three: [batch·head, query, key], split as a
+    else all but the last of them are batch (windows, blocks), unless it is the second that has as many
+    entries as the module says it has ``heads``. Three: [batch·head, query, key], split as a
     4-D shape on the weights' way says, else by the batch that the module was given.
     -> [batch, head, query, key]
     """
-    weights = weighing.weights
+    weights, closed = weighing.weights, weighing.closed
+    if weights.ndim == 5 and not weighing.grouped and weights.shape[1] == heads != weights.shape[2]:
+        weights, closed = weights.transpose(1, 2), None if closed is None else closed.transpose(1, 2)
     size = weights.shape[-2:]
     if weights.ndim == 2:
         shape = (1, 1, *size)
@@ -236,7 +239,7 @@ def headed(weighing: Weighing, batch: int) -> tuple[Tensor, Tensor | None]:
         shape = (-1, weights.shape[-3], *size)
     else:
         shape = (weights.shape[0], -1, *size)
-    opened = None if weighing.closed is None else ~weighing.closed.expand(weights.shape).reshape(shape)
+    opened = None if closed is None else ~closed.expand(weights.shape).reshape(shape)
     return weights.reshape(shape), opened
 
 

@@ -235,6 +235,17 @@ class Blocked(nn.Module):
         return mixed, weights.flatten(0, 1)
 
 
+class HeadedBlocks(Blocked):
+    """The same blocks, the heads before them: [batch, head, block, query, key]."""
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        shape = (batch, length // self.block, self.block, self.heads, -1)
+        q, k, v = (t.reshape(shape).permute(0, 3, 1, 2, 4) for t in self.qkv(x).chunk(3, -1))
+        weights = (q @ k.mT).softmax(-1)
+        return weights @ v, weights.transpose(1, 2).flatten(0, 1)
+
+
 class NestedLists(nn.Module):
     """Stages of blocks in lists of lists, one head a block."""
 

@@ -71,7 +71,9 @@ def test_batch_times_head_from_one_sequence_to_another(batch):
 
 
 @pytest.mark.parametrize("spelling", ["einsum", "matmul"])
-@pytest.mark.parametrize(("made", "batch"), [(modules.GroupedByAxis, 2), (modules.Blocked, 4)])
+@pytest.mark.parametrize(
+    ("made", "batch"), [(modules.GroupedByAxis, 2), (modules.Blocked, 4), (modules.HeadedBlocks, 4)]
+)
 def test_five_axes_are_groups_of_heads_or_blocks_of_text(made, batch, spelling):
     record, (kept,), (_, weights) = observe(made(spelling), torch.randn(2, 6, 16))
     assert torch.equal(kept.weights, weights)

@@ -90,6 +90,23 @@ def test_a_decoder_that_attends_to_an_encoder_has_both_kinds():
     ]
 
 
+def test_padding_behind_the_text_makes_no_decoder():
+    model = FAMILIES["bert"].build()
+    for real in (1, 2, 4):
+        mask = (torch.arange(6) < real).long()[None]
+        with torch.inference_mode(), recording(model) as record:
+            model(input_ids=torch.randint(4, 99, (1, 6)), attention_mask=mask)
+        assert {site.site.kind for site in record.sites} == {"encoder"}
+
+
+def test_padding_behind_one_token_leaves_a_decoder_a_decoder():
+    model = FAMILIES["llama"].build()
+    mask = torch.tensor([[1, 0, 0, 0]])
+    with torch.inference_mode(), recording(model) as record:
+        model(input_ids=torch.randint(4, 99, (1, 4)), attention_mask=mask)
+    assert {site.site.kind for site in record.sites} == {"decoder"}
+
+
 def test_one_token_alone_is_still_a_decoder():
     model = FAMILIES["llama"].build()
     with torch.inference_mode(), recording(model) as record:

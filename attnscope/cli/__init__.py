@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from attnscope import __version__
+from attnscope.cli.info import EXAMPLES as INFO_EXAMPLES
+from attnscope.cli.info import info
 from attnscope.cli.show import EXAMPLES as SHOW_EXAMPLES
 from attnscope.cli.show import show
 from attnscope.errors import AttnscopeError
@@ -25,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=SHOW_EXAMPLES)(show)
+app.command(epilog=INFO_EXAMPLES)(info)
 
 
 def _version(asked: bool) -> None:
@@ -59,7 +62,7 @@ def main() -> None:
 
 def _fail(sentence: str) -> None:
     """One line on stderr, with nothing in it that a terminal would obey."""
-    line = " ".join(sentence.split())
+    line = " ".join(sentence.split()).removesuffix(".")
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
     encoding = sys.stderr.encoding or "ascii"
     print(f"attnscope: {shown}".encode(encoding, "replace").decode(encoding), file=sys.stderr)

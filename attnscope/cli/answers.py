@@ -42,7 +42,7 @@ def of_overview(seen: Overview, command: str | None) -> Answer:
     pictures = {kind: replace(grid, notes=seen.notes) for kind, grid in seen.grids.items()}
     numbers = {
         "notes": list(seen.notes),
-        "sites": [_site(site) for site in seen.record.sites],
+        "sites": [site_numbers(site) for site in seen.record.sites],
         "heads": [_figures(head) for head in seen.heads],
     }
     return Answer((*seen.grids.values(), ranking), pictures, numbers)
@@ -53,7 +53,7 @@ def of_head(seen: OneHead) -> Answer:
     picture = seen.heatmap
     numbers = {
         "notes": list(picture.notes),
-        "site": _site(seen.seen),
+        "site": site_numbers(seen.seen),
         "head": _figures(seen.figures),
         "queries": [place.text for place in picture.weights.queries],
         "keys": [place.text for place in picture.weights.keys],
@@ -106,7 +106,8 @@ def _rows(picture: Heatmap) -> list[list[float | None]]:
     ]
 
 
-def _site(seen: SiteRecord) -> dict[str, Any]:
+def site_numbers(seen: SiteRecord) -> dict[str, Any]:
+    """An attention call as plain data."""
     return {
         "name": seen.site.name,
         "call": seen.site.call,
@@ -119,6 +120,7 @@ def _site(seen: SiteRecord) -> dict[str, Any]:
         "kernel": seen.kernel,
         "source": seen.source,
         "dtype": str(seen.dtype).removeprefix("torch."),
+        "window": seen.window,
     }
 
 

@@ -10,6 +10,17 @@ token = one_token(model, prepared, Choice(token="cat"))
 from attnscope.look.choice import Choice
 from attnscope.look.head import OneHead, one_head
 from attnscope.look.overview import Overview, overview
+from attnscope.look.survey import Sighting, Survey, survey
 from attnscope.look.token import one_token
 
-__all__ = ["Choice", "OneHead", "Overview", "one_head", "one_token", "overview"]
+__all__ = [
+    "Choice",
+    "OneHead",
+    "Overview",
+    "Sighting",
+    "Survey",
+    "one_head",
+    "one_token",
+    "overview",
+    "survey",
+]

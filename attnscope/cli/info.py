@@ -1,0 +1,62 @@
+"""``attnscope info``: what can be seen of a model."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from attnscope.cli import options
+from attnscope.cli.waiting import waiting
+
+EXAMPLES = """Examples:
+
+attnscope info own
+
+attnscope info openai-community/gpt2 --json
+"""
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+def info(
+    model: Annotated[
+        str,
+        typer.Argument(help="own, own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs it)."),
+    ],
+    text: Annotated[str, typer.Argument(help="The text that goes through it.")] = TEXT,
+    as_json: options.AsJson = False,
+    tokenizer: options.Tokenizer = "own",
+    inputs: options.Inputs = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    allow_pickle: options.AllowPickle = False,
+) -> None:
+    """List every attention call of a model's forward pass, and the layers that have none.
+
+    A short text goes through once as the model is, and once with its own output_attentions, so that the
+    table can say where the model itself would report other weights than those that it used.
+    """
+    from attnscope.cli.table import print_survey, survey_numbers
+    from attnscope.look import survey
+    from attnscope.models import load, prepare_tensors
+
+    with waiting(f"loading {model}"):
+        loaded = load(
+            model,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
+            tokenizer=tokenizer,
+        )
+    prepared = loaded.prepare(text) if inputs is None else prepare_tensors(loaded, inputs)
+    seen = survey(loaded, prepared)
+    if as_json:
+        print(json.dumps(survey_numbers(seen), ensure_ascii=False))
+    else:
+        print_survey(seen)

@@ -1,0 +1,89 @@
+"""A survey on its way out: a table for people, plain data for programs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from attnscope.cli.answers import site_numbers
+from attnscope.look import Sighting, Survey
+from attnscope.look.sentences import spans
+from attnscope.views import visible
+
+COLUMNS = ("layer", "kind", "module, kernel, weights", "heads", "size", "rows sum to", "own report")
+LONG = COLUMNS[2]
+
+
+def survey_numbers(seen: Survey) -> dict[str, Any]:
+    """A survey as plain data, every call by itself."""
+    return {
+        "notes": list(seen.notes),
+        "sites": [
+            site_numbers(sighting.seen)
+            | {"row_sums": [sighting.low, sighting.high], "own_report": sighting.report}
+            for sighting in seen.sightings
+        ],
+        "without": [{"name": hole.name, "layer": hole.layer, "reason": hole.reason} for hole in seen.holes],
+    }
+
+
+def print_survey(seen: Survey) -> None:
+    """One line for calls that differ in nothing but their numbers, the layers without, and what to know."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, overflow="fold", no_wrap=name != LONG)
+    for layers, cells in _merged(seen):
+        table.add_row(
+            spans(layers), *(Text("\n".join(visible(line) for line in cell.split("\n"))) for cell in cells)
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    for note in (*_without(seen), *_notes(seen), *seen.notes):
+        console.print(Text(f"· {visible(note)}"), style="dim")
+
+
+def _merged(seen: Survey) -> list[tuple[set[int], tuple[str, ...]]]:
+    """Sightings with the same cells as one row of several layers."""
+    rows: dict[tuple[str, ...], set[int]] = {}
+    for sighting in seen.sightings:
+        rows.setdefault(_cells(sighting), set()).add(sighting.seen.site.layer)
+    return [(layers, cells) for cells, layers in rows.items()]
+
+
+def _cells(sighting: Sighting) -> tuple[str, ...]:
+    seen = sighting.seen
+    low, high = (f"{value:.3g}" for value in (sighting.low, sighting.high))
+    dtype = str(seen.dtype).removeprefix("torch.")
+    kernel = f"{seen.kernel} {dtype}" + (f" window {seen.window}" if seen.window else "")
+    return (
+        seen.site.kind,
+        re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", seen.site.name) + f"\n{kernel}, {seen.source}",
+        f"{seen.heads}" if seen.key_heads == seen.heads else f"{seen.heads}/{seen.key_heads}",
+        f"{seen.queries}×{seen.keys}",
+        low if low == high else f"{low} to {high}",
+        sighting.report,
+    )
+
+
+def _without(seen: Survey) -> list[str]:
+    """The layers that have no attention, those of one reason together."""
+    reasons: dict[str, list[int]] = {}
+    for hole in seen.holes:
+        reasons.setdefault(hole.reason, []).append(hole.layer)
+    return [f"no attention in layers {spans(set(layers))}: {reason}" for reason, layers in reasons.items()]
+
+
+def _notes(seen: Survey) -> list[str]:
+    notes = []
+    if any(sighting.seen.key_heads != sighting.seen.heads for sighting in seen.sightings):
+        notes.append("heads: query heads / key-value heads")
+    wrong = sum(sighting.report == "wrong" for sighting in seen.sightings)
+    if wrong:
+        notes.append(f"in {wrong} calls the model's own output_attentions are not the weights that it used")
+    if any(sighting.high < 1 - 1e-3 for sighting in seen.sightings):
+        notes.append("rows that sum to less than 1 leave the rest on a sink that no token owns")
+    return notes

@@ -1,0 +1,108 @@
+"""``attnscope info``: what can be seen of a model, and what the model says of itself."""
+
+import json
+
+import pytest
+import transformers
+
+from tests.models.folders import gpt2, minilm
+
+TINY = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 400, "intermediate_size": 32}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A function that saves a tiny model with a tokenizer and returns its folder."""
+    start = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(start))
+
+    def save(model):
+        folder = tmp_path_factory.mktemp("model")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+def test_alike_layers_share_a_line(run):
+    ran = run("info", minilm())
+    assert ran.code == 0
+    lines = [line for line in ran.out.splitlines() if "encoder" in line and "right" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("0-5")
+    assert max(len(line) for line in ran.out.splitlines()) <= 80
+
+
+def test_json_names_every_call(run):
+    answer = json.loads(run("info", minilm(), "--json").out)
+    assert [site["layer"] for site in answer["sites"]] == list(range(6))
+    assert answer["sites"][3]["name"] == "encoder.layer.3.attention.self"
+    assert answer["sites"][3]["row_sums"] == pytest.approx([1, 1], abs=1e-5)
+    assert {site["own_report"] for site in answer["sites"]} == {"right"}
+    assert answer["without"] == []
+
+
+def test_the_own_encoder_reports_nothing_itself(run):
+    answer = json.loads(run("info", "own", "--json").out)
+    assert {site["own_report"] for site in answer["sites"]} == {"none"}
+
+
+def test_a_model_that_reports_something_else_than_its_weights_is_told_apart(run, saved):
+    groups = dict.fromkeys(
+        ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups"),
+        1,
+    )
+    config = transformers.SqueezeBertConfig(**TINY, num_hidden_layers=2, embedding_size=32, **groups)
+    ran = run("info", saved(transformers.SqueezeBertModel(config)))
+    assert "wrong" in ran.out
+    assert "in 2 calls the model's own output_attentions are not the weights that it used" in ran.out
+
+
+def test_layers_without_attention_are_named_with_what_they_have_instead(run, saved):
+    config = transformers.JambaConfig(
+        **TINY,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        num_experts=2,
+        attn_layer_period=4,
+        attn_layer_offset=2,
+        use_mamba_kernels=False,
+        mamba_d_state=4,
+    )
+    folder = saved(transformers.JambaModel(config))
+    answer = json.loads(run("info", folder, "--json").out)
+    assert [(site["layer"], site["heads"], site["key_heads"]) for site in answer["sites"]] == [(2, 4, 2)]
+    assert [hole["layer"] for hole in answer["without"]] == [0, 1, 3]
+    assert "no attention in layers 0-1, 3: a state-space model" in run("info", folder).out.replace("\n", " ")
+
+
+def test_rows_with_a_sink_sum_to_less_than_one(run, saved):
+    config = transformers.GptOssConfig(
+        **TINY,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
+    folder = saved(transformers.GptOssModel(config))
+    answer = json.loads(run("info", folder, "--json").out)
+    assert all(0 < low < high < 1 for low, high in (site["row_sums"] for site in answer["sites"]))
+    assert "a sink that no token owns" in run("info", folder).out
+
+
+def test_the_attention_implementation_is_as_it_was(tmp_path):
+    from attnscope.look import survey
+    from attnscope.models import load
+
+    model = load(gpt2(tmp_path))
+    before = model.module.config._attn_implementation
+    survey(model, model.prepare("The cat sat."))
+    assert model.module.config._attn_implementation == before == "sdpa"
+
+
+def test_a_model_without_attention_is_one_sentence(run, mamba_folder):
+    ran = run("info", mamba_folder)
+    assert ran.code == 1
+    assert "has no attention to show" in ran.err

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+import numpy as np
 from rich.color import Color
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
@@ -17,6 +18,9 @@ Line: TypeAlias = "list[Segment]"
 
 TONES = 64
 """Colours of a map that the terminal uses; fewer than a table has, so that styles are found ready."""
+
+FAINT = 0.65
+"""How much of its ink faint text has; the rest is the colour of its cell."""
 
 BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
 
@@ -78,12 +82,14 @@ def tone(palette: Palette, above: int | None, below: int | None) -> Style:
 
 @lru_cache(maxsize=4 * TONES)
 def written_on(palette: Palette, below: int, faint: bool = False) -> Style:
-    """Black or white, whichever reads better, on a tone of a colour map; grey for ``faint`` text."""
+    """Black or white, whichever reads better, on a tone of a colour map; ``faint`` is nearer to it."""
     red, green, blue = table(palette.cmap)[_entry(below)] / 255.0
     light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
-    grey = (90 if faint else 0) if light > 0.18 else (150 if faint else 255)
-    ink = Color.from_rgb(grey, grey, grey)
-    return Style.from_color(ink, _colour(palette, below))
+    ink = np.zeros(3) if light > 0.18 else np.full(3, 255.0)
+    if faint:
+        ink = FAINT * ink + (1 - FAINT) * 255 * np.array([red, green, blue])
+    front = Color.from_rgb(*(int(part) for part in ink))
+    return Style.from_color(front, _colour(palette, below))
 
 
 @lru_cache(maxsize=4 * TONES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import zlib
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from matplotlib.image import imread
 
 from attnscope.render.colour import steps, table
 from attnscope.render.page import save
-from attnscope.render.page.encode import Code
+from attnscope.render.page.encode import UP, Code, packed
 from attnscope.views import weights
 from tests.render.page.browser import CHROMIUM, browser
 from tests.render.screen import random_head, tokens
@@ -25,7 +27,11 @@ CAUSAL = np.tril(np.ones((COUNT, COUNT), bool))
 
 
 def heads(layer: int) -> np.ndarray:
-    return np.stack([random_head(COUNT, seed=10 * layer + head).values for head in range(4)])
+    """Three heads that differ, and one whose rows are almost alike: it is stored as differences."""
+    found = [random_head(COUNT, seed=10 * layer + head).values for head in range(3)]
+    stripes = np.tile(found[0][0], (COUNT, 1))
+    stripes[3] = found[1][0]
+    return np.stack([*found, stripes])
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +104,14 @@ def test_a_link_opens_a_head(chromium, path) -> None:
     np.testing.assert_allclose(found[CAUSAL], exact(heads(0)[1] * CAUSAL)[CAUSAL], atol=1e-7)
 
 
+def test_heads_that_are_stored_as_differences_come_back(opened) -> None:
+    packed_head = packed(Code().bytes_of(heads(0)[3], np.ones((COUNT, COUNT), bool)))
+    assert zlib.decompress(base64.b64decode(packed_head), wbits=-15)[:1] == UP
+    opened.run("openHead(0, 3)")
+    opened.until("element('name').textContent === 'L0H3 · encoder'")
+    np.testing.assert_allclose(shown(opened), exact(heads(0)[3]), atol=1e-7)
+
+
 def test_a_click_on_a_thumbnail_opens_its_head(opened) -> None:
     opened.click(
         *middle(opened, "grid", "overview.left + 2.4 * overview.pitch", "overview.top + 1.4 * overview.pitch")
@@ -140,8 +154,6 @@ def test_pixels_have_the_colours_of_their_weights(opened) -> None:
 
 
 def _screen(page) -> bytes:
-    import base64
-
     return base64.b64decode(page.send("Page.captureScreenshot", format="png")["data"])
 
 

@@ -12,7 +12,6 @@ rounds. Peak memory is that of a fresh process a way.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -153,12 +152,19 @@ def peak(shape: str, tokens: int, layers: int, way: str) -> float:
 
 
 def print_peak(shape: str, tokens: int, layers: int, way: str) -> None:
-    """Run one way, and print what its peak memory adds to the loaded model."""
+    """Run one way, and print what its peak memory adds to the loaded model (Linux only)."""
     (run,) = ways(shape, tokens, layers, (way,)).values()
     ways(shape, 64, 1, (way,))[way]()  # what a first run loads is no part of it
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # start the peak anew
     run()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print((_status("VmHWM") - before) / 1024)
+
+
+def _status(name: str) -> int:
+    """One line of this process's status, in kB."""
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def main() -> None:

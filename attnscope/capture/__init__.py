@@ -5,6 +5,7 @@ from attnscope.capture.pool import Pool, Pooled
 from attnscope.capture.record import Hole, Record, SiteRecord
 from attnscope.capture.recorder import Observer
 from attnscope.capture.recording import recording
+from attnscope.capture.reported import fault
 from attnscope.capture.rowsums import RowSum, RowSums
 from attnscope.capture.stitch import stitched
 
@@ -19,6 +20,7 @@ __all__ = [
     "RowSum",
     "RowSums",
     "SiteRecord",
+    "fault",
     "recording",
     "stitched",
 ]

@@ -18,24 +18,36 @@ from attnscope.capture.stack import Call, stored
 SURPLUS = 1e-3
 
 
+def may_show(call: Call, output: object) -> bool:
+    """Whether a call left any tensor that could be its weights; quick, for every module is asked."""
+    return next(_candidates(call, output), None) is not None
+
+
 def shown(call: Call, output: object) -> Tensor | None:
     """The attention weights that a module's call left in its output or its attributes, if any."""
-    for name, tensor in _candidates(call, output):
-        says = any("att" in part.lower() for part in (name, call.name, type(call.module).__name__))
-        if says and are_weights(tensor, call.tensors):
+    for tensor in _candidates(call, output):
+        if are_weights(tensor, call.tensors):
             return tensor.detach()
     return None
 
 
-def _candidates(call: Call, output: object) -> Iterator[tuple[str, Tensor]]:
-    """Tensors behind the first in a tuple output, named tensors of a mapping, attributes new in this call."""
+def _candidates(call: Call, output: object) -> Iterator[Tensor]:
+    """Tensors behind the first in a tuple, named ones in a mapping, attributes new in this call."""
+    named: list[tuple[str, object]] = []
     if isinstance(output, dict):
-        yield from ((str(name), part) for name, part in output.items() if isinstance(part, Tensor))
+        named += [(str(name), part) for name, part in output.items()]
     elif isinstance(output, (tuple, list)):
-        yield from (("", part) for part in output[1:] if isinstance(part, Tensor))
-    for name, identity in stored(call.module).items():
-        if call.stored.get(name) != identity:
-            yield name, vars(call.module)[name]
+        named += [("", part) for part in output[1:]]
+    named += [
+        (name, vars(call.module)[name])
+        for name, identity in stored(call.module).items()
+        if call.stored.get(name) != identity
+    ]
+    if named:
+        says = "att" in f"{call.name} {type(call.module).__name__}".lower()
+        for name, part in named:
+            if isinstance(part, Tensor) and (says or "att" in name.lower()):
+                yield part
 
 
 def are_weights(tensor: Tensor, given: tuple[Tensor, ...]) -> bool:

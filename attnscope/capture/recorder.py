@@ -227,13 +227,18 @@ class Recorder:
     def _entered(self, call: Call) -> None:
         self._ran.add(call.name)
         self._seen_before[call] = self._seen
-        self.singles.entered(call)
+        if self.singles.held:
+            with _quietly():
+                self.singles.entered(call)
 
     def _left(self, call: Call, output: object) -> None:
-        with _quietly():
-            if self._seen_before.pop(call, None) == self._seen:
+        unseen = self._seen_before.pop(call, None) == self._seen
+        if unseen and self.listens and outputs.may_show(call, output):
+            with _quietly():
                 self._look_at(call, output)
-            self.singles.left(call)
+        if self.singles.held:
+            with _quietly():
+                self.singles.left(call)
 
     def _look_at(self, call: Call, output: object) -> None:
         """Take the weights that a module shows itself, if nothing was seen while it ran."""

@@ -108,6 +108,11 @@ class Block:
         return (self.rows * chosen.to(self.rows.dtype)).sum(-1)
 
     def uniform(self) -> Block:
-        """The same block with even attention ``1 / n_i`` over its open keys, in float64: the baseline."""
-        share = self.allowed.double() / self.open_keys.clamp_min(1)[..., None]
+        """The same block with even attention ``1 / n_i`` over its open keys: the baseline."""
+        share = self.allowed.to(finest(self.rows.device)) / self.open_keys.clamp_min(1)[..., None]
         return Block(share, self.allowed, self.start, self.queries, self.keys)
+
+
+def finest(device: torch.device) -> torch.dtype:
+    """The finest floating-point type of a device: Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnscope.measures.block import Block
+from attnscope.measures.block import Block, finest
 from attnscope.measures.measure import PerRow, measure
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
@@ -64,10 +64,11 @@ def confidence(block: Block) -> PerRow:
 def coverage90(block: Block) -> PerRow:
     """Fewest keys that hold nine tenths of the row; sorts every row, so it is measured only when asked for.
 
-    [batch, head, row, key] -> [batch, head, row]. The sums run in float64; a shortfall of a millionth of
-    the row is taken for rounding.
+    [batch, head, row, key] -> [batch, head, row]. The sums run in float64 where the device has it; a
+    shortfall of a millionth of the row is taken for rounding.
     """
-    reached = block.rows.double().sort(-1, descending=True).values.cumsum(-1)  # [batch, head, row, key]
+    rows = block.rows.to(finest(block.rows.device))
+    reached = rows.sort(-1, descending=True).values.cumsum(-1)  # [batch, head, row, key]
     short = reached < (COVERED - ROUNDING) * reached[..., -1:]
     return PerRow((short.sum(-1) + 1).to(block.rows.dtype), block.open_keys > 1)
 

@@ -123,4 +123,4 @@ def offset_bins(rows: Tensor, positions: Tensor, counts: Tensor) -> Tensor:
     bin_ = torch.where(offset.abs() <= FARTHEST, offset + FARTHEST, OFFSET_BINS - 1)
     bin_ = bin_ + torch.arange(heads, device=rows.device)[:, None] * OFFSET_BINS
     chosen = bin_[counts.expand(bin_.shape)]
-    return torch.bincount(chosen, minlength=heads * OFFSET_BINS).view(heads, OFFSET_BINS).double().cpu()
+    return torch.bincount(chosen, minlength=heads * OFFSET_BINS).view(heads, OFFSET_BINS).cpu().double()

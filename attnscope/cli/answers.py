@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.capture import SiteRecord
-from attnscope.look import OneHead, Overview
+from attnscope.look import OneHead, Overview, WholeLayers
 from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.render.terminal import View, print_view
 from attnscope.views import Bars, Focus, Grid, Heatmap, Ranked, Ranking
@@ -96,6 +96,27 @@ def save(answer: Answer, out: Path, cmap: str | None) -> None:
         for warning in save_picture(view, path, cmap=cmap):
             print(f"attnscope: {warning}", file=sys.stderr)
         print(f"saved {path}", file=sys.stderr)
+
+
+def save_layers(layers: WholeLayers, out: Path, cmap: str | None) -> None:
+    """Write all heads as a page or as data, as the suffix says."""
+    if out.suffix.lower() == ".html":
+        from attnscope.render.page import save as save_page
+
+        save_page(
+            layers.kinds,
+            out,
+            title=layers.title,
+            subtitle=layers.subtitle,
+            notes=layers.notes,
+            cmap=cmap,
+            top=layers.top,
+        )
+    else:
+        from attnscope.render.data import save as save_data
+
+        save_data(layers.kinds, out, title=layers.title, notes=layers.notes)
+    print(f"saved {out}", file=sys.stderr)
 
 
 def _rows(picture: Heatmap) -> list[list[float | None]]:

@@ -11,6 +11,7 @@ import typer
 from attnscope.errors import OutputError
 
 PICTURES = (".png", ".svg", ".pdf")
+WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 TEXT, WHERE, PICTURE, MODEL = "Text", "Which attention", "Picture", "Model"
 
 Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]
@@ -137,7 +138,8 @@ Out = Annotated[
     typer.Option(
         "--out",
         "-o",
-        help="Save the picture as .png, .svg or .pdf instead of printing it.",
+        help="Save instead of printing: a picture (.png, .svg, .pdf), all heads as a page to open in a "
+        "browser (.html), or their weights (.npz, .safetensors, .json, .csv).",
         rich_help_panel=PICTURE,
         show_default=False,
     ),
@@ -145,15 +147,21 @@ Out = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.", rich_help_panel=PICTURE)]
 
 
-def check_picture(out: Path | None, cmap: str | None) -> None:
-    """Refuse, before any work is done, a picture that could not be written or drawn at its end."""
+def check_picture(out: Path | None, cmap: str | None, one: bool) -> None:
+    """Refuse, before any work is done, what could not be written or drawn at its end.
+
+    ``one`` says that one head or one token was asked for.
+    """
     from attnscope.render.colour import cmaps
 
     if cmap is not None:
         cmaps[cmap]
     if out is None:
         return
-    if out.suffix.lower() not in PICTURES:
-        raise OutputError(f"{out} is no picture: its name must end in {', '.join(PICTURES)}")
+    suffix = out.suffix.lower()
+    if suffix not in (*PICTURES, *WHOLE):
+        raise OutputError(f"{out} cannot be written: its name must end in {', '.join((*PICTURES, *WHOLE))}")
+    if one and suffix in WHOLE:
+        raise OutputError(f"a {suffix} file holds whole layers: leave out --head and --token, or use --json")
     if not out.parent.is_dir():
         raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")

@@ -67,9 +67,9 @@ def show(
         first, second = read_text(text, second_text, file, line)
     elif text is not None or file is not None:
         raise typer.BadParameter("give a text or --inputs, not both", param_hint="TEXT")
-    options.check_picture(out, cmap)
+    options.check_picture(out, cmap, one=number is not None or token is not None)
     from attnscope.cli import answers
-    from attnscope.look import Choice, one_head, one_token, overview
+    from attnscope.look import Choice, one_head, one_token, overview, whole_layers
     from attnscope.models import load, prepare_tensors
 
     choice = Choice(layer, number, kind, token, words, hide_special, scale.value)
@@ -88,6 +88,9 @@ def show(
     else:
         prepared = prepare_tensors(loaded, inputs)
     with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
+        if out is not None and out.suffix.lower() in options.WHOLE:
+            answers.save_layers(whole_layers(loaded, prepared, choice), out, cmap)
+            return
         if token is not None:
             answer = answers.of_token(one_token(loaded, prepared, choice))
         elif number is not None:

@@ -9,6 +9,7 @@ token = one_token(model, prepared, Choice(token="cat"))
 
 from attnscope.look.choice import Choice
 from attnscope.look.head import OneHead, one_head
+from attnscope.look.layers import WholeLayers, whole_layers
 from attnscope.look.overview import Overview, overview
 from attnscope.look.survey import Sighting, Survey, survey
 from attnscope.look.token import one_token
@@ -19,8 +20,10 @@ __all__ = [
     "Overview",
     "Sighting",
     "Survey",
+    "WholeLayers",
     "one_head",
     "one_token",
     "overview",
     "survey",
+    "whole_layers",
 ]

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.models.folders import minilm
@@ -95,6 +96,23 @@ def test_a_picture_is_saved_instead_of_printed(run, tmp_path, suffix):
     assert {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix] in start
 
 
+def test_all_heads_are_saved_as_arrays_that_numpy_reads(run, tmp_path):
+    assert run("show", TEXT, "-m", minilm(), "-o", tmp_path / "heads.npz").code == 0
+    with np.load(tmp_path / "heads.npz", allow_pickle=False) as arrays:
+        assert arrays["encoder.05"].shape == (12, 13, 13)
+        np.testing.assert_allclose(arrays["encoder.00"][2, range(2, 13), range(1, 12)], 1, atol=0.02)
+        assert arrays["tokens"].tolist()[:3] == ["[CLS]", "The", "cat"]
+
+
+def test_all_heads_are_saved_as_one_page_without_anything_from_elsewhere(run, tmp_path):
+    assert run("show", TEXT, "-o", tmp_path / "heads.html").code == 0
+    page = (tmp_path / "heads.html").read_text("utf-8")
+    assert "because" in page
+    assert "default-src 'none'" in page
+    assert "src=" not in page
+    assert "href=" not in page
+
+
 def test_each_kind_of_attention_has_its_own_picture(run, tmp_path, pair_folder):
     run("show", TEXT, "It slept.", "-m", pair_folder, "-o", tmp_path / "all.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -146,7 +164,11 @@ def test_a_text_that_is_cut_says_so(run):
             [TEXT, "-o", "nowhere/heads.png"],
             "nowhere/heads.png cannot be written: there is no folder nowhere",
         ),
-        ([TEXT, "-o", "heads.gif"], "heads.gif is no picture: its name must end in .png, .svg, .pdf"),
+        (
+            [TEXT, "-o", "heads.gif"],
+            "heads.gif cannot be written: its name must end in .png, .svg, .pdf, .html",
+        ),
+        ([TEXT, "--head", "0.0", "-o", "a.npz"], "a .npz file holds whole layers: leave out --head"),
         ([TEXT, "--cmap", "embre"], "no colour map 'embre': did you mean 'ember'?"),
         ([TEXT, "--dtype", "float8"], "no dtype 'float8': there are auto, float32, float16, bfloat16"),
         (

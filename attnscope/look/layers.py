@@ -1,0 +1,54 @@
+"""Every head in full: whole layers, for a page or for another program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attnscope.capture.fold import Fold
+from attnscope.capture.only import Only
+from attnscope.look.choice import Choice
+from attnscope.look.overview import labelled
+from attnscope.look.sentences import broken, expect, hiding, kind_title, kinds_of, provenance
+from attnscope.models import Model, Prepared
+from attnscope.views import Weights
+
+LARGEST = 512
+"""Rows and columns of each head; a longer text is pooled to as many."""
+
+
+@dataclass(frozen=True, eq=False)
+class WholeLayers:
+    """By kind of attention, pairs of a layer's number and its weights ``[head, query, key]``."""
+
+    kinds: Mapping[str, list[tuple[int, Weights]]]
+    title: str
+    subtitle: str
+    notes: tuple[str, ...]
+
+    @property
+    def top(self) -> float:
+        """The largest weight; above 1 only where a model scales its weights, or where words are merged."""
+        layers = (weights for pairs in self.kinds.values() for _, weights in pairs)
+        return max(float(weights.values.max(initial=0)) for weights in layers)
+
+
+def whole_layers(model: Model, prepared: Prepared, choice: Choice) -> WholeLayers:
+    """Run the model once and keep all heads of the layers that are meant.
+
+    Raises ``SelectionError`` if the choice names something that does not exist.
+    """
+    fold = Fold(choice.folding(LARGEST))
+    record = model.run(prepared, [Only(choice.heads, [fold])])
+    expect(fold.maps, record, choice)
+    kinds: dict[str, list[tuple[int, Weights]]] = {}
+    notes = [*model.notes, *prepared.notes]
+    for kind in kinds_of(folded.site for folded in fold.maps):
+        maps = [folded for folded in fold.maps if folded.site.kind == kind]
+        pairs, shares = zip(*(labelled(folded, choice, LARGEST) for folded in maps), strict=True)
+        kinds[kind] = [(folded.site.layer, weights) for folded, weights in zip(maps, pairs, strict=True)]
+        notes += hiding(shares, choice, f"the {kind_title(kind)}") + broken(maps)
+        if any(place.pooled for place in pairs[0].keys):
+            size = f"{len(maps[0].queries):,} × {len(maps[0].keys):,} tokens"
+            notes.append(f"pooled: {size}; keys of a cell are summed, queries averaged")
+    return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)))

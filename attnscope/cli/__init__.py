@@ -16,6 +16,8 @@ from attnscope.cli.info import EXAMPLES as INFO_EXAMPLES
 from attnscope.cli.info import info
 from attnscope.cli.show import EXAMPLES as SHOW_EXAMPLES
 from attnscope.cli.show import show
+from attnscope.cli.stats import EXAMPLES as STATS_EXAMPLES
+from attnscope.cli.stats import stats
 from attnscope.errors import AttnscopeError
 
 app = typer.Typer(
@@ -27,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=SHOW_EXAMPLES)(show)
+app.command(epilog=STATS_EXAMPLES)(stats)
 app.command(epilog=INFO_EXAMPLES)(info)
 
 

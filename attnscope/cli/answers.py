@@ -13,7 +13,7 @@ from attnscope.capture import SiteRecord
 from attnscope.look import OneHead, Overview, WholeLayers
 from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.render.terminal import View, print_view
-from attnscope.views import Bars, Focus, Grid, Heatmap, Ranked, Ranking
+from attnscope.views import Bars, Focus, Grid, HeadMap, Heatmap, Ranked, Ranking
 
 WORTH = 6
 """Heads that the overview recommends."""
@@ -24,7 +24,7 @@ class Answer:
     """The views of an answer, those of them that make a picture file, and the numbers behind them."""
 
     views: tuple[View, ...]
-    pictures: Mapping[str, Grid | Heatmap | Focus]
+    pictures: Mapping[str, Grid | Heatmap | Focus | HeadMap]
     numbers: Mapping[str, Any]
 
 
@@ -43,7 +43,7 @@ def of_overview(seen: Overview, command: str | None) -> Answer:
     numbers = {
         "notes": list(seen.notes),
         "sites": [site_numbers(site) for site in seen.record.sites],
-        "heads": [_figures(head) for head in seen.heads],
+        "heads": [head_numbers(head) for head in seen.heads],
     }
     return Answer((*seen.grids.values(), ranking), pictures, numbers)
 
@@ -54,7 +54,7 @@ def of_head(seen: OneHead) -> Answer:
     numbers = {
         "notes": list(picture.notes),
         "site": site_numbers(seen.seen),
-        "head": _figures(seen.figures),
+        "head": head_numbers(seen.figures),
         "queries": [place.text for place in picture.weights.queries],
         "keys": [place.text for place in picture.weights.keys],
         "weights": _rows(picture),
@@ -72,6 +72,11 @@ def of_token(seen: Focus) -> Answer:
         "looked_at_by": _bars(seen.looked_at_by),
     }
     return Answer((seen,), {"token": seen}, numbers)
+
+
+def of_maps(maps: Mapping[str, HeadMap]) -> Answer:
+    """One measure of all heads, a map a kind of attention."""
+    return Answer(tuple(maps.values()), maps, {})
 
 
 def print_views(answer: Answer, *, cmap: str | None, plain: bool) -> None:
@@ -145,7 +150,8 @@ def site_numbers(seen: SiteRecord) -> dict[str, Any]:
     }
 
 
-def _figures(head: HeadFigures) -> dict[str, Any]:
+def head_numbers(head: HeadFigures) -> dict[str, Any]:
+    """A head's role and figures as plain data."""
     role = head.role
     return {
         "kind": head.site.kind,

@@ -11,6 +11,7 @@ from attnscope.look.choice import Choice
 from attnscope.look.head import OneHead, one_head
 from attnscope.look.layers import WholeLayers, whole_layers
 from attnscope.look.overview import Overview, overview
+from attnscope.look.stats import Stats, conditions, stats
 from attnscope.look.survey import Sighting, Survey, survey
 from attnscope.look.token import one_token
 
@@ -19,11 +20,14 @@ __all__ = [
     "OneHead",
     "Overview",
     "Sighting",
+    "Stats",
     "Survey",
     "WholeLayers",
+    "conditions",
     "one_head",
     "one_token",
     "overview",
+    "stats",
     "survey",
     "whole_layers",
 ]

@@ -1,0 +1,134 @@
+"""``attnscope stats``: figures that agree with an independent computation, sorted, filtered and drawn."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from attnscope.errors import SelectionError
+from attnscope.look import Choice, conditions, stats
+from attnscope.models import load
+from tests.models.folders import gpt2, minilm
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+@pytest.fixture(scope="module")
+def eager():
+    """The real model's own eager attention on the text.  [layer, head, query, key]"""
+    model = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
+    inputs = transformers.AutoTokenizer.from_pretrained(minilm())(TEXT, return_tensors="pt")
+    with torch.inference_mode():
+        return torch.cat(model(**inputs, output_attentions=True).attentions).double().numpy()
+
+
+def heads(run, *arguments):
+    return json.loads(run("stats", TEXT, "-m", minilm(), "--json", *arguments).out)["heads"]
+
+
+def test_every_head_has_its_figures(run, eager):
+    found = heads(run)
+    assert len(found) == 72
+    for head in found:
+        rows = eager[head["layer"], head["head"]]
+        figures = {name: figure["value"] for name, figure in head["figures"].items()}
+        assert figures["entropy"] == pytest.approx(-(rows * np.log(rows)).sum(-1).mean(), abs=1e-5)
+        assert figures["previous"] == pytest.approx(np.diagonal(rows, -1).mean(), abs=1e-5)
+        assert figures["confidence"] == pytest.approx(rows.max(-1).mean(), abs=1e-5)
+        assert figures["first"] == pytest.approx(rows[1:, 0].mean(), abs=1e-5)
+
+
+def test_the_largest_of_a_measure_comes_first_and_top_cuts(run):
+    values = [head["figures"]["distance"]["value"] for head in heads(run, "--sort", "distance", "--top", "7")]
+    assert len(values) == 7
+    assert values == sorted(values, reverse=True)
+    assert values[0] == max(head["figures"]["distance"]["value"] for head in heads(run))
+
+
+def test_only_heads_that_meet_the_conditions_are_listed(run):
+    found = heads(run, "--where", "entropy<1 and role=first")
+    assert found
+    assert all(head["figures"]["entropy"]["value"] < 1 for head in found)
+    assert {head["role"]["name"] for head in found} == {"first"}
+    others = heads(run, "--where", "role!=first")
+    assert len(others) + len(heads(run, "--where", "role=first")) == 72
+
+
+def test_the_known_head_is_on_top_of_the_table(run):
+    ran = run("stats", TEXT, "-m", minilm(), "--sort", "previous", "--top", "1")
+    assert "L0H2 previous 1.00 (0.08)" in ran.out
+    assert "1 of 72 heads; figures measured beside the kernel" in ran.out
+    assert max(len(line) for line in ran.out.splitlines()) <= 80
+
+
+def test_csv_has_every_figure_of_every_head(run):
+    rows = list(csv.DictReader(io.StringIO(run("stats", TEXT, "-m", minilm(), "--csv").out)))
+    assert len(rows) == 72
+    head = next(row for row in rows if (row["layer"], row["head"]) == ("0", "2"))
+    assert float(head["previous"]) == pytest.approx(1, abs=0.01)
+    assert float(head["previous_uniform"]) == pytest.approx(1 / 13)
+    assert head["role"] == "previous"
+
+
+def test_one_measure_is_drawn_as_a_map(run, tmp_path):
+    out = run("stats", TEXT, "-m", minilm(), "--map", "previous").out
+    (line,) = (line for line in out.splitlines() if line.startswith("L0 "))
+    assert line.split()[3] == "1.00"
+    assert run("stats", TEXT, "--map", "entropy", "-o", tmp_path / "map.png").code == 0
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_measures_are_listed_and_explained(run):
+    assert "induction" in run("stats", "--list").out
+    explained = run("stats", "--explain", "induction").out
+    assert "Olsson et al. 2022" in explained
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--where", "entropi<1"], "no measure 'entropi': did you mean 'entropy'?"),
+        (["--where", "entropy"], "cannot read 'entropy': write conditions like"),
+        (["--where", "entropy<one"], "'one' is no number"),
+        (["--where", "entropy=1"], "compare a figure with <=, >=, <, >"),
+        (["--where", "role=leader"], "write role=NAME or role!=NAME, of previous"),
+        (["--where", "__import__('os').getcwd()<1"], "cannot read"),
+        (["--sort", "sise"], "no measure 'sise'"),
+        (["--map", "segment"], "segment cannot be drawn: "),
+        (["--layer", "9"], "no layer 9: this model has layers 0-3"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(run, arguments, sentence):
+    ran = run("stats", TEXT, *arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert sentence in ran.err
+
+
+def test_a_condition_on_a_figure_that_does_not_exist_is_not_met():
+    model = load("own")
+    seen = stats(model, model.prepare(TEXT), Choice(layer=0))
+    (condition,) = conditions("segment>=0")
+    assert not any(condition.meets(head) for head in seen.heads)
+
+
+def test_conditions_are_read_with_or_without_spaces():
+    assert conditions("entropy<1 and previous>=0.5") == conditions("entropy < 1  and  previous >= 0.5")
+    with pytest.raises(SelectionError):
+        conditions("")
+
+
+def test_a_long_text_is_measured_in_a_single_pass_to_the_same_figures(tmp_path):
+    model = load(gpt2(tmp_path, n_positions=1200, n_layer=1))
+    prepared = model.prepare("The cat sat on the mat because it was tired. " * 60, truncate=True)
+    assert len(prepared.tokens) >= 512
+    passed = stats(model, prepared, Choice())
+    beside = stats(model, prepared, Choice(), exact_kernel=True)
+    assert "1 of 1 calls ran as a single pass" in passed.ran
+    assert beside.ran == "figures measured beside the kernel"
+    for one, other in zip(passed.heads, beside.heads, strict=True):
+        for name, figure in other.figures.items():
+            assert one.figures[name].value == pytest.approx(figure.value, rel=1e-5, abs=1e-5), name

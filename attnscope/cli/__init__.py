@@ -5,8 +5,10 @@ Nothing heavy is imported before a command runs, so that ``--help`` answers at o
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -18,6 +20,8 @@ from attnscope.cli.show import EXAMPLES as SHOW_EXAMPLES
 from attnscope.cli.show import show
 from attnscope.cli.stats import EXAMPLES as STATS_EXAMPLES
 from attnscope.cli.stats import stats
+from attnscope.cli.train import EXAMPLES as TRAIN_EXAMPLES
+from attnscope.cli.train import LOSS_EXAMPLES, loss, train
 from attnscope.errors import AttnscopeError
 
 app = typer.Typer(
@@ -28,9 +32,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=SHOW_EXAMPLES)(show)
-app.command(epilog=STATS_EXAMPLES)(stats)
-app.command(epilog=INFO_EXAMPLES)(info)
+
+
+def _add(command: Callable[..., None], examples: str) -> None:
+    """Add a command, its docstring as help, each paragraph free to flow with the terminal's width."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    flowing = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(help=flowing, epilog=examples)(command)
+
+
+_add(show, SHOW_EXAMPLES)
+_add(stats, STATS_EXAMPLES)
+_add(info, INFO_EXAMPLES)
+_add(train, TRAIN_EXAMPLES)
+_add(loss, LOSS_EXAMPLES)
 
 
 def _version(asked: bool) -> None:

@@ -24,6 +24,8 @@ from attnscope.network.guide import guiding, parse_guides
 from attnscope.network.optimizer import NAMES, Both, optimizer_for
 
 PRECISIONS = ("float32", "bfloat16")
+FEWER_SHAPES = 64
+"""Targets are filled up to a multiple of it: CPU libraries keep code for every shape that they ever saw."""
 SEEDS = 1_000_003  # steps a seed: the random state of a step is seed * SEEDS + step
 
 
@@ -175,10 +177,11 @@ def rows_loss(encoder: Encoder, rows: Rows, settings: Settings, causal: bool | N
     ids, segments, targets = (torch.from_numpy(x).to(device) for x in (rows.ids, rows.segments, rows.targets))
     half = settings.precision == "bfloat16"
     with torch.autocast(device.type, torch.bfloat16) if half else nullcontext():
-        hidden = encoder(ids, segments, causal=causal)  # [batch, token, width]
-        where = targets != IGNORED
-        logits = encoder.logits(hidden[where])  # [target, vocabulary]
-    return F.cross_entropy(logits.float(), targets[where])
+        hidden = encoder(ids, segments, causal=causal).flatten(0, 1)  # [batch · token, width]
+        where = (targets.flatten() != IGNORED).nonzero()[:, 0]  # [target]
+        asked = F.pad(targets.flatten()[where], (0, -len(where) % FEWER_SHAPES), value=IGNORED)
+        logits = encoder.logits(hidden[F.pad(where, (0, -len(where) % FEWER_SHAPES))])  # [target, vocabulary]
+    return F.cross_entropy(logits.float(), asked, ignore_index=IGNORED)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ def fault(own: Tensor, attention: Attention) -> str | None:
     observer: it reads all rows of ``attention``. Rows that see nothing are not compared.
     """
     shape = (attention.batch, attention.heads, len(attention.queries), len(attention.keys))
-    if own.ndim == 4 and own.shape[1] == 1 and attention.heads > 1:
+    if own.ndim == 4 and attention.heads > 1 and bool((own == own[:, :1]).all()):  # one map, perhaps repeated
         own = own[:, 0]
     weights = attention.weights()
     alive = attention.allowed(0, shape[2]).any(-1, keepdim=True)  # [batch or 1, head or 1, query, 1]

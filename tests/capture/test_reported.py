@@ -49,6 +49,7 @@ def test_every_other_fault_is_told():
     assert fault(weights, seen) is None
     assert fault(weights.mean(1), seen) == "the mean over the heads"
     assert fault(weights.mean(1, keepdim=True), seen) == "the mean over the heads"
+    assert fault(weights.mean(1, keepdim=True).expand(2, 4, 5, 5), seen) == "the mean over the heads"
     assert fault(weights[:, 0], seen) == "one map for all heads"
     assert fault(torch.randn(2, 5, 16), seen).startswith("a tensor of the shape [2, 5, 16]")
     assert fault(weights.log(), seen) == "scores from before the softmax"

@@ -1,0 +1,230 @@
+"""Small random models of any type: every width divided by one factor, few layers, few experts.
+
+One factor for all widths keeps their relations (heads × head size = width, equal widths of two towers),
+so most types need no rule of their own. Vocabularies are cut, special tokens moved to their ends. Image
+sizes and window sizes stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from typing import Any
+
+import torch
+
+WIDTH = re.compile(
+    r"hidden|intermediate|(^|_)dims?($|_)|dim$|^d_|d_model|n_embd|n_inner|embed|channels?|width|lora_rank|"
+    r"query_pre_attn_scalar|ffn|mlp|proj|inner|section|head_size|_features$|size_per_head|planes|value_size|"
+    r"key_size|state_size|output_size|latent|rank$|filters|^size$|conv_dim|bottleneck|d_head|d_ssm|d_state|ssm_size|ssm_state|lru_width"
+)
+FIXED = re.compile(
+    r"image|pixel|patch|vocab|window|kernel|chunk|block|codebook_size|batch|stride|buffer|pool|context|crop|grid|"
+    r"group|num_|^n_(?!embd|inner)|max_|position|token|sample|frame|hop|fft|mel|lag|label|beam|rate|index|segment|bucket|"
+    r"memory|sequence|length|layers|ratio|act|num$|_id$|num_channels|in_channels$|out_channels_video|pdrop|type|"
+    r"expansion|multiplier|mult$|factor|dilation|padding|dropout|theta|eps|scale|heads|experts|levels|freq"
+)
+LAYERS = re.compile(
+    r"^(num_hidden_layers|n_layers?|num_layers|encoder_layers|decoder_layers|depth|num_encoder_layers|"
+    r"num_decoder_layers|num_hidden_blocks|num_blocks|n_blocks|num_transformer_layers|.*_num_hidden_layers|"
+    r"num_hidden_layers_.*|.*_layers|.*_depth|num_.*_layers)$"
+)
+NOT_LAYERS = re.compile(
+    r"feat_extract|conv|exit|return|no_split|skip|window|feature_layers|moe_layers|dense|adapter|reuse|share|sparse|vision_feature"
+)
+SORTS = ("layer_types", "layers_block_type", "mlp_layer_types", "hybrid_override_pattern", "indexer_types")
+MROPE = re.compile(r"vl|glm4v|glm46v|glm_ocr|glm_image|glmga|colqwen|omni|paddleocr")
+VOCABULARY = 2000
+TOKEN = re.compile(r"token_(id|index)$|token_ids$|_token$")
+EXPERTS = re.compile(r"^(n_routed|num|num_local|moe_num|n|num_routed)_experts$")
+CHOSEN = re.compile(
+    r"^(num_experts_per_tok|num_experts_per_token|top_k_experts|moe_k|moe_topk|moe_top_k|top_k)$"
+)
+
+
+PLAIN_BACKBONES = ("dinov2", "dinov3_vit", "vit", "swin", "vitdet", "vitpose_backbone", "beit")
+
+RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+    "out_features": ["stage2", "stage3", "stage4"],
+}
+"""A backbone for the models that would fetch one from another library."""
+
+
+def shrunk(values: dict[str, Any], factor: int, layers: int) -> dict[str, Any]:
+    """A config's dictionary with small numbers in the place of large ones."""
+    kept = _kept_layers(values, layers)
+    count = _layer_count(values)
+    small = {key: _small(key, value, factor, layers, kept, count) for key, value in values.items()}
+    if "hidden_sizes" not in small:
+        for key in ("out_features", "out_indices", "stage_names"):
+            small.pop(key, None)
+    small.pop("per_layer_config", None)
+    backbone = small.get("backbone_config") or {}
+    if "use_timm_backbone" in small or str(backbone.get("model_type")).startswith("timm"):
+        small["backbone_config"] = dict(RESNET)
+        small |= {key: None for key in ("use_timm_backbone", "backbone", "backbone_kwargs") if key in small}
+    if small.get("head_dim", 0) is None and small.get("num_attention_heads"):
+        small["head_dim"] = small["hidden_size"] // small["num_attention_heads"]
+    rope = small.get("rope_parameters")
+    if (
+        isinstance(rope, dict)
+        and "num_attention_heads" in small
+        and MROPE.search(str(small.get("model_type")))
+        and "mrope_section" not in rope
+    ):
+        size = small.get("head_dim") or small["hidden_size"] // small["num_attention_heads"]
+        half = int(size * rope.get("partial_rotary_factor", 1.0)) // 2
+        rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
+    for key in small:
+        if key in ("n_group", "topk_group", "num_expert_group") and isinstance(small[key], int):
+            small[key] = 1
+    return small
+
+
+def _layer_count(values: dict[str, Any]) -> int:
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "encoder_layers"):
+        if isinstance(values.get(key), int):
+            return int(values[key])
+    return 0
+
+
+def _kept_layers(values: dict[str, Any], layers: int) -> list[int]:
+    """Which layers stay: the first ones, and the first of every sort that the config names."""
+    kept: list[int] = []
+    count = _layer_count(values)
+    for key in SORTS:
+        sorts = values.get(key)
+        if isinstance(sorts, (list, tuple, str)) and len(sorts) == count:
+            for sort in dict.fromkeys(sorts):
+                place = list(sorts).index(sort)
+                if place not in kept:
+                    kept.append(place)
+    for place in range(count):
+        if len(kept) >= layers:
+            break
+        if place not in kept:
+            kept.append(place)
+    return sorted(kept)
+
+
+def _small(key: str, value: Any, factor: int, layers: int, kept: list[int], count: int) -> Any:
+    if isinstance(value, dict):
+        if key == "backbone_config" and value.get("model_type") not in PLAIN_BACKBONES:
+            return value
+        if any(not isinstance(name, str) for name in value) or key in ("label2id", "task_specific_params"):
+            return value
+        return shrunk(value, factor, layers)
+    if not isinstance(value, (int, str, list, tuple)) or isinstance(value, bool):
+        return value
+    if isinstance(value, (list, tuple)):
+        if count > 2 and len(value) == count and kept:
+            value = [value[place] for place in kept]
+        if key == "depths" or key.endswith("_depths"):
+            return [min(depth, 2) for depth in value]
+        if value and isinstance(value[0], dict):
+            return [shrunk(part, factor, layers) for part in value]
+        return [_small(key, part, factor, layers, [], 0) for part in value]
+    if key == "mrope_section" and len(value) == 3:
+        third = sum(value) // factor // 3
+        return [sum(value) // factor - 2 * third, third, third]
+    if key == "attn_layer_indices":
+        return [1]
+    if key in ("attn_layer_period", "attn_layer_offset"):
+        return {"attn_layer_period": 2, "attn_layer_offset": 1}[key]
+    if key == "hybrid_override_pattern" and len(value) == count:
+        return "".join(value[place] for place in kept)
+    if not isinstance(value, int):
+        return value
+    if key.endswith("vocab_size") or key in ("n_vocab", "src_vocab_size", "tgt_vocab_size"):
+        return min(value, VOCABULARY)
+    if TOKEN.search(key):
+        return VOCABULARY - 200 + value % 199 if value >= VOCABULARY else value
+    if LAYERS.match(key) and not NOT_LAYERS.search(key):
+        return min(value, max(layers, len(kept)) if value == count else layers)
+    if key.endswith("chunk_size") and value > 16:
+        return 16
+    if key == "image_size" and value > 512:
+        return 256
+    if EXPERTS.match(key):
+        return min(value, 16)
+    if CHOSEN.match(key):
+        return min(value, 8)
+    if WIDTH.search(key) and not FIXED.search(key) and value >= factor * 2 and value % factor == 0:
+        return value // factor
+    return value
+
+
+def small_config(model_type: str, factor: int, layers: int, changes: dict[str, Any]) -> Any:
+    """The default config of a type made small; ``changes`` has dotted keys, applied last."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    cls = CONFIG_MAPPING[model_type]
+    values = shrunk(copy.deepcopy(cls().to_dict()), factor, layers)
+    for key, value in changes.items():
+        place = values
+        *path, last = key.split(".")
+        for part in path:
+            place = place[part]
+        place[last] = value
+    for key in ("architectures", "transformers_version", "dtype", "torch_dtype"):
+        values.pop(key, None)
+    return cls.from_dict(values)
+
+
+def model_class(model_type: str, config: Any, wanted: str | None = None) -> Any:
+    """The class that a type's config builds: its base model, else any class that takes this config."""
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    if wanted is not None:
+        return getattr(transformers, wanted)
+    for mapping in (auto.MODEL_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        names = mapping.get(model_type)
+        for name in [names] if isinstance(names, str) else list(names or ()):
+            if hasattr(transformers, name):
+                return getattr(transformers, name)
+    found = _in_module(config)
+    named = [cls for cls in found if cls.__name__.endswith("Model")]
+    heads = [cls for cls in found if "For" in cls.__name__]
+    if not found:
+        raise LookupError("no model class takes this config")
+    return (named or heads or found)[0]
+
+
+def _in_module(config: Any) -> list[Any]:
+    """Concrete model classes beside a config that name it as theirs."""
+    import importlib
+
+    from transformers import PreTrainedModel
+
+    package = type(config).__module__.rsplit(".", 1)[0]
+    stem = type(config).__module__.rsplit(".", 1)[1].replace("configuration_", "modeling_")
+    module = importlib.import_module(f"{package}.{stem}")
+    return [
+        cls
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if issubclass(cls, PreTrainedModel)
+        and getattr(cls, "config_class", None) is type(config)
+        and not cls.__name__.endswith("PreTrainedModel")
+        and cls.__module__ == module.__name__
+    ]
+
+
+def build(cls: Any, config: Any, gain: float, attention: str | None = None) -> Any:
+    """A random model in ``eval``, the same numbers every time."""
+    options = {} if attention is None else {"attn_implementation": attention}
+    torch.manual_seed(0)
+    model = cls._from_config(copy.deepcopy(config), dtype=torch.float32, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and not torch.isfinite(parameter).all():
+                parameter.normal_(0, 0.02)
+            elif parameter.ndim >= 2 and parameter.is_floating_point():
+                parameter.mul_(gain)
+    return model

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```console\n\$ (attnscope [^\n]*)\n(.*?)```", re.S)
-PLAIN = re.compile(r"^(?:cat \S+ \| )?attnscope .*$", re.M)
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
 def shown() -> Iterator[tuple[str, str]]:
@@ -25,8 +25,9 @@ def shown() -> Iterator[tuple[str, str]]:
 
 
 def mentioned() -> list[str]:
-    """Every command that stands on a line of its own without its output."""
-    return PLAIN.findall(README.read_text("utf-8"))
+    """Every command that stands in a block without its output."""
+    blocks = [block for language, block in FENCED.findall(README.read_text("utf-8")) if not language]
+    return [line for block in blocks for line in block.splitlines() if "attnscope" in line]
 
 
 def output(command: str) -> str:

@@ -30,7 +30,8 @@ class Grid:
     """Thumbnails of every head of one kind of attention.
 
     Layers keep their numbers: one without attention is a hole in them. Layers may have different
-    numbers of heads. ``size`` is how many queries and keys a thumbnail stands for.
+    numbers of heads. ``size`` is how many queries and keys a thumbnail stands for. Where only some layers
+    were asked for, the picture is not ``whole``, and the others are no holes.
     """
 
     layers: tuple[GridLayer, ...]
@@ -39,6 +40,7 @@ class Grid:
     subtitle: str = ""
     scale: Scale = "fixed"
     notes: tuple[str, ...] = ()
+    whole: bool = True
 
     @property
     def heads(self) -> int:
@@ -48,7 +50,7 @@ class Grid:
     @property
     def holes(self) -> tuple[int, ...]:
         """Layer numbers from 0 to the last one that have no attention of this kind."""
-        present = {layer.layer for layer in self.layers}
+        present = {layer.layer for layer in self.layers} if self.whole else set()
         return tuple(number for number in range(max(present, default=0)) if number not in present)
 
     def fit(self, rows: int, columns: int) -> Grid:

@@ -1,3 +1,40 @@
-"""attnscope: see what the attention heads of a transformer do."""
+"""attnscope: see what the attention heads of a transformer do.
+
+The public face, each name loaded when it is first used:
+
+    load                                    a model by name
+    Choice, overview, one_head, one_token   look at a text through it
+    stats, survey, whole_layers             measure its heads, list its sites, keep its weights
+    recording                               watch the attention of any forward pass
+    Attention, Site, Token                  what is seen there
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_WHERE = {
+    "Attention": "attnscope.attention",
+    "Choice": "attnscope.look",
+    "Site": "attnscope.attention",
+    "Token": "attnscope.attention",
+    "load": "attnscope.models",
+    "one_head": "attnscope.look",
+    "one_token": "attnscope.look",
+    "overview": "attnscope.look",
+    "recording": "attnscope.capture",
+    "stats": "attnscope.look",
+    "survey": "attnscope.look",
+    "whole_layers": "attnscope.look",
+}
+
+__all__ = ["__version__", *_WHERE]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'attnscope' has no attribute {name!r}: it has {', '.join(_WHERE)}")
+    return getattr(import_module(_WHERE[name]), name)

@@ -1,0 +1,44 @@
+"""What users may rely on: a name leaves or joins this list on purpose only."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import attnscope
+
+FACE = [
+    "Attention",
+    "Choice",
+    "Site",
+    "Token",
+    "load",
+    "one_head",
+    "one_token",
+    "overview",
+    "recording",
+    "stats",
+    "survey",
+    "whole_layers",
+]
+
+
+def test_the_public_face_is_this():
+    assert attnscope.__all__ == ["__version__", *FACE]
+
+
+@pytest.mark.parametrize("name", FACE)
+def test_every_public_name_says_what_it_is(name):
+    assert inspect.getdoc(getattr(attnscope, name))
+
+
+def test_what_is_not_there_is_met_with_what_is():
+    with pytest.raises(AttributeError, match="no attribute 'show': it has Attention, Choice"):
+        attnscope.show  # noqa: B018
+
+
+def test_the_package_alone_loads_nothing_heavy():
+    code = "import sys, attnscope; print(any(name in sys.modules for name in ('torch', 'numpy', 'rich')))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"

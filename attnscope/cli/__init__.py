@@ -5,6 +5,7 @@ Nothing heavy is imported before a command runs, so that ``--help`` answers at o
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
@@ -65,6 +66,7 @@ def attnscope(
 
 def main() -> None:
     """Run the command line. What a user can fix ends in one sentence on stderr and exit code 1."""
+    gc.set_threshold(100_000)  # imports make many objects and no garbage, and looking for it takes long
     try:
         app()
     except AttnscopeError as error:

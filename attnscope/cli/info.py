@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import options
-from attnscope.cli.waiting import waiting
+from attnscope.cli.loading import load_model
 
 EXAMPLES = """Examples:
 
@@ -21,6 +21,7 @@ TEXT = "The cat sat on the mat because it was tired."
 
 
 def info(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(help="own, own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs it)."),
@@ -42,18 +43,9 @@ def info(
     """
     from attnscope.cli.table import print_survey, survey_numbers
     from attnscope.look import survey
-    from attnscope.models import load, prepare_tensors
+    from attnscope.models import prepare_tensors
 
-    with waiting(f"loading {model}"):
-        loaded = load(
-            model,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            allow_pickle=allow_pickle,
-            tokenizer=tokenizer,
-        )
+    loaded = load_model(context)
     prepared = loaded.prepare(text) if inputs is None else prepare_tensors(loaded, inputs)
     seen = survey(loaded, prepared)
     if as_json:

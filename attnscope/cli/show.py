@@ -9,6 +9,7 @@ import typer
 from attnscope.cli import options
 from attnscope.cli.command import repeated
 from attnscope.cli.heads import parse_head
+from attnscope.cli.loading import load_model
 from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
 
@@ -70,19 +71,10 @@ def show(
     options.check_picture(out, cmap, one=number is not None or token is not None)
     from attnscope.cli import answers
     from attnscope.look import Choice, one_head, one_token, overview, whole_layers
-    from attnscope.models import load, prepare_tensors
+    from attnscope.models import prepare_tensors
 
     choice = Choice(layer, number, kind, token, words, hide_special, scale.value)
-    with waiting(f"loading {model}"):
-        loaded = load(
-            model,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            allow_pickle=allow_pickle,
-            tokenizer=tokenizer,
-        )
+    loaded = load_model(context)
     if inputs is None:
         prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
     else:

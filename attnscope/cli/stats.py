@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli import options
+from attnscope.cli.loading import load_model
 from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
 
@@ -33,6 +34,7 @@ COLUMNS = ("entropy", "confidence", "distance", "previous", "next", "first")
 
 
 def stats(
+    context: typer.Context,
     text: options.Text = None,
     second_text: options.SecondText = None,
     file: options.File = None,
@@ -117,7 +119,6 @@ def stats(
     from attnscope.look import Choice, conditions
     from attnscope.look import stats as measure
     from attnscope.measures import DEFAULT, MEASURES
-    from attnscope.models import load
 
     met = conditions(where) if where is not None else ()
     asked = [name for name in (sort, head_map, *(c.name for c in met)) if name is not None and name != "role"]
@@ -126,16 +127,7 @@ def stats(
     if out is not None and head_map is None:
         raise typer.BadParameter("--out saves a map: add --map MEASURE", param_hint="--out")
     options.check_picture(out, None, one=True)
-    with waiting(f"loading {model}"):
-        loaded = load(
-            model,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            allow_pickle=allow_pickle,
-            tokenizer=tokenizer,
-        )
+    loaded = load_model(context)
     prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
     names = tuple(dict.fromkeys((*DEFAULT, *asked)))
     with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from attnscope.attention import Attention
-from attnscope.capture import Hole, RowSums, SiteRecord
+from attnscope.capture import Hole, RowSums, SiteRecord, fault
 from attnscope.models import Model, Prepared
 
 Verdict: TypeAlias = Literal["right", "wrong", "none"]
-
-ROUNDING = 1e-4
-"""Two computations of one weight in float32 differ by less."""
 
 OWN_NAMES = {
     "encoder": ("encoder_attentions", "attentions"),
@@ -51,36 +49,40 @@ class Survey:
 
 
 def survey(model: Model, prepared: Prepared) -> Survey:
-    """Run the model once as it is and once with eager ``output_attentions``, and compare the two.
+    """Run the model once with eager ``output_attentions`` and once as it is, and compare the two.
 
-    Holds all weights of the text at once, so the text should be short.
+    Holds what the model reports of all layers at once, so the text should be short.
     """
-    sums, every = RowSums(), _EveryHead([])
-    record = model.run(prepared, [sums, every])
-    reported = {
-        kind: _reported(outputs, kind) for outputs in [_own_outputs(model, prepared)] for kind in OWN_NAMES
-    }
-    met = dict.fromkeys(OWN_NAMES, 0)
-    sightings = []
-    for seen, row_sum, weights in zip(record.sites, sums.sums, every.weights, strict=True):
-        kind = seen.site.kind
-        count = sum(site.site.kind == kind for site in record.sites)
-        theirs = reported[kind]
-        own = theirs[met[kind]] if len(theirs) == count else None
-        met[kind] += 1
-        report = "wrong" if own is None and theirs else _verdict(weights, own)
-        sightings.append(Sighting(seen, row_sum.low, row_sum.high, report))
+    outputs = _own_outputs(model, prepared)
+    sums, compared = RowSums(), _Compared({kind: _reported(outputs, kind) for kind in OWN_NAMES})
+    record = model.run(prepared, [sums, compared])
+    sightings = [
+        Sighting(seen, row_sum.low, row_sum.high, compared.verdict(number, seen.site.kind))
+        for number, (seen, row_sum) in enumerate(zip(record.sites, sums.sums, strict=True))
+    ]
     return Survey(tuple(sightings), tuple(record.holes), (*model.notes, *prepared.notes))
 
 
 @dataclass(frozen=True, eq=False)
-class _EveryHead:
-    """Keeps the weights of every call, in the order they ran."""
+class _Compared:
+    """Compares every call with what the model reported of it: of each kind the n-th with the n-th."""
 
-    weights: list[Tensor]
+    reported: Mapping[str, Sequence[Tensor | None]]
+    met: Counter[str] = field(default_factory=Counter)
+    faulty: list[bool] = field(default_factory=list)
 
     def observe(self, attention: Attention) -> None:
-        self.weights.append(attention.weights().clone())
+        theirs = self.reported[attention.site.kind]
+        number = self.met[attention.site.kind]
+        own = theirs[number] if number < len(theirs) else None
+        self.met[attention.site.kind] += 1
+        self.faulty.append(own is None or fault(own, attention) is not None)
+
+    def verdict(self, call: int, kind: str) -> Verdict:
+        theirs = self.reported[kind]
+        if not theirs:
+            return "none"
+        return "wrong" if self.faulty[call] or len(theirs) != self.met[kind] else "right"
 
 
 def _own_outputs(model: Model, prepared: Prepared) -> Any:
@@ -112,17 +114,3 @@ def _reported(outputs: Any, kind: str) -> Sequence[Tensor | None]:
         if isinstance(found, (tuple, list)) and found:
             return found
     return ()
-
-
-def _verdict(weights: Tensor, own: Tensor | None) -> Verdict:
-    if own is None:
-        return "none"
-    if own.shape != weights.shape:
-        return "wrong"
-    close = torch.allclose(own.float(), weights.to(own.device).float(), rtol=0, atol=_tolerance(own))
-    return "right" if close else "wrong"
-
-
-def _tolerance(own: Tensor) -> float:
-    """Rounding of the type that the model computes in."""
-    return max(ROUNDING, 4 * torch.finfo(own.dtype).eps)

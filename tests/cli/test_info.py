@@ -106,3 +106,9 @@ def test_a_model_without_attention_is_one_sentence(run, mamba_folder):
     ran = run("info", mamba_folder)
     assert ran.code == 1
     assert "has no attention to show" in ran.err
+
+
+def test_a_text_of_one_token_is_reported_rightly_though_all_heads_are_alike(run, causal_folder):
+    answer = json.loads(run("info", causal_folder, "a", "--json").out)
+    assert answer["sites"][0]["queries"] == 1
+    assert {site["own_report"] for site in answer["sites"]} == {"right"}

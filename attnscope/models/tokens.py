@@ -22,11 +22,13 @@ def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
     """
     segment = 0
     tokens = []
-    for index, word in enumerate(_words(encoding, texts)):
-        sequence = encoding.sequence_ids[index]
+    columns = encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask
+    sequences = encoding.sequence_ids  # each property of an encoding makes a new list when it is read
+    words = _words(encoding, sequences, texts)
+    for id_, spelling, span, marked, sequence, word in zip(*columns, sequences, words, strict=True):
         segment = segment if sequence is None else sequence
-        special = sequence is None or bool(encoding.special_tokens_mask[index])
-        tokens.append(Token(_piece(encoding, index, texts), encoding.ids[index], special, segment, word))
+        text = spelling if sequence is None else _piece(spelling, texts[sequence][slice(*span)])
+        tokens.append(Token(text, id_, sequence is None or bool(marked), segment, word))
     return tuple(tokens)
 
 
@@ -59,40 +61,37 @@ def readable(spelling: str) -> str:
     return text.strip() or text
 
 
-def _piece(encoding: Encoding, index: int, texts: Sequence[str]) -> str:
-    sequence = encoding.sequence_ids[index]
-    if sequence is None:
-        return encoding.tokens[index]
-    start, stop = encoding.offsets[index]
-    covered = texts[sequence][start:stop]
-    spelled = readable(encoding.tokens[index])
+def _piece(spelling: str, covered: str) -> str:
+    """What is shown of a token with that spelling, which covers that part of the text."""
+    spelled = readable(spelling)
     if spelled.isspace() and not covered.isspace():
         return spelled  # a word mark that the tokenizer put in claims the character after it
     return covered.strip() or covered or spelled
 
 
-def _words(encoding: Encoding, texts: Sequence[str]) -> list[int | None]:
+def _words(encoding: Encoding, sequences: Sequence[int | None], texts: Sequence[str]) -> list[int | None]:
     """The running number of each token's word, ``None`` for special tokens.
 
     A tokenizer that never splits a text into words (all pieces carry one word id) says nothing about
     them; there the spaces of the text decide.
     """
-    pairs = set(zip(encoding.sequence_ids, encoding.word_ids, strict=True))
+    word_ids, offsets = encoding.word_ids, encoding.offsets
+    pairs = set(zip(sequences, word_ids, strict=True))
     whole = [sum(sequence == number for sequence, _ in pairs) < 2 for number in range(len(texts))]
     starts = [[match.start() for match in re.finditer(r"\S+", text)] for text in texts]
     numbers: list[int | None] = []
     running, last = -1, None
-    for index, sequence in enumerate(encoding.sequence_ids):
+    for index, sequence in enumerate(sequences):
         if sequence is None:
             numbers.append(None)
             last = None
             continue
         if whole[sequence]:
-            start, stop = encoding.offsets[index]
+            start, stop = offsets[index]
             covered = texts[sequence][start:stop]
             word = bisect_right(starts[sequence], start + len(covered) - len(covered.lstrip()))
         else:
-            word = encoding.word_ids[index] or 0
+            word = word_ids[index] or 0
         running += (sequence, word) != last
         last = (sequence, word)
         numbers.append(running)

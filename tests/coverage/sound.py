@@ -1,0 +1,78 @@
+"""Recipes of the types that read sound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.coverage.feed import LENGTH, noise, numbers
+from tests.coverage.recipe import Recipe
+
+
+def features(*shape: int, mask: str | None = None, name: str = "input_features") -> Any:
+    """Features of two sounds, [frame, feature] or [feature, frame]; with a mask over the frames if it is named."""
+    given = {name: noise(2, *shape)}
+    if mask is not None:
+        given[mask] = torch.ones(2, max(shape), dtype=torch.long)
+    return lambda model: given
+
+
+def packed(model: Any) -> dict[str, Any]:
+    """Two sounds one after the other, [feature, frame], with their lengths."""
+    mels = model.config.num_mel_bins
+    return {"input_features": noise(mels, 80), "feature_lens": torch.tensor([48, 32])}
+
+
+FRAMES = {"max_source_positions": 20}
+
+SOUND: dict[str, Recipe] = {
+    "data2vec-audio": Recipe(changes={"num_conv_pos_embedding_groups": 4}),
+    "audio-spectrogram-transformer": Recipe(changes={"max_length": 64}),
+    "voxtral_encoder": Recipe(changes=FRAMES),
+    "qwen2_audio_encoder": Recipe(changes=FRAMES),
+    "moss_transcribe_diarize_audio": Recipe(changes=FRAMES),
+    "audioflamingo3_encoder": Recipe(changes=FRAMES, inputs=features(128, 40, mask="input_features_mask")),
+    "qwen2_5_omni_audio_encoder": Recipe(changes={"n_window": 10}, inputs=packed),
+    "qwen3_omni_moe_audio_encoder": Recipe(changes={"n_window": 10, "n_window_infer": 40}, inputs=packed),
+    "qwen3_asr_encoder": Recipe(inputs=features(128, 64, mask="input_features_mask")),
+    "fun_asr_nano_encoder": Recipe(inputs=features(20, 560, mask="input_features_mask")),
+    "granite_speech_encoder": Recipe(
+        inputs=lambda model: {"hidden_states": noise(2, 20, model.config.input_dim)}
+    ),
+    "granite_speech_plus_encoder": Recipe(
+        inputs=lambda model: {"hidden_states": noise(2, 20, model.config.input_dim)}
+    ),
+    "speech_to_text": Recipe(
+        inputs=lambda model: {
+            "input_features": noise(2, 40, model.config.input_feat_per_channel),
+            "attention_mask": torch.ones(2, 40, dtype=torch.long),
+            "decoder_input_ids": numbers(100, 2, 6),
+        }
+    ),
+    "speecht5": Recipe(
+        inputs=lambda model: {
+            "input_values": noise(2, LENGTH, model.config.hidden_size),
+            "decoder_input_values": noise(2, 6, model.config.hidden_size),
+        }
+    ),
+    "wav2vec2-bert": Recipe(inputs=features(20, 10)),
+    "clap": Recipe(
+        inputs=lambda model: {
+            "input_ids": numbers(100, 2, LENGTH),
+            "input_features": noise(2, 4, 1001, 64),
+            "is_longer": torch.tensor([[True], [False]]),
+        }
+    ),
+    "clvp": Recipe(
+        inputs=lambda model: {"input_ids": numbers(100, 2, LENGTH), "input_features": noise(2, 80, 32)}
+    ),
+    "phi4_multimodal_audio": Recipe(
+        inputs=lambda model: {"hidden_states": noise(2, 64, 80), "mask": torch.ones(2, 64, dtype=torch.bool)}
+    ),
+    "vits": Recipe(gain=1.0),
+    "moonshine_streaming": Recipe(changes={"num_key_value_heads": 8}),
+    "mimi": Recipe(changes={"upsample_groups": 32}),
+    "mimi_decoder": Recipe(changes={"upsample_groups": 32}),
+    "pocket_tts_audio_tokenizer": Recipe(changes={"upsample_groups": 32}),
+}

@@ -1,0 +1,139 @@
+"""Recipes of the types that read images or films."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.coverage.feed import noise
+from tests.coverage.recipe import Recipe
+from tests.coverage.shrink import RESNET
+
+
+def pixels(*shape: int, name: str = "pixel_values") -> Any:
+    """Two images, or two films, of this shape."""
+    return lambda model: {name: noise(2, *shape)}
+
+
+def flat_patches(size: int, name: str = "flattened_patches") -> Any:
+    """Sixteen patches of an image, each with its row and column in front."""
+
+    def given(model: Any) -> dict[str, Any]:
+        places = torch.cartesian_prod(torch.arange(1.0, 5), torch.arange(1.0, 5)).expand(2, 16, 2)
+        return {name: torch.cat([places, noise(2, 16, size)], -1), "attention_mask": torch.ones(2, 16)}
+
+    return given
+
+
+def shaped_patches(model: Any) -> dict[str, Any]:
+    """Sixteen patches of an image with the shape of their grid."""
+    return {
+        "pixel_values": noise(2, 16, 768),
+        "pixel_attention_mask": torch.ones(2, 16, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[4, 4], [2, 8]]),
+    }
+
+
+def placed_patches(model: Any) -> dict[str, Any]:
+    """Patches with their columns and rows, in a grid that the pooling divides."""
+    places = torch.cartesian_prod(torch.arange(6), torch.arange(6)).expand(2, 36, 2)
+    return {"pixel_values": noise(2, 36, 768), "pixel_position_ids": places}
+
+
+def tiles(model: Any) -> dict[str, Any]:
+    """One image in two tiles of four, for each text."""
+    return {
+        "pixel_values": noise(2, 1, 4, 3, 56, 56),
+        "aspect_ratio_ids": torch.tensor([[2], [2]]),
+        "aspect_ratio_mask": torch.tensor([[[1, 1, 0, 0]]] * 2),
+    }
+
+
+def prompted(model: Any) -> dict[str, Any]:
+    """An image with an example and its answer."""
+    high, wide = model.config.image_size
+    shape = high // 2, wide
+    return {
+        "pixel_values": noise(2, 3, *shape),
+        "prompt_pixel_values": noise(2, 3, *shape),
+        "prompt_masks": noise(2, 3, *shape),
+    }
+
+
+SMALL = {"image_size": 56}
+FILM = {"image_size": 32, "num_frames": 4}
+ROTATED = {"num_heads": 9}  # whose size is even, for rotary embeddings in two dimensions
+FROM_RESNET = {
+    "backbone_config": RESNET,
+    "encoder_in_channels": [8, 16, 16],
+    "decoder_in_channels": [16, 16, 16],
+}
+DENSE = {"backbone_config.out_indices": [1, 2, 3, 4], "backbone_config.out_features": None}
+FOUR_STAGES = RESNET | {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
+SAM = {"prompt_encoder_config.image_embedding_size": 16}
+
+VISION: dict[str, Recipe] = {
+    "internvl_vision": Recipe(changes={"image_size": [56, 56]}),
+    "qianfan_ocr_vision": Recipe(changes={"image_size": [56, 56]}),
+    "granite_docling_vision": Recipe(changes={"image_size": 64}),
+    "phi4_multimodal_vision": Recipe(changes={"image_size": 56, "crop_size": 56}),
+    "tipsv2_vision_model": Recipe(changes=SMALL),
+    "vivit": Recipe(changes=FILM),
+    "videomae": Recipe(changes=FILM),
+    "vjepa2": Recipe(
+        changes={"crop_size": 32, "frames_per_clip": 4},
+        inputs=pixels(4, 3, 32, 32, name="pixel_values_videos"),
+    ),
+    "videoprism_vision_model": Recipe(
+        changes={"image_size": 36, "num_frames": 4}, inputs=pixels(4, 3, 36, 36, name="pixel_values_videos")
+    ),
+    "xclip_vision_model": Recipe(
+        changes={"image_size": 64}, inputs=lambda model: {"pixel_values": noise(16, 3, 64, 64)}
+    ),
+    "llama4_vision_model": Recipe(changes=SMALL | {"num_attention_heads": 4}),
+    "mlcd": Recipe(changes=SMALL | {"num_attention_heads": 13}),
+    "mlcd_vision_model": Recipe(changes=SMALL | {"num_attention_heads": 13}),
+    "mllama_vision_model": Recipe(changes=SMALL | {"intermediate_layers_indices": [0, 1]}, inputs=tiles),
+    "florence_vision": Recipe(inputs=lambda model: {"hidden_states": noise(2, 3, 64, 64)}),
+    "bridgetower_vision_model": Recipe(
+        changes={"hidden_size": 128, "image_size": 64}, inputs=lambda model: {"image": noise(2, 3, 64, 64)}
+    ),
+    "chmv2": Recipe(layers=4, changes=DENSE | {"backbone_config.image_size": 64}),
+    "depth_anything": Recipe(layers=4, changes=DENSE | {"backbone_config.image_size": 56}),
+    "prompt_depth_anything": Recipe(layers=4, changes=DENSE | {"backbone_config.image_size": 56}),
+    "zoedepth": Recipe(layers=4, changes=DENSE | {"backbone_config.image_size": 64}),
+    "rt_detr": Recipe(changes=FROM_RESNET),
+    "rt_detr_v2": Recipe(changes=FROM_RESNET),
+    "d_fine": Recipe(changes=FROM_RESNET),
+    "deimv2": Recipe(changes=FROM_RESNET),
+    "pp_doclayout_v2": Recipe(changes=FROM_RESNET),
+    "pp_doclayout_v3": Recipe(changes=FROM_RESNET),
+    "pp_doclayout_v4": Recipe(changes=FROM_RESNET),
+    "maskformer": Recipe(changes={"backbone_config": FOUR_STAGES}),
+    "mask2former": Recipe(changes={"backbone_config": FOUR_STAGES}),
+    "oneformer": Recipe(changes={"backbone_config": FOUR_STAGES, "conv_dim": 32}),
+    "sam": Recipe(changes=SAM),
+    "sam_hq": Recipe(changes=SAM),
+    "seggpt": Recipe(changes={"image_size": [64, 32]}, inputs=prompted),
+    "siglip2_vision_model": Recipe(inputs=shaped_patches),
+    "gemma4_vision": Recipe(inputs=placed_patches),
+    "pix2struct_vision_model": Recipe(inputs=flat_patches(768)),
+    "kosmos_2_5_vision_model": Recipe(inputs=flat_patches(768)),
+    "idefics2_perceiver": Recipe(
+        inputs=lambda model: {
+            "context": noise(2, 20, model.config.hidden_size),
+            "attention_mask": torch.ones(2, 20, dtype=torch.long),
+        }
+    ),
+    "qwen3_vl_vision": Recipe(changes=ROTATED),
+    "qwen3_vl_moe_vision": Recipe(changes=ROTATED),
+    "qwen3_5_vision": Recipe(changes=ROTATED),
+    "qwen3_5_moe_vision": Recipe(changes=ROTATED),
+    "qwen3_omni_moe_vision_encoder": Recipe(changes=ROTATED),
+    "qwen4_exp_vision": Recipe(changes=ROTATED),
+    "cohere_compass_vision": Recipe(changes=ROTATED),
+    "paddleocr_vl_vision": Recipe(changes={"num_attention_heads": 9}),
+    "superglue": Recipe(inputs=pixels(2, 3, 64, 64)),
+    "lightglue": Recipe(inputs=pixels(2, 3, 64, 64)),
+}

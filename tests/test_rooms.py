@@ -11,7 +11,7 @@ PACKAGE = Path(attnscope.__file__).parent
 FLOORS = [
     {"errors", "registry"},
     {"attention"},
-    {"measures", "compare", "capture"},
+    {"measures", "divergence", "capture"},
     {"network", "models", "views"},
     {"render", "look"},
     {"cli", "__main__"},

@@ -1,0 +1,31 @@
+"""How far heads are apart: the Jensen-Shannon divergence of their rows, and what it says of many heads.
+
+spread = between(rows)              # [head, row, key] -> every pair of heads
+groups(spread.mean)                 # which heads are alike, and an order in which they stand together
+plane(spread.mean)                  # every head as a point, as near to the others as it behaves
+matches(between(rows, others).mean) # which head of another model does the same
+align(texts, other_texts)           # which tokens of two texts belong together
+"""
+
+from attnscope.divergence.alignment import Alignment, align
+from attnscope.divergence.groups import Groups, groups
+from attnscope.divergence.jensen_shannon import LARGEST, Spread, between, divergence
+from attnscope.divergence.matching import matches
+from attnscope.divergence.plane import Plane, plane
+from attnscope.divergence.texts import Averaged, averaged
+
+__all__ = [
+    "LARGEST",
+    "Alignment",
+    "Averaged",
+    "Groups",
+    "Plane",
+    "Spread",
+    "align",
+    "averaged",
+    "between",
+    "divergence",
+    "groups",
+    "matches",
+    "plane",
+]

@@ -1,0 +1,84 @@
+"""Heads that are alike: hierarchical clustering of their distances, and how many groups there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RULE = "average linkage, cut where the mean silhouette is largest"
+"""How groups are made, in words."""
+
+MOST = 24
+"""Groups that are tried at most: more of them would explain nothing to anybody."""
+
+ORDERED = 600
+"""Heads up to which neighbours in the tree are put next to each other; the time grows with their square."""
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Heads in groups, in an order in which alike heads stand together.
+
+    ``members`` holds the numbers of the heads of each group, in that order; a loner is a group of one.
+    ``silhouette`` is the mean silhouette (Rousseeuw 1987), 1 for groups that stand far apart, 0 for none.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    silhouette: float
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All heads, group by group."""
+        return tuple(head for group in self.members for head in group)
+
+    @property
+    def loners(self) -> tuple[int, ...]:
+        """The heads that are in no group with any other."""
+        return tuple(group[0] for group in self.members if len(group) == 1)
+
+
+def groups(distances: NDArray[np.float64]) -> Groups:
+    """Groups of alike heads by average linkage.  [head, head] -> Groups
+
+    The tree is cut into the number of groups, 2 to ``MOST``, whose mean silhouette is largest. Fewer than
+    three heads, and heads that are all the same, make one group.
+    """
+    count = len(distances)
+    if count < 3 or not distances.any():
+        return Groups((tuple(range(count)),), 0.0)
+    from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    flat = squareform(distances, checks=False)
+    tree = linkage(flat, "average", optimal_ordering=count <= ORDERED)
+    best, found = -1.0, np.ones(count, int)
+    for number in range(2, min(MOST, count - 1) + 1):
+        labels = fcluster(tree, number, "maxclust")
+        score = silhouette(distances, labels)
+        if score > best + 1e-9:
+            best, found = score, labels
+    members: dict[int, list[int]] = {}
+    for head in leaves_list(tree):
+        members.setdefault(int(found[head]), []).append(int(head))
+    return Groups(tuple(tuple(heads) for heads in members.values()), float(best))
+
+
+def silhouette(distances: NDArray[np.float64], labels: NDArray[np.int_]) -> float:
+    """The mean silhouette of a grouping (Rousseeuw 1987).  [head, head], [head] -> number
+
+    Of each head: ``(b - a) / max(a, b)``, with ``a`` its mean distance to the others of its group and ``b``
+    that to the nearest other group; 0 for a head that is alone.
+    """
+    member = labels == np.unique(labels)[:, None]  # [group, head]
+    sizes = member.sum(1)
+    if len(sizes) < 2:
+        return 0.0
+    sums = member @ distances  # [group, head]
+    own = np.where(member, sums / np.maximum(sizes - 1, 1)[:, None], 0).sum(0)  # [head]
+    nearest = np.where(member, np.inf, sums / sizes[:, None]).min(0)
+    larger = np.maximum(own, nearest)
+    alone = member.T @ (sizes == 1)
+    scores = np.where(alone | (larger == 0), 0.0, (nearest - own) / np.where(larger == 0, 1, larger))
+    return float(scores.mean())

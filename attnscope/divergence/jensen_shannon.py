@@ -1,0 +1,97 @@
+"""The Jensen-Shannon divergence between rows of attention, in nats.
+
+``JS(P, Q) = H((P + Q) / 2) - (H(P) + H(Q)) / 2`` (Lin 1991, "Divergence measures based on the Shannon
+entropy"), 0 for equal rows and log 2 for rows that share no key. Its square root is a metric. Clark et
+al. 2019 ("What Does BERT Look At?") sum it over rows to compare heads; here it is averaged.
+
+A row that sums to less than 1 leaves the rest on a sink that no token owns; the rest counts as one more
+key. A row that sums to more than 1 is divided by its sum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGEST = math.log(2)
+"""The divergence of two rows that share no key."""
+
+BLOCK = 1 << 17
+"""Weights that are compared with one head at a time: they and their logarithms stay in the cache."""
+
+TINY = 1e-30
+"""Stands for no attention: its ``p log p`` is nothing beside what float32 resolves."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """The divergence of pairs of heads over rows: its mean and its standard deviation, both in nats.
+
+    ``rows`` is how many rows there were. The deviation of a single row is 0.
+    """
+
+    mean: NDArray[np.float64]  # [head, other]
+    deviation: NDArray[np.float64]  # [head, other]
+    rows: int
+
+    def error(self, population: int) -> NDArray[np.float64]:
+        """Standard error of the mean, of a sample from so many rows; 0 if it is all.  -> [head, other]"""
+        missing = max(0.0, 1 - self.rows / population)
+        found: NDArray[np.float64] = self.deviation * math.sqrt(missing / self.rows)
+        return found
+
+
+def divergence(one: Tensor, other: Tensor) -> Tensor:
+    """Divergence of two rows, in nats.  [..., key], [..., key] -> [...]"""
+    one, other = _halves(one), _halves(other)
+    return (_entropy(one + other) - (_entropy(one + one) + _entropy(other + other)) / 2).clamp(min=0)
+
+
+def between(rows: Tensor, others: Tensor | None = None) -> Spread:
+    """Divergence of every head from every other one, over their rows.  [head, row, key] -> [head, head]
+
+    With ``others``, ``[other, row, key]``: of every head from each of those.  -> [head, other]
+    """
+    import torch
+
+    heads, count, keys = rows.shape
+    size = heads if others is None else len(others)
+    total, squares = torch.zeros(2, heads, size, dtype=torch.float64)
+    step = max(1, BLOCK // max(1, size * keys))
+    for start in range(0, count, step):
+        these = _halves(rows[:, start : start + step])  # [head, row, key + 1]
+        those = these if others is None else _halves(others[:, start : start + step])
+        own, their = _entropy(these + these), _entropy(those + those)  # [head, row], [other, row]
+        for head in range(heads):
+            first = head + 1 if others is None else 0
+            mixed = _entropy(those[first:] + these[head])  # [other, row]
+            apart = (mixed - (their[first:] + own[head]) / 2).clamp(min=0).double()
+            total[head, first:] += apart.sum(-1).cpu()
+            squares[head, first:] += apart.square().sum(-1).cpu()
+    if others is None:
+        total, squares = total + total.T, squares + squares.T
+    mean = total / max(count, 1)
+    variance = (squares - count * mean.square()).clamp(min=0) / max(count - 1, 1)
+    return Spread(mean.numpy(), variance.sqrt().numpy(), count)
+
+
+def _halves(rows: Tensor) -> Tensor:
+    """Half of each weight, the rest of the row as one more key.  [..., key] -> [..., key + 1]"""
+    import torch
+
+    rows = rows.clamp(min=0)
+    sums = rows.sum(-1, keepdim=True)
+    rest = (1 - sums).clamp(min=0)
+    return torch.cat([rows / sums.clamp(min=1), rest], -1) / 2 + TINY
+
+
+def _entropy(rows: Tensor) -> Tensor:
+    """Shannon entropy in nats, of rows without a zero.  [..., key] -> [...]"""
+    return -(rows.log().mul_(rows)).sum(-1)

@@ -7,7 +7,7 @@ from attnscope.capture.recorder import Observer
 from attnscope.capture.recording import recording
 from attnscope.capture.reported import fault
 from attnscope.capture.rowsums import RowSum, RowSums
-from attnscope.capture.stitch import stitched
+from attnscope.capture.steps import Replay, Steps
 
 __all__ = [
     "Hole",
@@ -17,10 +17,11 @@ __all__ = [
     "Pool",
     "Pooled",
     "Record",
+    "Replay",
     "RowSum",
     "RowSums",
     "SiteRecord",
+    "Steps",
     "fault",
     "recording",
-    "stitched",
 ]

@@ -23,7 +23,7 @@ class Folded:
     """The heads of one attention call, folded.
 
     ``open`` is False where the mask closes everything that went into a cell. ``broken`` counts the
-    weights that were not finite numbers; they count as 0.
+    weights that were not finite numbers; they count as 0, and as closed.
     """
 
     site: Site
@@ -60,13 +60,14 @@ class Fold:
             stop = min(size, start + step)
             rows = attention.rows(start, stop).float()  # [batch, head, row, key]
             finite = rows.isfinite()
+            allowed = attention.allowed(start, stop)  # [batch or 1, head or 1, row, key]
             if not finite.all():
                 broken += int((~finite).sum())
                 rows = rows.where(finite, 0)
-            allowed = attention.allowed(start, stop).float()  # [batch or 1, head or 1, row, key]
+                allowed = allowed & finite
             part = None if down is None else down[:, start:stop].to(rows)
             values.append(_fold(rows, part, across))
-            opened.append(_fold(allowed, part, across) > 0)
+            opened.append(_fold(allowed.float(), part, across) > 0)
         self.maps.append(
             Folded(
                 site=attention.site,

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-RULE = "average linkage, cut where the mean silhouette is largest"
-"""How groups are made, in words."""
-
-MOST = 24
-"""Groups that are tried at most: more of them would explain nothing to anybody."""
+CUT = 0.75
+"""Heads are of one group if they are nearer, on average, than this share of the median of all pairs."""
 
 ORDERED = 600
 """Heads up to which neighbours in the tree are put next to each other; the time grows with their square."""
@@ -42,27 +39,22 @@ class Groups:
 def groups(distances: NDArray[np.float64]) -> Groups:
     """Groups of alike heads by average linkage.  [head, head] -> Groups
 
-    The tree is cut into the number of groups, 2 to ``MOST``, whose mean silhouette is largest. Fewer than
-    three heads, and heads that are all the same, make one group.
+    The tree is cut at ``CUT`` times the median distance of all pairs, so that the grouping is the same for a
+    model whose heads are all near each other as for one whose heads are all far apart.
     """
     count = len(distances)
-    if count < 3 or not distances.any():
+    pairs = distances[np.triu_indices(count, 1)]
+    if not pairs.any():
         return Groups((tuple(range(count)),), 0.0)
     from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
     from scipy.spatial.distance import squareform
 
-    flat = squareform(distances, checks=False)
-    tree = linkage(flat, "average", optimal_ordering=count <= ORDERED)
-    best, found = -1.0, np.ones(count, int)
-    for number in range(2, min(MOST, count - 1) + 1):
-        labels = fcluster(tree, number, "maxclust")
-        score = silhouette(distances, labels)
-        if score > best + 1e-9:
-            best, found = score, labels
+    tree = linkage(squareform(distances, checks=False), "average", optimal_ordering=count <= ORDERED)
+    found = fcluster(tree, CUT * np.median(pairs), "distance")  # [head]
     members: dict[int, list[int]] = {}
     for head in leaves_list(tree):
         members.setdefault(int(found[head]), []).append(int(head))
-    return Groups(tuple(tuple(heads) for heads in members.values()), float(best))
+    return Groups(tuple(tuple(heads) for heads in members.values()), silhouette(distances, found))
 
 
 def silhouette(distances: NDArray[np.float64], labels: NDArray[np.int_]) -> float:

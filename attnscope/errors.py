@@ -7,7 +7,8 @@ on standard error and exits with code 1; the library raises it.
     ├── InputError       the text, its file or its length
     ├── ModelError       the model: not found, not loadable, without attention
     ├── SelectionError   a layer, head, token, kind, measure or format that does not exist
-    └── OutputError      a file that cannot be written
+    ├── OutputError      a file that cannot be written
+    └── SizeError        work that would not fit the memory that is free
 """
 
 from __future__ import annotations
@@ -31,3 +32,13 @@ class SelectionError(AttnscopeError):
 
 class OutputError(AttnscopeError):
     """A result cannot be written where it was asked for."""
+
+
+class SizeError(AttnscopeError):
+    """The work would not fit the memory that is free."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a foreign exception says, without its full stop; else the exception's name."""
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".") if text else type(error).__name__

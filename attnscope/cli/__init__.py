@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -23,7 +23,10 @@ from attnscope.cli.stats import EXAMPLES as STATS_EXAMPLES
 from attnscope.cli.stats import stats
 from attnscope.cli.train import EXAMPLES as TRAIN_EXAMPLES
 from attnscope.cli.train import LOSS_EXAMPLES, loss, train
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, first_line
+
+LONGEST = 500
+"""Characters of an error; whatever was quoted in a longer one loses its middle."""
 
 app = typer.Typer(
     name="attnscope",
@@ -74,15 +77,30 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("ATTNSCOPE_TRACEBACK"):
             raise
+        if isinstance(error, OSError) and error.strerror:
+            _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+        if _out_of_memory(error):
+            _fail(
+                f"out of memory ({first_line(error)}): cut the text with --max-tokens, pick one --layer, or "
+                "take a smaller --dtype or model"
+            )
         _fail(
             f"unexpected {type(error).__name__}: {error} "
             "(ATTNSCOPE_TRACEBACK=1 shows where; please report it with the command)"
         )
 
 
-def _fail(sentence: str) -> None:
-    """One line on stderr, with nothing in it that a terminal would obey."""
+def _out_of_memory(error: Exception) -> bool:
+    """Whether Python, torch on a CPU, or torch on an accelerator could not get memory."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "DefaultCPUAllocator" in str(error)
+
+
+def _fail(sentence: str) -> NoReturn:
+    """One line on stderr, with nothing in it that a terminal would obey and no more than can be read."""
     line = " ".join(sentence.split()).removesuffix(".")
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
     encoding = sys.stderr.encoding or "ascii"
     print(f"attnscope: {shown}".encode(encoding, "replace").decode(encoding), file=sys.stderr)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.model import Model, Prepared, accepts
 from attnscope.models.tokens import tokens_of, tokens_of_ids
 
@@ -206,7 +206,7 @@ def _ask_hub(name: str, revision: str | None) -> None:
     except Exception as error:  # every transport has its own exceptions for "nobody answers"
         raise ModelError(
             f"no model {name!r}: there is no such folder here, it is not in the cache, and the hub cannot "
-            f"be reached ({_first_line(error)})"
+            f"be reached ({first_line(error)})"
         ) from None
 
 
@@ -237,9 +237,4 @@ def _reason(name: str, error: Exception) -> str:
             f"{name} has no safetensors weights: pass --allow-pickle to load pickled ones, "
             "if you trust whoever made them"
         )
-    return f"{name} cannot be loaded: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0].rstrip(".") if text else type(error).__name__
+    return f"{name} cannot be loaded: {first_line(error)}"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind
 from attnscope.capture import Observer, Record
-from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.errors import AttnscopeError, InputError, ModelError, first_line
 from attnscope.models.model import Model, Prepared
 from attnscope.models.reading import Reader
 
@@ -148,5 +148,5 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise InputError(f"no such file: {path}") from None
     except Exception as error:  # three formats, each with exceptions of its own for a damaged file
-        raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+        raise InputError(f"{path} cannot be read: {first_line(error)}") from error
     raise InputError(f"{path} is no tensor file: its name must end in .safetensors, .npz or .pt")

@@ -1,0 +1,63 @@
+"""What holds of every command: how it starts, and how it ends when something goes wrong."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from attnscope import cli
+
+
+def failing(monkeypatch, capsys, error):
+    def app():
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(28, "No space left on device", "/out/heads.png"), "No space left on device: /out/heads.png"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (MemoryError(), "out of memory (MemoryError): cut the text with --max-tokens"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "out of memory ("),
+        (KeyError("x"), "unexpected KeyError: 'x' (ATTNSCOPE_TRACEBACK=1 shows where"),
+    ],
+)
+def test_what_nobody_foresaw_is_one_sentence_too(monkeypatch, capsys, error, sentence):
+    monkeypatch.delenv("ATTNSCOPE_TRACEBACK", raising=False)
+    code, told = failing(monkeypatch, capsys, error)
+    assert code == 1
+    assert told.startswith(f"attnscope: {sentence}")
+    assert told.count("\n") == 1
+
+
+def test_a_long_sentence_loses_its_middle(monkeypatch, capsys):
+    code, told = failing(monkeypatch, capsys, OSError(36, "File name too long", "x" * 5000))
+    assert code == 1
+    assert len(told) < 550
+    assert " ... " in told
+
+
+def test_a_traceback_is_shown_to_those_who_ask(monkeypatch, capsys):
+    monkeypatch.setenv("ATTNSCOPE_TRACEBACK", "1")
+
+    def app():
+        raise KeyError("x")
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(KeyError):
+        cli.main()
+
+
+def test_ctrl_c_ends_with_130_and_no_word_even_while_python_imports(tmp_path):
+    # typer stands for what is imported first: here it is a file that is interrupted
+    (tmp_path / "typer.py").write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGINT)})\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from attnscope.__main__ import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

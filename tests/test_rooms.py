@@ -9,7 +9,7 @@ import attnscope
 
 PACKAGE = Path(attnscope.__file__).parent
 FLOORS = [
-    {"errors", "registry"},
+    {"errors", "registry", "memory"},
     {"attention"},
     {"measures", "divergence", "capture"},
     {"network", "models", "views"},

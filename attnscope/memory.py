@@ -1,0 +1,73 @@
+"""What work takes and what memory is free, so that too much is refused before it begins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from attnscope.errors import SizeError
+
+UNNOTICED = 1 << 28
+"""Bytes that are asked for without looking: 256 MB."""
+
+
+def free_memory() -> int | None:
+    """Bytes that this process could still take: of the machine, or of its container if that has less.
+
+    ``None`` where the system does not say.
+    """
+    known = [size for size in (_machine(), _container()) if size is not None]
+    return min(known, default=None)
+
+
+def require(size: int, what: str, instead: str) -> None:
+    """Raise ``SizeError`` if ``size`` bytes are not free; ``instead`` says what to do then."""
+    if size <= UNNOTICED:
+        return
+    free = free_memory()
+    if free is not None and size > free:
+        raise SizeError(
+            f"{what} would take {readable(size)}, and {readable(free)} of memory are free: {instead}"
+        )
+
+
+def readable(size: int) -> str:
+    """Bytes as a person says them: ``1.4 GB``."""
+    amount = float(size)
+    for unit in ("bytes", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:,.1f} GB"
+
+
+def _machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf, macOS not these names
+        return None
+
+
+def _container() -> int | None:
+    """What the memory limit of a control group leaves (Linux, version 2)."""
+    try:
+        folder = Path("/sys/fs/cgroup") / _group()
+        most = (folder / "memory.max").read_text(encoding="ascii").strip()
+        taken = int((folder / "memory.current").read_text(encoding="ascii"))
+        # files that are only cached make room when memory is asked for
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        cached = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+        return None if most == "max" else max(0, int(most) - taken + cached)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _group() -> str:
+    line = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1]
+    return line.split(":", 2)[2].strip().lstrip("/")

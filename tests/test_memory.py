@@ -1,0 +1,51 @@
+"""What is free, and what is refused because it is not."""
+
+import pytest
+
+from attnscope import memory
+from attnscope.errors import SizeError
+
+
+def test_what_is_free_is_a_plausible_number():
+    free = memory.free_memory()
+    assert free is None or 1e6 < free < 1e15
+
+
+def test_what_does_not_fit_is_refused_with_both_numbers_and_a_way_out(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda: 2 * 10**9)
+    with pytest.raises(SizeError) as refused:
+        memory.require(3_400_000_000, "the model", "take a smaller --dtype")
+    assert str(refused.value) == (
+        "the model would take 3.4 GB, and 2.0 GB of memory are free: take a smaller --dtype"
+    )
+
+
+@pytest.mark.parametrize("size", [0, 10**6, 2 * 10**9])
+def test_what_fits_passes(monkeypatch, size):
+    monkeypatch.setattr(memory, "free_memory", lambda: 2 * 10**9)
+    memory.require(size, "it", "")
+
+
+def test_little_work_does_not_even_look(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda: 0)
+    memory.require(memory.UNNOTICED, "it", "")
+
+
+def test_where_the_system_says_nothing_nothing_is_refused(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda: None)
+    memory.require(10**15, "it", "")
+
+
+def test_the_tighter_of_machine_and_container_counts(monkeypatch):
+    monkeypatch.setattr(memory, "_machine", lambda: 5)
+    monkeypatch.setattr(memory, "_container", lambda: 3)
+    assert memory.free_memory() == 3
+    monkeypatch.setattr(memory, "_container", lambda: None)
+    assert memory.free_memory() == 5
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(12, "12 bytes"), (1_500, "1.5 kB"), (64_000_000, "64 MB"), (7.25e12, "7,250.0 GB")]
+)
+def test_sizes_are_told_as_a_person_says_them(size, text):
+    assert memory.readable(size) == text

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError
+from attnscope.views.labels import visible
 
 if TYPE_CHECKING:
     from attnscope.capture import Observer, Record
@@ -57,9 +58,12 @@ class Model(ABC):
 
     @property
     def title(self) -> str:
-        """The name as a title has room for it: of a folder, the last two parts of its path."""
+        """The name as a title has room for it: of a folder, the last two parts of its path.
+
+        Whoever made the folder chose its name: nothing in it steers a terminal.
+        """
         parts = Path(self.name).parts
-        return self.name if len(parts) < 3 else "…/" + "/".join(parts[-2:])
+        return visible(self.name if len(parts) < 3 else "…/" + "/".join(parts[-2:]))
 
     @property
     def device(self) -> torch.device:

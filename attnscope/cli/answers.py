@@ -162,6 +162,7 @@ def head_numbers(head: HeadFigures) -> dict[str, Any]:
         else {"name": role.name, "score": role.score, "baseline": role.baseline, "sentence": role.sentence},
         "figures": {
             name: {"value": figure.value, "baseline": figure.baseline, "rows": figure.rows}
+            | ({} if figure.error is None else {"error": figure.error, "texts": figure.texts})
             for name, figure in head.figures.items()
         },
         "absent": dict(head.absent),

@@ -27,10 +27,19 @@ def kind_title(kind: str) -> str:
 
 def provenance(seen: Sequence[SiteRecord]) -> str:
     """What ran, in one line: sizes, kernel, type, and how the weights were had."""
-    heads = spans({site.heads for site in seen})
-    layers = f"{len(seen)} layers × {heads} heads" if len(seen) > 1 else f"{heads} heads"
     queries, keys = seen[0].queries, seen[0].keys
     tokens = f"{queries:,} tokens" if queries == keys else f"{queries:,} × {keys:,} tokens"
+    return f"{extent(seen)} · {tokens} · {means(seen)}"
+
+
+def extent(seen: Sequence[SiteRecord]) -> str:
+    """How many layers and heads there are."""
+    heads = spans({site.heads for site in seen})
+    return f"{len(seen)} layers × {heads} heads" if len(seen) > 1 else f"{heads} heads"
+
+
+def means(seen: Sequence[SiteRecord]) -> str:
+    """Kernel, type, and how the weights were had."""
     kernels = " and ".join(dict.fromkeys(site.kernel for site in seen))
     types = " and ".join(dict.fromkeys(str(site.dtype).removeprefix("torch.") for site in seen))
     had = " and ".join(dict.fromkeys(_HAD[site.source] for site in seen))

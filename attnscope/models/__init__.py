@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -83,6 +84,8 @@ def _device(device: str) -> torch.device:
         present.insert(0, "cuda")
     if torch.backends.mps.is_available():
         present.insert(0, "mps")
+    if device == "auto" and present[0] == "cuda":  # torchrun's processes take a GPU of their machine each
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if device == "auto":
         return torch.device(present[0])
     if device.partition(":")[0] not in present:

@@ -80,10 +80,54 @@ class Model(ABC):
         raises ``InputError``, or is cut if ``truncate`` is set; the notes say so.
         """
 
+    def prepare_all(
+        self, texts: Sequence[str], *, max_tokens: int | None = None, truncate: bool = False
+    ) -> list[Prepared | InputError]:
+        """``prepare`` for many texts, with what it raised in the place of a text that it refused."""
+        return [self._prepare_or_refuse(text, max_tokens, truncate) for text in texts]
+
+    def _prepare_or_refuse(self, text: str, max_tokens: int | None, truncate: bool) -> Prepared | InputError:
+        try:
+            return self.prepare(text, max_tokens=max_tokens, truncate=truncate)
+        except InputError as error:
+            return error
+
+    def prepare_chat(
+        self,
+        text: str,
+        *,
+        system: str | None = None,
+        reply: bool = False,
+        max_tokens: int | None = None,
+        truncate: bool = False,
+    ) -> Prepared:
+        """A text as a user's message in the model's chat format; ``system`` is a message before it.
+
+        ``reply`` opens the model's turn, for it to write on. Raises ``InputError`` for a model that has no
+        chat format.
+        """
+        raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
+
+    def generate(
+        self, prepared: Prepared, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> Prepared:
+        """The text with up to ``count`` tokens that the model writes on, fewer if it ends the text itself.
+
+        At temperature 0 each token is the likeliest one; above, it is drawn with ``seed``. A model with a
+        cache is recorded while it writes. Raises ``ModelError`` for a model that does not write, and
+        ``InputError`` if there are no positions left for ``count`` tokens.
+        """
+        raise ModelError(f"{self.name} does not write text: it has no output that is scores of a next token")
+
     def run(self, prepared: Prepared, observers: Sequence[Observer]) -> Record:
-        """One forward pass, seen by ``observers``. Raises ``ModelError`` if no attention happens in it."""
+        """One forward pass, or one recorded generation, seen by ``observers``.
+
+        Raises ``ModelError`` if no attention happens in it.
+        """
         from attnscope.capture import recording
 
+        if prepared.replay is not None:
+            return prepared.replay.shown_to(observers)
         with (
             torch.inference_mode(),
             self.threads(prepared),

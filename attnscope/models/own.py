@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from attnscope.attention import Axis, Kind
+from attnscope.attention import Axis, Kind, Token
+from attnscope.errors import InputError, ModelError
 from attnscope.models.model import Model, Prepared
 from attnscope.models.reading import Reader
+from attnscope.models.writing import Drawing, account, opened, written
 from attnscope.network import Encoder, load, untrained
 from attnscope.network.folder import BUNDLED, PRETRAINED, WEIGHTS
 
@@ -31,6 +33,45 @@ class OwnModel(Model):
         keep, notes = self._fit(len(ids), max_tokens=max_tokens, truncate=truncate)
         if keep is not None:
             ids, tokens = self.reader.read(text, second, keep)
+        return self._prepared(ids, tokens, notes)
+
+    def prepare_all(
+        self, texts: Sequence[str], *, max_tokens: int | None = None, truncate: bool = False
+    ) -> list[Prepared | InputError]:
+        """``prepare`` for many texts, tokenized together."""
+        limit = min(limit for limit in (max_tokens, self.positions) if limit is not None)
+
+        def prepared(text: str, ids: list[int], tokens: tuple[Token, ...]) -> Prepared | InputError:
+            if len(ids) > limit:
+                return self._prepare_or_refuse(text, max_tokens, truncate)
+            return self._prepared(ids, tokens, ())
+
+        return [
+            prepared(text, *reading) for text, reading in zip(texts, self.reader.read_all(texts), strict=True)
+        ]
+
+    def generate(
+        self, prepared: Prepared, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> Prepared:
+        """The text with up to ``count`` tokens written on. There is no cache: one pass then shows them all."""
+        encoder: Encoder = self.module  # type: ignore[assignment]
+        if not encoder.config.causal:
+            raise ModelError(f"{self.name} reads in both directions and does not write on: own-causal does")
+        drawing, ends = Drawing(temperature, seed), self.reader.ends
+        tokens, notes = opened(prepared.tokens, ends)
+        self._room(len(tokens), count)
+
+        def scores(new: list[int]) -> torch.Tensor:
+            ids = torch.tensor([[*(token.id for token in tokens), *new]], device=self.device)
+            return encoder.logits(encoder(ids)[0, -1])
+
+        with torch.inference_mode(), self.threads(prepared):
+            new = written(scores, count, drawing, ends)
+        whole = self.reader.vocabulary.continued(tokens, new)
+        notes = (*prepared.notes, *notes, account(len(tokens), len(new), count, drawing))
+        return self._prepared([token.id for token in whole], whole, notes)
+
+    def _prepared(self, ids: list[int], tokens: tuple[Token, ...], notes: tuple[str, ...]) -> Prepared:
         inputs = {"ids": torch.tensor([ids], device=self.device)}  # [1, token]
         if self.segmented:
             inputs["segments"] = torch.tensor([[token.segment for token in tokens]], device=self.device)

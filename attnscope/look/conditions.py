@@ -1,0 +1,63 @@
+"""Conditions on heads, like ``entropy<1 and role=previous``: parsed, never run as code."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from attnscope.errors import SelectionError
+from attnscope.measures import MEASURES, ROLES, HeadFigures
+
+OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """``entropy<1`` or ``role=previous``; ``meets`` is false for a head that has no such figure."""
+
+    name: str
+    sign: str
+    wanted: str
+
+    def meets(self, head: HeadFigures) -> bool:
+        """Whether a head is meant."""
+        if self.name == "role":
+            return (head.role is not None and head.role.name == self.wanted) == (self.sign == "=")
+        figure = head.figures.get(self.name)
+        return figure is not None and OPERATORS[self.sign](figure.value, float(self.wanted))
+
+
+def conditions(text: str) -> tuple[Condition, ...]:
+    """Read ``entropy<1 and previous>0.5 and role=mixed``. It is parsed, never run as code.
+
+    Raises ``SelectionError`` for anything else.
+    """
+    return tuple(_condition(part.strip()) for part in re.split(r"\s+and\s+", text.strip()))
+
+
+def _condition(text: str) -> Condition:
+    match = re.fullmatch(r"(\w+)\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+)", text, re.ASCII)
+    if match is None:
+        raise SelectionError(f"cannot read {text!r}: write conditions like entropy<1 and role=previous")
+    name, sign, wanted = match.groups()
+    if name == "role":
+        if sign not in ("=", "!=") or wanted not in ROLES:
+            raise SelectionError(
+                f"cannot read {text!r}: write role=NAME or role!=NAME, of {', '.join(ROLES)}"
+            )
+        return Condition(name, sign, wanted)
+    MEASURES[name]
+    try:
+        float(wanted)
+    except ValueError:
+        raise SelectionError(f"cannot read {text!r}: {wanted!r} is no number") from None
+    if sign not in OPERATORS:
+        raise SelectionError(f"cannot read {text!r}: compare a figure with {', '.join(OPERATORS)}")
+    return Condition(name, sign, wanted)

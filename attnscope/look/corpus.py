@@ -1,0 +1,204 @@
+"""Corpora: many texts in a file or a folder, read one after the other and never held together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnscope.errors import InputError
+
+HASHED = 1 << 20
+"""Bytes at the beginning of a file that tell it from others, beside its size."""
+
+ROWS = 1024
+"""Rows of a Parquet file that are read together."""
+
+
+class Entry(NamedTuple):
+    """One text, or what is wrong with it.
+
+    ``where`` names its place ("line 17"), ``fault`` is empty for a text that can be read, ``done`` says how
+    much of the corpus's ``size`` lies behind it.
+    """
+
+    where: str
+    text: str
+    fault: str
+    done: int
+
+
+class Corpus(ABC):
+    """Texts in an order of their own. ``name`` is for people, ``size`` counts bytes, rows, files or texts."""
+
+    name: str
+    size: int
+
+    @abstractmethod
+    def entries(self) -> Iterator[Entry]:
+        """The texts one after the other, the same at every call; blank lines are none."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """What tells this corpus from others without reading all of it."""
+
+
+class Listed(Corpus):
+    """Texts that are in memory already."""
+
+    def __init__(self, texts: Sequence[str], name: str = "the list") -> None:
+        self.name, self.texts, self.size = name, texts, len(texts)
+
+    def entries(self) -> Iterator[Entry]:
+        """One entry a text."""
+        for number, text in enumerate(self.texts, 1):
+            yield _entry(f"text {number:,}", text, number)
+
+    def fingerprint(self) -> str:
+        """A hash of all texts."""
+        return _hash(json.dumps(list(self.texts)).encode())
+
+
+class _Lines(Corpus):
+    """A file with one text a line: the line itself, or a field of the JSON object that it holds."""
+
+    def __init__(self, path: Path, field: str | None) -> None:
+        self.path, self.field = path, field
+        self.name, self.size = str(path), path.stat().st_size
+
+    def entries(self) -> Iterator[Entry]:
+        """One entry for each line that is not blank."""
+        done = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                done += len(line)
+                where = f"line {number:,}"
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                except UnicodeDecodeError as error:
+                    yield Entry(where, "", f"byte {error.start:,} is no UTF-8 text", done)
+                    continue
+                if not text:
+                    continue
+                if self.field is None:
+                    yield Entry(where, text, "", done)
+                    continue
+                try:
+                    found = json.loads(text)
+                except (ValueError, RecursionError):
+                    yield Entry(where, "", "it is no JSON", done)
+                    continue
+                if not isinstance(found, dict) or self.field not in found:
+                    has = f": it has {', '.join(found)}" if isinstance(found, dict) and found else ""
+                    yield Entry(where, "", f"no field {self.field!r}{has}", done)
+                    continue
+                yield _entry(where, found[self.field], done)
+
+    def fingerprint(self) -> str:
+        """The file's size and a hash of its beginning."""
+        with self.path.open("rb") as file:
+            return f"{self.size} {_hash(file.read(HASHED))} {self.field or ''}"
+
+
+class _Parquet(Corpus):
+    """A Parquet file with one text a row."""
+
+    def __init__(self, path: Path, field: str) -> None:
+        try:
+            parquet: Any = import_module("pyarrow.parquet")
+        except ImportError:
+            raise InputError(f"{path} needs the package pyarrow to be read: pip install pyarrow") from None
+        self.path, self.field, self.name = path, field, str(path)
+        try:
+            self.file: Any = parquet.ParquetFile(path)
+        except Exception as error:  # the library has an exception for every sort of damage
+            raise InputError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+        names = self.file.schema_arrow.names
+        if field not in names:
+            raise InputError(f"{path} has no column {field!r}: name one with --field, of {', '.join(names)}")
+        self.size = self.file.metadata.num_rows
+
+    def entries(self) -> Iterator[Entry]:
+        """One entry a row."""
+        number = 0
+        for rows in self.file.iter_batches(batch_size=ROWS, columns=[self.field]):
+            for text in rows.column(0).to_pylist():
+                number += 1
+                yield _entry(f"row {number:,}", text, number)
+
+    def fingerprint(self) -> str:
+        """The file's size and a hash of its beginning."""
+        with self.path.open("rb") as file:
+            return f"{self.path.stat().st_size} {_hash(file.read(HASHED))} {self.field}"
+
+
+class _Folder(Corpus):
+    """A folder with one text in every .txt file, also in folders inside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, str(path)
+        self.files = sorted(file for file in path.rglob("*.txt") if file.is_file())
+        self.size = len(self.files)
+        if not self.files:
+            raise InputError(f"the folder {path} holds no .txt file")
+
+    def entries(self) -> Iterator[Entry]:
+        """One entry a file, in the order of their names."""
+        for number, file in enumerate(self.files, 1):
+            where = str(file.relative_to(self.path))
+            try:
+                yield _entry(where, file.read_bytes().decode("utf-8-sig"), number)
+            except UnicodeDecodeError as error:
+                yield Entry(where, "", f"byte {error.start:,} is no UTF-8 text", number)
+            except OSError as error:
+                yield Entry(where, "", f"it cannot be read: {error.strerror}", number)
+
+    def fingerprint(self) -> str:
+        """A hash of the names and sizes of all files."""
+        listed = [(str(file.relative_to(self.path)), file.stat().st_size) for file in self.files]
+        return _hash(json.dumps(listed).encode())
+
+
+def read_corpus(path: str | Path, field: str = "text") -> Corpus:
+    """The texts of a file or a folder.
+
+    ``.txt``: a text a line. ``.jsonl``: a JSON object a line, its ``field``. ``.parquet``: a row each, the
+    column ``field`` (needs pyarrow). A folder: every ``.txt`` file in it is a text. Raises ``InputError`` for
+    anything else.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _Folder(path)
+    if not path.is_file():
+        raise InputError(f"no such file or folder: {path}")
+    kind = path.suffix.lower()
+    if kind == ".txt":
+        return _Lines(path, None)
+    if kind in (".jsonl", ".ndjson"):
+        return _Lines(path, field)
+    if kind == ".parquet":
+        return _Parquet(path, field)
+    raise InputError(
+        f"cannot tell what texts {path} holds: a corpus is a .txt, .jsonl or .parquet file, or a folder"
+    )
+
+
+def _entry(where: str, text: object, done: int) -> Entry:
+    """An entry of whatever a file holds in the place of a text."""
+    if not isinstance(text, str):
+        return Entry(where, "", f"it holds {type(text).__name__}, not text", done)
+    if not text.strip():
+        return Entry(where, "", "the text is empty", done)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return Entry(where, "", "it holds half a character (a lone surrogate)", done)
+    return Entry(where, text.strip("\n"), "", done)
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

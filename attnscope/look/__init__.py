@@ -8,25 +8,35 @@ token = one_token(model, prepared, Choice(token="cat"))
 """
 
 from attnscope.look.choice import Choice
+from attnscope.look.conditions import conditions
+from attnscope.look.corpus import Corpus, Listed, read_corpus
+from attnscope.look.corpus_stats import Progress, corpus_stats
 from attnscope.look.head import OneHead, one_head
 from attnscope.look.layers import WholeLayers, whole_layers
 from attnscope.look.overview import Overview, overview
-from attnscope.look.stats import Stats, conditions, stats
+from attnscope.look.processes import launched
+from attnscope.look.stats import Stats, stats
 from attnscope.look.survey import Sighting, Survey, survey
 from attnscope.look.token import one_token
 
 __all__ = [
     "Choice",
+    "Corpus",
+    "Listed",
     "OneHead",
     "Overview",
+    "Progress",
     "Sighting",
     "Stats",
     "Survey",
     "WholeLayers",
     "conditions",
+    "corpus_stats",
+    "launched",
     "one_head",
     "one_token",
     "overview",
+    "read_corpus",
     "stats",
     "survey",
     "whole_layers",

@@ -43,7 +43,7 @@ def means(seen: Sequence[SiteRecord]) -> str:
     kernels = " and ".join(dict.fromkeys(site.kernel for site in seen))
     types = " and ".join(dict.fromkeys(str(site.dtype).removeprefix("torch.") for site in seen))
     had = " and ".join(dict.fromkeys(_HAD[site.source] for site in seen))
-    return f"{layers} · {tokens} · {kernels}, {types}, {had}"
+    return f"{kernels}, {types}, {had}"
 
 
 _HAD = {

@@ -1,0 +1,78 @@
+"""A model folder is the text of whoever made it: its name and its vocabulary steer nothing."""
+
+import shutil
+import unicodedata
+
+import pytest
+import transformers
+from tokenizers import processors
+
+from tests.models.folders import gpt2
+
+EVIL = {
+    "terminal": "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202e",
+    "markup": "[bold red][/][link=http://x]",
+    "formula": "$\\frac{1}{0}$ \\unknown{",
+    "page": "</script><script>alert(1)</script><img src=x onerror=alert(1)>",
+    "format": "{0} %s %(x)d {{",
+}
+VIEWS = [
+    ["show"],
+    ["show", "--plain"],
+    ["show", "--head", "L1H1"],
+    ["show", "--token", "0"],
+    ["show", "--json"],
+    ["stats"],
+    ["stats", "--csv"],
+    ["stats", "--json"],
+]
+
+
+@pytest.fixture(scope="module", params=EVIL, ids=str)
+def evil(request, tmp_path_factory):
+    """A model whose name, and the special token before every text, are hostile."""
+    token = EVIL[request.param]
+    made = gpt2(tmp_path_factory.mktemp("made"), vocab_size=500)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(made)
+    tokenizer.add_special_tokens({"cls_token": token})
+    start = {"id": "S", "ids": [tokenizer.cls_token_id], "tokens": [token]}
+    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(["S", "$A"], None, [start])
+    folder = tmp_path_factory.mktemp("evil") / token.replace("/", "|")
+    shutil.copytree(made, folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def steering(text: str) -> set[str]:
+    """The characters in it that a terminal obeys."""
+    return {char for char in text if unicodedata.category(char) == "Cc" or char == "\u202e"} - {"\n"}
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=" ".join)
+def test_no_name_and_no_token_steers_a_terminal(run, evil, view):
+    ran = run(*view, "-m", evil, "The cat sat.")
+    assert ran.code == 0, ran.err
+    assert not steering(ran.out + ran.err)
+
+
+def test_info_says_what_it_says(run, evil):
+    ran = run("info", evil)
+    assert ran.code == 0
+    assert not steering(ran.out + ran.err)
+
+
+def test_no_token_and_no_name_becomes_code_in_a_page(run, evil, tmp_path):
+    assert run("show", "-m", evil, "The cat sat.", "-o", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_no_token_and_no_name_is_read_as_a_formula(run, evil, tmp_path, suffix):
+    out = tmp_path / f"head{suffix}"
+    assert run("show", "-m", evil, "The cat sat.", "--head", "L0H0", "-o", out).code == 0
+    assert out.stat().st_size > 1000
+    if suffix == ".svg":
+        assert "<script>alert" not in out.read_text("utf-8")

@@ -96,6 +96,16 @@ def _out_of_memory(error: Exception) -> bool:
     return named or "DefaultCPUAllocator" in str(error)
 
 
+def _who() -> str:
+    """The program, and which of several processes it is where torchrun started them."""
+    number, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    return (
+        f"attnscope (process {number} of 0-{int(count) - 1})"
+        if count.isdigit() and count > "1"
+        else "attnscope"
+    )
+
+
 def _fail(sentence: str) -> NoReturn:
     """One line on stderr, with nothing in it that a terminal would obey and no more than can be read."""
     line = " ".join(sentence.split()).removesuffix(".")
@@ -103,5 +113,5 @@ def _fail(sentence: str) -> NoReturn:
         line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
     encoding = sys.stderr.encoding or "ascii"
-    print(f"attnscope: {shown}".encode(encoding, "replace").decode(encoding), file=sys.stderr)
+    print(f"{_who()}: {shown}".encode(encoding, "replace").decode(encoding), file=sys.stderr)
     raise SystemExit(1)

@@ -45,6 +45,13 @@ def found(model: nn.Module, ran: set[str], attended: set[str]) -> list[Hole]:
     return holes
 
 
+def unplaced(name: str, module: nn.Module) -> Hole:
+    """The note of a call that attended in pieces which could not be put at their keys."""
+    numbers = [int(part) for part in name.split(".") if part.isdigit()]
+    reason = f"{type(module).__name__} attends in pieces, and those of this call cannot be put at their keys"
+    return Hole(name, numbers[-1] if numbers else 0, reason)
+
+
 def reason(layer: nn.Module) -> str:
     """What a layer without attention holds, in one phrase with the class's own name."""
     for pattern, phrase in INSTEAD:

@@ -39,7 +39,9 @@ class AttentionMode(TorchFunctionMode):
         if not recorder.listens:
             return result
         name = getattr(func, "__name__", "")
-        if name in FOLLOWED:
+        if recorder.trace is not None:
+            recorder.trace.note(name, args, result)
+        elif name in FOLLOWED:
             self.trails.follow(name, func, args, kwargs, result)
         elif name in PRODUCTS:
             weighing = self.trails.weighing(name, args, kwargs)

@@ -19,6 +19,8 @@ from attnscope.capture.found import Found, SdpaCall, from_sdpa, from_weighing
 from attnscope.capture.kernels import Frame, concluded, unknown_kernel
 from attnscope.capture.kinds import heads_of, is_cross, offset_of, self_kind, texts_in_batch
 from attnscope.capture.naming import LayerNumbers
+from attnscope.capture.pieces import Trace, from_pieces
+from attnscope.capture.placers import placer_of
 from attnscope.capture.record import Record, SiteRecord
 from attnscope.capture.rows import ScoredRows
 from attnscope.capture.single_heads import Pending, SingleHeads
@@ -60,6 +62,7 @@ class Recorder:
         self._seen = 0  # attention calls and gates so far
         self._before: tuple[str, weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
         self._seen_before: dict[Call, int] = {}  # of each module that is running, when it started
+        self.trace: Trace | None = None  # of the running module, if it attends in pieces
 
     @property
     def listens(self) -> bool:
@@ -223,6 +226,7 @@ class Recorder:
         self._calls.clear()
         self._frames.clear()
         self._seen_before.clear()
+        self.trace = None
 
     def _entered(self, call: Call) -> None:
         self._ran.add(call.name)
@@ -230,8 +234,19 @@ class Recorder:
         if self.singles.held:
             with _quietly():
                 self.singles.entered(call)
+        if placer_of(call.module) is not None:
+            self.trace = Trace()
 
     def _left(self, call: Call, output: object) -> None:
+        placer, trace = placer_of(call.module), self.trace
+        if placer is not None and trace is not None:
+            self.trace = None
+            with _quietly():
+                rows = placer(call.module, call.tensors, trace)
+                if rows is None:
+                    self.record.holes.append(holes.unplaced(call.name, call.module))
+                else:
+                    self._saw(from_pieces(rows, type(call.module).__name__), call.name)
         unseen = self._seen_before.pop(call, None) == self._seen
         if unseen and self.listens and outputs.may_show(call, output):
             with _quietly():

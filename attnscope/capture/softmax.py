@@ -88,7 +88,7 @@ class Trails:
             return False
         if result.ndim >= 2 and result.is_floating_point():
             shapes = tuple(t.shape for t in (result,) if t.ndim == 4)
-            self._trails[result] = Trail(path, _closed(scores, axis), shapes)
+            self._trails[result] = Trail(path, closed_keys(scores, axis), shapes)
         return True
 
     def follow(
@@ -205,7 +205,7 @@ def _is_parameter(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
-def _closed(scores: Tensor, axis: int) -> Tensor | None:
+def closed_keys(scores: Tensor, axis: int) -> Tensor | None:
     """The scores that a mask closed, or None where all are open."""
     scores = scores.detach()
     highest = scores.amax(axis, keepdim=True)

@@ -129,4 +129,5 @@ def main() -> None:
         options.table.write_text(table(results, transformers.__version__))
 
 
-main()
+if __name__ == "__main__":
+    main()

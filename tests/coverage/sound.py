@@ -11,7 +11,7 @@ from tests.coverage.recipe import Recipe
 
 
 def features(*shape: int, mask: str | None = None, name: str = "input_features") -> Any:
-    """Features of two sounds, [frame, feature] or [feature, frame]; with a mask over the frames if it is named."""
+    """Features of two sounds, [frame, feature] or [feature, frame], and a mask over the frames if named."""
     given = {name: noise(2, *shape)}
     if mask is not None:
         given[mask] = torch.ones(2, max(shape), dtype=torch.long)

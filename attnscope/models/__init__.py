@@ -25,6 +25,7 @@ def load(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     tokenizer: str = "own",
+    generative: bool = False,
 ) -> Model:
     """Load a model by name.
 
@@ -34,7 +35,8 @@ def load(
     is ``tokenizer``. ``device`` is auto, cpu, cuda or mps (auto takes the best there is), ``dtype`` one of
     ``DTYPES`` (auto keeps the type of the stored weights).
     Code in a model's folder runs only with ``trust_remote_code``, pickled weights load only with
-    ``allow_pickle``. Raises ``ModelError``.
+    ``allow_pickle``. ``generative`` brings the head with which a Hugging Face model writes on, for
+    ``Model.generate``. Raises ``ModelError``.
     """
     place = _device(device)
     kind = _dtype(dtype)
@@ -55,7 +57,7 @@ def load(
         raise ModelError(f"{name} is a file, not a model: give the folder that holds config.json")
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelError(f"no model folder {name}")
-    from attnscope.models.huggingface import load_huggingface
+    from attnscope.models.hub import load_huggingface
 
     return load_huggingface(
         name,
@@ -64,6 +66,7 @@ def load(
         revision=revision,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
+        generative=generative,
     )
 
 

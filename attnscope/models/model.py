@@ -18,7 +18,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.views.labels import visible
 
 if TYPE_CHECKING:
-    from attnscope.capture import Observer, Record
+    from attnscope.capture import Observer, Record, Replay
 
 SMALL_PASS = 4e9
 """Floating-point operations of a pass below which threads cost more than they bring."""
@@ -30,7 +30,8 @@ class Prepared:
 
     ``inputs`` go into the model's forward as keywords, ``axes`` labels the queries and keys of every
     kind of attention, ``tokens`` is the text itself, ``notes`` says what was done to it (cut, joined),
-    ``settings`` are further keywords, ``arguments`` go in by position.
+    ``settings`` are further keywords, ``arguments`` go in by position. ``replay`` holds a generation that
+    was recorded while it ran: then nothing runs again.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -39,6 +40,7 @@ class Prepared:
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     arguments: tuple[Tensor, ...] = ()
+    replay: Replay | None = None
 
 
 class Model(ABC):
@@ -134,6 +136,10 @@ class Model(ABC):
             recording(self.module, observers, prepared.axes) as record,
         ):
             self.module(*prepared.arguments, **prepared.inputs, **prepared.settings)
+        return self._attended(record)
+
+    def _attended(self, record: Record) -> Record:
+        """The record, if there is any attention in it. Raises ``ModelError``."""
         if not record.sites:
             raise ModelError(f"{self.name} has no attention to show: {_instead(self.module)}")
         return record
@@ -166,6 +172,14 @@ class Model(ABC):
         if not limits or count <= min(limits):
             return None, ()
         return min(limits), (f"cut: the first {min(limits):,} of {count:,} tokens are shown",)
+
+    def _room(self, tokens: int, count: int) -> None:
+        """Raise ``InputError`` if ``count`` tokens behind ``tokens`` are more than there are positions."""
+        if self.positions is not None and tokens + count > self.positions:
+            raise InputError(
+                f"the text has {tokens:,} tokens and {self.name} reads at most {self.positions:,}: there is "
+                f"room for {max(0, self.positions - tokens):,} more, not for {count:,}"
+            )
 
 
 def accepts(module: nn.Module, argument: str) -> bool:

@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Axis, Kind
+from attnscope.attention import Axis, Kind, Token
 from attnscope.capture import Observer, Record
 from attnscope.errors import AttnscopeError, InputError, ModelError, first_line
 from attnscope.models.model import Model, Prepared
 from attnscope.models.reading import Reader
+from attnscope.models.writing import Drawing, account, opened, written
 
 
 class ModuleModel(Model):
@@ -38,9 +40,49 @@ class ModuleModel(Model):
         ids, tokens = self.reader.read(text, second)
         keep, notes = self._fit(len(ids), max_tokens=max_tokens, truncate=truncate)
         if keep is not None:
-            ids, tokens = self.reader.read(text, second, keep)
+            _, tokens = self.reader.read(text, second, keep)
+        return self._prepared(tokens, notes)
+
+    def generate(
+        self, prepared: Prepared, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> Prepared:
+        """The text with up to ``count`` tokens written on, by whole passes; one more shows them all.
+
+        The module returns the scores of the next token behind every token or behind the last one, alone, as
+        ``logits`` or before other results.
+        """
+        if not prepared.tokens:
+            raise InputError("tensors cannot be written on: give a text")
+        drawing, ends = Drawing(temperature, seed), self.reader.ends
+        tokens, notes = opened(prepared.tokens, ends)
+
+        def scores(new: list[int]) -> Tensor:
+            ids = [*(token.id for token in tokens), *new]
+            return self._scores(self.module(torch.tensor([ids], device=self.device)))
+
+        with torch.inference_mode(), self._quoting(prepared):
+            new = written(scores, count, drawing, ends)
+        whole = self.reader.vocabulary.continued(tokens, new)
+        return self._prepared(
+            whole, (*prepared.notes, *notes, account(len(tokens), len(new), count, drawing))
+        )
+
+    def _scores(self, output: Any) -> Tensor:
+        """The logits of the next token in what the module returned.  -> [vocabulary]"""
+        found = getattr(output, "logits", output)
+        found = found[0] if isinstance(found, (tuple, list)) and found else found
+        size = self.reader.tokenizer.get_vocab_size()
+        if not isinstance(found, Tensor) or found.ndim < 2 or found.shape[-1] < size:
+            shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ModelError(
+                f"{self.name} does not write text: it returns {shape}, not scores over the {size:,} tokens "
+                "of its tokenizer"
+            )
+        return found.reshape(-1, found.shape[-1])[-1, :size]
+
+    def _prepared(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> Prepared:
         axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (tokens, tokens), "decoder": (tokens, tokens)}
-        argument = torch.tensor([ids], device=self.device)  # [1, token]
+        argument = torch.tensor([[token.id for token in tokens]], device=self.device)  # [1, token]
         return Prepared({}, axes, tokens, notes, arguments=(argument,))
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> Prepared:
@@ -59,8 +101,13 @@ class ModuleModel(Model):
 
     def run(self, prepared: Prepared, observers: Sequence[Observer]) -> Record:
         """One forward pass; whatever the module raises becomes a ``ModelError`` that quotes it."""
-        try:
+        with self._quoting(prepared):
             return super().run(prepared, observers)
+
+    @contextmanager
+    def _quoting(self, prepared: Prepared) -> Iterator[None]:
+        try:
+            yield
         except AttnscopeError:
             raise
         except Exception as error:

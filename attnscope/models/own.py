@@ -53,7 +53,7 @@ class OwnModel(Model):
     def generate(
         self, prepared: Prepared, count: int, *, temperature: float = 0.0, seed: int = 0
     ) -> Prepared:
-        """The text with up to ``count`` tokens written on. There is no cache: one pass then shows them all."""
+        """The text with up to ``count`` tokens written on. It keeps no cache: one pass shows them all."""
         encoder: Encoder = self.module  # type: ignore[assignment]
         if not encoder.config.causal:
             raise ModelError(f"{self.name} reads in both directions and does not write on: own-causal does")

@@ -33,11 +33,17 @@ def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
 
 
 def tokens_of_ids(tokenizer: Any, ids: Sequence[int], special_ids: Collection[int]) -> tuple[Token, ...]:
-    """Tokens from ids alone, for tokenizers that keep no offsets: the vocabulary's spelling, made readable.
+    """Tokens from ids alone, for tokenizers that keep no offsets: the vocabulary's spelling, readable."""
+    return tokens_of_spellings(ids, tokenizer.convert_ids_to_tokens(list(ids)), special_ids)
+
+
+def tokens_of_spellings(
+    ids: Sequence[int], spellings: Sequence[str], special_ids: Collection[int]
+) -> tuple[Token, ...]:
+    """Tokens from ids and their vocabulary entries.
 
     A word begins where the spelling says so (``▁``, ``Ġ``, or no ``##``), and at every special token.
     """
-    spellings: list[str] = tokenizer.convert_ids_to_tokens(list(ids))
     marked = any(spelling.startswith(("▁", "Ġ")) for spelling in spellings)
     tokens: list[Token] = []
     word, inside = -1, False

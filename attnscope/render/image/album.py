@@ -1,24 +1,24 @@
 """Many heads as images, of which one is drawn in full.
 
-Heads of one text differ in their cells, title and caption only. Labels, frame and colour bar of a PNG
+Heads of one text differ in their cells, title and readings only. Labels, frame and colour bar of a PNG
 are drawn for the first one and put under each of the others. The files are those that ``save`` writes.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attnscope.render.files import write_whole
 from attnscope.render.image.draw import (
     DPI,
-    METADATA,
-    PACKING,
     Drawable,
     figure_of,
+    pixels,
     save,
     settings,
     style_of,
@@ -26,7 +26,8 @@ from attnscope.render.image.draw import (
 )
 from attnscope.render.image.fonts import families
 from attnscope.render.image.maps import shown
-from attnscope.render.image.sheet import CAPTION, SUBTITLE, TITLE, Style, sentences, wrapped
+from attnscope.render.image.sheet import SUBTITLE, TITLE, VALUES, Style, in_columns, values_of
+from attnscope.views.axes import Array
 from attnscope.views.heatmap import Heatmap
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Album:
 
 
 class Sheet:
-    """A drawn heatmap of which cells, title and caption can be exchanged."""
+    """A drawn heatmap of which cells, title and readings can be exchanged."""
 
     def __init__(self, view: Heatmap, style: Style, fonts: list[str], dpi: float) -> None:
         self.figure = figure_of(view, style)
@@ -66,15 +67,16 @@ class Sheet:
         self._shared = _shared(view, style, fonts, self.figure)
         axes = self.figure.axes[0]
         self._image = axes.images[0]
-        self._texts = {text.get_gid(): text for text in self.figure.texts}
-        self._changing: list[Artist] = [self._image, *axes.spines.values(), *self.figure.texts]
+        self._texts = [text for text in self.figure.texts if text.get_gid() in (TITLE, SUBTITLE, VALUES)]
+        self._changing: list[Artist] = [*axes.spines.values(), *self._texts]
         canvas: Any = self.figure.canvas
-        for artist in self._changing:
+        for artist in (self._image, *self._changing):
             artist.set_visible(False)
         canvas.draw()
         self._ground = canvas.copy_from_bbox(self.figure.bbox)
-        for artist in self._changing:
+        for artist in (self._image, *self._changing):
             artist.set_visible(True)
+        self._box, self._cells = _cells_of_pixels(self.figure, self._image)
 
     def fits(self, view: Heatmap, style: Style, fonts: list[str]) -> bool:
         """Whether everything else of a head would look as it does here."""
@@ -82,37 +84,51 @@ class Sheet:
 
     def png(self, view: Heatmap) -> bytes:
         """The image of a head that fits, as ``save`` would write it."""
-        from matplotlib.image import imsave
-
-        self._image.set_data(shown(view))
-        for gid, text in _changing_texts(view, self.figure).items():
-            if gid in self._texts:
-                self._texts[gid].set_text(text)
+        for artist, text in zip(self._texts, _changing_texts(view, self.figure), strict=True):
+            artist.set_text(text)
         canvas: Any = self.figure.canvas
         canvas.restore_region(self._ground)
-        for artist in self._changing:
-            self.figure.draw_artist(artist)
-        buffer = io.BytesIO()
-        imsave(
-            buffer,
-            canvas.buffer_rgba(),
-            format="png",
-            origin="upper",
-            dpi=self.figure.dpi,
-            metadata=METADATA["png"],
-            pil_kwargs=PACKING,
-        )
-        return buffer.getvalue()
+        picture = np.asarray(canvas.buffer_rgba()).view(np.uint32)[..., 0]  # a pixel is one number
+        colours = self._image.to_rgba(shown(view), bytes=True).view(np.uint32).ravel()  # [cell]
+        np.copyto(picture[self._box], colours[self._cells], where=~view.masked.ravel()[self._cells])
+        for changed in self._changing:
+            self.figure.draw_artist(changed)
+        return pixels(canvas, self.figure.dpi)
 
 
-def _changing_texts(view: Heatmap, figure: Figure) -> dict[str, str]:
-    lines = wrapped(sentences(view.readings, view.notes), figure.get_size_inches()[0])
-    return {TITLE: view.title, SUBTITLE: view.subtitle, CAPTION: "\n".join(lines)}
+def _cells_of_pixels(figure: Figure, image: Any) -> tuple[tuple[slice, slice], Array]:
+    """Where on its canvas an image lies, and which cell each pixel there shows.  -> box, [row, column]
+
+    matplotlib is asked: it draws an image whose colours are the numbers of its cells, and the same with
+    all bits turned round, so that the pixels of the image are those in which the two disagree everywhere.
+    Later heads are coloured a cell at a time, where matplotlib looks up a colour for every pixel.
+    """
+    canvas: Any = figure.canvas
+    numbers = np.arange(image.get_array().size, dtype=">u4").view(np.uint8).reshape(-1, 4)[:, 1:]
+    drawn = []
+    for colours in (numbers, ~numbers):
+        image.set_data(colours.reshape(*image.get_array().shape[:2], 3))
+        figure.draw_artist(image)
+        drawn.append(np.array(canvas.buffer_rgba())[..., :3])
+    inside = (drawn[0] ^ drawn[1] == 255).all(-1)
+    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+    box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    return box, drawn[0][box].astype(np.intp) @ [1 << 16, 1 << 8, 1]
+
+
+def _changing_texts(view: Heatmap, figure: Figure) -> list[str]:
+    """Title, subtitle and the values of each column of readings, those that there are."""
+    columns = in_columns(view.readings, figure.get_size_inches()[0])
+    values = ["\n".join(values_of(column)) for column in columns]
+    return [text for text in (view.title, view.subtitle, *values) if text]
 
 
 def _shared(view: Heatmap, style: Style, fonts: list[str], figure: Figure) -> Hashable:
     """What two heads must have alike to stand on one sheet; how many lines each text takes is part of it."""
-    lines = tuple(bool(text) and text.count("\n") + 1 for text in _changing_texts(view, figure).values())
+    lines = tuple(text.count("\n") for text in _changing_texts(view, figure))
+    told = tuple((reading.name, reading.baseline, reading.unit) for reading in view.readings)
     places = (view.weights.queries, view.weights.keys)
     hatched = bool(view.masked.any())
-    return (*places, view.scale, view.signed, view.limits, hatched, style, tuple(fonts), lines)
+    titles = bool(view.title), bool(view.subtitle)
+    looks = (view.scale, view.signed, view.limits, hatched, style, tuple(fonts))
+    return (*places, *looks, view.notes, titles, told, lines)

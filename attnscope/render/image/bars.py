@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image import axis
-from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, sentences, sheet
+from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, sheet
 from attnscope.views.focus import Bars, Focus
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def focus_figure(view: Focus, style: Style) -> Figure:
         Margins(label, 0.4, 0.35, 0.35),
         title=view.title,
         subtitle=view.subtitle,
-        caption=sentences((), view.notes),
+        notes=view.notes,
     )
     box = axes.get_position()
     share = box.width / whole

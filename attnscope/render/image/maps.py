@@ -17,7 +17,6 @@ from attnscope.render.image.sheet import (
     frame,
     hatch,
     listed,
-    sentences,
     sheet,
 )
 from attnscope.views.axes import Array
@@ -52,7 +51,8 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
         margins,
         title=view.title,
         subtitle=view.subtitle,
-        caption=sentences(view.readings, view.notes),
+        notes=view.notes,
+        readings=view.readings,
     )
     by_row = view.scale == "row"
     low, high = (0.0, 1.0) if by_row else view.limits
@@ -90,7 +90,7 @@ def grid_figure(view: Grid, style: Style) -> Figure:
         Margins(0.45, ROOM, 0.25, 0.1),
         title=view.title,
         subtitle=view.subtitle,
-        caption=sentences((), (*_said(view, tall, wide), *view.notes)),
+        notes=(*_said(view, tall, wide), *view.notes),
     )
     axes.imshow(composite, interpolation="nearest", aspect="auto")
     size = min(8.0, head * 72 * 0.3)
@@ -163,7 +163,7 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
         Margins(0.45, ROOM, 0.25, 0.1),
         title=view.title or view.name,
         subtitle=view.subtitle,
-        caption=sentences((), view.notes),
+        notes=view.notes,
     )
     low, high = view.limits
     if not np.isfinite(view.values).all():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnscope.render.colour import table
 from attnscope.views.heatmap import Reading
@@ -19,7 +19,10 @@ POINT = 1 / 72  # inches
 SMALL, NORMAL, LARGE = 6.5, 9.0, 11.0  # points
 GREY = "#5a5a5a"
 GAP = 0.15  # inches
-TITLE, SUBTITLE, CAPTION = "title", "subtitle", "caption"
+LINE = SMALL * 1.5 * POINT  # from line to line of a caption
+COLUMN, VALUE = 2.0, 0.85  # inches from column to column of readings, and to the end of their values
+TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
+NAMES, VALUES, BASELINES = "names", "values", "baselines"
 """The group ids of a sheet's own texts."""
 
 
@@ -48,16 +51,19 @@ def sheet(
     *,
     title: str,
     subtitle: str,
-    caption: Sequence[str],
+    notes: Sequence[str],
+    readings: Sequence[Reading] = (),
 ) -> tuple[Figure, Axes]:
     """A figure with axes of ``width`` × ``height`` inches, and room around them for title and caption."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     full = max(margins.left + width + margins.right, 3.2)
-    lines = wrapped(caption, full)
+    columns = in_columns(readings, full)
+    lines = wrapped(notes, full)
+    measured = max((len(column) for column in columns), default=0)
     top = margins.top + (0.3 if title else 0) + (0.2 if subtitle else 0) + GAP
-    bottom = margins.bottom + len(lines) * SMALL * 1.5 * POINT + GAP
+    bottom = margins.bottom + (measured + len(lines)) * LINE + GAP
     tall = top + height + bottom
     figure = Figure(figsize=(full, tall), facecolor="white")
     FigureCanvasAgg(figure)
@@ -70,23 +76,41 @@ def sheet(
         if text:
             figure.text(GAP / full, at, text, size=size, color=colour, va="top", gid=gid)
             at -= step / tall
+    small: dict[str, Any] = {"size": SMALL, "color": GREY, "linespacing": 1.25}
     if lines:
-        figure.text(
-            GAP / full,
-            GAP / tall,
-            "\n".join(lines),
-            size=SMALL,
-            color=GREY,
-            va="bottom",
-            linespacing=1.25,
-            gid=CAPTION,
-        )
+        figure.text(GAP / full, GAP / tall, "\n".join(lines), va="bottom", gid=NOTES, **small)
+    at = (GAP + (measured + len(lines)) * LINE) / tall
+    for number, column in enumerate(columns):
+        left = GAP + number * COLUMN
+        for x, side, gid, texts in (
+            (left, "left", NAMES, [reading.name for reading in column]),
+            (left + VALUE, "right", VALUES, values_of(column)),
+            (left + VALUE + 0.05, "left", BASELINES, [_beside(reading) for reading in column]),
+        ):
+            figure.text(x / full, at, "\n".join(texts), ha=side, va="top", gid=gid, **small)
     return figure, axes
 
 
-def wrapped(caption: Sequence[str], width: float) -> list[str]:
-    """The lines of a caption below a sheet of some inches."""
-    return [line for text in caption for line in textwrap.wrap(text, max(int(width * 16), 30))]
+def in_columns(readings: Sequence[Reading], width: float) -> list[Sequence[Reading]]:
+    """Readings in as many columns as a sheet of some inches has room for."""
+    count = max(int((width - GAP) / COLUMN), 1)
+    tall = -(-len(readings) // count)
+    return [readings[start : start + tall] for start in range(0, len(readings), tall)] if tall else []
+
+
+def values_of(readings: Sequence[Reading]) -> list[str]:
+    """What a column of readings shows as numbers."""
+    return [f"{reading.value:.2f}" for reading in readings]
+
+
+def _beside(reading: Reading) -> str:
+    baseline = "" if reading.baseline is None else f"(uniform {reading.baseline:.2f})"
+    return f"{reading.unit} {baseline}".strip()
+
+
+def wrapped(notes: Sequence[str], width: float) -> list[str]:
+    """The lines of the notes below a sheet of some inches."""
+    return [line for text in notes for line in textwrap.wrap(text, max(int(width * 16), 30))]
 
 
 def listed(name: str) -> Colormap:
@@ -108,15 +132,3 @@ def frame(axes: Axes) -> None:
     axes.yaxis.set_visible(False)
     for spine in axes.spines.values():
         spine.set(linewidth=0.5, color="#888888", zorder=5)  # above the labels, whatever is drawn first
-
-
-def sentences(readings: Sequence[Reading], notes: Sequence[str]) -> list[str]:
-    """The caption: measured numbers in a row, then each note."""
-    numbers = "   ".join(_reading(reading) for reading in readings)
-    return [*([numbers] if numbers else []), *notes]
-
-
-def _reading(reading: Reading) -> str:
-    unit = f" {reading.unit}" if reading.unit else ""
-    beside = "" if reading.baseline is None else f" (uniform {reading.baseline:.2f})"
-    return f"{reading.name} {reading.value:.2f}{unit}{beside}"

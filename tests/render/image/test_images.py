@@ -86,9 +86,9 @@ def test_scales_set_the_limits() -> None:
 def test_the_caption_tells_readings_and_notes() -> None:
     view = heatmap(random_head(3), readings=(Reading("entropy", 1.25, 2.0, "nats"),), notes=("untrained",))
     with drawing(view) as (figure, _):
-        caption = figure.texts[-1].get_text()
-    assert "entropy 1.25 nats (uniform 2.00)" in caption
-    assert "untrained" in caption
+        texts = {text.get_gid(): text.get_text() for text in figure.texts}
+    assert (texts["names"], texts["values"], texts["baselines"]) == ("entropy", "1.25", "nats (uniform 2.00)")
+    assert texts["notes"] == "untrained"
 
 
 @pytest.mark.parametrize("text", ["$a^2$", "[CLS]", "<s>", "_x_", "a\\b", "%d", "&amp;", "$\\frac{"])

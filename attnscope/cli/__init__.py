@@ -15,6 +15,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from attnscope import __version__
+from attnscope.cli.check import EXAMPLES as CHECK_EXAMPLES
+from attnscope.cli.check import check
+from attnscope.cli.export import EXAMPLES as EXPORT_EXAMPLES
+from attnscope.cli.export import export
 from attnscope.cli.info import EXAMPLES as INFO_EXAMPLES
 from attnscope.cli.info import info
 from attnscope.cli.show import EXAMPLES as SHOW_EXAMPLES
@@ -47,7 +51,9 @@ def _add(command: Callable[..., None], examples: str) -> None:
 
 _add(show, SHOW_EXAMPLES)
 _add(stats, STATS_EXAMPLES)
+_add(export, EXPORT_EXAMPLES)
 _add(info, INFO_EXAMPLES)
+_add(check, CHECK_EXAMPLES)
 _add(train, TRAIN_EXAMPLES)
 _add(loss, LOSS_EXAMPLES)
 

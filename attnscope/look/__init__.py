@@ -8,6 +8,7 @@ token = one_token(model, prepared, Choice(token="cat"))
 """
 
 from attnscope.look.choice import Choice
+from attnscope.look.claims import Claim, Verdict, claim
 from attnscope.look.conditions import conditions
 from attnscope.look.corpus import Corpus, Listed, read_corpus
 from attnscope.look.corpus_stats import Progress, corpus_stats
@@ -15,12 +16,15 @@ from attnscope.look.head import OneHead, one_head
 from attnscope.look.layers import WholeLayers, whole_layers
 from attnscope.look.overview import Overview, overview
 from attnscope.look.processes import launched
+from attnscope.look.snapshot import Change, changes, save_snapshot
 from attnscope.look.stats import Stats, stats
 from attnscope.look.survey import Sighting, Survey, survey
 from attnscope.look.token import one_token
 
 __all__ = [
+    "Change",
     "Choice",
+    "Claim",
     "Corpus",
     "Listed",
     "OneHead",
@@ -29,7 +33,10 @@ __all__ = [
     "Sighting",
     "Stats",
     "Survey",
+    "Verdict",
     "WholeLayers",
+    "changes",
+    "claim",
     "conditions",
     "corpus_stats",
     "launched",
@@ -37,6 +44,7 @@ __all__ = [
     "one_token",
     "overview",
     "read_corpus",
+    "save_snapshot",
     "stats",
     "survey",
     "whole_layers",

@@ -21,4 +21,5 @@ def load_model(context: typer.Context) -> Model:
 
     name = context.params["model"]
     with waiting(f"loading {name}"):
-        return load(name, **{option: context.params[option] for option in OPTIONS})
+        options = {option: context.params[option] for option in OPTIONS}
+        return load(name, **options, generative=context.params.get("generate") is not None)

@@ -41,6 +41,34 @@ Truncate = Annotated[
         "--truncate", help="Cut a text that is longer than the model's positions.", rich_help_panel=TEXT
     ),
 ]
+Generate = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Let the model write up to that many tokens, and show them too.",
+        rich_help_panel=TEXT,
+        show_default=False,
+    ),
+]
+Temperature = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        help="With --generate: 0 takes the likeliest token, above 0 tokens are drawn.",
+        rich_help_panel=TEXT,
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="With --temperature: what to draw.", rich_help_panel=TEXT)]
+Chat = Annotated[
+    bool,
+    typer.Option(
+        "--chat", help="Give the text as a user's message, in the model's chat format.", rich_help_panel=TEXT
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option(help="With --chat: a system message.", rich_help_panel=TEXT, show_default=False),
+]
 Layer = Annotated[
     int | None,
     typer.Option(min=0, help="One layer, from 0.", rich_help_panel=WHERE, show_default=False),

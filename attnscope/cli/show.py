@@ -8,9 +8,9 @@ import typer
 
 from attnscope.cli import options
 from attnscope.cli.command import repeated
+from attnscope.cli.given import given
 from attnscope.cli.heads import parse_head
 from attnscope.cli.loading import load_model
-from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
 
 EXAMPLES = """Examples:
@@ -18,6 +18,8 @@ EXAMPLES = """Examples:
 attnscope show "The cat sat on the mat because it was tired."
 
 attnscope show "The cat sat on the mat." --head L0H2 --words
+
+attnscope show "Once upon a time" -m own-causal --generate 20
 
 attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
 """
@@ -31,6 +33,11 @@ def show(
     line: options.Line = None,
     max_tokens: options.MaxTokens = None,
     truncate: options.Truncate = False,
+    generate: options.Generate = None,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
+    chat: options.Chat = False,
+    system: options.System = None,
     layer: options.Layer = None,
     head: options.Head = None,
     kind: options.Kind = None,
@@ -64,21 +71,14 @@ def show(
     figures. Rows are the tokens that look, columns the tokens that are looked at.
     """
     layer, number = parse_head(head, layer)
-    if inputs is None:
-        first, second = read_text(text, second_text, file, line)
-    elif text is not None or file is not None:
-        raise typer.BadParameter("give a text or --inputs, not both", param_hint="TEXT")
+    asked = given(context)
     options.check_picture(out, cmap, one=number is not None or token is not None)
     from attnscope.cli import answers
     from attnscope.look import Choice, one_head, one_token, overview, whole_layers
-    from attnscope.models import prepare_tensors
 
     choice = Choice(layer, number, kind, token, words, hide_special, scale.value)
     loaded = load_model(context)
-    if inputs is None:
-        prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
-    else:
-        prepared = prepare_tensors(loaded, inputs)
+    prepared = asked.prepare(loaded)
     with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
         if out is not None and out.suffix.lower() in options.WHOLE:
             answers.save_layers(whole_layers(loaded, prepared, choice), out, cmap)

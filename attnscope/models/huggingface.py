@@ -106,7 +106,7 @@ class HuggingFaceModel(Model):
                 "such as own-causal"
             )
         whole = self._vocabulary().continued(tokens, new)
-        notes = (*prepared.notes, *notes, account(len(tokens), len(new), count, drawing))
+        notes = (*prepared.notes, *notes, account(whole[len(tokens) :], len(tokens), count, drawing))
         for name, tensor in inputs.items():
             if name == side or (not self.encoder_decoder and tensor.ndim == 2):
                 more = self._tensor(new) if name == side else tensor[:, -1:].expand(-1, len(new))

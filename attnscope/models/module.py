@@ -64,7 +64,7 @@ class ModuleModel(Model):
             new = written(scores, count, drawing, ends)
         whole = self.reader.vocabulary.continued(tokens, new)
         return self._prepared(
-            whole, (*prepared.notes, *notes, account(len(tokens), len(new), count, drawing))
+            whole, (*prepared.notes, *notes, account(whole[len(tokens) :], len(tokens), count, drawing))
         )
 
     def _scores(self, output: Any) -> Tensor:

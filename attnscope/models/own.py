@@ -68,7 +68,7 @@ class OwnModel(Model):
         with torch.inference_mode(), self.threads(prepared):
             new = written(scores, count, drawing, ends)
         whole = self.reader.vocabulary.continued(tokens, new)
-        notes = (*prepared.notes, *notes, account(len(tokens), len(new), count, drawing))
+        notes = (*prepared.notes, *notes, account(whole[len(tokens) :], len(tokens), count, drawing))
         return self._prepared([token.id for token in whole], whole, notes)
 
     def _prepared(self, ids: list[int], tokens: tuple[Token, ...], notes: tuple[str, ...]) -> Prepared:

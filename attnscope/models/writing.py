@@ -13,9 +13,13 @@ from attnscope.attention import Site, Token
 from attnscope.capture import Record, Steps, recording
 from attnscope.errors import ModelError, first_line
 from attnscope.models.tokens import readable, tokens_of_spellings
+from attnscope.views.labels import visible
 
 if TYPE_CHECKING:
     from attnscope.models.huggingface import HuggingFaceModel
+
+QUOTED = 100
+"""Characters of a written text that its note quotes."""
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What bytes that are no whole character decode to."""
@@ -172,10 +176,19 @@ def _words(tokens: Sequence[Token]) -> int:
     return max((token.word for token in tokens if token.word is not None), default=-1) + 1
 
 
-def account(first: int, written: int, wanted: int, drawing: Drawing) -> str:
+def account(written: Sequence[Token], first: int, wanted: int, drawing: Drawing) -> str:
     """One note on what was written, from token ``first`` on."""
     if not written:
         return f"generated nothing, {drawing.phrase}: the model ends the text here"
-    tokens = "1 token" if written == 1 else f"{written:,} tokens"
-    note = f"generated {tokens}, {drawing.phrase}, from token {first:,} on"
-    return f"{note}; then the model ended the text" if written < wanted else note
+    tokens = "1 token" if len(written) == 1 else f"{len(written):,} tokens"
+    end = "; then the model ended the text" if len(written) < wanted else ""
+    return f"generated {tokens}, {drawing.phrase}, from token {first:,} on: {_quoted(written)}{end}"
+
+
+def _quoted(tokens: Sequence[Token]) -> str:
+    """What tokens read, words apart; of a long text its beginning."""
+    text = ""
+    for before, token in zip((None, *tokens), tokens, strict=False):
+        apart = before is not None and (token.word is None or token.word != before.word)
+        text += " " * apart + visible(token.text)
+    return text if len(text) <= QUOTED else text[: QUOTED - 1] + "…"

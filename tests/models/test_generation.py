@@ -103,7 +103,7 @@ def test_greedy_is_the_likeliest_token_of_every_plain_pass(folder_of, name):
     logits = eager(folder_of(name), transformers.AutoModelForCausalLM, input_ids=ids).logits[0]
     start = len(prompt.tokens)
     assert logits[start - 1 : -1].argmax(-1).tolist() == ids[0, start:].tolist()
-    assert f"generated 6 tokens, greedy, from token {start} on" in text.notes
+    assert text.notes[-1].startswith(f"generated 6 tokens, greedy, from token {start} on: ")
 
 
 def test_the_same_seed_draws_the_same_text_and_leaves_torch_as_it_was(folder_of):
@@ -281,3 +281,21 @@ def test_generated_pieces_go_on_with_the_last_word_and_count_on():
     ]  # fmt: skip
     assert [token.special for token in tokens] == [False, False, False, False, True, False]
     assert {token.segment for token in tokens} == {1}
+
+
+def test_the_note_quotes_what_was_written_and_nothing_in_it_steers_a_terminal():
+    from attnscope.models.writing import Drawing, account
+
+    tokens = (
+        Token("be", 1, word=3),
+        Token("\x1b", 2, word=3),
+        Token("cause", 3, word=4),
+        Token("</s>", 4, True),
+    )
+    drawing = Drawing(0.0, 0)
+    assert account(tokens, 7, 4, drawing) == "generated 4 tokens, greedy, from token 7 on: be␛ cause </s>"
+    assert account(tokens[:1], 7, 4, drawing).endswith(
+        "1 token, greedy, from token 7 on: be; then the model ended the text"
+    )
+    assert account((), 7, 4, drawing) == "generated nothing, greedy: the model ends the text here"
+    assert len(account(tokens * 99, 7, 999, drawing)) < 200

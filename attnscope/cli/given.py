@@ -1,0 +1,93 @@
+"""What a command is given to look at: a text, a chat, tensors of the user's own; and what is written on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from attnscope.cli.text import read_text
+from attnscope.cli.waiting import waiting
+
+if TYPE_CHECKING:
+    from attnscope.models import Model, Prepared
+
+
+@dataclass(frozen=True)
+class Given:
+    """The input of a command, read and checked, before any model is loaded."""
+
+    text: str
+    second: str | None
+    inputs: Path | None
+    chat: bool
+    system: str | None
+    count: int | None
+    temperature: float
+    seed: int
+    max_tokens: int | None
+    truncate: bool
+
+    def prepare(self, model: Model) -> Prepared:
+        """The input as the model reads it, with what it writes on. Raises ``AttnscopeError``."""
+        prepared = self._read(model)
+        if self.count is None:
+            return prepared
+        with waiting(f"{model.name} writes up to {self.count:,} tokens"):
+            return model.generate(prepared, self.count, temperature=self.temperature, seed=self.seed)
+
+    def _read(self, model: Model) -> Prepared:
+        if self.inputs is not None:
+            from attnscope.models import prepare_tensors
+
+            return prepare_tensors(model, self.inputs)
+        if self.chat:
+            return model.prepare_chat(
+                self.text,
+                system=self.system,
+                reply=self.count is not None,
+                max_tokens=self.max_tokens,
+                truncate=self.truncate,
+            )
+        return model.prepare(self.text, self.second, max_tokens=self.max_tokens, truncate=self.truncate)
+
+
+def given(context: typer.Context) -> Given:
+    """The input that a command's options name; what goes together badly is wrong usage.
+
+    Raises ``InputError`` for a text that cannot be read.
+    """
+    said = context.params
+    inputs, chat, count = said["inputs"], said["chat"], said["generate"]
+    if inputs is None:
+        text, second = read_text(said["text"], said["second_text"], said["file"], said["line"])
+    else:
+        text, second = "", None
+        if said["text"] is not None or said["file"] is not None:
+            raise typer.BadParameter("give a text or --inputs, not both", param_hint="TEXT")
+        if chat or count is not None:
+            raise typer.BadParameter(
+                "they go with a text, not with --inputs", param_hint="--chat, --generate"
+            )
+    if said["system"] is not None and not chat:
+        raise typer.BadParameter("it goes with --chat", param_hint="--system")
+    if chat and second is not None:
+        raise typer.BadParameter(
+            "a chat is one text: use --system for a message before it", param_hint="--chat"
+        )
+    if count is None and said["temperature"] > 0:
+        raise typer.BadParameter("it goes with --generate N", param_hint="--temperature")
+    return Given(
+        text,
+        second,
+        inputs,
+        chat,
+        said["system"],
+        count,
+        said["temperature"],
+        said["seed"],
+        said["max_tokens"],
+        said["truncate"],
+    )

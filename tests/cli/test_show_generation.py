@@ -1,0 +1,142 @@
+"""``show --generate`` and ``show --chat`` as a user meets them."""
+
+import json
+
+import numpy as np
+import pytest
+import transformers
+
+from tests.models.folders import minilm
+from tests.models.test_generation import DECODERS, writer_folder
+
+TEXT = "The cat sat on the mat"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return writer_folder(tmp_path_factory.mktemp("mistral"), DECODERS["mistral"]())
+
+
+@pytest.fixture(scope="module")
+def chat_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat")
+    writer_folder(folder, DECODERS["llama"]())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = TEMPLATE
+    config = DECODERS["llama"]()
+    config.vocab_size = len(tokenizer)
+    from tests.models import folders
+
+    return folders._save(folder, transformers.LlamaForCausalLM(config), tokenizer)
+
+
+def test_everything_at_a_glance_shows_the_written_tokens_too(run):
+    out = run("show", TEXT, "-m", "own-causal", "--generate", "5").out
+    assert "3 layers × 4 heads · 12 tokens" in out
+    assert "generated 5 tokens, greedy, from token 7 on: " in " ".join(out.split())
+    assert f"attnscope show --generate 5 -m own-causal '{TEXT}' --head" in out
+
+
+def test_a_head_a_token_and_the_weights_are_those_of_one_generation(run, folder, tmp_path):
+    command = ["show", TEXT, "-m", folder, "--generate", "6"]
+    answer = json.loads(run(*command, "--head", "L1H2", "--json").out)
+    weights = np.array(answer["weights"], float)  # nothing where closed becomes NaN
+    count = len(answer["queries"])
+    assert weights.shape == (count, count)
+    row, column = np.indices(weights.shape)
+    assert np.array_equal(np.isnan(weights), (column > row) | (column <= row - 4))
+    np.testing.assert_allclose(np.nansum(weights, 1), 1, atol=1e-5)
+    token = json.loads(run(*command, "--token", str(count - 1), "--layer", "1", "--head", "2", "--json").out)
+    for bar in token["looks_at"]:
+        assert bar["weight"] == pytest.approx(weights[-1, bar["position"]], abs=1e-6)
+    assert run(*command, "-o", tmp_path / "heads.npz").code == 0
+    with np.load(tmp_path / "heads.npz") as arrays:
+        found = next(arrays[name] for name in arrays.files if name.endswith("01"))
+        np.testing.assert_allclose(found[2], np.nan_to_num(weights), atol=1e-6)
+    assert run(*command, "--head", "L0H0", "-o", tmp_path / "head.png").code == 0
+    assert run(*command, "--head", "L0H0", "--words").code == 0
+
+
+def test_a_seed_draws_the_same_text_again(run):
+    drawn = ["show", TEXT, "-m", "own-causal", "--generate", "8", "--temperature", "1.5", "--head", "L0H0"]
+    one, again, other = (run(*drawn, "--seed", seed).out for seed in ("3", "3", "4"))
+    assert one == again
+    assert one != other
+    assert "temperature 1.5, seed 3" in one
+
+
+def test_what_cannot_write_says_so_in_one_sentence(run):
+    for model, sentence in (("own", "own-causal does"), (minilm(), "has no language-model head")):
+        ran = run("show", TEXT, "-m", model, "--generate", "3")
+        assert ran.code == 1
+        assert sentence in ran.err
+        assert ran.err.count("\n") == 1
+
+
+def test_a_chat_is_shown_with_its_template_and_its_special_tokens(run, chat_folder):
+    answer = json.loads(run("show", "The cat", "-m", chat_folder, "--chat", "--head", "L0H0", "--json").out)
+    tokens = answer["queries"]
+    assert "".join(tokens).startswith("<|im_start|>user")
+    assert tokens.count("<|im_end|>") == 1
+    hidden = json.loads(
+        run("show", "The cat", "-m", chat_folder, "--chat", "--head", "L0H0", "--json", "--hide-special").out
+    )
+    assert not {"<|im_start|>", "<|im_end|>"} & set(hidden["queries"])
+
+
+def test_a_system_message_comes_first_and_a_reply_is_opened_for_writing(run, chat_folder):
+    command = [
+        "show",
+        "The cat",
+        "-m",
+        chat_folder,
+        "--chat",
+        "--system",
+        "Be a mat.",
+        "--head",
+        "L0H0",
+        "--json",
+    ]
+    read = "".join(json.loads(run(*command).out)["queries"])
+    assert read.startswith("<|im_start|>system")
+    assert read.index("mat") < read.index("user")
+    assert "assistant" not in read
+    written = json.loads(run(*command, "--generate", "4").out)
+    assert "assistant" in "".join(written["queries"])
+    assert any("generated 4 tokens" in note for note in written["notes"])
+
+
+def test_a_model_without_a_chat_format_says_so(run, folder):
+    for model in ("own", folder):
+        ran = run("show", TEXT, "-m", model, "--chat")
+        assert ran.code == 1
+        assert "has no chat format: leave out --chat" in ran.err
+
+
+def test_a_template_that_refuses_is_quoted(run, chat_folder, tmp_path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(chat_folder)
+    tokenizer.chat_template = "{{ raise_exception('only about dogs') }}"
+    transformers.AutoModelForCausalLM.from_pretrained(chat_folder).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    ran = run("show", "The cat", "-m", tmp_path, "--chat")
+    assert ran.code == 1
+    assert "refuses this: only about dogs" in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--temperature", "1"],
+        ["--system", "Be kind."],
+        ["second text", "--chat"],
+        ["--generate", "0"],
+        ["--generate", "3", "--temperature", "-1"],
+    ],
+)
+def test_options_that_do_not_go_together_are_wrong_usage(run, arguments):
+    assert run("show", TEXT, *arguments).code == 2

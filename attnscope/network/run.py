@@ -101,7 +101,7 @@ def train_on_files(
         raise ModelError(f"the encoder in {start} has another shape than what is to be trained")
     if resume:
         _check_terms(work, terms)
-    elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+    elif folder.is_file() or any(not path.is_dir() for path in folder.rglob("*")):
         raise OutputError(
             f"{folder} exists already: choose another folder, or continue its run with --resume"
         )

@@ -128,7 +128,7 @@ def test_a_folder_that_holds_something_is_left_alone(
     with pytest.raises(OutputError, match=r"exists already: choose another folder, or .* --resume"):
         train_on_files(files, trained[0], RECIPE, SETTINGS)
     assert weights(trained[0]) == before
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "training").mkdir(parents=True)  # as a Ctrl-C right at the start leaves it
     assert train_on_files(files, tmp_path / "empty", RECIPE, replace(SETTINGS, steps=1)).done
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match="file exists already"):

@@ -21,5 +21,11 @@ def load_model(context: typer.Context) -> Model:
 
     name = context.params["model"]
     with waiting(f"loading {name}"):
-        options = {option: context.params[option] for option in OPTIONS}
-        return load(name, **options, generative=context.params.get("generate") is not None)
+        asked = context.params
+        options = {option: asked[option] for option in OPTIONS} | {"device_map": asked.get("device_map")}
+        return load(
+            name,
+            **options,
+            generative=asked.get("generate") is not None,
+            guessing=bool(asked.get("importance") or asked.get("ablate")),
+        )

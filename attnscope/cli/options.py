@@ -107,6 +107,14 @@ Inputs = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=MODEL)]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        help="auto: spread a model too large for one device over all there are; needs accelerate.",
+        rich_help_panel=MODEL,
+        show_default=False,
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.", rich_help_panel=MODEL)]
 Revision = Annotated[
     str | None,

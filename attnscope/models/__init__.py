@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -26,6 +27,8 @@ def load(
     allow_pickle: bool = False,
     tokenizer: str = "own",
     generative: bool = False,
+    guessing: bool = False,
+    device_map: str | Mapping[str, str] | None = None,
 ) -> Model:
     """Load a model by name.
 
@@ -36,17 +39,24 @@ def load(
     ``DTYPES`` (auto keeps the type of the stored weights).
     Code in a model's folder runs only with ``trust_remote_code``, pickled weights load only with
     ``allow_pickle``. ``generative`` brings the head with which a Hugging Face model writes on, for
-    ``Model.generate``. Raises ``ModelError``.
+    ``Model.generate``; ``guessing`` the one that it was trained with, for ``Model.guess``.
+
+    ``device_map`` spreads a Hugging Face model that is too large for one device over all there are ("auto",
+    "balanced", "sequential", or a place for every module), and needs accelerate. Raises ``ModelError``.
     """
+    if device_map is not None and device != "auto":
+        raise ModelError("a device map places the layers itself: leave out the device")
     place = _device(device)
     kind = _dtype(dtype)
     folder = Path(name)
-    if ":" in name and not folder.exists():
+    module = ":" in name and not folder.exists()
+    if device_map is not None and (module or name in BUNDLED or is_encoder_folder(folder)):
+        raise ModelError(f"{name} lives on one device: a device map is for Hugging Face models")
+    if module:
         from attnscope.models.module import ModuleModel, load_module
         from attnscope.models.reading import load_reader
 
-        module = load_module(name, device=place, dtype=kind)
-        return ModuleModel(name, module, load_reader(tokenizer))
+        return ModuleModel(name, load_module(name, device=place, dtype=kind), load_reader(tokenizer))
     if name in BUNDLED or is_encoder_folder(folder):
         from attnscope.models.own import load_own
 
@@ -67,6 +77,8 @@ def load(
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
         generative=generative,
+        guessing=guessing,
+        device_map=device_map,
     )
 
 

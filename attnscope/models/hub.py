@@ -6,8 +6,9 @@ carries is not run, unless the caller asks for either by name.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,49 +32,68 @@ def load_huggingface(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     generative: bool = False,
+    guessing: bool = False,
+    device_map: str | Mapping[str, str] | None = None,
 ) -> HuggingFaceModel:
     """Load a hub id or a local folder. ``dtype`` ``None`` takes the type that the weights are stored in.
 
-    ``generative`` loads the language-model head too. Raises ``ModelError`` with one sentence for anything
-    that keeps the model from being loaded.
+    ``generative`` loads the language-model head with which it writes on, ``guessing`` the one that it was
+    trained with. ``device_map`` spreads the layers over devices (needs accelerate); then ``device`` says
+    nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded.
     """
     asked: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    if device_map is not None and importlib.util.find_spec("accelerate") is None:
+        raise ModelError("a device map needs the package accelerate: pip install accelerate")
     tokenizer = load_tokenizer(name, **asked)
     import transformers
 
     try:
         config = transformers.AutoConfig.from_pretrained(name, **asked)
-        loaded, loading = _class(config, generative).from_pretrained(
+        loaded, loading = _class(config, generative, guessing).from_pretrained(
             name,
             config=config,
             dtype="auto" if dtype is None else dtype,
             use_safetensors=None if allow_pickle else True,
             output_loading_info=True,
             **asked,
+            **({} if device_map is None else {"device_map": device_map}),
         )
     except Exception as error:
         raise ModelError(_reason(name, error)) from error
-    loaded.to(device)
-    module = loaded.base_model if generative else loaded
+    if device_map is None:
+        loaded.to(device)
+    headed = generative or guessing
+    module = loaded.base_model if headed else loaded
     if not accepts(module, "input_ids"):
         raise ModelError(f"{name} reads {module.main_input_name}, not text: show it a text model")
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
-    if generative:
+    if headed:
         _expect_head(name, loaded, missing)
     notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
-    writer = _plainly_writing(loaded) if generative else None
+    writer = _plainly_writing(loaded) if generative else loaded if guessing else None
     return HuggingFaceModel(name, module, tokenizer, notes, positions=_positions(module), writer=writer)
 
 
-def _class(config: Any, generative: bool) -> Any:
-    """The automatic class that loads what is wanted."""
+def _class(config: Any, generative: bool, guessing: bool) -> Any:
+    """The automatic class that loads what is wanted.
+
+    Some types exist as masked and as causal models; what the folder says it was saved from decides, and a
+    folder that does not tell holds a masked one.
+    """
     import transformers
 
-    if not generative:
+    if not generative and not guessing:
         return transformers.AutoModel
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
-    return transformers.AutoModelForCausalLM
+    saved = config.architectures or ()
+    causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in saved)
+    masked = type(config) in transformers.AutoModelForMaskedLM._model_mapping
+    return (
+        transformers.AutoModelForMaskedLM
+        if guessing and masked and not causal
+        else transformers.AutoModelForCausalLM
+    )
 
 
 def _expect_head(name: str, writer: Any, missing: Sequence[str]) -> None:
@@ -83,7 +103,7 @@ def _expect_head(name: str, writer: Any, missing: Sequence[str]) -> None:
     outside = {id(weights) for weights in (head.parameters() if head is not None else ())}
     for key, weights in writer.named_parameters():
         if key in missing and (id(weights) in outside or (base is not writer and id(weights) not in inside)):
-            raise ModelError(f"{name} does not write text: it has no language-model head (no {key})")
+            raise ModelError(f"{name} guesses no tokens: it has no language-model head (no {key})")
 
 
 def _plainly_writing(writer: Any) -> Any:

@@ -69,8 +69,9 @@ class Model(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the first weights live."""
-        return next((weights.device for weights in self.module.parameters()), torch.device("cpu"))
+        """Where the first weights live; those that a device map keeps on disk live nowhere."""
+        places = (weights.device for weights in self.module.parameters())
+        return next((place for place in places if place.type != "meta"), torch.device("cpu"))
 
     @abstractmethod
     def prepare(

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnscope.capture import SiteRecord
-from attnscope.look import OneHead, Overview, WholeLayers
+from attnscope.look import OneHead, Overview, WholeLayers, site_numbers
 from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.render.terminal import View, print_view
 from attnscope.views import Bars, Focus, Grid, HeadMap, Heatmap, Ranked, Ranking
@@ -105,22 +104,7 @@ def save(answer: Answer, out: Path, cmap: str | None) -> None:
 
 def save_layers(layers: WholeLayers, out: Path, cmap: str | None) -> None:
     """Write all heads as a page or as data, as the suffix says."""
-    if out.suffix.lower() == ".html":
-        from attnscope.render.page import save as save_page
-
-        save_page(
-            layers.kinds,
-            out,
-            title=layers.title,
-            subtitle=layers.subtitle,
-            notes=layers.notes,
-            cmap=cmap,
-            top=layers.top,
-        )
-    else:
-        from attnscope.render.data import save as save_data
-
-        save_data(layers.kinds, out, title=layers.title, notes=layers.notes)
+    layers.save(out, cmap)
     print(f"saved {out}", file=sys.stderr)
 
 
@@ -130,24 +114,6 @@ def _rows(picture: Heatmap) -> list[list[float | None]]:
         [None if closed else round(float(value), 7) for value, closed in zip(row, mask, strict=True)]
         for row, mask in zip(picture.values, picture.masked, strict=True)
     ]
-
-
-def site_numbers(seen: SiteRecord) -> dict[str, Any]:
-    """An attention call as plain data."""
-    return {
-        "name": seen.site.name,
-        "call": seen.site.call,
-        "kind": seen.site.kind,
-        "layer": seen.site.layer,
-        "heads": seen.heads,
-        "key_heads": seen.key_heads,
-        "queries": seen.queries,
-        "keys": seen.keys,
-        "kernel": seen.kernel,
-        "source": seen.source,
-        "dtype": str(seen.dtype).removeprefix("torch."),
-        "window": seen.window,
-    }
 
 
 def head_numbers(head: HeadFigures) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Any
 
@@ -18,18 +18,23 @@ CHANGED = ("head", "layer", "token", "kind", "out", "as_json")
 
 def repeated(context: typer.Context) -> str | None:
     """The command that is running, without what picks a head or an output; ``None`` if it is too long."""
-    words = " ".join(shlex.quote(word) for word in ("attnscope", str(context.info_name), *_words(context)))
+    words = written(context, CHANGED)
     return words if len(words) <= LONGEST and words.isprintable() else None
 
 
-def _words(context: typer.Context) -> Iterator[str]:
+def written(context: typer.Context, without: Collection[str]) -> str:
+    """The command that is running as one would type it, without some options and all defaults."""
+    return shlex.join(("attnscope", str(context.info_name), *_words(context, without)))
+
+
+def _words(context: typer.Context, without: Collection[str]) -> Iterator[str]:
     arguments = []
     for parameter in context.command.params:
         value: Any = context.params.get(str(parameter.name))
         if isinstance(value, Enum):
             value = value.value
         default = parameter.default.value if isinstance(parameter.default, Enum) else parameter.default
-        if parameter.name in CHANGED or value is None or value == default or value is False:
+        if parameter.name in without or value is None or value == default or value is False:
             continue
         if parameter.param_type_name == "argument":
             arguments.append(str(value))

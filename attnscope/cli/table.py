@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from attnscope.cli.answers import site_numbers
-from attnscope.look import Sighting, Survey
+from attnscope.look import Sighting, Survey, site_numbers
 from attnscope.look.sentences import spans
 from attnscope.views import visible
 

@@ -7,13 +7,16 @@ head = one_head(model, prepared, Choice(layer=0, head=2))
 token = one_token(model, prepared, Choice(token="cat"))
 """
 
+from attnscope.look.all_heads import AllHeads, all_heads
 from attnscope.look.choice import Choice
 from attnscope.look.claims import Claim, Verdict, claim
 from attnscope.look.conditions import conditions
 from attnscope.look.corpus import Corpus, Listed, read_corpus
 from attnscope.look.corpus_stats import Progress, corpus_stats
+from attnscope.look.export import Exported, export
 from attnscope.look.head import OneHead, one_head
 from attnscope.look.layers import WholeLayers, whole_layers
+from attnscope.look.numbers import site_numbers
 from attnscope.look.overview import Overview, overview
 from attnscope.look.processes import launched
 from attnscope.look.snapshot import Change, changes, save_snapshot
@@ -22,10 +25,12 @@ from attnscope.look.survey import Sighting, Survey, survey
 from attnscope.look.token import one_token
 
 __all__ = [
+    "AllHeads",
     "Change",
     "Choice",
     "Claim",
     "Corpus",
+    "Exported",
     "Listed",
     "OneHead",
     "Overview",
@@ -35,16 +40,19 @@ __all__ = [
     "Survey",
     "Verdict",
     "WholeLayers",
+    "all_heads",
     "changes",
     "claim",
     "conditions",
     "corpus_stats",
+    "export",
     "launched",
     "one_head",
     "one_token",
     "overview",
     "read_corpus",
     "save_snapshot",
+    "site_numbers",
     "stats",
     "survey",
     "whole_layers",

@@ -20,7 +20,8 @@ class Choice:
     """Which attention to look at, and how. ``None`` means: not said.
 
     ``token`` is a word of the text or a token's number, ``words`` merges the pieces of words,
-    ``hide_special`` leaves special tokens out, ``scale`` is one of ``attnscope.views.SCALES``.
+    ``hide_special`` leaves special tokens out, ``scale`` is one of ``attnscope.views.SCALES``. ``layers``
+    names several layers at once.
     """
 
     layer: int | None = None
@@ -30,10 +31,18 @@ class Choice:
     words: bool = False
     hide_special: bool = False
     scale: Scale = "fixed"
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def every_layer(self) -> bool:
+        """Whether no layer is left out."""
+        return self.layer is None and self.layers is None
 
     def heads(self, site: Site, count: int) -> Sequence[int] | None:
         """The heads that are meant, among the ``count`` ones of a site."""
         if self.layer not in (None, site.layer) or self.kind not in (None, site.kind):
+            return None
+        if self.layers is not None and site.layer not in self.layers:
             return None
         if self.head is None:
             return range(count)

@@ -13,7 +13,7 @@ from attnscope.look.overview import labelled
 from attnscope.look.sentences import broken, expect, hiding, kind_title, kinds_of, provenance
 from attnscope.measures import MEASURES, HeadFigures, Measured
 from attnscope.models import Model, Prepared
-from attnscope.views import Heatmap, Reading, heatmap
+from attnscope.views import Heatmap, Reading, Weights, heatmap
 
 LARGEST = 1024
 """Rows and columns of a head that are kept; a longer text is pooled to as many."""
@@ -57,15 +57,34 @@ def one_head(model: Model, prepared: Prepared, choice: Choice) -> OneHead:
         size = f"{len(folded.queries):,} × {len(folded.keys):,} tokens"
         notes.append(f"pooled: {size}; keys of a cell are summed, queries averaged")
     seen = next(site for site in record.sites if site.site == folded.site)
-    picture = heatmap(
-        replace(weights, values=weights.values[0], allowed=weights.allowed[0]),
-        title=f"{figures.name} · {model.title} · {kind_title(folded.site.kind)}",
+    picture = head_picture(alone(weights, 0), figures, seen, model.title, choice, tuple(notes))
+    return OneHead(picture, figures, seen)
+
+
+def head_picture(
+    weights: Weights,
+    figures: HeadFigures,
+    seen: SiteRecord,
+    title: str,
+    choice: Choice,
+    notes: tuple[str, ...],
+) -> Heatmap:
+    """A head ``[query, key]`` with what was measured of it; ``title`` names the model."""
+    return heatmap(
+        weights,
+        title=f"{figures.name} · {title} · {kind_title(seen.site.kind)}",
         subtitle=figures.role.sentence if figures.role else provenance([seen]),
         scale=choice.scale,
-        notes=tuple(notes),
+        signed=bool((weights.values < 0).any()),
+        notes=notes,
         readings=tuple(_readings(figures)),
     )
-    return OneHead(picture, figures, seen)
+
+
+def alone(weights: Weights, head: int) -> Weights:
+    """One head of several.  [head, query, key] -> [query, key]"""
+    allowed = weights.allowed[head if len(weights.allowed) > 1 else 0]
+    return replace(weights, values=weights.values[head], allowed=allowed)
 
 
 def _readings(head: HeadFigures) -> Iterator[Reading]:

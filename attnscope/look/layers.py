@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from attnscope.capture import Observer, Record
 from attnscope.capture.fold import Fold
 from attnscope.capture.only import Only
 from attnscope.look.choice import Choice
@@ -19,12 +21,13 @@ LARGEST = 512
 
 @dataclass(frozen=True, eq=False)
 class WholeLayers:
-    """By kind of attention, pairs of a layer's number and its weights ``[head, query, key]``."""
+    """By kind of attention, pairs of a layer's number and weights ``[head, query, key]``; and what ran."""
 
     kinds: Mapping[str, list[tuple[int, Weights]]]
     title: str
     subtitle: str
     notes: tuple[str, ...]
+    record: Record
 
     @property
     def top(self) -> float:
@@ -32,14 +35,38 @@ class WholeLayers:
         layers = (weights for pairs in self.kinds.values() for _, weights in pairs)
         return max(float(weights.values.max(initial=0)) for weights in layers)
 
+    def save(self, path: Path, cmap: str | None = None) -> None:
+        """Write all heads as a page (.html) or as data, as the suffix says; ``cmap`` is for the page.
 
-def whole_layers(model: Model, prepared: Prepared, choice: Choice) -> WholeLayers:
-    """Run the model once and keep all heads of the layers that are meant.
+        Raises ``OutputError`` for a place that cannot be written to, or a suffix that does not exist.
+        """
+        if path.suffix.lower() == ".html":
+            from attnscope.render.page import save as save_page
+
+            save_page(
+                self.kinds,
+                path,
+                title=self.title,
+                subtitle=self.subtitle,
+                notes=self.notes,
+                cmap=cmap,
+                top=self.top,
+            )
+        else:
+            from attnscope.render.data import save as save_data
+
+            save_data(self.kinds, path, title=self.title, notes=self.notes)
+
+
+def whole_layers(
+    model: Model, prepared: Prepared, choice: Choice, observers: Sequence[Observer] = ()
+) -> WholeLayers:
+    """Run the model once and keep all heads of the layers that are meant; ``observers`` see them too.
 
     Raises ``SelectionError`` if the choice names something that does not exist.
     """
     fold = Fold(choice.folding(LARGEST))
-    record = model.run(prepared, [Only(choice.heads, [fold])])
+    record = model.run(prepared, [Only(choice.heads, [fold, *observers])])
     expect(fold.maps, record, choice)
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes]
@@ -51,4 +78,4 @@ def whole_layers(model: Model, prepared: Prepared, choice: Choice) -> WholeLayer
         if any(place.pooled for place in pairs[0].keys):
             size = f"{len(maps[0].queries):,} × {len(maps[0].keys):,} tokens"
             notes.append(f"pooled: {size}; keys of a cell are summed, queries averaged")
-    return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)))
+    return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)), record)

@@ -54,7 +54,7 @@ def overview(model: Model, prepared: Prepared, choice: Choice) -> Overview:
             subtitle=provenance(seen),
             scale=choice.scale,
         )
-        grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=choice.layer is None)
+        grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=choice.every_layer)
         notes += hiding(shares, choice, f"the {kind_title(kind)}") + broken(maps)
     return Overview(grids, tuple(measured.figures()), record, tuple(notes))
 

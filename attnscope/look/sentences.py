@@ -64,7 +64,8 @@ def hiding(shares: Sequence[float], choice: Choice, whose: str) -> list[str]:
 def broken(maps: Sequence[Folded]) -> list[str]:
     """A note for every site whose weights were not all finite numbers."""
     return [
-        f"{folded.broken:,} weights of {folded.site.name} are not finite numbers and count as 0"
+        f"{folded.broken:,} weights of {folded.site.name} are not finite numbers: "
+        "they count as 0 and are drawn as closed"
         for folded in maps
         if folded.broken
     ]
@@ -72,17 +73,22 @@ def broken(maps: Sequence[Folded]) -> list[str]:
 
 def expect(found: Sequence[object], record: Record, choice: Choice) -> None:
     """Raise ``SelectionError`` that says what exists, if nothing was found of what was asked for."""
-    if found:
+    sites = [seen for seen in record.sites if choice.kind in (None, seen.site.kind)]
+    layers = {seen.site.layer for seen in sites}
+    missing = set(choice.layers or ()) - layers
+    if found and not missing:
         return
     kinds = kinds_of(seen.site for seen in record.sites)
     if choice.kind is not None and choice.kind not in kinds:
         have = " and ".join(kind_title(kind) for kind in kinds)
         asked = kind_title(choice.kind) if choice.kind in KINDS else f"kind {choice.kind!r}"
         raise SelectionError(f"no {asked}: this model has {have}")
-    sites = [seen for seen in record.sites if choice.kind in (None, seen.site.kind)]
-    layers = spans({seen.site.layer for seen in sites})
-    asked = f"layer {choice.layer}" if choice.head is None else f"head L{choice.layer}H{choice.head}"
-    raise SelectionError(f"no {asked}: this model has layers {layers}, heads {_head_numbers(sites, choice)}")
+    asked = f"layer {spans(missing) if missing else choice.layer}"
+    if choice.head is not None:
+        asked = f"head L{choice.layer}H{choice.head}"
+    raise SelectionError(
+        f"no {asked}: this model has layers {spans(layers)}, heads {_head_numbers(sites, choice)}"
+    )
 
 
 def _head_numbers(sites: Sequence[SiteRecord], choice: Choice) -> str:

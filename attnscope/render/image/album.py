@@ -26,7 +26,7 @@ from attnscope.render.image.draw import (
 )
 from attnscope.render.image.fonts import families
 from attnscope.render.image.maps import shown
-from attnscope.render.image.sheet import SUBTITLE, TITLE, VALUES, Style, in_columns, values_of
+from attnscope.render.image.sheet import SUBTITLE, TITLE, VALUE, Style, value_of
 from attnscope.views.axes import Array
 from attnscope.views.heatmap import Heatmap
 
@@ -64,10 +64,10 @@ class Sheet:
     def __init__(self, view: Heatmap, style: Style, fonts: list[str], dpi: float) -> None:
         self.figure = figure_of(view, style)
         self.figure.set_dpi(dpi)
-        self._shared = _shared(view, style, fonts, self.figure)
+        self._shared = _shared(view, style, fonts)
         axes = self.figure.axes[0]
         self._image = axes.images[0]
-        self._texts = [text for text in self.figure.texts if text.get_gid() in (TITLE, SUBTITLE, VALUES)]
+        self._texts = [text for text in self.figure.texts if text.get_gid() in (TITLE, SUBTITLE, VALUE)]
         self._changing: list[Artist] = [*axes.spines.values(), *self._texts]
         canvas: Any = self.figure.canvas
         for artist in (self._image, *self._changing):
@@ -80,11 +80,11 @@ class Sheet:
 
     def fits(self, view: Heatmap, style: Style, fonts: list[str]) -> bool:
         """Whether everything else of a head would look as it does here."""
-        return self._shared == _shared(view, style, fonts, self.figure)
+        return self._shared == _shared(view, style, fonts)
 
     def png(self, view: Heatmap) -> bytes:
         """The image of a head that fits, as ``save`` would write it."""
-        for artist, text in zip(self._texts, _changing_texts(view, self.figure), strict=True):
+        for artist, text in zip(self._texts, _changing_texts(view), strict=True):
             artist.set_text(text)
         canvas: Any = self.figure.canvas
         canvas.restore_region(self._ground)
@@ -116,19 +116,17 @@ def _cells_of_pixels(figure: Figure, image: Any) -> tuple[tuple[slice, slice], A
     return box, drawn[0][box].astype(np.intp) @ [1 << 16, 1 << 8, 1]
 
 
-def _changing_texts(view: Heatmap, figure: Figure) -> list[str]:
-    """Title, subtitle and the values of each column of readings, those that there are."""
-    columns = in_columns(view.readings, figure.get_size_inches()[0])
-    values = ["\n".join(values_of(column)) for column in columns]
-    return [text for text in (view.title, view.subtitle, *values) if text]
+def _changing_texts(view: Heatmap) -> list[str]:
+    """Title and subtitle, if there are such, and the value of each reading."""
+    titles = [text for text in (view.title, view.subtitle) if text]
+    return [*titles, *map(value_of, view.readings)]
 
 
-def _shared(view: Heatmap, style: Style, fonts: list[str], figure: Figure) -> Hashable:
-    """What two heads must have alike to stand on one sheet; how many lines each text takes is part of it."""
-    lines = tuple(text.count("\n") for text in _changing_texts(view, figure))
+def _shared(view: Heatmap, style: Style, fonts: list[str]) -> Hashable:
+    """What two heads must have alike to stand on one sheet."""
     told = tuple((reading.name, reading.baseline, reading.unit) for reading in view.readings)
     places = (view.weights.queries, view.weights.keys)
     hatched = bool(view.masked.any())
     titles = bool(view.title), bool(view.subtitle)
     looks = (view.scale, view.signed, view.limits, hatched, style, tuple(fonts))
-    return (*places, *looks, view.notes, titles, told, lines)
+    return (*places, *looks, view.notes, titles, told)

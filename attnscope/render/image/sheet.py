@@ -19,10 +19,10 @@ POINT = 1 / 72  # inches
 SMALL, NORMAL, LARGE = 6.5, 9.0, 11.0  # points
 GREY = "#5a5a5a"
 GAP = 0.15  # inches
-LINE = SMALL * 1.5 * POINT  # from line to line of a caption
-COLUMN, VALUE = 2.0, 0.85  # inches from column to column of readings, and to the end of their values
+LINE = SMALL * 1.3 * POINT  # from line to line of a caption
+COLUMN, TO_VALUE = 2.0, 0.85  # inches from column to column of readings, and to the end of their values
 TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
-NAMES, VALUES, BASELINES = "names", "values", "baselines"
+NAME, VALUE, BASELINE = "name", "value", "baseline"
 """The group ids of a sheet's own texts."""
 
 
@@ -79,15 +79,16 @@ def sheet(
     small: dict[str, Any] = {"size": SMALL, "color": GREY, "linespacing": 1.25}
     if lines:
         figure.text(GAP / full, GAP / tall, "\n".join(lines), va="bottom", gid=NOTES, **small)
-    at = (GAP + (measured + len(lines)) * LINE) / tall
     for number, column in enumerate(columns):
         left = GAP + number * COLUMN
-        for x, side, gid, texts in (
-            (left, "left", NAMES, [reading.name for reading in column]),
-            (left + VALUE, "right", VALUES, values_of(column)),
-            (left + VALUE + 0.05, "left", BASELINES, [_beside(reading) for reading in column]),
-        ):
-            figure.text(x / full, at, "\n".join(texts), ha=side, va="top", gid=gid, **small)
+        for row, reading in enumerate(column):
+            y = (GAP + (measured + len(lines) - row - 0.75) * LINE) / tall
+            for x, side, gid, text in (
+                (left, "left", NAME, reading.name),
+                (left + TO_VALUE, "right", VALUE, value_of(reading)),
+                (left + TO_VALUE + 0.05, "left", BASELINE, _beside(reading)),
+            ):
+                figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, **small)
     return figure, axes
 
 
@@ -98,9 +99,9 @@ def in_columns(readings: Sequence[Reading], width: float) -> list[Sequence[Readi
     return [readings[start : start + tall] for start in range(0, len(readings), tall)] if tall else []
 
 
-def values_of(readings: Sequence[Reading]) -> list[str]:
-    """What a column of readings shows as numbers."""
-    return [f"{reading.value:.2f}" for reading in readings]
+def value_of(reading: Reading) -> str:
+    """What a reading shows as its number."""
+    return f"{reading.value:.2f}"
 
 
 def _beside(reading: Reading) -> str:

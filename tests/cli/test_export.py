@@ -1,0 +1,82 @@
+"""``attnscope export`` as a user meets it."""
+
+import json
+
+import pytest
+import typer
+
+from attnscope.cli.heads import parse_numbers
+
+TEXT = "The cat sat on the mat."
+
+
+def test_a_folder_is_filled_and_a_line_says_so(run, tmp_path):
+    ran = run("export", TEXT, "-o", tmp_path / "out", "--layers", "1-2", "--heads", "0,3", "--dpi", "40")
+    assert (ran.code, ran.out) == (0, "")
+    assert f"saved 7 files and manifest.json in {tmp_path / 'out'}" in ran.err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "L01.png", "L01H00.png", "L01H03.png", "L02.png", "L02H00.png", "L02H03.png",
+        "manifest.json", "overview.png",
+    ]  # fmt: skip
+
+
+def test_several_formats_go_with_commas(run, tmp_path):
+    run("export", TEXT, "-o", tmp_path, "--layers", "0", "--heads", "0", "--format", "svg,csv, html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "L00.svg", "L00H00.svg", "heads.csv", "heads.html", "manifest.json", "overview.svg",
+    ]  # fmt: skip
+
+
+def test_the_manifest_has_the_command_which_does_the_same_again(run, tmp_path):
+    arguments = ("export", TEXT, "-o", tmp_path, "--layers", "0", "--heads", "0", "--dpi", "40")
+    run(*arguments)
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    command = json.loads(first["manifest.json"])["command"]
+    assert command == f"attnscope export -o {tmp_path} --layers 0 --heads 0 --dpi 40.0 '{TEXT}'"
+    assert run(*arguments, "--force").code == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+
+
+def test_files_that_are_there_stop_it_before_the_model_is_loaded(run, tmp_path):
+    (tmp_path / "overview.png").write_bytes(b"mine")
+    ran = run("export", TEXT, "-o", tmp_path, "-m", "no-such-folder/at/all")
+    assert ran.code == 1
+    assert "overview.png that this would overwrite" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--format", "png,gif"],
+            "no format 'gif': there are png, svg, pdf, npz, safetensors, json, csv, html",
+        ),
+        (["--cmap", "rainbow"], "no colour map 'rainbow'"),
+        (["--font", "No Such Sans"], "no font 'No Such Sans' is installed"),
+        (["--layers", "0-9"], "no layer 4-9: this model has layers 0-3"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(run, tmp_path, arguments, sentence):
+    ran = run("export", TEXT, "-o", tmp_path / "out", *arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert sentence in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_range_that_is_none_is_wrong_usage(run, tmp_path):
+    ran = run("export", TEXT, "-o", tmp_path, "--layers", "3-1")
+    assert ran.code == 2
+    assert "write numbers and ranges" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("spelling", "numbers"), [("0-3,7", (0, 1, 2, 3, 7)), ("7, 2,2", (2, 7)), ("05", (5,)), (None, None)]
+)
+def test_numbers_and_ranges(spelling, numbers):
+    assert parse_numbers(spelling, "--layers") == numbers
+
+
+@pytest.mark.parametrize("spelling", ["", "L5H3", "1-", "-1", "3-1", "1,,2", "0-99999999", "٣", "1.5"])
+def test_what_is_no_list_of_numbers(spelling):
+    with pytest.raises(typer.BadParameter, match="write numbers and ranges, like 0-3,7"):
+        parse_numbers(spelling, "--layers")

@@ -7,9 +7,9 @@ matches(between(rows, others).mean) # which head of another model does the same
 align(texts, other_texts)           # which tokens of two texts belong together
 """
 
-from attnscope.divergence.alignment import Alignment, align
+from attnscope.divergence.alignment import Alignment, align, shared
 from attnscope.divergence.groups import Groups, groups
-from attnscope.divergence.jensen_shannon import LARGEST, Spread, between, divergence
+from attnscope.divergence.jensen_shannon import LARGEST, Spread, between, divergence, sampling_error
 from attnscope.divergence.matching import matches
 from attnscope.divergence.plane import Plane, plane
 from attnscope.divergence.texts import Averaged, averaged
@@ -28,4 +28,6 @@ __all__ = [
     "groups",
     "matches",
     "plane",
+    "sampling_error",
+    "shared",
 ]

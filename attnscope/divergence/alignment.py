@@ -38,3 +38,21 @@ def align(one: Sequence[str], other: Sequence[str]) -> Alignment:
             steps += [(position, None) for position in range(start, stop)]
             steps += [(None, position) for position in range(begin, end)]
     return Alignment(tuple(steps))
+
+
+def shared(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[range, range], ...]:
+    """The words that two readings of a text have in common, as ranges of positions in each.
+
+    Where tokenizers cut a text in different places (``tired.`` and ``tired``, ``.``), the pieces that spell
+    the same are one word of several positions.
+    """
+    found: list[tuple[range, range]] = []
+    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    for what, start, stop, begin, end in matcher.get_opcodes():
+        if what == "equal":
+            found += (
+                (range(i, i + 1), range(i - start + begin, i - start + begin + 1)) for i in range(start, stop)
+            )
+        elif "".join(one[start:stop]) == "".join(other[begin:end]):
+            found.append((range(start, stop), range(begin, end)))
+    return tuple(found)

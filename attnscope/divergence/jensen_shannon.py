@@ -43,8 +43,7 @@ class Spread:
 
     def error(self, population: int) -> NDArray[np.float64]:
         """Standard error of the mean, of a sample from so many rows; 0 if it is all.  -> [head, other]"""
-        missing = max(0.0, 1 - self.rows / population)
-        found: NDArray[np.float64] = self.deviation * math.sqrt(missing / self.rows)
+        found: NDArray[np.float64] = self.deviation * _missing(self.rows, population)
         return found
 
 
@@ -80,6 +79,18 @@ def between(rows: Tensor, others: Tensor | None = None) -> Spread:
     mean = total / max(count, 1)
     variance = (squares - count * mean.square()).clamp(min=0) / max(count - 1, 1)
     return Spread(mean.numpy(), variance.sqrt().numpy(), count)
+
+
+def sampling_error(apart: Tensor, population: int) -> float:
+    """Standard error of the mean of some rows' divergences, sampled from so many.  [row] -> number"""
+    count = len(apart)
+    deviation = float(apart.double().std()) if count > 1 else 0.0
+    return deviation * _missing(count, population)
+
+
+def _missing(rows: int, population: int) -> float:
+    """The error of a mean over a deviation: none where every row was taken (sampling without replacement)."""
+    return math.sqrt(max(0.0, 1 - rows / population) / rows)
 
 
 def _halves(rows: Tensor) -> Tensor:

@@ -10,25 +10,50 @@ and dark backgrounds; text keeps the terminal's foreground. In a pipe, with NO_C
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
+from attnscope.render.terminal.aligned import aligned_lines
 from attnscope.render.terminal.bars import focus_lines, ranking_lines
+from attnscope.render.terminal.distances import distance_lines
 from attnscope.render.terminal.grid import grid_lines
 from attnscope.render.terminal.head_map import head_map_lines
 from attnscope.render.terminal.heatmap import heatmap_lines
+from attnscope.render.terminal.pair import pair_lines
+from attnscope.render.terminal.plane import plane_lines
+from attnscope.render.terminal.strip import strip_lines
 from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface
+from attnscope.views.aligned import AlignedTexts
+from attnscope.views.distances import DistanceMap, HeadPlane
 from attnscope.views.focus import Focus
 from attnscope.views.grid import Grid
 from attnscope.views.heads import HeadMap, Ranking
 from attnscope.views.heatmap import Heatmap
+from attnscope.views.pair import HeadPair
+from attnscope.views.strip import Strip
 
-View: TypeAlias = "Heatmap | Grid | Focus | HeadMap | Ranking"
+View: TypeAlias = (
+    "Heatmap | Grid | Focus | HeadMap | Ranking | DistanceMap | HeadPlane | Strip | HeadPair | AlignedTexts"
+)
+
+DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
+    Heatmap: heatmap_lines,
+    Grid: grid_lines,
+    Focus: focus_lines,
+    HeadMap: head_map_lines,
+    Ranking: ranking_lines,
+    DistanceMap: distance_lines,
+    HeadPlane: plane_lines,
+    Strip: strip_lines,
+    HeadPair: pair_lines,
+    AlignedTexts: aligned_lines,
+}
+"""What draws each view."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,15 +98,7 @@ def _in_ascii(segment: Segment) -> Segment:
 
 def lines(view: View, surface: Surface) -> Iterator[Line]:
     """A view's lines of segments, none wider than the surface but for commands to be copied."""
-    if isinstance(view, Heatmap):
-        return heatmap_lines(view, surface)
-    if isinstance(view, Grid):
-        return grid_lines(view, surface)
-    if isinstance(view, Focus):
-        return focus_lines(view, surface)
-    if isinstance(view, HeadMap):
-        return head_map_lines(view, surface)
-    return ranking_lines(view, surface)
+    return DRAWN[type(view)](view, surface)
 
 
 def print_view(

@@ -23,11 +23,9 @@ def grid_lines(view: Grid, surface: Surface) -> Iterator[Line]:
     yield from heading(view.title, view.subtitle, surface)
     label = len(f"L{view.layers[-1].layer} ") if view.layers else 0
     width, beside = _layout(view, surface, label)
-    height = _height(view, width)
+    height = half_lines(view, width)
     small = view.fit(height if surface.colour else (height + 1) // 2, width)
-    drawn = {
-        layer.layer: _thumbnails(layer, small, width, height, surface, palette) for layer in small.layers
-    }
+    drawn = {layer.layer: thumbnails(layer, small, width, height, surface, palette) for layer in small.layers}
     for start in range(0, view.heads, beside):
         heads = range(start, min(start + beside, view.heads))
         if start:
@@ -37,7 +35,7 @@ def grid_lines(view: Grid, surface: Surface) -> Iterator[Line]:
         for number in sorted({*drawn, *view.holes}):
             yield from _layer(number, drawn.get(number), heads, label)
     yield []
-    yield from _legend(view, small, surface, palette)
+    yield from legend(view, small, surface, palette)
     yield from footing(view.notes, surface)
 
 
@@ -54,14 +52,14 @@ def _layout(view: Grid, surface: Surface, label: int) -> tuple[int, int]:
     return max(width, 1), beside
 
 
-def _height(view: Grid, width: int) -> int:
+def half_lines(view: Grid, width: int) -> int:
     """Half-lines of a thumbnail: odd, so that half a line of air stays below it."""
     queries, keys = view.size
     tall = round(width * queries / max(keys, 1))
     return int(np.clip(tall - (tall + 1) % 2, 3, 2 * width + 1))
 
 
-def _thumbnails(
+def thumbnails(
     layer: GridLayer, view: Grid, width: int, height: int, surface: Surface, palette: Palette
 ) -> list[list[Line]]:
     """The lines of each head of a layer."""
@@ -103,7 +101,8 @@ def _layer(number: int, drawn: list[list[Line]] | None, heads: range, label: int
         yield line[:-1]
 
 
-def _legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:
+def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:
+    """The colour bar, and what a thumbnail is; ``small`` is the view as it was drawn."""
     high = {"fixed": "1", "row": "largest of the row", "head": "largest of the head"}[view.scale]
     queries, keys = view.size
     said = [f"each square is a head: {queries} rows look at {keys} columns"]

@@ -1,0 +1,151 @@
+"""How far heads are apart, in the terminal: a table in the order of the groups; the nearer, the brighter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from rich.segment import Segment
+
+from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading
+from attnscope.render.terminal.surface import DIM, TONES, Line, Palette, Surface, written_on
+from attnscope.render.terminal.text import cut, fit, wrap
+from attnscope.views.axes import Array
+from attnscope.views.distances import DistanceMap
+
+NUMBERED, SQUARE = 5, 2
+"""Columns of a cell with a number in it, and of one without that still has its line to itself."""
+
+TALLEST = 40
+"""Rows up to which each has a line of its own, and its head's name before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """``cell`` columns a cell; ``half``: two rows a line; ``gap`` between groups; ``label`` before a row."""
+
+    cell: int
+    half: bool
+    gap: int
+    label: int
+
+
+def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
+    """The whole table; where it is larger than the surface, cells are means of several heads."""
+    yield from heading(view.title, view.subtitle, surface)
+    layout = _layout(view, surface)
+    if layout is None:
+        room = surface.width - 2 * (max(len(name) for name in view.rows) + 1)
+        view = view.fit(room if surface.colour else TALLEST, room)
+        layout = _layout(view, surface) or _Layout(1, surface.colour, 0, 5)
+    palette = surface.palette(signed=False)
+    yield from _header(view, layout)
+    yield from _half_rows(view, layout, palette) if layout.half else _rows(view, layout, surface, palette)
+    yield []
+    far = f"{view.top:.2f} nats apart"
+    if surface.colour:
+        yield colour_bar(far, "0, alike", surface, palette)
+    else:
+        steps = (f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in (0.05, 0.25, 0.5, 0.75))
+        yield [Segment("  ".join(steps) + "  nats apart, or nearer")]
+    for line in wrap(_said(view, layout), surface.width):
+        yield [Segment(line, DIM)]
+    yield from footing(view.notes, surface)
+
+
+def _said(view: DistanceMap, layout: _Layout) -> str:
+    if not view.groups:
+        return ""
+    told = "each line is a head" if not layout.half else "each line is two heads"
+    return f"{told}, in the same order as the columns; numbers above name groups of alike heads"
+
+
+def _layout(view: DistanceMap, surface: Surface) -> _Layout | None:
+    """The largest cells that fit, with air between groups if there is room for that too."""
+    rows, columns = len(view.rows), len(view.columns)
+    label = max(len(name) for name in view.rows)
+    gaps = max(len(view.groups) - 1, 0)
+    shapes = [(NUMBERED, False), (SQUARE, False), (1, surface.colour)]
+    for cell, half in shapes:
+        if not half and rows > (24 if cell == NUMBERED else TALLEST):
+            continue
+        for gap in (1, 0):
+            before = len(f"{len(view.groups)}") if half and view.groups else label
+            if before + 1 + cell * columns + gap * gaps <= surface.width and (
+                half or view.block == 1 or cell
+            ):
+                return _Layout(cell, half, gap, before)
+    return None
+
+
+def _edges(view: DistanceMap, layout: _Layout) -> set[int]:
+    """The columns, and rows, before which there is air."""
+    return set(view.starts[1:]) if layout.gap else set()
+
+
+def _header(view: DistanceMap, layout: _Layout) -> Iterator[Line]:
+    """The number of each group above its first head; the names of heads where cells are wide enough."""
+    space = " " * (layout.label + 1)
+    edges = _edges(view, layout)
+    if layout.cell == NUMBERED:
+        names = "".join(
+            (" " if i in edges else "") + fit(name, NUMBERED, right=True)
+            for i, name in enumerate(view.columns)
+        )
+        yield [Segment(space + names, DIM)]
+        return
+    line = ""
+    at = 0
+    numbers = dict(zip(view.starts, range(1, len(view.groups) + 1), strict=True))
+    for column in range(len(view.columns)):
+        at += column in edges
+        if column in numbers and len(line) <= at and (len(line) < at or not line):
+            line = line.ljust(at) + str(numbers[column])
+        at += layout.cell
+    if line.strip():
+        yield [Segment(space + line, DIM)]
+
+
+def _rows(view: DistanceMap, layout: _Layout, surface: Surface, palette: Palette) -> Iterator[Line]:
+    """One head a line."""
+    near = view.nearness()
+    tones = np.round(near * (TONES - 1)).astype(int)
+    edges = _edges(view, layout)
+    for row, name in enumerate(view.rows):
+        if row in edges:
+            yield []
+        line = [Segment(fit(cut(name, layout.label), layout.label) + " ", DIM)]
+        for column in range(len(view.columns)):
+            if column in edges:
+                line.append(Segment(" "))
+            number = f"{view.values[row, column]:.2f} " if layout.cell == NUMBERED else ""
+            text = number.rjust(layout.cell)
+            if surface.colour:
+                line.append(Segment(text, written_on(palette, int(tones[row, column]))))
+            else:
+                line.append(Segment(text if number else surface.shade(near[row, column]) * layout.cell))
+        yield list(Segment.simplify(line))
+
+
+def _half_rows(view: DistanceMap, layout: _Layout, palette: Palette) -> Iterator[Line]:
+    """Two heads a line, groups apart by a cell of air; the number of a group before its first head."""
+    tones = np.round(view.nearness() * (TONES - 1)).astype(int)
+    numbers = dict(zip(view.starts, range(1, len(view.groups) + 1), strict=True))
+    labels = [str(numbers.get(row, "")) for row in range(len(view.rows))] if view.groups else list(view.rows)
+    edges = sorted(_edges(view, layout))
+    tones = _aired(_aired(tones, edges, 0), edges, 1)
+    labels = np.insert(np.array(labels, object), edges, "").tolist()
+    if len(tones) % 2:
+        tones, labels = np.vstack([tones, np.full_like(tones[:1], -1)]), [*labels, ""]
+    cells = tones.tolist()
+    for row in range(0, len(cells), 2):
+        name = labels[row] or labels[row + 1]
+        yield [
+            Segment(fit(name, layout.label, right=True) + " ", DIM),
+            *half_blocks(cells[row], cells[row + 1], palette),
+        ]
+
+
+def _aired(cells: Array, edges: list[int], axis: int) -> Array:
+    return np.insert(cells, edges, -1, axis)

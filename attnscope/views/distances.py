@@ -1,0 +1,121 @@
+"""How far heads are apart: a table in which alike heads stand together, and a plane with every head on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attnscope.views.axes import Array
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceMap:
+    """Distances between the heads of the rows and those of the columns, in nats.
+
+    ``groups`` are the sizes of the groups in which both axes stand, in their order; empty where rows and
+    columns are the heads of two models. ``top`` is the distance at the far end of the colour bar. ``block``
+    is how many heads one cell stands for.
+    """
+
+    values: Array  # [row, column]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    groups: tuple[int, ...] = ()
+    top: float = 1.0
+    title: str = ""
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+    block: int = 1
+
+    def nearness(self) -> Array:
+        """1 for heads that are alike, 0 for those as far apart as any.  [row, column]"""
+        return np.clip(1 - self.values / self.top, 0, 1)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each group begins."""
+        return tuple(int(start) for start in np.cumsum((0, *self.groups))[:-1])
+
+    def fit(self, rows: int, columns: int) -> DistanceMap:
+        """The same table on at most so many cells; a cell is then the mean of several."""
+        block = max(-(-len(self.rows) // max(rows, 1)), -(-len(self.columns) // max(columns, 1)), 1)
+        if block == 1:
+            return self
+        down, across = (np.arange(0, len(names), block) for names in (self.rows, self.columns))
+        sums = np.add.reduceat(np.add.reduceat(self.values, down, 0), across, 1)
+        counts = np.outer(
+            np.diff([*down, len(self.rows)]), np.diff([*across, len(self.columns)])
+        )  # [row, column]
+        note = f"a cell is the mean over {block} × {block} heads; a wider picture has one for each"
+        return replace(
+            self,
+            values=sums / counts,
+            rows=self.rows[::block],
+            columns=self.columns[::block],
+            groups=(),
+            notes=(*self.notes, note),
+            block=block,
+        )
+
+
+def distance_map(
+    values: Array,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    groups: Sequence[Sequence[int]] = (),
+    title: str = "",
+    subtitle: str = "",
+    notes: tuple[str, ...] = (),
+) -> DistanceMap:
+    """Settle a table ``[row, column]``; with ``groups`` of numbers of heads both axes are put in their order.
+
+    Full colour is distance 0, none is the largest one in the table.
+    """
+    order = [head for group in groups for head in group]
+    if groups:
+        values = values[np.ix_(order, order)]
+        rows = columns = [rows[head] for head in order]
+    top = float(values.max(initial=0)) or 1.0
+    sizes = tuple(len(group) for group in groups)
+    return DistanceMap(values, tuple(rows), tuple(columns), sizes, top, title, subtitle, notes)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadPlane:
+    """Every head as a point; heads that do alike things lie near each other. The axes have no unit.
+
+    ``layers`` is the layer of each head, ``kept`` the share of the squared distances that two axes show.
+    """
+
+    points: Array  # [head, 2]
+    names: tuple[str, ...]
+    layers: tuple[int, ...]
+    kept: float
+    title: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class HeadDistances:
+    """All heads compared with all others: the table and the plane."""
+
+    table: DistanceMap
+    plane: HeadPlane
+
+    @property
+    def title(self) -> str:
+        """That of the table."""
+        return self.table.title
+
+    @property
+    def subtitle(self) -> str:
+        """That of the table."""
+        return self.table.subtitle
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Those of both."""
+        return (*self.table.notes, *self.plane.notes)

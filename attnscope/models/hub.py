@@ -6,6 +6,7 @@ carries is not run, unless the caller asks for either by name.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,9 @@ from torch import nn
 
 from attnscope.errors import ModelError, first_line
 from attnscope.models.huggingface import HuggingFaceModel
+from attnscope.models.images import load_processor
 from attnscope.models.model import accepts
+from attnscope.models.vision import VisionModel
 
 HUB_TIMEOUT = 10.0
 """Seconds to wait for the hub's first answer."""
@@ -34,7 +37,7 @@ def load_huggingface(
     generative: bool = False,
     guessing: bool = False,
     device_map: str | Mapping[str, str] | None = None,
-) -> HuggingFaceModel:
+) -> HuggingFaceModel | VisionModel:
     """Load a hub id or a local folder. ``dtype`` ``None`` takes the type that the weights are stored in.
 
     ``generative`` loads the language-model head with which it writes on, ``guessing`` the one that it was
@@ -44,11 +47,14 @@ def load_huggingface(
     asked: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
         raise ModelError("a device map needs the package accelerate: pip install accelerate")
-    tokenizer = load_tokenizer(name, **asked)
-    import transformers
-
+    config = _find(name, **asked)
+    tokenizer: Any = None
+    silent: ModelError | None = None
     try:
-        config = transformers.AutoConfig.from_pretrained(name, **asked)
+        tokenizer = load_tokenizer(name, **asked)
+    except ModelError as error:  # models of images have none
+        silent = error
+    try:
         loaded, loading = _class(config, generative, guessing).from_pretrained(
             name,
             config=config,
@@ -64,14 +70,21 @@ def load_huggingface(
         loaded.to(device)
     headed = generative or guessing
     module = loaded.base_model if headed else loaded
-    if not accepts(module, "input_ids"):
-        raise ModelError(f"{name} reads {module.main_input_name}, not text: show it a text model")
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
     if headed:
         _expect_head(name, loaded, missing)
     notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
     writer = _plainly_writing(loaded) if generative else loaded if guessing else None
-    return HuggingFaceModel(name, module, tokenizer, notes, positions=_positions(module), writer=writer)
+    processor = functools.partial(load_processor, name, **asked)
+    if not accepts(module, "input_ids"):
+        if not accepts(module, "pixel_values"):
+            raise ModelError(f"{name} reads {module.main_input_name}: choose a model of text or of images")
+        return VisionModel(name, module, processor, notes)
+    if silent is not None:
+        raise silent
+    return HuggingFaceModel(
+        name, module, tokenizer, notes, positions=_positions(module), writer=writer, processor=processor
+    )
 
 
 def _class(config: Any, generative: bool, guessing: bool) -> Any:
@@ -118,21 +131,30 @@ def _plainly_writing(writer: Any) -> Any:
 
 def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a hub id or a local folder, as transformers loads it. Raises ``ModelError``."""
+    asked: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    config = _find(name, **asked)
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name, config=config, **asked)
+    except Exception as error:
+        raise ModelError(_reason(f"the tokenizer of {name}", error)) from error
+
+
+def _find(name: str, *, revision: str | None, trust_remote_code: bool) -> Any:
+    """The config of a hub id or a local folder. Raises ``ModelError`` if there is none."""
     if not Path(name).is_dir():
         _ask_hub(name, revision)
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    asked: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        config = transformers.AutoConfig.from_pretrained(name, **asked)
+        return transformers.AutoConfig.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
     except Exception as error:  # whatever a foreign folder provokes is the folder's fault, not ours
         raise ModelError(_reason(name, error)) from error
-    try:
-        return transformers.AutoTokenizer.from_pretrained(name, config=config, **asked)
-    except Exception as error:
-        raise ModelError(_reason(f"the tokenizer of {name}", error)) from error
 
 
 def _ask_hub(name: str, revision: str | None) -> None:

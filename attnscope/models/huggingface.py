@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.model import Model, Prepared, accepts
+from attnscope.models.images import read_image
+from attnscope.models.model import Asked, Model, Prepared, accepts
 from attnscope.models.tokens import tokens_of, tokens_of_ids
+from attnscope.models.vision import fitting, patch_axes
 from attnscope.models.writing import Drawing, Vocabulary, account, opened, write_cached
 
 
@@ -37,11 +40,14 @@ class HuggingFaceModel(Model):
         *,
         positions: int | None = None,
         writer: Any = None,
+        processor: Callable[[], Any] | None = None,
     ) -> None:
         config: Any = module.config
         super().__init__(name, module, positions, notes)
         self.writer = writer
         self.tokenizer = tokenizer
+        self._processor = processor
+        self._towers = hasattr(module, "get_text_features") and hasattr(module, "get_image_features")
         self.encoder_decoder = bool(config.is_encoder_decoder)
         self.settings: dict[str, Any] = {"use_cache": False} if accepts(module, "use_cache") else {}
 
@@ -59,7 +65,29 @@ class HuggingFaceModel(Model):
         read = self._read(texts, max_tokens, truncate)
         if second is not None and not _parted(read.tokens):
             read = replace(read, notes=(*read.notes, f"{self.name} joins the two texts without a separator"))
-        return self._one(read)
+        prepared = self._one(read)
+        return replace(prepared, entry="get_text_features") if self._towers else prepared
+
+    def prepare_image(self, path: Path, text: str | None = None) -> Prepared:
+        """An image for the image tower of a model that has one, or with a text for both of its towers."""
+        if self._processor is None or not hasattr(self.module, "get_image_features"):
+            return super().prepare_image(path)
+        if text is not None and not self._towers:
+            raise InputError(f"{self.name} reads the image as a part of its text: give --image alone")
+        fields, picture = read_image(path, self._processor(), self.module)
+        prepared = Prepared({}, patch_axes(picture), picture.tokens, picture=picture)
+        if text is None:
+            entry = "get_image_features"
+            inputs = {name: fields[name] for name in fields if accepts(self.module, name, entry)}
+            return replace(prepared, inputs=self._placed(inputs), entry=entry)
+        read = self._read([text], None, False)
+        inputs = {name: tensor for name, tensor in fields.items() if accepts(self.module, name)}
+        axes = dict(prepared.axes) | {"decoder": (read.tokens, read.tokens)}
+        both = self._placed(inputs) | self._tensors(read.fields)
+        return replace(prepared, inputs=both, axes=axes, notes=read.notes)
+
+    def _placed(self, fields: dict[str, Tensor]) -> dict[str, Tensor]:
+        return fitting({name: tensor.to(self.device) for name, tensor in fields.items()}, self.module)
 
     def prepare_chat(
         self,
@@ -175,6 +203,26 @@ class HuggingFaceModel(Model):
     def _special(self) -> set[int]:
         added = self.tokenizer.added_tokens_decoder
         return {*self.tokenizer.all_special_ids, *(id_ for id_, token in added.items() if token.special)}
+
+    @property
+    def asked(self) -> Asked:
+        """Hidden tokens of a masked model, else each next one. Raises ``ModelError`` without a head."""
+        if self.writer is None:
+            raise ModelError(f"{self.name} was loaded without its output head: load it with guessing=True")
+        mask = None
+        if type(self.writer).__name__.endswith("ForMaskedLM"):
+            mask = self.tokenizer.mask_token_id
+            if mask is None:
+                raise ModelError(
+                    f"{self.name} guesses hidden tokens, but its tokenizer has no token for them"
+                )
+        side = "decoder_input_ids" if self.encoder_decoder else "input_ids"
+        return Asked(side, mask, self._vocabulary())
+
+    def logits(self, prepared: Prepared, copies: Tensor, at: Tensor) -> Tensor:
+        """One pass: scores over the vocabulary at some positions.  [guess], [guess] -> [guess, vocabulary]"""
+        scores: Tensor = self.writer(**prepared.inputs, **prepared.settings).logits
+        return scores[copies.to(scores.device), at.to(scores.device)]
 
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from attnscope.views.labels import visible
 
 if TYPE_CHECKING:
     from attnscope.capture import Observer, Record, Replay
+    from attnscope.models.images import Picture
+    from attnscope.models.writing import Vocabulary
 
 SMALL_PASS = 4e9
 """Floating-point operations of a pass below which threads cost more than they bring."""
@@ -31,7 +33,8 @@ class Prepared:
     ``inputs`` go into the model's forward as keywords, ``axes`` labels the queries and keys of every
     kind of attention, ``tokens`` is the text itself, ``notes`` says what was done to it (cut, joined),
     ``settings`` are further keywords, ``arguments`` go in by position. ``replay`` holds a generation that
-    was recorded while it ran: then nothing runs again.
+    was recorded while it ran: then nothing runs again. ``picture`` is the image that was read, ``entry`` the
+    method of the module to call where that is not the whole forward.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -41,6 +44,20 @@ class Prepared:
     settings: Mapping[str, Any] = field(default_factory=dict)
     arguments: tuple[Tensor, ...] = ()
     replay: Replay | None = None
+    picture: Picture | None = None
+    entry: str = "__call__"
+
+
+class Asked(NamedTuple):
+    """How a model guesses tokens.
+
+    ``input`` names the ids among its inputs. ``mask`` is the id that hides a token, which it then guesses at
+    its place; ``None`` if it guesses each next token.
+    """
+
+    input: str
+    mask: int | None
+    vocabulary: Vocabulary
 
 
 class Model(ABC):
@@ -111,6 +128,13 @@ class Model(ABC):
         """
         raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
 
+    def prepare_image(self, path: Path, text: str | None = None) -> Prepared:
+        """An image file, or a text and an image, as the model reads them.
+
+        Raises ``InputError`` for a model that reads no images, or for a file that is none.
+        """
+        raise InputError(f"{self.name} reads text, not images: leave out --image, or choose a vision model")
+
     def generate(
         self, prepared: Prepared, count: int, *, temperature: float = 0.0, seed: int = 0
     ) -> Prepared:
@@ -121,6 +145,18 @@ class Model(ABC):
         ``InputError`` if there are no positions left for ``count`` tokens.
         """
         raise ModelError(f"{self.name} does not write text: it has no output that is scores of a next token")
+
+    @property
+    def asked(self) -> Asked:
+        """How the model is asked to guess a token. Raises ``ModelError`` for one without an output head."""
+        raise ModelError(f"{self.name} guesses no tokens: it has no output head over a vocabulary")
+
+    def logits(self, prepared: Prepared, copies: Tensor, at: Tensor) -> Tensor:
+        """One pass: scores over the vocabulary at some positions.  [guess], [guess] -> [guess, vocabulary]
+
+        ``copies`` and ``at`` say where in the batch. Raises ``ModelError`` for one without an output head.
+        """
+        raise ModelError(f"{self.name} guesses no tokens: it has no output head over a vocabulary")
 
     def run(self, prepared: Prepared, observers: Sequence[Observer]) -> Record:
         """One forward pass, or one recorded generation, seen by ``observers``.
@@ -136,7 +172,8 @@ class Model(ABC):
             self.threads(prepared),
             recording(self.module, observers, prepared.axes) as record,
         ):
-            self.module(*prepared.arguments, **prepared.inputs, **prepared.settings)
+            run = getattr(self.module, prepared.entry)
+            run(*prepared.arguments, **prepared.inputs, **prepared.settings)
         return self._attended(record)
 
     def _attended(self, record: Record) -> Record:
@@ -183,9 +220,9 @@ class Model(ABC):
             )
 
 
-def accepts(module: nn.Module, argument: str) -> bool:
-    """Whether the module's forward has an argument of that name."""
-    return argument in inspect.signature(module.forward).parameters
+def accepts(module: nn.Module, argument: str, entry: str = "forward") -> bool:
+    """Whether the module's forward, or another method of it, has an argument of that name."""
+    return argument in inspect.signature(getattr(module, entry)).parameters
 
 
 def _instead(module: nn.Module) -> str:

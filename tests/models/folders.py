@@ -68,15 +68,6 @@ def mamba(folder: Path) -> str:
     return _save(folder, transformers.MambaModel(config), wrapped)
 
 
-def vit(folder: Path) -> str:
-    """A tiny model that reads images."""
-    gpt2(folder)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32}
-    config = transformers.ViTConfig(**sizes, intermediate_size=32)
-    wrapped = transformers.AutoTokenizer.from_pretrained(folder)
-    return _save(folder, transformers.ViTModel(config), wrapped)
-
-
 def _save(folder: Path, model, tokenizer) -> str:
     torch.manual_seed(0)
     for weights in model.parameters():

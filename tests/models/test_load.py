@@ -10,7 +10,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.network import Encoder, EncoderConfig, save
 from attnscope.network.folder import load as load_folder
-from tests.models.folders import gpt2, minilm, t5, vit
+from tests.models.folders import gpt2, minilm, t5
 
 
 @pytest.fixture(scope="module")
@@ -211,8 +211,3 @@ def test_a_damaged_file_of_weights_is_one_sentence(tmp_path, causal):
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
     with pytest.raises(ModelError, match="cannot be loaded"):
         load(str(tmp_path))
-
-
-def test_a_model_for_images_says_what_it_reads(tmp_path):
-    with pytest.raises(ModelError, match="reads pixel_values, not text"):
-        load(vit(tmp_path))

@@ -1,0 +1,150 @@
+"""Images as a model reads them: the file, the pixels that reach the model, and its patches as tokens."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from attnscope.attention import Token
+from attnscope.errors import InputError, ModelError, first_line
+from attnscope.views.axes import Array
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""What is opened; of the others that Pillow knows, some run programs of their own."""
+
+BEFORE = {
+    "cls_token": "CLS",
+    "class_token": "CLS",
+    "class_embedding": "CLS",
+    "distillation_token": "DIST",
+    "register_tokens": "REG",
+}
+"""Parameters that stand as tokens before the patches, and what they are called; the order is theirs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image as the model sees it: cropped and scaled, in ``grid`` patches, rows by columns.
+
+    ``tokens`` are the patches row by row, named ``row,column``, with the special ones before them. ``grid``
+    is ``None``, and ``tokens`` are none, where the module does not say how it cuts the image.
+    """
+
+    pixels: Array  # [row, column, 3], uint8
+    grid: tuple[int, int] | None
+    tokens: tuple[Token, ...]
+
+
+def load_processor(name: str, **asked: Any) -> Any:
+    """What prepares images for the model of that name, as transformers loads it. Raises ``ModelError``."""
+    import transformers
+
+    try:
+        return transformers.AutoImageProcessor.from_pretrained(name, **asked)
+    except Exception as error:
+        if "preprocessor_config" in str(error) or "image processor" in str(error).lower():
+            raise ModelError(
+                f"{name} does not say how it reads images: it has no preprocessor_config.json that "
+                f"transformers knows"
+            ) from error
+        raise ModelError(f"the image processor of {name} cannot be loaded: {first_line(error)}") from error
+
+
+def open_image(path: Path) -> Image:
+    """An image from a file, upright and in colour. Raises ``InputError``."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=FORMATS) as image:
+                return ImageOps.exif_transpose(image).convert("RGB")
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder: give an image file") from None
+    except UnidentifiedImageError:
+        raise InputError(f"{path} is no image: it can be {', '.join(FORMATS)}") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        limit = Image.MAX_IMAGE_PIXELS or 0
+        raise InputError(f"{path} has more than {limit:,} pixels, and is not opened: scale it down") from None
+    except Exception as error:  # a damaged file raises whatever its decoder stumbles over
+        raise InputError(f"{path} cannot be read as an image: {first_line(error)}") from error
+
+
+def read_image(path: Path, processor: Any, module: nn.Module) -> tuple[dict[str, Tensor], Picture]:
+    """The tensors that a processor makes of an image file, and the picture that they hold.
+
+    Raises ``InputError``.
+    """
+    image = open_image(path)
+    try:
+        fields = dict(processor(images=image, return_tensors="pt"))
+    except Exception as error:
+        raise InputError(f"the image processor refuses {path}: {first_line(error)}") from error
+    values = fields.get("pixel_values")
+    if not isinstance(values, Tensor) or values.ndim != 4 or values.shape[1] != 3:
+        return fields, Picture(np.asarray(image), None, ())
+    rows, columns = values.shape[-2:]
+    grid = patch_grid(module, rows, columns)
+    tokens = () if grid is None else (*special_tokens(module), *patch_tokens(*grid))
+    return fields, Picture(_pixels(values[0], processor), grid, tokens)
+
+
+def _pixels(values: Tensor, processor: Any) -> Array:
+    """What a processor made of an image, as an image again.  [3, row, column] -> [row, column, 3]"""
+    pixels: Array = values.float().cpu().numpy().transpose(1, 2, 0)
+    if getattr(processor, "do_normalize", False):
+        pixels = pixels * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
+    if getattr(processor, "do_rescale", False):
+        pixels = pixels / processor.rescale_factor
+    if getattr(processor, "do_flip_channel_order", False):
+        pixels = pixels[..., ::-1]
+    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+
+
+def patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] | None:
+    """How many patches a module cuts ``rows`` × ``columns`` pixels into, by its first convolution.
+
+    ``None`` if it has none that reads the three colours.
+    """
+    for child in module.modules():
+        if isinstance(child, nn.Conv2d) and child.in_channels == 3 and child.kernel_size[0] > 1:
+            padding = (0, 0) if isinstance(child.padding, str) else child.padding
+            steps = [
+                (size + 2 * pad - kernel) // stride + 1
+                for size, pad, kernel, stride in zip(
+                    (rows, columns), padding, child.kernel_size, child.stride, strict=True
+                )
+            ]
+            return (steps[0], steps[1]) if min(steps) > 0 else None
+    return None
+
+
+def special_tokens(module: nn.Module) -> tuple[Token, ...]:
+    """The tokens that a module puts before the patches, by the names of its parameters."""
+    held = {name.rpartition(".")[2]: weights for name, weights in module.named_parameters()}
+    names: list[str] = []
+    for parameter, name in BEFORE.items():
+        if parameter in held:
+            weights = held[parameter]
+            count = weights.shape[-2] if weights.ndim > 1 else 1
+            names += [f"[{name}]"] if count == 1 else [f"[{name}{number}]" for number in range(count)]
+    return tuple(Token(name, number, special=True) for number, name in enumerate(names))
+
+
+def patch_tokens(rows: int, columns: int, first: int = 1 << 20) -> tuple[Token, ...]:
+    """A token for each patch, row by row; no two are equal, as no two patches count as one word."""
+    return tuple(
+        Token(f"{row},{column}", first + row * columns + column)
+        for row in range(rows)
+        for column in range(columns)
+    )

@@ -1,0 +1,76 @@
+"""Tiny folders of models that read images, each with what prepares them, and image files."""
+
+from pathlib import Path
+
+import numpy as np
+import transformers
+from PIL import Image
+
+from tests.models import folders
+
+SIZE = {"height": 64, "width": 64}
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+VIT = {**SHAPE, "image_size": 64, "patch_size": 16}
+WHOLE = {"size": SIZE}
+CROPPED = {"size": {"shortest_edge": 64}, "crop_size": SIZE}
+
+VISION = {
+    "vit": (lambda: transformers.ViTConfig(**VIT), "ViTImageProcessor", WHOLE),
+    "deit": (lambda: transformers.DeiTConfig(**VIT), "DeiTImageProcessor", WHOLE | {"crop_size": SIZE}),
+    "beit": (lambda: transformers.BeitConfig(**VIT), "BeitImageProcessor", WHOLE | {"do_center_crop": False}),
+    "dinov2": (lambda: transformers.Dinov2Config(**VIT), "BitImageProcessor", CROPPED),
+    "dinov2-with-registers": (
+        lambda: transformers.Dinov2WithRegistersConfig(**VIT),
+        "BitImageProcessor",
+        CROPPED,
+    ),
+    "dinov3": (
+        lambda: transformers.DINOv3ViTConfig(**VIT, num_register_tokens=4),
+        "ViTImageProcessor",
+        WHOLE,
+    ),
+    "clip-vision": (lambda: transformers.CLIPVisionConfig(**VIT), "CLIPImageProcessor", CROPPED),
+    "siglip-vision": (lambda: transformers.SiglipVisionConfig(**VIT), "SiglipImageProcessor", WHOLE),
+    "swin": (
+        lambda: transformers.SwinConfig(
+            image_size=64, patch_size=4, embed_dim=16, depths=[2, 1], num_heads=[2, 2], window_size=4
+        ),
+        "ViTImageProcessor",
+        WHOLE,
+    ),
+}
+
+
+def vision(folder: Path, name: str) -> str:
+    """A tiny model of images alone."""
+    config, processor, sizes = VISION[name]
+    return _save(folder, transformers.AutoModel.from_config(config()), processor, sizes)
+
+
+def clip(folder: Path) -> str:
+    """A tiny model with a tower for text and one for images."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
+    text = {**SHAPE, "vocab_size": len(tokenizer), "max_position_embeddings": 32, "eos_token_id": 2}
+    config = transformers.CLIPConfig(text_config=text, vision_config=VIT, projection_dim=16)
+    tokenizer.save_pretrained(folder)
+    return _save(folder, transformers.CLIPModel(config), "CLIPImageProcessor", CROPPED)
+
+
+def picture(path: Path, rows: int = 48, columns: int = 80) -> Path:
+    """An image file: red grows to the right, green downwards, and one corner is blue."""
+    down, across = np.mgrid[0:rows, 0:columns]
+    pixels = np.stack([across * 255 // columns, down * 255 // rows, np.zeros_like(down)], -1)
+    pixels[: rows // 4, : columns // 4] = (0, 0, 255)
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return path
+
+
+def _save(folder: Path, model, processor: str, sizes) -> str:
+    import torch
+
+    torch.manual_seed(0)
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.2)
+    model.save_pretrained(folder)
+    getattr(transformers, processor)(**sizes).save_pretrained(folder)
+    return str(folder)

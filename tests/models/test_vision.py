@@ -1,0 +1,205 @@
+"""Images as models read them: which are opened, how they are cut, and what every patch is called."""
+
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from attnscope.capture import Keep
+from attnscope.errors import InputError, ModelError
+from attnscope.models import load
+from attnscope.models.images import open_image
+from tests.models import folders, images
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    made = {}
+
+    def folder(name):
+        if name not in made:
+            make = images.clip if name == "clip" else lambda path: images.vision(path, name)
+            made[name] = make(tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    return images.picture(tmp_path_factory.mktemp("images") / "corner.png")
+
+
+def maps(model, prepared):
+    keep = Keep(lambda site: range(2))
+    model.run(prepared, [keep])
+    return keep.maps
+
+
+def eager(folder, **inputs):
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        return model(**inputs, output_attentions=True)
+
+
+BEFORE = {
+    "vit": ["[CLS]"],
+    "deit": ["[CLS]", "[DIST]"],
+    "beit": ["[CLS]"],
+    "dinov2": ["[CLS]"],
+    "dinov2-with-registers": ["[CLS]", "[REG0]", "[REG1]", "[REG2]", "[REG3]"],
+    "dinov3": ["[CLS]", "[REG0]", "[REG1]", "[REG2]", "[REG3]"],
+    "clip-vision": ["[CLS]"],
+    "siglip-vision": [],
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_patches_are_tokens_row_by_row_behind_the_special_ones(folder_of, picture, name):
+    model = load(folder_of(name))
+    prepared = model.prepare_image(picture)
+    patches = [f"{row},{column}" for row in range(4) for column in range(4)]
+    assert prepared.picture.grid == (4, 4)
+    assert [token.text for token in prepared.tokens] == BEFORE[name] + patches
+    assert [token.text for token in prepared.tokens if token.special] == BEFORE[name]
+    assert len({token.id for token in prepared.tokens}) == len(prepared.tokens)
+    found = [kept for kept in maps(model, prepared) if kept.site.kind == "encoder"]
+    theirs = eager(folder_of(name), pixel_values=prepared.inputs["pixel_values"]).attentions
+    assert len(found) == len(theirs) == 2
+    for kept, weights in zip(found, theirs, strict=True):
+        assert kept.queries == kept.keys == prepared.tokens
+        torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["vit", "deit", "dinov2-with-registers", "dinov3", "siglip-vision"])
+def test_the_patch_of_a_name_is_where_the_picture_says(folder_of, picture, name):
+    """Changing the pixels under one patch changes the embedding of that patch alone."""
+    model = load(folder_of(name))
+    prepared = model.prepare_image(picture)
+    values = prepared.inputs["pixel_values"]
+    changed = values.clone()
+    changed[:, :, 16:32, 32:48] += 1.0
+    place = [token.text for token in prepared.tokens].index("1,2")
+    with torch.inference_mode():
+        before, after = (model.module.embeddings(pixels) for pixels in (values, changed))
+    before, after = (out[0] if isinstance(out, tuple) else out for out in (before, after))
+    differ = (before != after).any(-1)[0]
+    assert differ.nonzero().flatten().tolist() == [place]
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2", "clip-vision", "siglip-vision"])
+def test_the_picture_is_what_the_model_saw(folder_of, tmp_path, name):
+    gradient = images.picture(tmp_path / "square.png", 64, 64)  # nothing to scale or to crop
+    pixels = load(folder_of(name)).prepare_image(gradient).picture.pixels
+    assert np.array_equal(pixels, np.asarray(Image.open(gradient)))
+
+
+def test_windows_are_shown_as_they_are_computed(folder_of, picture):
+    model = load(folder_of("swin"))
+    prepared = model.prepare_image(picture)
+    theirs = eager(folder_of("swin"), pixel_values=prepared.inputs["pixel_values"]).attentions
+    found = maps(model, prepared)
+    assert [len(kept.weights) for kept in found] == [16, 16, 4]
+    for kept, weights in zip(
+        (found[1], found[2]), theirs, strict=True
+    ):  # it reports the last block of a stage
+        torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
+
+
+def test_each_tower_is_shown_alone_or_both_together(folder_of, picture):
+    model = load(folder_of("clip"))
+    image, text, both = (
+        model.prepare_image(picture),
+        model.prepare("a tired cat"),
+        model.prepare_image(picture, "a tired cat"),
+    )
+    theirs = eager(folder_of("clip"), **both.inputs)
+    towers = {"vision_model": theirs.vision_model_output, "text_model": theirs.text_model_output}
+    for prepared, expected in ((image, {"vision_model"}), (text, {"text_model"}), (both, set(towers))):
+        found = maps(model, prepared)
+        assert {kept.site.name.partition(".")[0] for kept in found} == expected
+        for kept in found:
+            own = towers[kept.site.name.partition(".")[0]].attentions[kept.site.layer]
+            torch.testing.assert_close(kept.weights, own, atol=1e-5, rtol=0)
+    kinds = {kept.site.kind: kept for kept in maps(model, both)}
+    assert [token.text for token in kinds["decoder"].keys] == ["[CLS]", "a", "tired", "cat", "[SEP]"]
+    assert kinds["encoder"].keys == image.tokens
+
+
+def test_text_and_images_go_to_the_models_that_read_them(folder_of, picture):
+    seeing = load(folder_of("vit"))
+    with pytest.raises(InputError, match="reads images, not text: give it one with --image FILE"):
+        seeing.prepare("The cat sat.")
+    with pytest.raises(InputError, match="reads images alone: leave out the text"):
+        seeing.prepare_image(picture, "The cat sat.")
+    for name in ("own", folders.minilm()):
+        with pytest.raises(InputError, match="reads text, not images"):
+            load(name).prepare_image(picture)
+
+
+def test_a_folder_that_does_not_say_how_it_reads_images_is_told_so(tmp_path, picture):
+    config = images.VISION["vit"][0]()
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="it has no preprocessor_config"):
+        load(str(tmp_path)).prepare_image(picture)
+
+
+def bomb(path: Path, side: int) -> Path:
+    """A PNG that claims to be ``side`` × ``side`` pixels and holds next to nothing."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    return path
+
+
+def test_files_that_are_no_usable_image_are_refused_in_a_sentence(tmp_path):
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "empty.png").write_bytes(b"")
+    (tmp_path / "ghost.eps").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    whole = images.picture(tmp_path / "whole.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    for name, sentence in {
+        "none.png": "no such file",
+        "": "is a folder",
+        "text.png": "is no image: it can be PNG",
+        "empty.png": "is no image",
+        "ghost.eps": "is no image",
+        "cut.png": "cannot be read as an image",
+    }.items():
+        with pytest.raises(InputError, match=sentence):
+            open_image(tmp_path / name)
+    for side in (10_000, 60_000):  # Pillow warns of the one and refuses the other
+        with pytest.raises(InputError, match=r"has more than [\d,]+ pixels, and is not opened"):
+            open_image(bomb(tmp_path / "bomb.png", side))
+
+
+def test_a_photograph_is_turned_upright_and_loses_its_palette(tmp_path):
+    pixels = np.zeros((4, 6, 3), np.uint8)
+    pixels[0, 0] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
+    turned = np.asarray(open_image(tmp_path / "photo.png"))
+    assert turned.shape == (6, 4, 3)
+    assert turned[0, 3].tolist() == [255, 255, 255]
+    Image.fromarray(pixels).convert("P").save(tmp_path / "palette.gif")
+    assert np.asarray(open_image(tmp_path / "palette.gif")).shape == (4, 6, 3)
+
+
+def test_what_hears_is_refused_by_what_it_reads(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ASTConfig(**sizes)
+    transformers.ASTModel(config).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(ModelError, match="reads input_values: choose a model of text or of images"):
+        load(str(tmp_path))

@@ -1,146 +1,33 @@
-"""One model type: captured maps under the default attention against the model's own eager ones."""
+"""One model type: captured maps under the default attention against every oracle there is."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import re
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from attnscope.capture import Keep, Kept, Record, recording
+from attnscope.capture import Kept
+from tests.coverage.layouts import layouts
+from tests.coverage.oracles import (
+    are_sampled,
+    are_weights,
+    attentions,
+    difference,
+    gap,
+    kernel_weights,
+    run,
+    same,
+)
+from tests.coverage.result import Result
 
 CLOSE = 1e-5
-
-
-@dataclass
-class Result:
-    """What happened with one type."""
-
-    type: str
-    model: str = ""
-    built: bool = False
-    identical: bool | None = None
-    maps: int = 0
-    own: int = 0  # tensors that the model's own eager output names attentions
-    own_wrong: int = 0  # of those, the ones that are no attention weights
-    matched: int = 0
-    worst: float = 0.0
-    kernels: list[str] = field(default_factory=list)
-    unit: int = 0  # maps that equal what torch's kernel did with unit values, in another pass
-    twin: int = 0  # maps that equal what the eager kernel weighed with, whether the model returns it or not
-    note: str = ""
-
-    def json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in a nested output."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors(part)
-
-
-def attentions(output: Any, inside: bool = False) -> Iterator[Tensor]:
-    """The tensors that an output files under a name that says attention."""
-    if isinstance(output, dict):
-        for name, part in output.items():
-            yield from attentions(part, inside or "attentions" in str(name))
-    elif isinstance(output, (list, tuple)):
-        for part in output:
-            yield from attentions(part, inside)
-    elif isinstance(output, Tensor) and inside:
-        yield output
-
-
-def are_weights(own: Tensor) -> bool:
-    """Whether a tensor is shaped like attention: 3 axes, not negative, rows of at most 1."""
-    if own.ndim < 3 or not own.is_floating_point() or own.numel() == 0:
-        return False
-    rows = own.float().sum(-1)
-    return bool((own >= 0).all()) and float(rows.max()) <= 1.001 and float(rows.max()) > 0.01
-
-
-def difference(kept: Kept, own: Tensor) -> float:
-    """The largest difference, over queries that may see anything; infinite where shapes differ."""
-    ours, alive = kept.weights, kept.allowed.any(-1, keepdim=True)
-    queries, keys = own.shape[-2:]
-    if own.ndim == 4 and own.shape[:2] == ours.shape[:2] and queries < ours.shape[2] and keys < ours.shape[3]:
-        ours, alive = ours[:, :, -queries:, -keys:], alive[..., -queries:, :]  # without a learned prefix
-    elif own.shape != ours.shape:
-        if own.numel() != ours.numel() or own.shape[-2:] != ours.shape[-2:]:
-            return float("inf")
-        own = own.reshape(ours.shape)
-    if not bool(alive.any()):
-        return float("inf")
-    return float(((ours - own) * alive).abs().max())
-
-
-def gap(ours: Tensor, unit: Tensor) -> float:
-    """The largest difference between tensors of one count and order."""
-    if ours.numel() != unit.numel():
-        return float("inf")
-    return float((ours - unit.reshape(ours.shape)).abs().max())
-
-
-def run(model: Any, given: dict[str, Any], **options: Any) -> tuple[Any, Record, list[Kept]]:
-    """A recorded pass."""
-    everything = Keep(lambda site: None)
-
-    class All:
-        def observe(self, attention: Any) -> None:
-            Keep.observe(everything, attention)
-
-    counts: list[int] = []
-    everything.select = lambda site: range(counts[-1])
-
-    class Count:
-        def observe(self, attention: Any) -> None:
-            counts.append(attention.heads)
-
-    torch.manual_seed(3)
-    with torch.inference_mode(), recording(model, [Count(), All()]) as record:
-        output = model(**given, **options)
-    return output, record, everything.maps
-
-
-def kernel_weights(model: Any, given: dict[str, Any]) -> list[Tensor]:
-    """The weights of every call of torch's kernel in a pass: the same call, but with unit values."""
-    kernel, seen = F.scaled_dot_product_attention, []
-
-    def watched(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
-        keys = key.shape[-2]
-        seen.append(kernel(query, key, torch.eye(keys).expand(*key.shape[:-2], keys, keys), *args, **options))
-        return kernel(query, key, value, *args, **options)
-
-    torch.manual_seed(3)
-    F.scaled_dot_product_attention = watched
-    try:
-        with torch.inference_mode():
-            model(**given)
-    finally:
-        F.scaled_dot_product_attention = kernel
-    return seen
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two outputs are the same numbers, bit by bit."""
-    pairs = list(zip(tensors(one), tensors(other), strict=True))
-    return all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+SAYS_ATTENTION = re.compile("att", re.I)
 
 
 def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> None:
-    """Fill a result with what capture and the eager model say."""
+    """Fill a result with what capture, torch's kernels and the eager model say."""
     torch.manual_seed(3)
     with torch.inference_mode():
         plain = model(**given)
@@ -148,31 +35,93 @@ def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> No
     result.identical = same(plain, output)
     result.maps = len(maps)
     result.kernels = sorted({site.kernel for site in record.sites})
-    units = kernel_weights(model, given)
-    ours = [kept for kept, site in zip(maps, record.sites, strict=True) if site.source == "recomputed"]
-    if len(units) == len(ours):
-        result.unit = sum(gap(kept.weights, unit) <= CLOSE for kept, unit in zip(ours, units, strict=True))
-    if eager is None:
-        return
+    modules = dict(model.named_modules())
+    result.unlikely = [
+        f"{site.site.name} ({type(modules[site.site.name]).__name__})"
+        for site in record.sites
+        if not SAYS_ATTENTION.search(
+            f"{site.site.name.rpartition('.')[2]} {type(modules[site.site.name]).__name__}"
+        )
+    ]
+    vouched = by_kernels(result, maps, [site.source for site in record.sites], kernel_weights(model, given))
+    if eager is not None:
+        vouched |= by_itself(result, model, eager, given, maps)
+    for number, (kept, site) in enumerate(zip(maps, record.sites, strict=True)):
+        if number not in vouched and site.source != "kernel":  # which the kernel itself returned
+            result.unvouched.append(f"{kept.site.name} ({type(modules[kept.site.name]).__name__})")
+
+
+def by_kernels(result: Result, maps: list[Kept], sources: list[str], units: list[Tensor]) -> set[int]:
+    """The maps that equal what torch's kernels did."""
+    ours = [number for number, source in enumerate(sources) if source == "recomputed"]
+    if len(units) != len(ours):
+        return set()
+    equal = {
+        number for number, unit in zip(ours, units, strict=True) if gap(maps[number].weights, unit) <= CLOSE
+    }
+    result.unit = len(equal)
+    return equal
+
+
+def by_itself(result: Result, model: Any, eager: Any, given: dict[str, Any], maps: list[Kept]) -> set[int]:
+    """The maps that equal the eager model's own attentions, or what another kernel weighed with in it."""
     eager.load_state_dict(model.state_dict())
     try:
-        output, _, twins = run(eager, given, output_attentions=True)
-    except TypeError:
-        output, _, twins = run(eager, given)
-    left = list(maps)
+        output, record, twins = run(eager, given, output_attentions=True)
+    except Exception as error:
+        if not isinstance(error, TypeError):  # one that takes no such word
+            result.note = f"asked for its attentions it fails: {type(error).__name__}: {error}"[:160]
+        output, record, twins = run(eager, given)
+    vouched = set()
+    free = set(range(len(maps)))
     for own in attentions(output):
         result.own += 1
         if not are_weights(own):
             result.own_wrong += 1
-            continue
-        for several in (left, maps):  # some models list one map twice
-            gaps = [difference(kept, own) for kept in several]
-            if gaps and min(gaps) <= CLOSE:
-                result.matched += 1
-                result.worst = max(result.worst, min(gaps))
-                left = [kept for kept in left if kept is not several[gaps.index(min(gaps))]]
-                break
-    by_name = {(kept.site.name, kept.site.call): kept for kept in twins}
-    for kept in maps:
+            found = from_scores(own, maps)
+            result.scores += found is not None
+        elif are_sampled(own, model.config):
+            result.sampled += 1
+            found = None
+        else:
+            found = equal_map(result, own, maps, free)
+        if found is not None:
+            vouched.add(found)
+            free.discard(found)
+    by_name = {(kept.site.name, kept.site.call): number for number, kept in enumerate(twins)}
+    for number, kept in enumerate(maps):
         twin = by_name.get((kept.site.name, kept.site.call))
-        result.twin += twin is not None and difference(kept, twin.weights) <= CLOSE
+        if twin is not None and difference(kept, twins[twin].weights) <= CLOSE:
+            result.twin += 1
+            if record.sites[twin].source == "kernel":
+                vouched.add(number)
+    return vouched
+
+
+def equal_map(result: Result, own: Tensor, maps: list[Kept], free: set[int]) -> int | None:
+    """The map that an own tensor equals, one that is free first: some models list one map twice."""
+    for several in (sorted(free), range(len(maps))):
+        gaps = {number: difference(maps[number], own) for number in several}
+        best = min(gaps, key=lambda number: gaps[number], default=None)
+        if best is not None and gaps[best] <= CLOSE:
+            result.matched += 1
+            result.worst = max(result.worst, gaps[best])
+            return best
+    for number, kept in enumerate(maps):
+        alive = kept.allowed.any(-1, keepdim=True).expand_as(kept.weights)  # rows that see anything
+        pairs = zip(layouts(kept.weights, own.shape), layouts(alive.float(), own.shape), strict=True)
+        for (name, laid), (_, rows) in pairs:
+            seeing = rows.any(-1, keepdim=True)
+            if laid.shape == own.shape and float(((laid - own) * seeing).abs().max()) <= CLOSE:
+                result.laid += 1
+                result.layouts = sorted({*result.layouts, name})
+                return number
+    return None
+
+
+def from_scores(own: Tensor, maps: list[Kept]) -> int | None:
+    """The map that an own tensor becomes by a softmax: the model returned its scores."""
+    if not own.is_floating_point() or own.ndim < 3:
+        return None
+    weights = torch.softmax(own, -1)
+    return next((number for number, kept in enumerate(maps) if difference(kept, weights) <= CLOSE), None)

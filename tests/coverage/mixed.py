@@ -8,7 +8,8 @@ import torch
 
 from tests.coverage.feed import LENGTH, image, noise, numbers, texts
 from tests.coverage.recipe import Recipe
-from tests.coverage.vision import flat_patches, shaped_patches
+from tests.coverage.text import INDEXED, ROPE
+from tests.coverage.vision import FOUR_STAGES, flat_patches, shaped_patches
 
 
 def regions(model: Any) -> dict[str, Any]:
@@ -44,7 +45,6 @@ QUERIES = SMALL_IMAGE | {
     "num_query_tokens": 4,
     "image_token_index": 3,
 }
-NO_IMAGES = {"vision_config.num_attention_heads": 9}
 
 MIXED: dict[str, Recipe] = {
     "lxmert": Recipe(inputs=lambda model: texts(model, ["input_ids", "attention_mask"], 2) | regions(model)),
@@ -52,7 +52,7 @@ MIXED: dict[str, Recipe] = {
     "vilt": Recipe(inputs=both),
     "aya_vision": Recipe(changes={"vision_config.num_attention_heads": 16}),
     "tipsv2": Recipe(changes=SMALL_IMAGE, inputs=both),
-    "vision-text-dual-encoder": Recipe(inputs=both),
+    "vision-text-dual-encoder": Recipe(changes={"vision_config.pooler_output_size": 48}, inputs=both),
     "videoprism": Recipe(
         changes={"vision_config.image_size": 36, "vision_config.num_frames": 4},
         inputs=lambda model: texts(model, ["input_ids"], 2) | {"pixel_values_videos": noise(2, 4, 3, 36, 36)},
@@ -67,11 +67,11 @@ MIXED: dict[str, Recipe] = {
         changes=QUERIES, inputs=lambda model: marked(model) | {"qformer_input_ids": numbers(100, 2, 5)}
     ),
     "instructblipvideo": Recipe(
-        changes=QUERIES,
+        changes=QUERIES | {"video_token_index": 3},
         inputs=lambda model: {
-            "input_ids": torch.cat([torch.full((2, 8), model.config.video_token_id), numbers(100, 2, 6)], 1),
+            "input_ids": torch.cat([torch.full((2, 8), 3), numbers(100, 2, 6)], 1),
             "pixel_values": noise(2, 2, 3, 56, 56),
-            "qformer_input_ids": numbers(100, 4, 5),
+            "qformer_input_ids": numbers(100, 2, 5),
         },
     ),
     "kosmos-2": Recipe(
@@ -102,15 +102,44 @@ MIXED: dict[str, Recipe] = {
         inputs=lambda model: flat_patches(768)(model) | {"decoder_input_ids": numbers(100, 2, 6)},
     ),
     "nougat": Recipe(changes={"encoder.model_type": "donut-swin"}),
+    "oneformer": Recipe(
+        changes={"backbone_config": FOUR_STAGES, "conv_dim": 32},
+        inputs=lambda model: {"pixel_values": noise(2, 3, 64, 64), "task_inputs": numbers(100, 2, 77)},
+    ),
+    "pi0": Recipe(
+        changes={
+            "vlm_config.vision_config.num_attention_heads": 9,
+            "vlm_config.vision_config.image_size": 28,
+        },
+        inputs=lambda model: {
+            "action_embeds": noise(2, 5, model.config.dit_config.hidden_size),
+            "input_ids": torch.cat(
+                [torch.full((2, 4), model.config.vlm_config.image_token_id), numbers(100, 2, 6)], 1
+            ),
+            "pixel_values": noise(2, 1, 3, 28, 28),
+            "pixel_attention_mask": torch.ones(2, 1, dtype=torch.bool),
+            "attention_mask": torch.ones(2, 10, dtype=torch.long),
+        },
+    ),
+    "pe_audio": Recipe(
+        inputs=lambda model: {"input_ids": numbers(100, 2, LENGTH), "input_values": noise(2, 1, 1920 * 4)}
+    ),
+    "voxtral_realtime": Recipe(
+        inputs=lambda model: {"input_ids": numbers(100, 2, LENGTH), "input_features": noise(2, 128, 96)}
+    ),
     "step3p7": Recipe(changes={"text_config.sliding_window": 6}),
-    "cohere_compass": Recipe(layers=4, changes={"vision_config.num_heads": 9}),
-    "qwen4_exp": Recipe(changes={"text_config.indexer_budget": 8, "text_config.indexer_compress_ratio": 4}),
-    "ernie4_5_vl_moe_text": Recipe(),
+    "cohere_compass": Recipe(
+        changes={"vision_config.num_heads": 9, "text_config.rope_parameters": {"full_attention": ROPE}}
+    ),
+    "qwen4_exp": Recipe(changes={f"text_config.{key}": value for key, value in INDEXED.items()}),
+    "ernie4_5_vl_moe": Recipe(changes={"text_config.rope_parameters.mrope_section": [1, 1, 2]}),
     "granite4_vision": Recipe(changes={"image_grid_pinpoints": [[56, 56]], "vision_config.image_size": 56}),
-    "emu3": Recipe(changes={"vq_config.base_channels": 32}),
+    "emu3": Recipe(
+        changes={"vq_config.base_channels": 32, "vocabulary_map": {"<image>": 3, "<|extra_200|>": 4}}
+    ),
     "chameleon": Recipe(changes={"vocabulary_map": {"<image>": 3, "IMGIMGAA": 4}}),
-    "musicgen": Recipe(changes={"dropout": 0.0}),
-    "musicgen_melody": Recipe(changes={"dropout": 0.0}),
+    "musicgen": Recipe(model="MusicgenForConditionalGeneration"),
+    "musicgen_melody": Recipe(model="MusicgenMelodyForConditionalGeneration"),
     "shieldgemma2": Recipe(changes={"yes_token_index": 5, "no_token_index": 6}),
     "tvp": Recipe(
         changes={
@@ -120,7 +149,7 @@ MIXED: dict[str, Recipe] = {
             "num_frames": 2,
         },
         inputs=lambda model: (
-            texts(model, ["input_ids", "attention_mask"], 2) | {"pixel_values": noise(2, 2, 3, 64, 64)}
+            texts(model, ["input_ids", "attention_mask"], 1) | {"pixel_values": noise(1, 2, 3, 64, 64)}
         ),
     ),
 }

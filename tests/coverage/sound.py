@@ -10,11 +10,11 @@ from tests.coverage.feed import LENGTH, noise, numbers
 from tests.coverage.recipe import Recipe
 
 
-def features(*shape: int, mask: str | None = None, name: str = "input_features") -> Any:
-    """Features of two sounds, [frame, feature] or [feature, frame], and a mask over the frames if named."""
-    given = {name: noise(2, *shape)}
-    if mask is not None:
-        given[mask] = torch.ones(2, max(shape), dtype=torch.long)
+def features(*shape: int, frames: int | None = None) -> Any:
+    """Features of two sounds, [frame, feature] or [feature, frame], and a mask over the frames if told."""
+    given = {"input_features": noise(2, *shape)}
+    if frames is not None:
+        given["input_features_mask"] = torch.ones(2, frames, dtype=torch.long)
     return lambda model: given
 
 
@@ -32,11 +32,11 @@ SOUND: dict[str, Recipe] = {
     "voxtral_encoder": Recipe(changes=FRAMES),
     "qwen2_audio_encoder": Recipe(changes=FRAMES),
     "moss_transcribe_diarize_audio": Recipe(changes=FRAMES),
-    "audioflamingo3_encoder": Recipe(changes=FRAMES, inputs=features(128, 40, mask="input_features_mask")),
+    "audioflamingo3_encoder": Recipe(changes=FRAMES, inputs=features(128, 40, frames=40)),
     "qwen2_5_omni_audio_encoder": Recipe(changes={"n_window": 10}, inputs=packed),
-    "qwen3_omni_moe_audio_encoder": Recipe(changes={"n_window": 10, "n_window_infer": 40}, inputs=packed),
-    "qwen3_asr_encoder": Recipe(inputs=features(128, 64, mask="input_features_mask")),
-    "fun_asr_nano_encoder": Recipe(inputs=features(20, 560, mask="input_features_mask")),
+    "qwen3_omni_moe_audio_encoder": Recipe(inputs=packed),
+    "qwen3_asr_encoder": Recipe(inputs=features(128, 100, frames=100)),
+    "fun_asr_nano_encoder": Recipe(inputs=features(20, 560, frames=20)),
     "granite_speech_encoder": Recipe(
         inputs=lambda model: {"hidden_states": noise(2, 20, model.config.input_dim)}
     ),
@@ -60,7 +60,7 @@ SOUND: dict[str, Recipe] = {
     "clap": Recipe(
         inputs=lambda model: {
             "input_ids": numbers(100, 2, LENGTH),
-            "input_features": noise(2, 4, 1001, 64),
+            "input_features": noise(2, 1, 1001, 64),
             "is_longer": torch.tensor([[True], [False]]),
         }
     ),
@@ -69,6 +69,16 @@ SOUND: dict[str, Recipe] = {
     ),
     "phi4_multimodal_audio": Recipe(
         inputs=lambda model: {"hidden_states": noise(2, 64, 80), "mask": torch.ones(2, 64, dtype=torch.bool)}
+    ),
+    "gemma3n_audio": Recipe(
+        inputs=lambda model: {
+            "audio_mel": noise(2, 64, 128),
+            "audio_mel_mask": torch.zeros(2, 64, dtype=torch.bool),
+        }
+    ),
+    "gemma4_audio": Recipe(
+        changes={"subsampling_conv_channels": [128, 32]},
+        inputs=lambda model: {"input_features": noise(2, 64, 128)},
     ),
     "vits": Recipe(gain=1.0),
     "moonshine_streaming": Recipe(changes={"num_key_value_heads": 8}),

@@ -54,7 +54,16 @@ def documents(model: Any) -> dict[str, Any]:
     }
 
 
-SERIES = {"prediction_length": 4, "context_length": 8, "num_time_features": 2}
+SERIES = {"prediction_length": 4, "context_length": 8, "num_time_features": 2, "feature_size": 11}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+INDEXED = {
+    "layer_types": ["linear_attention", "indexed_attention"],
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+}
 FORECAST = {"context_length": 64, "hidden_size": 64, "intermediate_size": 64, "head_dim": 8}
 
 # scores in the tens make the roundings of other layers visible: the two that start out there have no gain
@@ -70,20 +79,33 @@ TEXT: dict[str, Recipe] = {
     "nemotron": Recipe(changes={"num_key_value_heads": 8}),
     "deepseek_v2": Recipe(changes={"num_experts_per_tok": 2, "moe_intermediate_size": 64}),
     "dots1": Recipe(changes={"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}),
-    "blt": Recipe(changes={"encoder_hash_byte_group_vocab": 200}),
-    "cohere_compass_text": Recipe(layers=4),
+    "blt": Recipe(
+        changes={"encoder_hash_byte_group_vocab": 200},
+        inputs=lambda model: texts(model, ["input_ids"], 2) | {"use_cache": False},
+    ),
+    "cohere_compass_text": Recipe(changes={"rope_parameters": {"full_attention": ROPE}}),
     "csm": Recipe(model="CsmBackboneModel", inputs=codebooks(32)),
-    "dbrx": Recipe(changes={"rope_theta": 1e4}),
-    "dia_decoder": Recipe(inputs=codebooks(9)),
+    "dbrx": Recipe(changes={"attn_config.rope_theta": 1e4, "attn_config.clip_qkv": 8.0}),
+    "dia_decoder": Recipe(
+        inputs=lambda model: (
+            codebooks(9)(model) | {"encoder_hidden_states": noise(2, 15, model.config.cross_hidden_size)}
+        )
+    ),
+    "ernie4_5_vl_moe_text": Recipe(changes={"rope_parameters.mrope_section": [1, 1, 2]}),
     "gemma3n_text": Recipe(changes={"num_kv_shared_layers": 0}),
-    "hrm_text": Recipe(changes={"num_layers_per_stack": 1}),
+    "hrm_text": Recipe(changes={"num_layers_per_stack": 1, "num_hidden_layers": 16}),
     "kyutai_speech_to_text": Recipe(inputs=codebooks(33)),
-    "moshi_depth": Recipe(inputs=lambda model: {"input_ids": numbers(100, 2, 8)}),
+    "moshi_depth": Recipe(
+        inputs=lambda model: {
+            "input_ids": numbers(100, 2, 8),
+            "last_hidden_state": noise(2, 1, model.config.input_size),
+        }
+    ),
     "qwen3_omni_moe_talker_text": Recipe(changes={"shared_expert_intermediate_size": 32}),
     "qwen3_omni_moe_talker_code_predictor": Recipe(
         inputs=lambda model: {"inputs_embeds": noise(2, LENGTH, model.config.hidden_size)}
     ),
-    "qwen4_exp_text": Recipe(changes={"indexer_budget": 8, "indexer_compress_ratio": 4}),
+    "qwen4_exp_text": Recipe(changes=INDEXED),
     "step3p5": Recipe(changes={"sliding_window": 6}),
     "t5gemma2_decoder": Recipe(changes={"dropout_rate": 0.0}),
     "t5gemma2_text": Recipe(changes={"dropout_rate": 0.0}),
@@ -92,12 +114,15 @@ TEXT: dict[str, Recipe] = {
         inputs=lambda model: texts(model, ["input_ids"], 2) | {"t_cond": noise(1, model.config.hidden_size)}
     ),
     "zamba": Recipe(layers=4, changes={"layers_block_type": ["linear_attention", "hybrid"] * 2}),
-    "zamba2": Recipe(layers=4, changes={"layers_block_type": ["linear_attention", "hybrid"] * 2}),
+    "zamba2": Recipe(
+        layers=4,
+        changes={"layers_block_type": ["linear_attention", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]},
+    ),
     "musicgen_decoder": Recipe(inputs=lambda model: {"input_ids": numbers(100, 8, LENGTH)}),
     "musicgen_melody_decoder": Recipe(inputs=lambda model: {"input_ids": numbers(100, 8, LENGTH)}),
     "rag": Recipe(inputs=documents),
     "pix2struct_text_model": Recipe(changes={"initializer_range": 0.02}),
-    "autoformer": Recipe(changes=SERIES, inputs=series),
+    "autoformer": Recipe(changes=SERIES | {"context_length": 14}, inputs=series),
     "informer": Recipe(changes=SERIES, inputs=series),
     "time_series_transformer": Recipe(changes=SERIES, inputs=series),
     "decision_transformer": Recipe(changes={"hidden_size": 32, "n_head": 2}, inputs=trajectory),

@@ -61,23 +61,34 @@ def prompted(model: Any) -> dict[str, Any]:
     }
 
 
+def patched(*shape: int) -> Any:
+    """An image as a list of patches with its grid."""
+    return lambda model: {"pixel_values": noise(32, *shape), "grid_thw": torch.tensor([[1, 4, 8]])}
+
+
+def sized(model: Any) -> dict[str, Any]:
+    """An image as one row of patches, with the size of its grid."""
+    return {"pixel_values": noise(1, 3, 16, 16 * 32), "target_sizes": torch.tensor([[4, 8]])}
+
+
 SMALL = {"image_size": 56}
 FILM = {"image_size": 32, "num_frames": 4}
 ROTATED = {"num_heads": 9}  # whose size is even, for rotary embeddings in two dimensions
 FROM_RESNET = {
+    "num_queries": 10,
     "backbone_config": RESNET,
     "encoder_in_channels": [8, 16, 16],
     "decoder_in_channels": [16, 16, 16],
 }
 DENSE = {"backbone_config.out_indices": [1, 2, 3, 4], "backbone_config.out_features": None}
 FOUR_STAGES = RESNET | {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
-SAM = {"prompt_encoder_config.image_embedding_size": 16}
+SAM = {"prompt_encoder_config.image_embedding_size": 16, "vision_config.num_pos_feats": 8}
 
 VISION: dict[str, Recipe] = {
     "internvl_vision": Recipe(changes={"image_size": [56, 56]}),
     "qianfan_ocr_vision": Recipe(changes={"image_size": [56, 56]}),
     "granite_docling_vision": Recipe(changes={"image_size": 64}),
-    "phi4_multimodal_vision": Recipe(changes={"image_size": 56, "crop_size": 56}),
+    "phi4_multimodal_vision": Recipe(changes={"image_size": 56, "crop_size": 56}, gain=1.0),
     "tipsv2_vision_model": Recipe(changes=SMALL),
     "vivit": Recipe(changes=FILM),
     "videomae": Recipe(changes=FILM),
@@ -91,7 +102,7 @@ VISION: dict[str, Recipe] = {
     "xclip_vision_model": Recipe(
         changes={"image_size": 64}, inputs=lambda model: {"pixel_values": noise(16, 3, 64, 64)}
     ),
-    "llama4_vision_model": Recipe(changes=SMALL | {"num_attention_heads": 4}),
+    "llama4_vision_model": Recipe(changes=SMALL | {"num_attention_heads": 4, "intermediate_size": 192}),
     "mlcd": Recipe(changes=SMALL | {"num_attention_heads": 13}),
     "mlcd_vision_model": Recipe(changes=SMALL | {"num_attention_heads": 13}),
     "mllama_vision_model": Recipe(changes=SMALL | {"intermediate_layers_indices": [0, 1]}, inputs=tiles),
@@ -112,7 +123,6 @@ VISION: dict[str, Recipe] = {
     "pp_doclayout_v4": Recipe(changes=FROM_RESNET),
     "maskformer": Recipe(changes={"backbone_config": FOUR_STAGES}),
     "mask2former": Recipe(changes={"backbone_config": FOUR_STAGES}),
-    "oneformer": Recipe(changes={"backbone_config": FOUR_STAGES, "conv_dim": 32}),
     "sam": Recipe(changes=SAM),
     "sam_hq": Recipe(changes=SAM),
     "seggpt": Recipe(changes={"image_size": [64, 32]}, inputs=prompted),
@@ -133,7 +143,28 @@ VISION: dict[str, Recipe] = {
     "qwen3_omni_moe_vision_encoder": Recipe(changes=ROTATED),
     "qwen4_exp_vision": Recipe(changes=ROTATED),
     "cohere_compass_vision": Recipe(changes=ROTATED),
-    "paddleocr_vl_vision": Recipe(changes={"num_attention_heads": 9}),
     "superglue": Recipe(inputs=pixels(2, 3, 64, 64)),
     "lightglue": Recipe(inputs=pixels(2, 3, 64, 64)),
+    "paddleocr_vl_vision": Recipe(
+        changes={"num_attention_heads": 9, "image_size": 56},
+        inputs=lambda model: {"pixel_values": noise(1, 32, 3, 14, 14), "grid_thw": torch.tensor([[1, 4, 8]])},
+    ),
+    "kimi_k25_vision": Recipe(changes={"num_attention_heads": 9}, inputs=patched(3, 14, 14)),
+    "muse_glimmer_vision": Recipe(inputs=patched(1176)),
+    "muse_spark_vision": Recipe(inputs=patched(1176)),
+    "molmo2_vision": Recipe(
+        changes={"image_size": [56, 56], "num_position_embeddings": 16}, inputs=pixels(16, 588)
+    ),
+    "minicpm_ocr_vision": Recipe(inputs=sized),
+    "minicpmv4_6_vision": Recipe(inputs=sized),
+    "minicpmv4_7_vision": Recipe(inputs=sized),
+    "vitmatte": Recipe(changes={"hidden_size": 48, "backbone_config.image_size": 64}),
+    "videomt": Recipe(
+        changes={"image_size": 64}, inputs=lambda model: {"pixel_values_videos": noise(1, 2, 3, 64, 64)}
+    ),
+    "deepseek_ocr2_vision": Recipe(changes={"sam_config.downsample_channels": [32, 256]}),
+    "unlimited_ocr_vision": Recipe(changes={"sam_config.downsample_channels": [32, 64]}),
+    "video_llama_3_vision": Recipe(
+        inputs=lambda model: patched(768)(model) | {"merge_sizes": torch.tensor([2])}
+    ),
 }

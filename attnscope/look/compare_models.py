@@ -80,7 +80,7 @@ class ModelComparison:
             [self.others[number].name for number in columns],
             title=self.title,
             subtitle=f"{self.subtitle}; matches lie on the diagonal",
-            notes=self.notes,
+            notes=(*self.notes, "rows are heads of the first model, columns those of the second"),
         )
 
     def _pair(self, one: int, other: int) -> Pair:
@@ -116,9 +116,13 @@ def compare_models(
     distances = first.spread.mean if average is None else average.mean
     error = first.spread.error(first.of) if average is None else average.error
     rows, of = sum(text.spread.rows for text in found), sum(text.of for text in found)
-    notes = [*model.notes, *other.notes, *(note for text in found for note in text.notes)]
+    notes = [
+        f"from {model.title} to {other.title}",
+        *model.notes,
+        *other.notes,
+        *(note for text in found for note in text.notes),
+    ]
     units = "tokens" if all(text.tokens for text in found) else "words"
-    heads = "heads" if first.heads != first.others else "the same heads"
     return ModelComparison(
         kind=first.kind,
         heads=first.heads,
@@ -132,7 +136,7 @@ def compare_models(
         units=units,
         texts=len(texts),
         stability=None if average is None else average.stability,
-        title=f"{heads} of {model.title} and {other.title} · {kind_title(first.kind)}",
+        title=f"{_what(first)} · {kind_title(first.kind)}",
         subtitle=f"{of:,} {units} compared" if len(texts) == 1 else f"mean over {len(texts):,} texts",
         notes=(*dict.fromkeys(notes), *sure(rows, of, error, average)),
     )
@@ -149,6 +153,12 @@ class _OneText:
     of: int
     tokens: bool
     notes: tuple[str, ...]
+
+
+def _what(text: _OneText) -> str:
+    if text.heads == text.others:
+        return "drift of each head"
+    return f"{len(text.heads)} heads and {len(text.others)} matched"
 
 
 def _one_text(model: Model, other: Model, mine: Prepared, theirs: Prepared, choice: Choice) -> _OneText:

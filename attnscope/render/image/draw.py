@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings as python_warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,19 +15,37 @@ from attnscope.errors import OutputError
 from attnscope.render.colour import colour_map
 from attnscope.render.files import write_whole
 from attnscope.render.image.bars import focus_figure
+from attnscope.render.image.distances import distance_figure, distances_figure
 from attnscope.render.image.fonts import families
 from attnscope.render.image.maps import grid_figure, head_map_figure, heatmap_figure
+from attnscope.render.image.pair import pair_figure
 from attnscope.render.image.png import png
 from attnscope.render.image.sheet import Style
+from attnscope.render.image.strip import strip_figure
+from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.focus import Focus
 from attnscope.views.grid import Grid
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import Heatmap
+from attnscope.views.pair import HeadPair
+from attnscope.views.strip import Strip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Drawable: TypeAlias = "Heatmap | Grid | Focus | HeadMap"
+Drawable: TypeAlias = "Heatmap | Grid | Focus | HeadMap | DistanceMap | HeadDistances | Strip | HeadPair"
+
+DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
+    Heatmap: heatmap_figure,
+    Grid: grid_figure,
+    Focus: focus_figure,
+    HeadMap: head_map_figure,
+    DistanceMap: distance_figure,
+    HeadDistances: distances_figure,
+    Strip: strip_figure,
+    HeadPair: pair_figure,
+}
+"""What draws each view."""
 
 FORMATS = ("png", "svg", "pdf")
 DPI = 150
@@ -116,7 +134,7 @@ def settings(fonts: list[str]) -> Iterator[None]:
 
 def style_of(view: Drawable, cmap: str | None, width: float | None) -> Style:
     """How a view is to be drawn. Raises ``SelectionError`` for an unknown colour map."""
-    signed = isinstance(view, (Heatmap, HeadMap)) and view.signed
+    signed = isinstance(view, (Heatmap, HeadMap, Grid)) and view.signed
     return Style(width, colour_map(cmap, signed=signed))
 
 
@@ -128,14 +146,11 @@ def texts(view: Drawable) -> Iterator[str]:
     elif isinstance(view, Focus):
         lists = [bars for bars in (view.looks_at, view.looked_at_by) if bars is not None]
         yield from (view.label, *(bar.label for bars in lists for bar in bars.bars))
+    elif isinstance(view, HeadPair):
+        yield from texts(view.difference)
+        yield from (text for parting in view.partings for text in (parting.label, *parting.keys))
 
 
 def figure_of(view: Drawable, style: Style) -> Figure:
     """A view as a figure; to be called and saved inside ``settings``."""
-    if isinstance(view, Heatmap):
-        return heatmap_figure(view, style)
-    if isinstance(view, Grid):
-        return grid_figure(view, style)
-    if isinstance(view, Focus):
-        return focus_figure(view, style)
-    return head_map_figure(view, style)
+    return DRAWN[type(view)](view, style)

@@ -1,0 +1,166 @@
+"""How far heads are apart, as a figure: the table in the order of its groups, and every head on a plane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnscope.render.colour import table
+from attnscope.render.image import axis
+from attnscope.render.image.bar import ROOM, colour_bar
+from attnscope.render.image.sheet import GREY, NORMAL, POINT, SMALL, Margins, Style, frame, listed, sheet
+from attnscope.views.axes import Array
+from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LARGEST = 4.6  # inches of a table's longer side
+NAMED = 0.055
+"""Inches of a cell from which every head has its name beside it."""
+
+BETWEEN = 0.5
+DOT = 4.7  # points across
+FAINTEST = 0.12
+"""Where on the colour map the last layer lies: its very end would vanish on white."""
+
+
+def distances_figure(view: HeadDistances, style: Style) -> Figure:
+    """The table on the left, the plane on the right. The image of the table holds nearness, 0 to 1."""
+    side = LARGEST if style.width is None else max((style.width - 0.9 - ROOM - BETWEEN - 0.15) / 2, 1.5)
+    left = _label_room(view.table)
+    figure, axes = sheet(
+        2 * side + ROOM + BETWEEN,
+        side,
+        Margins(left, 0.15, 0.35, 0.1),
+        title=view.title,
+        subtitle=view.subtitle,
+        notes=view.notes,
+    )
+    box = axes.get_position()
+    inch = box.width / (2 * side + ROOM + BETWEEN)
+    axes.set_position((box.x0, box.y0, side * inch, box.height))
+    _draw_table(figure, axes, view.table, side, side, style)
+    plane = figure.add_axes((box.x0 + (side + ROOM + BETWEEN) * inch, box.y0, side * inch, box.height))
+    _draw_plane(plane, view.plane, side, style)
+    return figure
+
+
+def distance_figure(view: DistanceMap, style: Style) -> Figure:
+    """A table alone, of the heads of two models."""
+    rows, columns = len(view.rows), len(view.columns)
+    cell = LARGEST / max(rows, columns)
+    left = _label_room(view)
+    if style.width is not None:
+        cell = max(style.width - left - ROOM - 0.3, 1.0) / columns
+    figure, axes = sheet(
+        cell * columns,
+        cell * rows,
+        Margins(left, ROOM, 0.35, 0.1),
+        title=view.title,
+        subtitle=view.subtitle,
+        notes=view.notes,
+    )
+    _draw_table(figure, axes, view, cell * columns, cell * rows, style)
+    return figure
+
+
+def _label_room(view: DistanceMap) -> float:
+    return axis.room([max(view.rows, key=len)], NORMAL)
+
+
+def _draw_table(
+    figure: Figure, axes: Axes, view: DistanceMap, width: float, height: float, style: Style
+) -> None:
+    """Cells, a frame around each group, names where there is room, and the colour bar."""
+    from matplotlib.patches import Rectangle
+
+    axes.imshow(
+        view.nearness(), cmap=listed(style.cmap), vmin=0, vmax=1, interpolation="nearest", aspect="auto"
+    )
+    across, down = width / len(view.columns), height / len(view.rows)
+    size = float(np.clip(down * 72 * 0.85, 4.0, SMALL))
+    if down >= NAMED:
+        axis.beside(axes, range(len(view.rows)), view.rows, size)
+    if across >= NAMED:
+        axis.above(axes, range(len(view.columns)), view.columns, size, rotation=90)
+    for start, count in zip(view.starts, view.groups, strict=True):
+        if count > 1:
+            square = Rectangle((start - 0.5, start - 0.5), count, count, fill=False, lw=0.9, ec="white")
+            axes.add_patch(square)
+    frame(axes)
+    colour_bar(figure, axes, style, [(0, f"{view.top:.2f} nats\napart"), (1, "0, alike")])
+
+
+def _draw_plane(axes: Axes, view: HeadPlane, side: float, style: Style) -> None:
+    """A dot for each head in the colour of its layer, its name beside it, and the layers above."""
+    colours = _layer_colours(view, style)
+    middle = (view.points.max(0) + view.points.min(0)) / 2
+    half = 0.56 * float(np.ptp(view.points, axis=0).max()) or 1.0
+    axes.set_xlim(middle[0] - half, middle[0] + half)
+    axes.set_ylim(middle[1] - half, middle[1] + half)
+    x, y = view.points.T
+    axes.scatter(x, y, s=DOT**2, c=colours, edgecolors="white", linewidths=0.4, zorder=3)
+    size = 6.0 if len(view.names) <= 48 else 4.6
+    at = (view.points - middle + half) / (2 * half) * side / POINT  # points on paper, [head, 2]
+    for name, point, offset in zip(view.names, view.points, _beside_dots(at, view.names, size), strict=True):
+        axes.annotate(
+            name, point, offset, textcoords="offset points", size=size, color=GREY, va="center", ha="center"
+        )
+    frame(axes)
+    for spine in axes.spines.values():
+        spine.set_color("#dddddd")
+    layers = sorted(set(view.layers))
+    shown = layers[:: max(1, -(-len(layers) // 12))]
+    for number, layer in enumerate(shown):
+        here = 0.02 + number * 0.98 / max(len(shown), 6)
+        colour = colours[view.layers.index(layer)]
+        axes.scatter([here], [1.03], s=DOT**2, color=colour, transform=axes.transAxes, clip_on=False)
+        axes.text(here + 0.02, 1.03, f"L{layer}", size=SMALL, va="center", transform=axes.transAxes)
+
+
+def _layer_colours(view: HeadPlane, style: Style) -> Array:
+    """A colour for each head, from a map's first to the last that is still seen on white.  -> [head, 3]"""
+    layers = np.array(view.layers)
+    colours: Array = table(style.cmap)[
+        np.round(layers / max(layers.max(), 1) * (1 - FAINTEST) * 255).astype(int)
+    ]
+    return colours / 255.0
+
+
+def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[float, float]]:
+    """Where each name stands from its dot, so that names cover each other and the dots as little as can be.
+
+    ``at`` are the dots, and everything is in points.  [head, 2] -> (right, up) of each name's middle
+    """
+    dots = np.concatenate([at - DOT / 2, at + DOT / 2], 1)  # [box, left bottom right top]
+    taken = list(dots)
+    found = []
+    for number, name in enumerate(names):
+        wide, tall = 0.64 * size * len(name), size
+        right, up = wide / 2 + DOT / 2 + 0.5, tall / 2 + DOT / 2
+        places = [
+            (x * right if not steep else x * wide / 2, y * up)
+            for x, y, steep in (
+                (1, 0, 0), (1, 0.7, 0), (1, -0.7, 0), (-1, 0, 0), (-1, 0.7, 0), (-1, -0.7, 0),
+                (0, 1, 1), (0, -1, 1), (0.8, 1.6, 1), (0.8, -1.6, 1), (-0.8, 1.6, 1), (-0.8, -1.6, 1),
+            )
+        ]  # fmt: skip
+        others = np.array(taken)
+        boxes = [
+            np.array([at[number, 0] + x - wide / 2, at[number, 1] + y - tall / 2,
+                      at[number, 0] + x + wide / 2, at[number, 1] + y + tall / 2])
+            for x, y in places
+        ]  # fmt: skip
+        best = min(range(len(places)), key=lambda place: _covered(boxes[place], others))
+        taken.append(boxes[best])
+        found.append(places[best])
+    return found
+
+
+def _covered(box: Array, others: Array) -> float:
+    """How much of the others a box covers, in square points.  [4], [box, 4] -> area"""
+    sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
+    return float(np.prod(np.clip(sides, 0, None), 1).sum())

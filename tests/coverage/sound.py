@@ -29,6 +29,7 @@ FRAMES = {"max_source_positions": 20}
 SOUND: dict[str, Recipe] = {
     "data2vec-audio": Recipe(changes={"num_conv_pos_embedding_groups": 4}),
     "audio-spectrogram-transformer": Recipe(changes={"max_length": 64}),
+    "whisper": Recipe(changes=FRAMES),
     "voxtral_encoder": Recipe(changes=FRAMES),
     "qwen2_audio_encoder": Recipe(changes=FRAMES),
     "moss_transcribe_diarize_audio": Recipe(changes=FRAMES),

@@ -15,6 +15,12 @@ def codebooks(count: int, batch: int = 2) -> Any:
     return lambda model: {"input_ids": numbers(100, batch, LENGTH, count)}
 
 
+def globally(model: Any) -> dict[str, Any]:
+    """Texts whose first token sees all and is seen by all."""
+    given = {"input_ids": numbers(100, 2, LENGTH), "attention_mask": torch.ones(2, LENGTH, dtype=torch.long)}
+    return given | {"global_attention_mask": torch.arange(LENGTH).eq(0).long().expand(2, LENGTH)}
+
+
 def series(model: Any) -> dict[str, Any]:
     """A past and a future of numbers, with their times and lags."""
     config = model.config
@@ -93,6 +99,12 @@ TEXT: dict[str, Recipe] = {
     ),
     "ernie4_5_vl_moe_text": Recipe(changes={"rope_parameters.mrope_section": [1, 1, 2]}),
     "gemma3n_text": Recipe(changes={"num_kv_shared_layers": 0}),
+    "longformer": Recipe(changes={"attention_window": [4, 8]}, inputs=globally),
+    "led": Recipe(
+        changes={"attention_window": [4, 8]},
+        inputs=lambda model: globally(model) | {"decoder_input_ids": numbers(100, 2, 6)},
+    ),
+    "pegasus_x": Recipe(changes={"block_size": 4, "num_global_tokens": 3}),
     "hrm_text": Recipe(changes={"num_layers_per_stack": 1, "num_hidden_layers": 16}),
     "kyutai_speech_to_text": Recipe(inputs=codebooks(33)),
     "moshi_depth": Recipe(

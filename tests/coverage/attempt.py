@@ -1,0 +1,71 @@
+"""Build one type as small as it goes, run it, and compare."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.coverage.compare import compare
+from tests.coverage.feed import feedings
+from tests.coverage.recipe import Recipe
+from tests.coverage.recipes import RECIPES
+from tests.coverage.result import Result
+from tests.coverage.shrink import build, model_class, small_config
+
+LOUD = "-v" in sys.argv
+
+
+def attempt(model_type: str) -> Result:
+    """Build one type as small as it goes, run it, and compare."""
+    recipe = RECIPES.get(model_type, Recipe())
+    result = Result(model_type)
+    failures = []
+    for factor in recipe.factors:
+        try:
+            config = small_config(model_type, factor, recipe.layers, recipe.changes)
+            cls = model_class(model_type, config, recipe.model)
+            result.model = cls.__name__
+            model = build(cls, config, recipe.gain)
+            result.built = True
+            given = accepted(model, [recipe.inputs(model)] if recipe.inputs else feedings(model), failures)
+            if given is None:
+                continue
+            try:
+                eager = build(cls, config, recipe.gain, "eager")
+            except Exception as error:
+                eager, result.note = None, f"no eager attention: {first_line(error)}"
+            compare(result, model, eager, given)
+            return result
+        except Exception as error:
+            failures.append(f"{first_line(error)} [{place(error)}]")
+            if LOUD:
+                traceback.print_exc()
+    result.note = failures[0] if failures else "no inputs are known for it"
+    return result
+
+
+def accepted(model: Any, several: list[dict[str, Any]], failures: list[str]) -> dict[str, Any] | None:
+    """The first of several inputs that the model runs on."""
+    for given in several:
+        try:
+            with torch.inference_mode():
+                model(**given)
+            return given
+        except Exception as error:
+            failures.append(f"{first_line(error)} [{place(error)}]")
+            if LOUD:
+                traceback.print_exc()
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160]
+
+
+def place(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"

@@ -63,6 +63,7 @@ def measure_corpus(
                 choice,
                 names=names,
                 exact_kernel=asked.get("exact_kernel", False),
+                importance=asked.get("importance", False),
                 max_tokens=asked["max_tokens"],
                 truncate=asked["truncate"],
                 strict=asked["strict"],

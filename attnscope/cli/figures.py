@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attnscope.look import Stats
+    from attnscope.look.importance import Importance
     from attnscope.measures import Figure, HeadFigures
     from attnscope.views import HeadMap
 
@@ -19,21 +21,38 @@ FEW, WIDE = 3, 100
 """Columns that there is room for beside standard errors in a terminal of fewer characters than that."""
 
 
+IMPORTANCE = "importance"
+"""The column that is no measure of attention: what the model's guesses lose with a head."""
+
+
+def figure(seen: Stats, head: HeadFigures, name: str) -> Figure | Importance | None:
+    """A head's figure, or its importance."""
+    if name == IMPORTANCE:
+        return seen.importance.get((head.site, head.head))
+    return head.figures.get(name)
+
+
+def ordered(seen: Stats, heads: list[HeadFigures], name: str) -> list[HeadFigures]:
+    """The heads that have a figure, the largest first."""
+    known = [(found.value, head) for head in heads if (found := figure(seen, head, name)) is not None]
+    return [head for _, head in sorted(known, key=lambda pair: -pair[0])]
+
+
 def maps(seen: Stats, name: str) -> dict[str, HeadMap]:
-    """One measure of all heads, a map for each kind of attention that has it."""
+    """One measure of all heads, or their importance, a map for each kind of attention that has it."""
     from attnscope.errors import SelectionError
     from attnscope.measures import MEASURES
     from attnscope.views import head_map
 
     tables: dict[str, dict[int, list[float]]] = {}
     for head in seen.heads:
-        figure = head.figures.get(name)
+        found = figure(seen, head, name)
         row = tables.setdefault(head.site.kind, {}).setdefault(head.site.layer, [])
-        row.append(float("nan") if figure is None else figure.value)
+        row.append(float("nan") if found is None else found.value)
     known = {kind: rows for kind, rows in tables.items() if any(x == x for row in rows.values() for x in row)}
     if not known:
         raise SelectionError(f"{name} cannot be drawn: {seen.heads[0].absent[name]}")
-    unit = MEASURES[name].unit
+    unit = "nats" if name == IMPORTANCE else MEASURES[name].unit
     return {
         kind: head_map(
             rows,
@@ -52,25 +71,34 @@ def print_json(seen: Stats, heads: list[HeadFigures]) -> None:
     """All figures of the heads as JSON."""
     from attnscope.cli.answers import head_numbers
 
-    numbers = {"ran": seen.ran, "notes": list(seen.notes), "heads": [head_numbers(head) for head in heads]}
+    important = {key: {IMPORTANCE: asdict(found)} for key, found in seen.importance.items()}
+    numbers = {
+        "ran": seen.ran,
+        "notes": list(seen.notes),
+        "heads": [head_numbers(head) | important.get((head.site, head.head), {}) for head in heads],
+    }
     print(json.dumps(numbers, ensure_ascii=False))
 
 
-def print_csv(heads: list[HeadFigures], names: tuple[str, ...]) -> None:
+def print_csv(seen: Stats, heads: list[HeadFigures], names: tuple[str, ...]) -> None:
     """A line a head: each figure, what even attention would give, and over a corpus the standard error."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     errors = any(figure.error is not None for head in heads for figure in head.figures.values())
     header = ["kind", "layer", "head", "role", "score", "chance"]
     for name in names:
         header += [name, f"{name}_uniform", *([f"{name}_error"] if errors else [])]
+    header += [IMPORTANCE, f"{IMPORTANCE}_error"] if seen.importance else []
     writer.writerow(header)
     for head in heads:
         role = ["", "", ""] if head.role is None else [head.role.name, head.role.score, head.role.baseline]
         cells: list[float | str | None] = []
         for name in names:
-            figure = head.figures.get(name)
-            told = ("", "", "") if figure is None else (figure.value, figure.baseline, figure.error)
+            known = head.figures.get(name)
+            told = ("", "", "") if known is None else (known.value, known.baseline, known.error)
             cells += told if errors else told[:2]
+        if seen.importance:
+            found = seen.importance[head.site, head.head]
+            cells += [found.value, found.error]
         writer.writerow([head.site.kind, head.site.layer, head.head, *role, *cells])
 
 
@@ -83,7 +111,9 @@ def print_table(seen: Stats, heads: list[HeadFigures], sort: str | None) -> None
     console = Console(highlight=False)
     errors = any(figure.error is not None for head in heads for figure in head.figures.values())
     room = FEW if errors and console.width < WIDE else len(COLUMNS)
-    columns = tuple(dict.fromkeys((*((sort,) if sort else ()), *COLUMNS)))[:room]
+    first = [sort] if sort else []
+    first += [IMPORTANCE] if seen.importance else []
+    columns = tuple(dict.fromkeys((*first, *COLUMNS)))[:room]
     console.print(Text(seen.title), style="bold")
     several = len({head.site.kind for head in seen.heads}) > 1
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
@@ -94,18 +124,20 @@ def print_table(seen: Stats, heads: list[HeadFigures], sort: str | None) -> None
     for head in heads:
         role = head.role
         told = ("", "") if role is None else (role.name, f"{role.score:.2f} ({role.baseline:.2f})")
-        cells = (_cell(head.figures.get(name)) for name in columns)
+        cells = (_cell(figure(seen, head, name)) for name in columns)
         table.add_row(head.name, *((head.site.kind,) if several else ()), *told, *cells)
     console.print(table)
     notes = [f"{len(heads)} of {len(seen.heads)} heads; {seen.ran}"]
     notes += ["± is the standard error over the texts"] if errors else []
+    if seen.importance:
+        notes.append("importance: the slope of the model's loss at a gate on the head (Michel et al. 2019)")
     for note in (*notes, *seen.notes):
         console.print(Text(f"· {note}"), style="dim")
 
 
-def _cell(figure: Figure | None) -> str:
-    if figure is None:
+def _cell(found: Figure | Importance | None) -> str:
+    if found is None:
         return "–"
-    if figure.error is None:
-        return f"{figure.value:.2f}"
-    return f"{figure.value:.3f} ±{figure.error:.3f}"
+    if found.error is None:
+        return f"{found.value:.2f}"
+    return f"{found.value:.3f} ±{found.error:.3f}"

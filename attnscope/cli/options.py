@@ -81,6 +81,14 @@ Head = Annotated[
         show_default=False,
     ),
 ]
+Ablate = Annotated[
+    str | None,
+    typer.Option(
+        help="Set one head's output to zero, and print what changes in the model's guesses.",
+        rich_help_panel=WHERE,
+        show_default=False,
+    ),
+]
 Kind = Annotated[
     str | None,
     typer.Option(help="encoder, decoder or cross.", rich_help_panel=WHERE, show_default=False),

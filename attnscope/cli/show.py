@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import options
+from attnscope.cli.ablation import show_ablation
 from attnscope.cli.command import repeated
 from attnscope.cli.given import given
 from attnscope.cli.heads import parse_head
@@ -49,6 +50,7 @@ def show(
             show_default=False,
         ),
     ] = None,
+    ablate: options.Ablate = None,
     words: options.Words = False,
     hide_special: options.HideSpecial = False,
     scale: options.ScaleName = options.Scale.fixed,
@@ -60,6 +62,7 @@ def show(
     tokenizer: options.Tokenizer = "own",
     inputs: options.Inputs = None,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.Dtype = "auto",
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -79,6 +82,9 @@ def show(
     choice = Choice(layer, number, kind, token, words, hide_special, scale.value)
     loaded = load_model(context)
     prepared = asked.prepare(loaded)
+    if ablate is not None:
+        show_ablation(context, loaded, prepared)
+        return
     with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
         if out is not None and out.suffix.lower() in options.WHOLE:
             answers.save_layers(whole_layers(loaded, prepared, choice), out, cmap)

@@ -64,6 +64,14 @@ def stats(
         int | None,
         typer.Option(min=1, help="Only so many heads.", rich_help_panel=options.PICTURE, show_default=False),
     ] = None,
+    importance: Annotated[
+        bool,
+        typer.Option(
+            "--importance",
+            help="Also how much the model's guesses hang on each head; it needs an output head.",
+            rich_help_panel=options.PICTURE,
+        ),
+    ] = False,
     head_map: Annotated[
         str | None,
         typer.Option(
@@ -127,6 +135,11 @@ def stats(
 
     met = conditions(where) if where is not None else ()
     asked = [name for name in (sort, head_map, *(c.name for c in met)) if name is not None and name != "role"]
+    if importance:
+        asked = [name for name in asked if name != figures.IMPORTANCE]
+        sort = sort or figures.IMPORTANCE
+    elif figures.IMPORTANCE in asked:
+        raise typer.BadParameter("add --importance: it takes a second pass", param_hint="--importance")
     for name in asked:
         MEASURES[name]
     if out is not None and head_map is None:
@@ -143,18 +156,20 @@ def stats(
         loaded = load_model(context)
         prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
         with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
-            seen = measure(loaded, prepared, choice, names=names, exact_kernel=exact_kernel)
+            seen = measure(
+                loaded, prepared, choice, names=names, exact_kernel=exact_kernel, importance=importance
+            )
     if head_map is not None:
         _draw(seen, head_map, out)
         return
     heads = [head for head in seen.heads if all(condition.meets(head) for condition in met)]
     if sort is not None:
-        heads = sorted((h for h in heads if sort in h.figures), key=lambda h: -h.figures[sort].value)
+        heads = figures.ordered(seen, heads, sort)
     heads = heads[:top]
     if as_json:
         figures.print_json(seen, heads)
     elif as_csv:
-        figures.print_csv(heads, names)
+        figures.print_csv(seen, heads, names)
     else:
         figures.print_table(seen, heads, sort)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from attnscope.capture import Record
 from attnscope.errors import InputError
@@ -13,6 +15,7 @@ from attnscope.look import checkpoint as checkpoints
 from attnscope.look.batches import Batch, batches, windows
 from attnscope.look.choice import Choice
 from attnscope.look.corpus import Corpus, Entry
+from attnscope.look.importance import Importances
 from attnscope.look.processes import Processes, together
 from attnscope.look.sentences import expect, extent, means
 from attnscope.look.stats import Stats, measuring_pass, what_ran
@@ -49,6 +52,7 @@ def corpus_stats(
     *,
     names: tuple[str, ...] = DEFAULT,
     exact_kernel: bool = False,
+    importance: bool = False,
     max_tokens: int | None = None,
     truncate: bool = False,
     strict: bool = False,
@@ -69,7 +73,9 @@ def corpus_stats(
     returns the figures of all: the same batches whatever their number, so counts are equal and figures differ
     by the rounding of float64 sums alone. The standard error is explained in ``measures.sums.Sums.figures``.
     """
-    run = _Run(model, corpus, choice or Choice(), names, exact_kernel, max_tokens, truncate, strict, report)
+    run = _Run(
+        model, corpus, choice or Choice(), importance, exact_kernel, max_tokens, truncate, strict, report
+    )
     identity = {
         "model": checkpoints.fingerprint(model.module),
         "corpus": corpus.fingerprint(),
@@ -77,20 +83,21 @@ def corpus_stats(
         "choice of heads": asdict(run.choice),
         "limit": [limit, max_tokens, truncate],
         "kernel": exact_kernel,
+        "importance": importance,
     }
     with together() as processes:
-        total = Measured(names)
+        total = _Sums(Measured(names), Importances())
         if checkpoint is not None:
             found = checkpoints.load(checkpoint, identity) if processes.number == 0 else None
             found = processes.told(found)
             if found is not None:
-                total, run.progress = Measured.from_state(found["sums"]), Progress(**found["progress"])
+                total, run.progress = _Sums.from_state(found["sums"]), Progress(**found["progress"])
         entries = islice(corpus.entries(), run.progress.entries, limit)
         for window in windows(entries):
-            mine = Measured(names)
+            mine = _Sums(Measured(names), Importances())
             ran = run.measure(window, mine, processes, watch)
             for state, (taken, calls) in processes.gathered((mine.state(), ran)):
-                total.merge(Measured.from_state(state))
+                total.merge(_Sums.from_state(state))
                 run.progress.taken += taken
                 run.progress.calls += calls
             if checkpoint is not None and processes.number == 0:
@@ -98,8 +105,30 @@ def corpus_stats(
                 checkpoints.save(checkpoint, identity, state)
         if processes.count > 1:
             sums, progress = processes.told((total.state(), asdict(run.progress)))
-            total, run.progress = Measured.from_state(sums), Progress(**progress)
+            total, run.progress = _Sums.from_state(sums), Progress(**progress)
     return run.stats(total)
+
+
+@dataclass
+class _Sums:
+    """What is added up: over batches, windows and processes."""
+
+    measured: Measured
+    importances: Importances
+
+    def merge(self, other: _Sums) -> None:
+        """Add what another process or window has seen."""
+        self.measured.merge(other.measured)
+        self.importances.merge(other.importances)
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain lists, which JSON keeps exactly."""
+        return {"measured": self.measured.state(), "importances": self.importances.state()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> _Sums:
+        """What ``state`` wrote down."""
+        return cls(Measured.from_state(state["measured"]), Importances.from_state(state["importances"]))
 
 
 @dataclass
@@ -109,7 +138,7 @@ class _Run:
     model: Model
     corpus: Corpus
     choice: Choice
-    names: tuple[str, ...]
+    importance: bool
     exact_kernel: bool
     max_tokens: int | None
     truncate: bool
@@ -120,11 +149,11 @@ class _Run:
     def measure(
         self,
         window: list[Entry],
-        measured: Measured,
+        sums: _Sums,
         processes: Processes,
         watch: Callable[[Progress], None],
     ) -> tuple[int, int]:
-        """Add this process's share of a window to ``measured``, and count all of its texts.
+        """Add this process's share of a window to ``sums``, and count all of its texts.
 
         Returns how many calls of attention ran as a single pass, and how many ran.
         """
@@ -135,11 +164,14 @@ class _Run:
         passed = 0
         for number, batch in enumerate(made):
             if number % processes.count == processes.number:
-                record, passes = self._pass(batch, measured)
+                record, passes = self._pass(batch, sums.measured)
                 taken += passes
                 calls += len(record.sites)
+                if self.importance:
+                    with suppress(InputError):  # nothing to guess: such texts do not count
+                        sums.importances.add(self.model, batch.prepared, batch.labels)
                 if not progress.layout:
-                    expect([*measured.figures()], record, self.choice)
+                    expect(sums.measured.figures(), record, self.choice)
                     progress.layout = [extent(record.sites), means(record.sites)]
             passed += batch.tokens
             progress.texts += batch.texts
@@ -179,7 +211,7 @@ class _Run:
             self.model, batch.prepared, measured, self.choice, ids, exact_kernel=self.exact_kernel
         )
 
-    def stats(self, total: Measured) -> Stats:
+    def stats(self, total: _Sums) -> Stats:
         """The answer. Raises ``InputError`` if no text could be read."""
         seen = self.progress
         if not seen.texts:
@@ -193,8 +225,9 @@ class _Run:
             texts = "1 text" if seen.skipped == 1 else f"{seen.skipped:,} texts"
             notes += (f"{texts} could not be read: {', '.join(seen.places)}{more}",)
         return Stats(
-            tuple(total.figures()),
+            tuple(total.measured.figures()),
             " · ".join(part for part in parts if part),
             what_ran(seen.taken, seen.calls),
             notes,
+            total.importances.figures(),
         )

@@ -39,7 +39,7 @@ def load(
     ``DTYPES`` (auto keeps the type of the stored weights).
     Code in a model's folder runs only with ``trust_remote_code``, pickled weights load only with
     ``allow_pickle``. ``generative`` brings the head with which a Hugging Face model writes on, for
-    ``Model.generate``; ``guessing`` the one that it was trained with, for ``Model.guess``.
+    ``Model.generate``; ``guessing`` the one that it was trained with, for head importance and ablation.
 
     ``device_map`` spreads a Hugging Face model that is too large for one device over all there are ("auto",
     "balanced", "sequential", or a place for every module), and needs accelerate. Raises ``ModelError``.

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError
-from attnscope.models.model import Model, Prepared
+from attnscope.models.model import Asked, Model, Prepared
 from attnscope.models.reading import Reader
 from attnscope.models.writing import Drawing, account, opened, written
 from attnscope.network import Encoder, load, untrained
 from attnscope.network.folder import BUNDLED, PRETRAINED, WEIGHTS
+from attnscope.network.tokenizer import MASK
 
 
 class OwnModel(Model):
@@ -70,6 +72,18 @@ class OwnModel(Model):
         whole = self.reader.vocabulary.continued(tokens, new)
         notes = (*prepared.notes, *notes, account(whole[len(tokens) :], len(tokens), count, drawing))
         return self._prepared([token.id for token in whole], whole, notes)
+
+    @property
+    def asked(self) -> Asked:
+        """Hidden tokens, or each next one of a causal encoder."""
+        encoder: Encoder = self.module  # type: ignore[assignment]
+        mask = None if encoder.config.causal else self.reader.tokenizer.token_to_id(MASK)
+        return Asked("ids", mask, self.reader.vocabulary)
+
+    def logits(self, prepared: Prepared, copies: Tensor, at: Tensor) -> Tensor:
+        """One pass: scores over the vocabulary at some positions.  [guess], [guess] -> [guess, vocabulary]"""
+        encoder: Encoder = self.module  # type: ignore[assignment]
+        return encoder.logits(encoder(**prepared.inputs)[copies, at])
 
     def _prepared(self, ids: list[int], tokens: tuple[Token, ...], notes: tuple[str, ...]) -> Prepared:
         inputs = {"ids": torch.tensor([ids], device=self.device)}  # [1, token]

@@ -1,0 +1,90 @@
+"""What a head's absence changes, printed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from attnscope.cli.heads import parse_head
+from attnscope.cli.waiting import waiting
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from attnscope.look.ablation import Ablation, Changed
+    from attnscope.models import Model, Prepared
+
+MOST = 8
+"""Tokens whose guess changed most that are listed."""
+
+
+def show_ablation(context: typer.Context, model: Model, prepared: Prepared) -> None:
+    """Take the head of --ablate away, and print what changes in the model's guesses."""
+    from attnscope.look import Choice
+    from attnscope.look.ablation import ablated
+
+    asked = context.params
+    if asked["out"] is not None:
+        raise typer.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
+    layer, head = parse_head(asked["ablate"], asked["layer"])
+    with waiting(f"{model.name} guesses with and without {asked['ablate']}"):
+        seen = ablated(model, prepared, Choice(layer=layer, head=head, kind=asked["kind"]))
+    if asked["as_json"]:
+        print(json.dumps(asdict(seen), ensure_ascii=False))
+    else:
+        _print(seen)
+
+
+def _print(seen: Ablation) -> None:
+    """The change on average, and the guesses that changed most."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(Text(f"{seen.head} taken away · {seen.title}"), style="bold")
+    was, is_ = seen.losses
+    console.print(
+        f"the guesses change by {seen.divergence:.3g} nats on average (KL divergence), "
+        f"their loss goes from {was:.3f} to {is_:.3f}\n"
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("token", justify="right", no_wrap=True, overflow="ellipsis")
+    table.add_column("change", justify="right", no_wrap=True)
+    for name in ("guessed with it", "without it"):
+        table.add_column(name)
+    for one in seen.changed[:MOST]:
+        before, after = _guesses(one, one.before), _guesses(one, one.after)
+        table.add_row(_named(one), f"{one.divergence:.3f}", before, after)
+    console.print(table)
+    more = len(seen.changed) - MOST
+    notes = [f"and {more:,} more guesses, each changed less"] if more > 0 else []
+    notes += ["[in brackets]: the token that stands in the text", *seen.notes]
+    for note in notes:
+        console.print(Text(f"· {note}"), style="dim")
+
+
+def _named(one: Changed) -> Text:
+    from rich.text import Text
+
+    from attnscope.views import visible
+
+    return Text(f"{visible(one.token)} {one.position}")
+
+
+def _guesses(one: Changed, top: tuple[tuple[str, float], ...]) -> Text:
+    """The likeliest tokens, each with its probability in per cent, the right one in bold and in brackets."""
+    from rich.text import Text
+
+    from attnscope.views import visible
+
+    line = Text()
+    for token, share in top:
+        right = token == one.wanted
+        words = f"[{visible(token)}]" if right else visible(token)
+        line.append(f"{words} ", style="bold" if right else "")
+        line.append(f"{share:.0%}  ", style="dim")
+    return line

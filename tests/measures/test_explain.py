@@ -32,6 +32,31 @@ def test_an_unknown_name_says_what_exists() -> None:
         explain("spred")
 
 
+def test_an_explanation_reads_as_a_whole() -> None:
+    assert explain("entropy") == (
+        "entropy: Shannon entropy of the row.\n"
+        "  formula   -Σ_j A log A\n"
+        "  unit      nats, 0 to log n\n"
+        "  average   over rows with at least two open keys\n"
+        "  baseline  the same on even attention, 1/n_i on each of the n_i open keys\n"
+        "  source    Clark et al. 2019, What Does BERT Look At?"
+    )
+    assert explain("duplicate").endswith(
+        "\n  needs     queries and keys on one sequence and token labels\n"
+        "  source    TransformerLens, head detector (duplicate token heads)\n"
+        "  role      a head looks at the same token elsewhere when this is at least 0.4, at least 0.1 above\n"
+        "            the baseline, in 3 rows or more with a choice, and no other pattern stands farther above "
+        "its baseline"
+    )
+    assert "\n  needs     queries and keys on one sequence\n" in explain("previous")
+    assert "\n  needs     token labels\n" in explain("special")
+
+
+def test_a_misspelled_name_hears_every_role() -> None:
+    with pytest.raises(SelectionError, match=f"; roles are {', '.join(ROLES)}$"):
+        explain("spred")
+
+
 def test_a_new_measure_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MEASURES, "_entries", dict(MEASURES._entries))
 

@@ -1,8 +1,10 @@
 """Roles name the strongest pattern, in plain words, and the ranking shows different ones."""
 
+from dataclasses import replace
+
 from attnscope.attention import Site
 from attnscope.measures import PATTERNS, Figure, HeadFigures, role, worth_a_look
-from attnscope.measures.roles import BROAD, FEWEST_ROWS
+from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT
 
 
 def figures(**scores: tuple[float, float]) -> dict[str, Figure]:
@@ -95,3 +97,59 @@ def test_the_ranking_does_not_touch_what_it_ranks() -> None:
 
 def test_a_head_is_named_as_users_write_it() -> None:
     assert head(3).name == "L0H3"
+
+
+def test_a_role_carries_the_numbers_of_its_pattern_or_of_the_spread() -> None:
+    seen = {"spread": Figure(0.7, 0.9, 20, 1), "duplicate": Figure(0.6, 0.1, 7, 1)}
+    found = role(seen)
+    assert found is not None
+    assert (found.score, found.baseline, found.rows, found.lift) == (0.6, 0.1, 7, 0.5)
+    assert (
+        found.sentence
+        == "looks at the same token elsewhere in the 7 rows that have one (0.60, by chance 0.10)"
+    )
+    for spread, name in ((BROAD, "mixed"), (BROAD + 1e-9, "broad")):
+        found = role({"spread": Figure(spread, 0.9, 20, 1)})
+        assert found is not None
+        assert (found.name, found.score, found.baseline, found.rows) == (name, spread, 0.9, 20)
+
+
+def test_a_pattern_needs_few_rows_and_a_little_lift() -> None:
+    enough = Figure(0.5, 0.5 - LEAST_LIFT - 1e-9, FEWEST_ROWS, 1)
+    for figure, name in ((enough, "previous"), (replace(enough, baseline=enough.baseline + 1e-6), "mixed")):
+        found = role({"spread": Figure(0.5, 1.0, 20, 1), "previous": figure})
+        assert found is not None
+        assert found.name == name
+
+
+def test_a_head_that_nothing_comes_near_mixes_several_patterns() -> None:
+    for scores in ({}, {"previous": (0.1, 0.1)}, {"previous": (0.1, 0.2), "next": (0.05, 0.3)}):
+        found = role(figures(**scores))
+        assert found is not None
+        assert found.sentence == "mixes several patterns"
+
+
+def test_what_comes_nearest_is_what_stands_farthest_above_chance() -> None:
+    found = role(figures(previous=(0.45, 0.40), next=(0.3, 0.1), self=(0.2, 0.15)))
+    assert found is not None
+    assert "most of all it looks at the next token" in found.sentence
+
+
+def test_a_weight_that_is_no_number_leaves_no_role() -> None:
+    assert role(figures(previous=(float("nan"), 0.1))) is None
+
+
+def test_heads_with_a_pattern_come_before_broad_ones_and_those_before_mixed_ones() -> None:
+    heads = [
+        head(0, spread=(0.2, 1.0)),
+        head(1, spread=(0.8, 1.0)),
+        head(2, spread=(0.92, 1.0)),
+        head(3, spread=(0.99, 1.0)),
+        head(4, special=(0.71, 0.6)),
+        head(5, previous=(0.95, 0.1)),
+        head(6, previous=(0.99, 0.1)),
+    ]
+    assert [h.head for h in worth_a_look(heads, 7)] == [6, 4, 3, 5, 2, 0, 1]
+    assert [h.head for h in worth_a_look(heads, 1)] == [6]
+    assert worth_a_look(heads, 0) == []
+    assert worth_a_look([], 3) == []

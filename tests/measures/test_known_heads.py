@@ -1,0 +1,122 @@
+"""Heads that are known because they were written by hand, number by number: ``stats`` names them.
+
+Two layers of two heads in the own causal encoder, with rotary positions. Layer 0: L0H0 looks at the previous
+token and copies who that is, L0H1 at the first token. Layer 1: L1H0 looks for a token whose copied
+predecessor is the query, which is induction over two layers (Olsson et al. 2022); L1H1 looks at itself.
+"""
+
+import json
+import random
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from attnscope.look import Choice, stats
+from attnscope.models import load
+from attnscope.network import Encoder, EncoderConfig, save
+from tests.cli.run import runner
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["ash", "bay", "cod", "dew", "elm", "fig", "gum", "hop", "ivy", "jay", "kit"]
+IDS = len(SPECIAL) + len(WORDS)  # each token is one axis of the residual stream, its predecessor another
+SIZE, BASE = 64, 1e9
+SHARP = 60.0
+
+
+def rotations() -> torch.Tensor:
+    """The angle by which each pair of a head's numbers turns from one position to the next."""
+    return BASE ** (-torch.arange(0, SIZE, 2, dtype=torch.float64) / SIZE)
+
+
+def look_back(attention, head, steps):
+    """Queries and keys that are the same for every token, and agree best ``steps`` positions apart."""
+    angle = rotations().float() * steps
+    query = torch.cat([angle.cos(), -angle.sin()]) * SHARP
+    key = torch.cat([torch.ones(SIZE // 2), torch.zeros(SIZE // 2)]) * SHARP
+    width = attention.embed_dim
+    attention.in_proj_bias[head * SIZE : (head + 1) * SIZE] = query
+    attention.in_proj_bias[width + head * SIZE : width + (head + 1) * SIZE] = key
+
+
+def still(head: int) -> slice:
+    """Numbers of a head that rotation leaves as good as alone: its slowest pairs, the first of each."""
+    return slice(head * SIZE + SIZE // 2 - IDS, head * SIZE + SIZE // 2)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    config = EncoderConfig(
+        IDS, width=2 * SIZE, layers=2, heads=2, hidden=4, max_positions=128, rotary_base=BASE, segments=0,
+        causal=True, trained=True,
+    )  # fmt: skip
+    encoder = Encoder(config)
+    width, identity = config.width, torch.eye(IDS)
+    with torch.no_grad():
+        for name, weights in encoder.named_parameters():
+            if "norm" not in name:
+                weights.zero_()
+        encoder.embedding.weight[:, :IDS] = identity
+        first, second = (layer.self_attn for layer in encoder.layers)
+        look_back(first, 0, 1)
+        first.in_proj_weight[2 * width : 2 * width + IDS, :IDS] = identity  # values: who the token is
+        first.out_proj.weight[IDS : 2 * IDS, :IDS] = identity  # kept beside who the reader itself is
+        here = still(1)
+        first.in_proj_bias[here.start] = SHARP
+        first.in_proj_weight[width + here.start, SPECIAL.index("[CLS]")] = SHARP
+        here = still(0)
+        second.in_proj_weight[here, :IDS] = identity * SHARP  # queries: who I am
+        second.in_proj_weight[width + here.start : width + here.stop, IDS : 2 * IDS] = identity * SHARP
+        look_back(second, 1, 0)
+    return encoder.eval()
+
+
+@pytest.fixture(scope="module")
+def folder(encoder, tmp_path_factory):
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A", None, [("[CLS]", 2)])
+    path = tmp_path_factory.mktemp("known") / "heads"
+    save(path, encoder, tokenizer)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def text():
+    """Eleven words in a random order, three times over."""
+    words = random.Random(0).sample(WORDS, len(WORDS))
+    return " ".join(words * 3)
+
+
+def test_every_hand_written_head_is_named(folder, text):
+    model = load(folder)
+    seen = {head.name: head for head in stats(model, model.prepare(text), Choice()).heads}
+    assert {name: head.role.name for name, head in seen.items()} == {
+        "L0H0": "previous",
+        "L0H1": "first",
+        "L1H0": "induction",
+        "L1H1": "self",
+    }
+    for head in seen.values():
+        assert head.role.score == pytest.approx(1, abs=1e-5)
+    assert (seen["L0H0"].positional.offset, seen["L0H0"].positional.share) == (-1, 1)
+    assert (seen["L1H1"].positional.offset, seen["L1H1"].positional.share) == (0, 1)
+
+
+def test_induction_needs_the_head_below(encoder, folder, text):
+    """Without the previous-token head nothing is copied, and the pair is broken."""
+    model = load(folder)
+    with torch.no_grad():
+        model.module.layers[0].self_attn.out_proj.weight.zero_()
+    seen = {head.name: head for head in stats(model, model.prepare(text), Choice()).heads}
+    assert seen["L1H0"].figures["induction"].value < 0.2
+    assert seen["L1H0"].role.name != "induction"
+
+
+def test_the_command_names_them_too(folder, text, monkeypatch, capsys):
+    ran = runner(monkeypatch, capsys)("stats", text, "-m", folder, "--where", "role=induction", "--json")
+    (head,) = json.loads(ran.out)["heads"]
+    assert (head["layer"], head["head"]) == (1, 0)
+    assert head["role"]["sentence"].startswith("looks at what followed the same token earlier")

@@ -33,6 +33,16 @@ class Folded:
     keys: Axis
     broken: int
 
+    @property
+    def mean(self) -> Tensor:
+        """The mean over the batch, as figures are over all of it.  -> [head, row group, key group]"""
+        return self.values.mean(0)
+
+    @property
+    def opened(self) -> Tensor:
+        """Where the mask leaves something open in any of the batch.  -> [head or 1, row group, key group]"""
+        return self.open.any(0)
+
 
 @dataclass(eq=False)
 class Fold:

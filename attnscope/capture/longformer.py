@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.pieces import Piece, PiecedRows, Trace, WholeRows
+from attnscope.capture.pieces import Piece, PiecedRows, Trace, WholeRows, trimmed
 
 
 def placed(module: Any, given: tuple[Tensor, ...], trace: Trace) -> PiecedRows | None:
@@ -39,14 +39,15 @@ def placed(module: Any, given: tuple[Tensor, ...], trace: Trace) -> PiecedRows |
     shut = closed.expand_as(windows)
     pieces = [Piece(windows[..., most:], near, shut[..., most:])]
     if most == 0:
-        return PiecedRows(tuple(pieces), count)
+        return trimmed(PiecedRows(tuple(pieces), count), mask >= 0)
     places = _global_places(mask > 0, most)  # [batch, row]
     keys = places.clamp(min=0)[:, None, None, :].expand(-1, 1, count, -1)
     pieces.append(Piece(windows[..., :most], keys, shut[..., :most]))
     second = trace.softmaxes[1]
     shape = (batch, -1, most, count)
     far = None if second.closed is None else second.closed.view(shape)
-    return PiecedRows(tuple(pieces), count, WholeRows(places, second.weights.view(shape), far))
+    whole = WholeRows(places, second.weights.view(shape), far)
+    return trimmed(PiecedRows(tuple(pieces), count, whole), mask >= 0)
 
 
 def _global_places(chosen: Tensor, most: int) -> Tensor:

@@ -98,6 +98,29 @@ class PiecedRows:
         return spread
 
 
+def trimmed(rows: PiecedRows, alive: Tensor) -> PiecedRows:
+    """The rows without the padding behind the longest text, with which a model fills its last piece up.
+
+    ``alive`` is bool, [batch, key].
+    """
+    places = alive.any(0).nonzero()
+    count = int(places.max()) + 1 if len(places) else rows.key_count
+    if count == rows.key_count:
+        return rows
+    pieces = []
+    for piece in rows.pieces:
+        keys = piece.keys[:, :, :count]
+        weights = piece.weights[:, :, :count].masked_fill(keys >= count, 0.0)
+        closed = None if piece.closed is None else piece.closed.expand_as(piece.weights)[:, :, :count]
+        closed = keys >= count if closed is None else closed | (keys >= count)
+        pieces.append(Piece(weights, keys.clamp(max=count - 1), closed))
+    whole = rows.whole
+    if whole is not None:
+        far = None if whole.closed is None else whole.closed[..., :count]
+        whole = WholeRows(whole.places, whole.weights[..., :count], far)
+    return PiecedRows(tuple(pieces), count, whole)
+
+
 def from_pieces(rows: PiecedRows, kernel: str) -> Found:
     """Self-attention that a module computed in pieces."""
     batch, heads, queries, _ = rows.pieces[0].weights.shape

@@ -12,26 +12,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.pieces import Piece, PiecedRows, Softmax, Trace
+from attnscope.capture.pieces import Piece, PiecedRows, Softmax, Trace, trimmed
 
 
 def local(module: Any, given: tuple[Tensor, ...], trace: Trace) -> PiecedRows | None:
     """The rows of one call of the attention in chunks of neighbours."""
     count = given[0].shape[1]
+    if len(trace.softmaxes) != 1:
+        return None
     (found,) = trace.softmaxes
     if found.weights.ndim == 4:
         return _plain(found, count)
     order = torch.arange(count, device=found.weights.device).expand(1, 1, -1)
-    return PiecedRows((_piece(module, found, order),), count)
+    return trimmed(PiecedRows((_piece(module, found, order),), count), _alive(given))
 
 
 def hashed(module: Any, given: tuple[Tensor, ...], trace: Trace) -> PiecedRows | None:
     """The rows of one call of the attention in chunks of like hashes."""
     count = given[0].shape[1]
+    if not trace.softmaxes:
+        return None
     found = trace.softmaxes[0]
     if found.weights.ndim == 4:
         return _plain(found, count)
-    if found.weights.shape[-2] != module.chunk_length:
+    if found.weights.shape[-2] != module.chunk_length or not trace.gathered:
         return None  # a step of a generation
     order = trace.gathered[0][..., 0]  # [batch, head, round · place]: which token is sorted there
     chunked = _piece(module, found, order)
@@ -48,7 +52,13 @@ def hashed(module: Any, given: tuple[Tensor, ...], trace: Trace) -> PiecedRows |
         if rounds > 1:
             weights = weights * trace.softmaxes[1].weights[:, :, number]  # [batch, head, query, 1]
         pieces.append(Piece(weights, keys, closed))
-    return PiecedRows(tuple(pieces), count)
+    return trimmed(PiecedRows(tuple(pieces), count), _alive(given))
+
+
+def _alive(given: tuple[Tensor, ...]) -> Tensor:
+    """Which tokens are no padding, from the states and the mask that a module was given.  -> [batch, key]"""
+    masks = [tensor for tensor in given[1:] if tensor.shape == given[0].shape[:2]]
+    return masks[0].bool() if masks else given[0].new_ones(given[0].shape[:2], dtype=torch.bool)
 
 
 def _piece(module: Any, found: Softmax, order: Tensor) -> Piece:

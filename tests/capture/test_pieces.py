@@ -123,6 +123,13 @@ def reformer(decoder, after):
 CASES = {
     "longformer": lambda: Case(longformer(), texts(), "LongformerSelfAttention"),
     "longformer with global tokens": lambda: Case(longformer(), globally(texts()), "LongformerSelfAttention"),
+    "longformer, padded by itself": lambda: Case(
+        longformer(), globally(texts(length=13)), "LongformerSelfAttention"
+    ),
+    "reformer, padded by itself": lambda: Case(reformer(True, 0), texts(length=13), "LSHSelfAttention"),
+    "reformer, neighbours, padded by itself": lambda: Case(
+        reformer(False, 1), texts(length=13), "LocalSelfAttention"
+    ),
     "led with global tokens": lambda: Case(
         led(),
         globally(texts()) | {"decoder_input_ids": texts()["input_ids"][:, :5]},
@@ -194,9 +201,11 @@ def test_every_weight_is_at_its_true_key(name):
         kept = maps[path]
         truth = unit_rows(case, module)
         count = kept.weights.shape[-1]
-        assert kept.weights.shape[:3] == truth.shape[:3]
-        torch.testing.assert_close(kept.weights, truth[..., :count], atol=1e-6, rtol=0)
-        assert float(truth[..., count:].abs().amax()) == 0 if count < SIZE else True
+        assert kept.weights.shape[:3] == (2, HEADS, count)
+        torch.testing.assert_close(kept.weights, truth[:, :, :count, :count], atol=1e-6, rtol=0)
+        assert float(truth[:, :, :count, count:].abs().amax()) == 0
+        tokens = case.given["input_ids"].shape[1]
+        assert count == tokens or case.attention == "PegasusXGlobalLocalAttention"
         assert kept.weights.std() > 0.01
 
 

@@ -8,9 +8,9 @@ read; what is held meanwhile is what the module itself computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -60,6 +60,10 @@ class WholeRows:
     closed: Tensor | None = None
 
 
+Numbers: TypeAlias = Callable[["Piece | WholeRows", slice], Tensor]
+"""Some rows of what a part holds: its weights, or which of its keys are open."""
+
+
 @dataclass(frozen=True, eq=False)
 class PiecedRows:
     """Rows put together from pieces: the sum of all weights on a key."""
@@ -70,31 +74,25 @@ class PiecedRows:
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        chosen = slice(None) if heads is None else list(heads)
-        return self._spread(start, stop, chosen, [piece.weights for piece in self.pieces], "weights")
+        return self._spread(start, stop, slice(None) if heads is None else list(heads), _weights)
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys that some piece left open, bool.  -> [batch, head, row, key]"""
-        opened = [_opened(piece.weights, piece.closed) for piece in self.pieces]
-        return self._spread(start, stop, slice(None), opened, "opened") > 0
+        return self._spread(start, stop, slice(None), _opened) > 0
 
-    def _spread(
-        self, start: int, stop: int, heads: slice | list[int], numbers: Sequence[Tensor], what: str
-    ) -> Tensor:
+    def _spread(self, start: int, stop: int, heads: slice | list[int], numbers: Numbers) -> Tensor:
         """Numbers of every piece added up at their keys.  -> [batch, head, row, key]"""
-        parts = [number[:, :, start:stop][:, heads] for number in numbers]
+        parts = [numbers(piece, slice(start, stop))[:, heads] for piece in self.pieces]
         spread = parts[0].new_zeros(*parts[0].shape[:3], self.key_count)
         for piece, part in zip(self.pieces, parts, strict=True):
             keys = piece.keys[:, :, start:stop]
             keys = keys if keys.shape[1] == 1 else keys[:, heads]
             spread.scatter_add_(-1, keys.expand(part.shape), part)
         if self.whole is not None:
-            rows = self.whole.weights if what == "weights" else _opened(self.whole.weights, self.whole.closed)
-            inside = (self.whole.places >= start) & (self.whole.places < stop)  # [batch, row]
-            text, row = inside.nonzero(as_tuple=True)
-            spread[text, :, self.whole.places[text, row] - start] = rows[text][:, heads].gather(
-                2, row.view(-1, 1, 1, 1).expand(-1, spread.shape[1], 1, self.key_count)
-            )[:, :, 0]
+            places = self.whole.places
+            text, row = ((places >= start) & (places < stop)).nonzero(as_tuple=True)
+            rows = numbers(self.whole, slice(None))[:, heads]
+            spread[text, :, places[text, row] - start] = rows[text, :, row]  # [found, head, key]
         return spread
 
 
@@ -128,6 +126,14 @@ def from_pieces(rows: PiecedRows, kernel: str) -> Found:
     return Found("softmax", kernel, batch, heads, heads, queries, rows.key_count, kind, rows, crossed=False)
 
 
-def _opened(weights: Tensor, closed: Tensor | None) -> Tensor:
-    """1 where a key is open, else 0.  -> as the weights"""
-    return torch.ones_like(weights) if closed is None else (~closed.expand_as(weights)).to(weights.dtype)
+def _weights(part: Piece | WholeRows, rows: slice) -> Tensor:
+    """-> [batch, head, row, slot]"""
+    return part.weights[:, :, rows]
+
+
+def _opened(part: Piece | WholeRows, rows: slice) -> Tensor:
+    """1 where a key is open, else 0.  -> [batch, head, row, slot]"""
+    weights = _weights(part, rows)
+    if part.closed is None:
+        return torch.ones_like(weights)
+    return (~part.closed.expand_as(part.weights)[:, :, rows]).to(weights.dtype)

@@ -12,9 +12,9 @@ import typer
 
 from attnscope.cli import options
 from attnscope.cli.command import written
+from attnscope.cli.given import given
 from attnscope.cli.heads import parse_numbers
 from attnscope.cli.loading import load_model
-from attnscope.cli.text import read_text
 
 EXAMPLES = """Examples:
 
@@ -37,8 +37,14 @@ def export(
     ],
     file: options.File = None,
     line: options.Line = None,
+    saved: options.From = None,
     max_tokens: options.MaxTokens = None,
     truncate: options.Truncate = False,
+    generate: options.Generate = None,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
+    chat: options.Chat = False,
+    system: options.System = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -106,10 +112,7 @@ def export(
     each file. The same command writes the same bytes.
     """
     chosen = parse_numbers(layers, "--layers")
-    if inputs is None:
-        first, second = read_text(text, second_text, file, line)
-    elif text is not None or file is not None:
-        raise typer.BadParameter("give a text or --inputs, not both", param_hint="TEXT")
+    given_input = given(context)
     options.check_picture(None, cmap, one=False)
     asked = tuple(dict.fromkeys(part.strip().lower() for part in formats.split(",")))
     from attnscope.render.folder import Contents, refuse_existing
@@ -119,13 +122,9 @@ def export(
         refuse_existing(out, contents)
     from attnscope.look import Choice
     from attnscope.look import export as write
-    from attnscope.models import prepare_tensors
 
     loaded = load_model(context)
-    if inputs is None:
-        prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
-    else:
-        prepared = prepare_tensors(loaded, inputs)
+    prepared = given_input.prepare(loaded)
     with _progress() as progress:
         done = write(
             loaded,

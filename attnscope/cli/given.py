@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from attnscope.cli import options
 from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
 
@@ -29,6 +30,7 @@ class Given:
     seed: int
     max_tokens: int | None
     truncate: bool
+    saved: bool = False
 
     def prepare(self, model: Model) -> Prepared:
         """The input as the model reads it, with what it writes on. Raises ``AttnscopeError``."""
@@ -39,6 +41,11 @@ class Given:
             return model.generate(prepared, self.count, temperature=self.temperature, seed=self.seed)
 
     def _read(self, model: Model) -> Prepared:
+        if self.saved:
+            from attnscope.look.saved import SavedWeights
+
+            assert isinstance(model, SavedWeights)
+            return model.prepared
         if self.inputs is not None:
             from attnscope.models import prepare_tensors
 
@@ -61,7 +68,11 @@ def given(context: typer.Context) -> Given:
     """
     said = context.params
     inputs, chat, count = said["inputs"], said["chat"], said["generate"]
-    if inputs is None:
+    saved = said.get("saved") is not None
+    if saved:
+        _refuse_beside_from(context)
+        text, second = "", None
+    elif inputs is None:
         text, second = read_text(said["text"], said["second_text"], said["file"], said["line"])
     else:
         text, second = "", None
@@ -90,4 +101,17 @@ def given(context: typer.Context) -> Given:
         said["seed"],
         said["max_tokens"],
         said["truncate"],
+        saved,
     )
+
+
+def _refuse_beside_from(context: typer.Context) -> None:
+    """Wrong usage, if a text or a model was given beside a file of weights."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        panel = getattr(parameter, "rich_help_panel", None)
+        about_text = parameter.param_type_name == "argument" or panel in (options.TEXT, options.MODEL)
+        if about_text and parameter.name != "saved" and source is not None and source.name != "DEFAULT":
+            raise typer.BadParameter(
+                "a file of weights has no need of a text or a model: leave them out", param_hint="--from"
+            )

@@ -16,7 +16,14 @@ OPTIONS = ("tokenizer", "device", "dtype", "revision", "trust_remote_code", "all
 
 
 def load_model(context: typer.Context) -> Model:
-    """The model of a command, with a sign of life while it loads. Raises ``ModelError``."""
+    """The model of a command, or the file of weights in its place, with a sign of life while it loads.
+
+    Raises ``ModelError``, or ``InputError`` for a file that cannot be read.
+    """
+    if context.params.get("saved") is not None:
+        from attnscope.look.saved import SavedWeights
+
+        return SavedWeights(context.params["saved"])
     from attnscope.models import load
 
     name = context.params["model"]

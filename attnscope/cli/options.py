@@ -31,6 +31,16 @@ Line = Annotated[
         show_default=False,
     ),
 ]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Show weights from a file, without a model: .npz, .npy, .safetensors or .json, saved by "
+        "attnscope or another tool.",
+        rich_help_panel=TEXT,
+        show_default=False,
+    ),
+]
 MaxTokens = Annotated[
     int | None,
     typer.Option(min=1, help="Cut the text at that many tokens.", rich_help_panel=TEXT, show_default=False),

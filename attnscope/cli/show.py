@@ -23,6 +23,8 @@ attnscope show "The cat sat on the mat." --head L0H2 --words
 attnscope show "Once upon a time" -m own-causal --generate 20
 
 attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
+
+attnscope show --from heads.npz --head L0H2
 """
 
 
@@ -32,6 +34,7 @@ def show(
     second_text: options.SecondText = None,
     file: options.File = None,
     line: options.Line = None,
+    saved: options.From = None,
     max_tokens: options.MaxTokens = None,
     truncate: options.Truncate = False,
     generate: options.Generate = None,
@@ -85,7 +88,7 @@ def show(
     if ablate is not None:
         show_ablation(context, loaded, prepared)
         return
-    with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
+    with waiting(f"{loaded.name} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
         if out is not None and out.suffix.lower() in options.WHOLE:
             answers.save_layers(whole_layers(loaded, prepared, choice), out, cmap)
             return

@@ -9,6 +9,7 @@ from pathlib import Path
 from attnscope.capture import Observer, Record
 from attnscope.capture.fold import Fold
 from attnscope.capture.only import Only
+from attnscope.errors import OutputError
 from attnscope.look.choice import Choice
 from attnscope.look.overview import labelled
 from attnscope.look.sentences import broken, expect, hiding, kind_title, kinds_of, provenance
@@ -35,12 +36,24 @@ class WholeLayers:
         layers = (weights for pairs in self.kinds.values() for _, weights in pairs)
         return max(float(weights.values.max(initial=0)) for weights in layers)
 
+    @property
+    def least(self) -> float:
+        """The smallest weight; below 0 only in a file of other things than attention."""
+        return min(
+            float(weights.values.min(initial=0)) for pairs in self.kinds.values() for _, weights in pairs
+        )
+
     def save(self, path: Path, cmap: str | None = None) -> None:
         """Write all heads as a page (.html) or as data, as the suffix says; ``cmap`` is for the page.
 
         Raises ``OutputError`` for a place that cannot be written to, or a suffix that does not exist.
         """
         if path.suffix.lower() == ".html":
+            if self.least < 0:
+                raise OutputError(
+                    f"cannot write {path}: a page shows weights from 0 up, and there are negative ones; "
+                    "save a picture or .npz"
+                )
             from attnscope.render.page import save as save_page
 
             save_page(

@@ -51,6 +51,7 @@ _HAD = {
     "recomputed": "weights recomputed from its inputs",
     "softmax": "weights from its softmax",
     "module": "weights from the module",
+    "file": "weights as the file has them",
 }
 
 
@@ -64,8 +65,7 @@ def hiding(shares: Sequence[float], choice: Choice, whose: str) -> list[str]:
 def broken(maps: Sequence[Folded]) -> list[str]:
     """A note for every site whose weights were not all finite numbers."""
     return [
-        f"{folded.broken:,} weights of {folded.site.name} are not finite numbers: "
-        "they count as 0 and are drawn as closed"
+        f"weights of {folded.site.name} that are not finite numbers: {folded.broken:,}, drawn as closed"
         for folded in maps
         if folded.broken
     ]

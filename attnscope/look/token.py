@@ -14,7 +14,7 @@ from attnscope.capture.fold import Fold, Folded, Folding
 from attnscope.capture.only import Only
 from attnscope.errors import SelectionError
 from attnscope.look.choice import Choice, tensor
-from attnscope.look.sentences import expect, kind_title, kinds_of, spans
+from attnscope.look.sentences import broken, expect, kind_title, kinds_of, spans
 from attnscope.models import Model, Prepared
 from attnscope.views import Bars, Focus, Place, ranked
 from attnscope.views.folding import AxisFolding
@@ -46,7 +46,7 @@ def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
         raise SelectionError(_nowhere(choice, queries, keys))
     looks_at = [folded for folded in rows.maps if folded.site.kind == kind]
     looked_at_by = [folded for folded in columns.maps if folded.site.kind == kind]
-    notes = (*model.notes, *prepared.notes)
+    notes = (*model.notes, *prepared.notes, *broken(looks_at or looked_at_by))
     if again:
         notes += (f"token {place.start} is shown; the same text stands at {spans(again)} too",)
     return Focus(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from attnscope.measures.figures import Figure, HeadFigures, Role
 
@@ -67,9 +68,12 @@ ROLE_MEASURES = (*PATTERNS, "spread")
 def role(figures: Mapping[str, Figure]) -> Role | None:
     """The role of a head, from its figures over rows with a choice; ``None`` if none of them counts.
 
+    A head with a figure that is no finite number, because a weight is none, has no role either.
     Figures that do not exist for the head (positions in cross-attention) are simply not in ``figures``.
     For ``broad`` and ``mixed``, score and baseline are those of the spread.
     """
+    if not all(isfinite(figure.value) for figure in figures.values()):
+        return None
     seen = {name: figures[name] for name in PATTERNS if name in figures}
     passing = [name for name, figure in seen.items() if _passes(PATTERNS[name], figure)]
     if passing:

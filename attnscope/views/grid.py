@@ -48,6 +48,11 @@ class Grid:
         return max((layer.heads for layer in self.layers), default=0)
 
     @property
+    def signed(self) -> bool:
+        """Whether there are negative values, which no attention has: then 0 is in the middle of the map."""
+        return any(bool((layer.values < 0).any()) for layer in self.layers)
+
+    @property
     def holes(self) -> tuple[int, ...]:
         """Layer numbers from 0 to the last one that have no attention of this kind."""
         present = {layer.layer for layer in self.layers} if self.whole else set()
@@ -90,12 +95,14 @@ def grid(
     return Grid(tuple(thumbnails), size, title, subtitle, scale, notes)
 
 
-def thumbnail_levels(layer: GridLayer, scale: Scale) -> Array:
-    """Where each value of a layer lies on the colour map, 0 to 1.  -> [head, row, column]
+def thumbnail_levels(layer: GridLayer, scale: Scale, signed: bool = False) -> Array:
+    """Where each value of a layer lies on the colour map, 0 to 1 (0.5 is zero where ``signed``).
 
     With the scale "head", 1 is the largest weight of the head; "row" and "fixed" as in a heatmap.
+    -> [head, row, column]
     """
+    low = -1.0 if signed else 0.0
     if scale != "head":
-        return levels(layer.values, (0.0, 1.0), scale, signed=False)
-    top = layer.values.max((-2, -1), keepdims=True, initial=0)
-    return np.clip(layer.values / np.where(top > 0, top, 1), 0, 1)
+        return levels(layer.values, (low, 1.0), scale, signed)
+    top = np.abs(layer.values).max((-2, -1), keepdims=True, initial=0)
+    return levels(layer.values / np.where(top > 0, top, 1), (low, 1.0), "fixed", signed)

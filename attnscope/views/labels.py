@@ -19,7 +19,8 @@ class Place:
     """One row or column: its text and the tokens ``start`` to ``stop - 1`` that it stands for.
 
     ``word`` is the (segment, word) that the token is a piece of, ``None`` where it is no piece of any.
-    ``pooled`` tells a range of tokens from a token or a word.
+    ``pooled`` tells a range of tokens from a token or a word. ``id`` is a single token's number in the
+    vocabulary.
     """
 
     text: str
@@ -28,6 +29,7 @@ class Place:
     special: bool = False
     word: tuple[int, int] | None = None
     pooled: bool = False
+    id: int | None = None
 
     @property
     def label(self) -> str:
@@ -47,7 +49,7 @@ def places(axis: Axis) -> tuple[Place, ...]:
 
 def _place(token: Token, position: int) -> Place:
     word = None if token.special or token.word is None else (token.segment, token.word)
-    return Place(token.text, position, position + 1, special=token.special, word=word)
+    return Place(token.text, position, position + 1, special=token.special, word=word, id=token.id)
 
 
 def joined(group: Sequence[Place], *, pooled: bool) -> Place:

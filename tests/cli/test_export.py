@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import typer
 
@@ -35,6 +36,27 @@ def test_the_manifest_has_the_command_which_does_the_same_again(run, tmp_path):
     assert command == f"attnscope export -o {tmp_path} --layers 0 --heads 0 --dpi 40.0 '{TEXT}'"
     assert run(*arguments, "--force").code == 0
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+
+
+def test_a_file_of_weights_is_exported_without_a_model(run, tmp_path):
+    run("show", TEXT, "-o", tmp_path / "heads.npz")
+    ran = run(
+        "export", "--from", tmp_path / "heads.npz", "-o", tmp_path / "out", "--layers", "3", "--heads", "0"
+    )
+    assert ran.code == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
+    assert [file["name"] for file in manifest["files"]] == ["overview.png", "L03.png", "L03H00.png"]
+    assert manifest["sites"][0]["source"] == "file"
+    assert manifest["texts"][0]["tokens"][2] == "cat"
+
+
+def test_what_a_model_writes_is_exported_too(run, tmp_path):
+    arguments = ("-m", "own-causal", "--generate", "3", "-o", tmp_path, "--layers", "0", "--format", "npz")
+    assert run("export", "The cat", *arguments).code == 0
+    ran = run("show", "The cat", "-m", "own-causal", "--generate", "3", "-o", tmp_path / "shown.npz")
+    assert ran.code == 0
+    with np.load(tmp_path / "heads.npz") as exported, np.load(tmp_path / "shown.npz") as shown:
+        np.testing.assert_array_equal(exported["decoder.00"], shown["decoder.00"])
 
 
 def test_files_that_are_there_stop_it_before_the_model_is_loaded(run, tmp_path):

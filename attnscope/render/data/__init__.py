@@ -1,21 +1,35 @@
 """Attention as data for the next program, and read back: NPZ, safetensors, JSON, CSV.
 
-    save(kinds, "maps.npz")            # the suffix says the format
-    saved = read("maps.npz")           # what was saved, or another tool's tensors
+    save(kinds, "heads.npz")           # the suffix says the format
+    saved = read("heads.npz")          # what was saved, or another tool's tensors
 
 where ``kinds`` maps a kind of attention to pairs of a layer's number and its weights ``[head, query,
 key]``. Weights are written as they are, in float32 at least. The layout is described in ``layout``.
 
-Other tools read an NPZ as it is::
+Other tools read the files as they are. NumPy::
 
-    maps = np.load("maps.npz")                                        # NumPy
-    maps["encoder.05"][3]                                             # L5H3, [query, key]
+    import numpy
+    maps = numpy.load("heads.npz")
+    print(maps["encoder.03"][1])  # L3H1, [query, key]
 
-    attention = [torch.from_numpy(maps[f"encoder.{n:02}"])[None] for n in range(6)]
-    bertviz.head_view(attention, maps["tokens"].tolist())             # bertviz
+safetensors::
 
-    circuitsvis.attention.attention_patterns(                         # CircuitsVis
-        tokens=maps["tokens"].tolist(), attention=maps["encoder.05"])
+    import safetensors.torch
+    maps = safetensors.torch.load_file("heads.safetensors")
+    print(maps["encoder.03"][1])  # L3H1, [query, key]
+
+bertviz::
+
+    import bertviz, numpy, torch
+    maps = numpy.load("heads.npz")
+    layers = [torch.from_numpy(maps[f"encoder.{n:02}"])[None] for n in range(4)]
+    bertviz.head_view(layers, maps["tokens"].tolist())
+
+CircuitsVis::
+
+    import circuitsvis.attention, numpy
+    maps = numpy.load("heads.npz")
+    circuitsvis.attention.attention_patterns(maps["tokens"].tolist(), maps["encoder.03"])
 """
 
 from attnscope.render.data.read import Saved, read

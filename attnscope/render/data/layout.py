@@ -8,8 +8,9 @@ One description in JSON says the rest::
      "axes": [{"queries": [place, ...], "keys": [place, ...]}, ...],
      "layers": [{"kind": "encoder", "layer": 5, "array": "encoder.05", "axes": 0}, ...]}
 
-A place is ``[text, first token, token after its last, special]``; layers with the same labels share one
-entry of ``axes``.
+A place is ``[text, first token, token after its last, special, word, id]``: ``word`` is ``[segment,
+number]`` for a piece of a word, ``id`` a single token's number in the vocabulary, both else null.
+Layers with the same labels share one entry of ``axes``.
 """
 
 from __future__ import annotations
@@ -71,11 +72,19 @@ def each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights]
 
 
 def _stored(axis: tuple[Place, ...]) -> list[list[Any]]:
-    return [[place.text, place.start, place.stop, place.special] for place in axis]
+    return [
+        [place.text, place.start, place.stop, place.special, place.word and list(place.word), place.id]
+        for place in axis
+    ]
 
 
 def restored(axis: list[list[Any]]) -> tuple[Place, ...]:
     """The places of an axis from a description."""
-    return tuple(
-        Place(str(text), int(start), int(stop), special=bool(special)) for text, start, stop, special in axis
-    )
+    return tuple(_place(*stored) for stored in axis)
+
+
+def _place(text: Any, start: Any, stop: Any, special: Any, word: Any, number: Any) -> Place:
+    segment_and_word = None if word is None else (int(word[0]), int(word[1]))
+    known = None if number is None else int(number)
+    pooled = word is None and int(stop) - int(start) > 1  # pieces merged into a word still name it
+    return Place(str(text), int(start), int(stop), bool(special), segment_and_word, pooled, known)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attnscope.errors import InputError
-from attnscope.render.data.layout import DESCRIPTION, FORMAT, restored
+from attnscope.render.data.layout import FORMAT, restored
+from attnscope.render.data.readers import READERS
 from attnscope.views.axes import Array, Weights
 from attnscope.views.labels import Place
 
-READABLE = (".npz", ".npy", ".safetensors")
+OVER = 5e-3
+"""How far a row's sum may lie above 1; in half precision it can."""
+
+KINDS = ("encoder", "decoder", "cross")
 
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What a file holds: for each kind of attention, pairs of a layer's number and its weights."""
+    """What a file holds: for each kind of attention, pairs of a layer's number and its weights.
+
+    ``notes`` are those that were saved, and what is odd about the weights: where, and how many of them.
+    """
 
     kinds: Mapping[str, tuple[tuple[int, Weights], ...]]
     title: str = ""
@@ -30,52 +36,33 @@ class Saved:
 
 
 def read(path: str | Path) -> Saved:
-    """Read attention from an NPZ, NPY or safetensors file; nothing in it is ever executed.
+    """Read attention from an NPZ, NPY, safetensors or JSON file; nothing in it is ever executed.
 
     A file that another tool wrote holds arrays only. Its names in their natural order are the layers:
     ``[head, query, key]``, or with an axis of one text before it; a single array may be ``[query,
-    key]``, ``[layer, head, query, key]`` or ``[layer, 1, head, query, key]``. Rows and columns are
-    labelled with an array "tokens" if there is one of their length, else with their numbers, and every
-    cell counts as open. Raises ``InputError`` for a file that cannot be read so.
+    key]``, ``[layer, head, query, key]`` or ``[layer, 1, head, query, key]``; JSON may be such an array,
+    a list of layers, or an object of arrays by name. Rows and columns are labelled with an array "tokens"
+    if there is one of their length, else with their numbers. Every cell counts as open, unless all above
+    the diagonal are exactly 0: then the layers count as causal, and a note says so.
+
+    Raises ``InputError`` for a file that cannot be read so, ``SizeError`` for one that would not fit the
+    memory that is free.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    if path.suffix.lower() not in READABLE:
-        raise InputError(f"cannot read attention from {path}: it is none of {', '.join(READABLE)}")
+    if path.suffix.lower() not in READERS:
+        raise InputError(f"cannot read attention from {path}: it is none of {', '.join(READERS)}")
     try:
-        arrays, description = _safetensors(path) if path.suffix.lower() == ".safetensors" else _numpy(path)
-        return _described(arrays, description) if description else _foreign(arrays, path)
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        arrays, description = READERS[path.suffix.lower()](path)
+        saved = _described(arrays, description) if description else _foreign(arrays, path)
+    except (ValueError, KeyError, TypeError, IndexError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"cannot read attention from {path}: {_reason(error)}") from error
+    return replace(saved, notes=tuple(dict.fromkeys((*saved.notes, *_odd(saved)))))
 
 
 def _reason(error: Exception) -> str:
-    if "allow_pickle" in str(error):
-        return "it holds pickled objects, which could run code; save plain arrays instead"
     return f"{error}" if not isinstance(error, KeyError) else f"it says nothing about {error}"
-
-
-def _numpy(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
-    found = np.load(path, allow_pickle=False)
-    if isinstance(found, np.ndarray):
-        return {path.stem: found}, None
-    with found:
-        arrays = {name: found[name] for name in found.files}
-    text = arrays.pop(DESCRIPTION, None)
-    return arrays, None if text is None else json.loads(str(text))
-
-
-def _safetensors(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no mapping
-            text = (file.metadata() or {}).get(DESCRIPTION)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
-    return arrays, None if text is None else json.loads(text)
 
 
 def _described(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
@@ -84,13 +71,24 @@ def _described(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
     axes = [(restored(one["queries"]), restored(one["keys"])) for one in description["axes"]]
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     for layer in description["layers"]:
-        values = arrays[layer["array"]]
+        if layer["kind"] not in KINDS:
+            raise ValueError(f"{layer['kind']!r} is no kind of attention: there are {', '.join(KINDS)}")
+        values = _weights_of(layer["array"], arrays[layer["array"]])
         allowed = arrays.get(f"{layer['array']}.allowed")
-        open_cells = np.ones((1, *values.shape[-2:]), bool) if allowed is None else allowed
+        open_cells = np.ones((1, *values.shape[-2:]), bool) if allowed is None else allowed.astype(bool)
         weights = Weights(values, open_cells, *axes[layer["axes"]])
-        kinds.setdefault(layer["kind"], []).append((layer["layer"], weights))
+        kinds.setdefault(layer["kind"], []).append((int(layer["layer"]), weights))
+    if not kinds:
+        raise ValueError("it holds no layers")
     found = {kind: tuple(layers) for kind, layers in kinds.items()}
-    return Saved(found, description["title"], tuple(description["notes"]))
+    return Saved(found, str(description["title"]), tuple(map(str, description["notes"])))
+
+
+def _weights_of(name: str, values: Array) -> Array:
+    """The weights of one layer, if they are such.  -> [head, query, key]"""
+    if values.ndim != 3 or values.dtype.kind != "f" or 0 in values.shape:
+        raise ValueError(f"{name} is {values.dtype} {list(values.shape)}, not weights [head, query, key]")
+    return values
 
 
 def _foreign(arrays: dict[str, Array], path: Path) -> Saved:
@@ -102,15 +100,25 @@ def _foreign(arrays: dict[str, Array], path: Path) -> Saved:
         )
     names = sorted(maps, key=_natural)
     layers = _split(maps[names[0]]) if len(names) == 1 else [_one_layer(name, maps[name]) for name in names]
+    layers = [_weights_of(f"layer {number}", values) for number, values in enumerate(layers)]
     texts = None if tokens is None else [str(text) for text in tokens.ravel()]
-    labelled = tuple((number, _labelled(values, texts)) for number, values in enumerate(layers))
-    note = f"read from {path.name}: its layers are counted from 0, and which cells were masked is not known"
-    return Saved({"attention": labelled}, path.stem, (note,))
+    kind, known = _kind(layers)
+    labelled = tuple((number, _labelled(values, texts, kind)) for number, values in enumerate(layers))
+    return Saved({kind: labelled}, path.stem, (f"read from {path.name}: layers count from 0, {known}",))
+
+
+def _kind(layers: Sequence[Array]) -> tuple[str, str]:
+    """What kind of attention it must be, and what is known of the mask, in words."""
+    if any(values.shape[-2] != values.shape[-1] for values in layers):
+        return "cross", "and which cells were masked is not known"
+    if all(len(values[0]) > 1 and not np.triu(values, 1).any() for values in layers):
+        return "decoder", "and what is above the diagonal is all 0, so it counts as masked"
+    return "encoder", "and which cells were masked is not known"
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Names as people order them: 2 before 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _split(values: Array) -> list[Array]:
@@ -131,11 +139,26 @@ def _one_layer(name: str, values: Array) -> Array:
     return values
 
 
-def _labelled(values: Array, texts: list[str] | None) -> Weights:
+def _labelled(values: Array, texts: list[str] | None, kind: str) -> Weights:
     queries, keys = (_axis(length, texts) for length in values.shape[-2:])
-    return Weights(values, np.ones((1, *values.shape[-2:]), bool), queries, keys)
+    allowed = np.ones((1, *values.shape[-2:]), bool)
+    return Weights(values, np.tril(allowed) if kind == "decoder" else allowed, queries, keys)
 
 
 def _axis(length: int, texts: list[str] | None) -> tuple[Place, ...]:
     named = texts if texts is not None and len(texts) == length else [str(i) for i in range(length)]
     return tuple(Place(text, i, i + 1) for i, text in enumerate(named))
+
+
+def _odd(saved: Saved) -> Iterator[str]:
+    """What attention weights are not, said of each layer where it occurs, with how often."""
+    for kind, layers in saved.kinds.items():
+        for layer, weights in layers:
+            finite = np.where(np.isfinite(weights.values), weights.values, 0)
+            negative, sums = int((finite < 0).sum()), finite.sum(-1, dtype=np.float64)
+            over = int((sums > 1 + OVER).sum())
+            if negative:
+                yield f"negative weights in {kind} layer {layer}: {negative:,}; entropies say nothing there"
+            if over:
+                top = f"{sums.max():.3g}"
+                yield f"rows of {kind} layer {layer} that sum to more than 1: {over:,}, up to {top}"

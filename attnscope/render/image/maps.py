@@ -102,7 +102,7 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     for spine in axes.spines.values():
         spine.set_visible(False)
     top = {"fixed": "1", "row": "max of\nthe row", "head": "max of\nthe head"}[view.scale]
-    colour_bar(figure, axes, style, [(0, "0"), (1, top)])
+    colour_bar(figure, axes, style, [(0, f"−{top}" if view.signed else "0"), (1, top)])
     return figure
 
 
@@ -130,7 +130,7 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
 
 
 def _coloured(layer: GridLayer, view: Grid, cmap: str) -> Array:
-    colours = table(cmap)[steps(thumbnail_levels(layer, view.scale))]
+    colours = table(cmap)[steps(thumbnail_levels(layer, view.scale, view.signed))]
     colours[layer.masked] = MASKED
     return colours
 

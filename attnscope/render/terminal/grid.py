@@ -19,7 +19,7 @@ SMALLEST, SMALLEST_SHADED, LARGEST = 5, 9, 17
 
 def grid_lines(view: Grid, surface: Surface) -> Iterator[Line]:
     """The whole picture, line by line; heads that do not fit side by side follow below."""
-    palette = surface.palette(signed=False)
+    palette = surface.palette(signed=view.signed)
     yield from heading(view.title, view.subtitle, surface)
     label = len(f"L{view.layers[-1].layer} ") if view.layers else 0
     width, beside = _layout(view, surface, label)
@@ -63,7 +63,10 @@ def thumbnails(
     layer: GridLayer, view: Grid, width: int, height: int, surface: Surface, palette: Palette
 ) -> list[list[Line]]:
     """The lines of each head of a layer."""
-    levels = np.where(layer.masked, -1, thumbnail_levels(layer, view.scale))  # [head, row, column]
+    levels = thumbnail_levels(layer, view.scale, view.signed)  # [head, row, column]
+    if not surface.colour and view.signed:
+        levels = np.abs(2 * levels - 1)  # a shade has no sign
+    levels = np.where(layer.masked, -1, levels)
     if not surface.colour:
         levels = _stretched(levels, (height + 1) // 2, width)
         blank: Line = [Segment(" " * width)]
@@ -111,5 +114,5 @@ def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Itera
         said.append(f"pooled to {rows} × {columns} cells, keys summed and queries averaged")
     if any(layer.masked.any() for layer in view.layers):
         said.append("blank: masked" if surface.colour else "·: masked")
-    yield colour_bar("0", high, surface, palette)
+    yield colour_bar(f"-{high}" if view.signed else "0", high, surface, palette)
     yield from ([Segment(line, DIM)] for line in wrap("; ".join(said), surface.width))

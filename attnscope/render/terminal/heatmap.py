@@ -132,7 +132,7 @@ def _ticks(numbers: list[int], cell: int) -> str:
 
 def _rows(view: Heatmap, tones: Array, layout: Layout, surface: Surface, palette: Palette) -> Iterator[Line]:
     """One row a line."""
-    shown = view.levels()
+    shown = np.abs(2 * view.levels() - 1) if view.signed else view.levels()  # a shade has no sign
     for row, place in enumerate(view.weights.queries):
         line = [Segment(_row_label(place, layout, right=True) + " ", PLAIN)]
         for column in range(len(view.weights.keys)):

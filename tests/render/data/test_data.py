@@ -46,9 +46,7 @@ def test_what_is_read_back_is_what_was_saved(suffix: str, tmp_path) -> None:
             np.testing.assert_array_equal(
                 np.broadcast_to(after.allowed, (2, 5, 5)), np.broadcast_to(before.allowed, (2, 5, 5))
             )
-            assert [(p.text, p.start, p.stop, p.special) for p in after.keys] == [
-                (p.text, p.start, p.stop, p.special) for p in before.keys
-            ]
+            assert (after.queries, after.keys) == (before.queries, before.keys)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -83,7 +81,7 @@ def test_json_holds_the_exact_weights_and_null_where_the_mask_closed(tmp_path) -
     save(kinds(), path, title="a model")
     found = json.loads(path.read_text("utf-8"))
     assert found["title"] == "a model"
-    assert found["axes"][0]["keys"][3] == ['a,"b"', 3, 4, False]
+    assert found["axes"][0]["keys"][3] == ['a,"b"', 3, 4, False, [0, 3], 3]
     np.testing.assert_array_equal(
         np.array(found["weights"]["encoder.03"], np.float32), kinds()["encoder"][1][1].values
     )
@@ -137,6 +135,7 @@ def test_other_tools_tensors_are_read(arrays: dict, layers: int, heads: int, tmp
     np.savez(tmp_path / "theirs.npz", tokens=np.array(["a", "b", "c", "d"]), **drawn)
     found = read(tmp_path / "theirs.npz")
     (kind,) = found.kinds.values()
+    assert list(found.kinds) == ["encoder"]
     assert (len(kind), len(kind[0][1].values)) == (layers, heads)
     assert [place.text for place in kind[0][1].keys] == ["a", "b", "c", "d"]
     assert "not known" in found.notes[0]
@@ -175,7 +174,7 @@ def test_what_cannot_be_read_says_why(tmp_path) -> None:
     with pytest.raises(InputError, match="there is no file"):
         read(tmp_path / "nothing.npz")
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(InputError, match=r"none of \.npz, \.npy, \.safetensors"):
+    with pytest.raises(InputError, match=r"none of \.npz, \.npy, \.safetensors, \.json"):
         read(tmp_path / "a.txt")
     for name in ("broken.npz", "broken.safetensors"):
         (tmp_path / name).write_bytes(b"PK\x03\x04 nothing")

@@ -1,0 +1,78 @@
+"""``attnscope show --from`` as a user meets it."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+@pytest.fixture
+def heads(run, tmp_path):
+    run("show", TEXT, "-o", tmp_path / "heads.npz")
+    return tmp_path / "heads.npz"
+
+
+@pytest.mark.parametrize("arguments", [["--head", "L1H3"], ["--layer", "0"], ["--token", "cat"], ["--json"]])
+def test_a_file_shows_what_the_model_showed(run, heads, arguments):
+    def lines(ran):
+        assert ran.code == 0
+        told = (
+            "weights recomputed from",
+            "weights as the file",
+            "its inputs",
+            "attnscope show",
+            "… --head",
+            '"notes"',
+        )
+        return [line for line in ran.out.splitlines() if not any(words in line for words in told)]
+
+    assert lines(run("show", "--from", heads, *arguments)) == lines(run("show", TEXT, *arguments))
+
+
+def test_the_command_beside_a_head_opens_it_from_the_file(run, heads):
+    out = run("show", "--from", heads).out
+    assert f"attnscope show --from {heads} --head L0H7" in out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("suffix", ["png", "npz", "html"])
+def test_everything_can_be_saved_again(run, heads, tmp_path, suffix):
+    assert run("show", "--from", heads, "-o", tmp_path / f"again.{suffix}").code == 0
+    if suffix == "npz":
+        with np.load(heads) as first, np.load(tmp_path / "again.npz") as second:
+            np.testing.assert_array_equal(first["encoder.03"], second["encoder.03"])
+
+
+@pytest.mark.parametrize(
+    "beside", [[TEXT], ["-m", "own"], ["--file", "x"], ["--chat"], ["--generate", "3"], ["--device", "cpu"]]
+)
+def test_a_text_or_a_model_beside_a_file_is_wrong_usage(run, heads, beside):
+    ran = run("show", "--from", heads, *beside)
+    assert ran.code == 2
+    assert "no need of a text or a model" in " ".join(ran.err.replace("│", " ").split())
+
+
+def test_a_head_that_the_file_has_not_is_met_with_those_that_it_has(run, heads):
+    assert "layers 0-3, heads 0-7" in run("show", "--from", heads, "--head", "L9H0").err
+
+
+def test_negative_weights_make_no_page_and_the_sentence_says_what_does(run, tmp_path):
+    maps = np.random.default_rng(0).normal(size=(2, 3, 5, 5))
+    np.savez(tmp_path / "odd.npz", maps)
+    ran = run("show", "--from", tmp_path / "odd.npz", "-o", tmp_path / "odd.html")
+    assert ran.code == 1
+    assert "a page shows weights from 0 up, and there are negative ones" in ran.err
+    assert run("show", "--from", tmp_path / "odd.npz", "-o", tmp_path / "odd.png").code == 0
+
+
+def test_transformers_is_not_needed_to_show_a_file(heads):
+    code = (
+        "import sys; sys.argv = ['attnscope', 'show', '--from', sys.argv[1], '--head', '0.0']\n"
+        "from attnscope.cli import app\n"
+        "try: app()\n"
+        "except SystemExit: print('loaded' if 'transformers' in sys.modules else 'not loaded')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(heads)], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "not loaded"

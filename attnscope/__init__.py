@@ -5,6 +5,8 @@ The public face, each name loaded when it is first used:
     load                                    a model by name
     Choice, overview, one_head, one_token   look at a text through it
     stats, survey, whole_layers             measure its heads, list its sites, keep its weights
+    compare, through_layers                 compare all heads, or one head number through the layers
+    compare_heads, _texts, _models          compare two heads, two texts, two models
     recording                               watch the attention of any forward pass
     Attention, Site, Token                  what is seen there
 """
@@ -21,6 +23,10 @@ _WHERE = {
     "Choice": "attnscope.look",
     "Site": "attnscope.attention",
     "Token": "attnscope.attention",
+    "compare": "attnscope.look",
+    "compare_heads": "attnscope.look",
+    "compare_models": "attnscope.look",
+    "compare_texts": "attnscope.look",
     "load": "attnscope.models",
     "one_head": "attnscope.look",
     "one_token": "attnscope.look",
@@ -28,6 +34,7 @@ _WHERE = {
     "recording": "attnscope.capture",
     "stats": "attnscope.look",
     "survey": "attnscope.look",
+    "through_layers": "attnscope.look",
     "whole_layers": "attnscope.look",
 }
 

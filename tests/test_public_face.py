@@ -13,6 +13,10 @@ FACE = [
     "Choice",
     "Site",
     "Token",
+    "compare",
+    "compare_heads",
+    "compare_models",
+    "compare_texts",
     "load",
     "one_head",
     "one_token",
@@ -20,6 +24,7 @@ FACE = [
     "recording",
     "stats",
     "survey",
+    "through_layers",
     "whole_layers",
 ]
 

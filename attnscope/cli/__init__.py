@@ -17,6 +17,8 @@ import typer
 from attnscope import __version__
 from attnscope.cli.check import EXAMPLES as CHECK_EXAMPLES
 from attnscope.cli.check import check
+from attnscope.cli.compare import EXAMPLES as COMPARE_EXAMPLES
+from attnscope.cli.compare import compare
 from attnscope.cli.export import EXAMPLES as EXPORT_EXAMPLES
 from attnscope.cli.export import export
 from attnscope.cli.info import EXAMPLES as INFO_EXAMPLES
@@ -51,6 +53,7 @@ def _add(command: Callable[..., None], examples: str) -> None:
 
 _add(show, SHOW_EXAMPLES)
 _add(stats, STATS_EXAMPLES)
+_add(compare, COMPARE_EXAMPLES)
 _add(export, EXPORT_EXAMPLES)
 _add(info, INFO_EXAMPLES)
 _add(check, CHECK_EXAMPLES)

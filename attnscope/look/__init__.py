@@ -10,11 +10,17 @@ token = one_token(model, prepared, Choice(token="cat"))
 from attnscope.look.all_heads import AllHeads, all_heads
 from attnscope.look.choice import Choice
 from attnscope.look.claims import Claim, Verdict, claim
+from attnscope.look.compare import Comparison, Pair, compare
+from attnscope.look.compare_heads import HeadComparison, compare_heads
+from attnscope.look.compare_models import ModelComparison, compare_models
+from attnscope.look.compare_texts import TextComparison, compare_texts
 from attnscope.look.conditions import conditions
 from attnscope.look.corpus import Corpus, Listed, read_corpus
 from attnscope.look.corpus_stats import Progress, corpus_stats
+from attnscope.look.depth import Depth, through_layers
 from attnscope.look.export import Exported, export
 from attnscope.look.head import OneHead, one_head
+from attnscope.look.heads import Head
 from attnscope.look.layers import WholeLayers, whole_layers
 from attnscope.look.numbers import site_numbers
 from attnscope.look.overview import Overview, overview
@@ -29,20 +35,31 @@ __all__ = [
     "Change",
     "Choice",
     "Claim",
+    "Comparison",
     "Corpus",
+    "Depth",
     "Exported",
+    "Head",
+    "HeadComparison",
     "Listed",
+    "ModelComparison",
     "OneHead",
     "Overview",
+    "Pair",
     "Progress",
     "Sighting",
     "Stats",
     "Survey",
+    "TextComparison",
     "Verdict",
     "WholeLayers",
     "all_heads",
     "changes",
     "claim",
+    "compare",
+    "compare_heads",
+    "compare_models",
+    "compare_texts",
     "conditions",
     "corpus_stats",
     "export",
@@ -55,5 +72,6 @@ __all__ = [
     "site_numbers",
     "stats",
     "survey",
+    "through_layers",
     "whole_layers",
 ]

@@ -70,8 +70,9 @@ class ModelComparison:
                 subtitle=self.subtitle,
                 notes=self.notes,
             )
-        rows = [self.heads.index(pair.one) for pair in self.matches]
-        columns = [self.others.index(pair.other) for pair in self.matches]
+        nearest_first = sorted(self.matches, key=lambda pair: pair.distance)
+        rows = [self.heads.index(pair.one) for pair in nearest_first]
+        columns = [self.others.index(pair.other) for pair in nearest_first]
         rows += [number for number in range(len(self.heads)) if number not in rows]
         columns += [number for number in range(len(self.others)) if number not in columns]
         return distance_map(
@@ -79,7 +80,7 @@ class ModelComparison:
             [self.heads[number].name for number in rows],
             [self.others[number].name for number in columns],
             title=self.title,
-            subtitle=f"{self.subtitle}; matches lie on the diagonal",
+            subtitle=f"{self.subtitle}; matches lie on the diagonal, the nearest first",
             notes=(*self.notes, "rows are heads of the first model, columns those of the second"),
         )
 
@@ -185,7 +186,7 @@ def _common_kind(model: Model, other: Model, mine: Prepared, theirs: Prepared, c
     common = [kind for kind in runs[0] if kind in runs[1] and choice.kind in (None, kind)]
     if not common:
         have = [" and ".join(kind_title(kind) for kind in kinds) for kinds in runs]
-        asked = "one kind of attention" if choice.kind is None else kind_title(choice.kind)
+        asked = "kind of attention" if choice.kind is None else kind_title(choice.kind)
         raise SelectionError(
             f"the models have no {asked} in common: {model.name} has {have[0]}, {other.name} has {have[1]}"
         )

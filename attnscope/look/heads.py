@@ -104,10 +104,11 @@ def head_rows(
 
 
 def by_layer(heads: Sequence[Head], values: NDArray[np.float64]) -> dict[int, list[float]]:
-    """One number a head as rows of layers, for a map of heads."""
-    layers: dict[int, list[float]] = {}
+    """One number a head as rows of layers, for a map of heads; NaN for heads that were not compared."""
+    widest = max(head.head for head in heads) + 1
+    layers = {head.layer: [float("nan")] * widest for head in heads}
     for head, value in zip(heads, values, strict=True):
-        layers.setdefault(head.layer, []).append(float(value))
+        layers[head.layer][head.head] = float(value)
     return layers
 
 

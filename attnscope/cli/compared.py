@@ -1,0 +1,184 @@
+"""What a comparison of heads found, on its way out: views, numbers, a table, arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attnscope.cli.answers import Answer
+from attnscope.look import Comparison, Depth, Head, HeadComparison, Pair
+from attnscope.render.terminal import View
+from attnscope.views import Ranked, Ranking
+from attnscope.views.axes import Array
+
+NEAREST = 5
+"""Pairs that are listed; --csv has all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """An answer, its ``table`` for --csv with the names of its columns first, and its ``arrays`` for .npz."""
+
+    answer: Answer
+    table: Sequence[Sequence[object]]
+    arrays: Mapping[str, Array]
+
+
+def of_heads(seen: Comparison, command: str | None) -> Compared:
+    """All heads: the table, the plane, the groups, the nearest pairs and the loners."""
+    view = seen.view
+    groups = Ranking(
+        tuple(
+            Ranked(str(number), ", ".join(seen.heads[head].name for head in group))
+            for number, group in enumerate(seen.groups.members, 1)
+            if len(group) > 1
+        ),
+        "Alike",
+    )
+    nearest = seen.nearest(NEAREST)
+    pairs = tuple(
+        Ranked(f"{pair.one.name} {pair.other.name}", apart(pair), _opening(command, pair)) for pair in nearest
+    )
+    loners = tuple(
+        Ranked(pair.one.name, f"{apart(pair)} from {pair.other.name}, the nearest to it")
+        for pair in seen.loners
+    )
+    lists = (groups, Ranking(pairs, "Nearest pairs"), Ranking(loners, "Loners"))
+    numbers = {
+        "kind": seen.kind,
+        "heads": names(seen.heads),
+        "distances": rounded(seen.distances),
+        "error": rounded(seen.error),
+        "groups": [names(seen.heads[head] for head in group) for group in seen.groups.members],
+        "silhouette": seen.groups.silhouette,
+        "nearest": [pair_numbers(pair) for pair in nearest],
+        "loners": [pair_numbers(pair) for pair in seen.loners],
+        "plane": {"points": rounded(seen.plane.points), "kept": seen.plane.kept},
+        "rows": {"compared": seen.rows, "of": seen.of},
+        "texts": seen.texts,
+        "stability": seen.stability,
+        "notes": list(seen.notes),
+    }
+    count = len(seen.heads)
+    all_pairs = (seen.pair(one, other) for one in range(count) for other in range(one + 1, count))
+    member = np.zeros(count, int)
+    for number, group in enumerate(seen.groups.members):
+        member[list(group)] = number
+    arrays = {
+        "heads": np.array(seen.heads),
+        "distances": seen.distances,
+        "error": seen.error,
+        "groups": member,
+        "points": seen.plane.points,
+    }
+    views: tuple[View, ...] = (view.table, view.plane, *(ranking for ranking in lists if ranking.heads))
+    return Compared(Answer(views, {"heads": view}, numbers), [*pair_table(all_pairs)], arrays)
+
+
+def of_depth(seen: Depth) -> Compared:
+    """One head number through all layers."""
+    series = seen.view.series
+    numbers = {
+        "kind": seen.kind,
+        "heads": names(seen.heads),
+        "roles": list(seen.view.roles),
+        "distances": rounded(seen.distances),
+        "error": rounded(seen.error),
+        "series": {each.name: {"unit": each.unit, "values": list(each.values)} for each in series},
+        "notes": list(seen.view.notes),
+    }
+    table: list[list[object]] = [["head", "role", *(each.name for each in series)]]
+    table += [
+        [head.name, seen.view.roles[number], *(each.values[number] for each in series)]
+        for number, head in enumerate(seen.heads)
+    ]
+    arrays = {
+        "heads": np.array(seen.heads),
+        "distances": seen.distances,
+        "error": seen.error,
+        **{each.name.replace(" ", "_"): np.array(each.values, float) for each in series},
+    }
+    return Compared(Answer((seen.view,), {"depth": seen.view}, numbers), table, arrays)
+
+
+def of_two_heads(seen: HeadComparison) -> Compared:
+    """Two heads and their difference."""
+    one, other = (weights.values for weights in seen.weights)
+    places = seen.weights[0]
+    tokens = [place.text for place in places.queries], [place.text for place in places.keys]
+    numbers = {
+        "kind": seen.kind,
+        "heads": names(seen.heads),
+        "distance": seen.distance,
+        "error": seen.error,
+        "rows": [
+            {"row": row, "distance": float(far)} for row, far in zip(seen.rows, seen.by_row, strict=True)
+        ],
+        "partings": [
+            {
+                "token": each.label,
+                "position": each.position,
+                "distance": each.distance,
+                "look_at": list(each.keys),
+            }
+            for each in seen.view.partings
+        ],
+        "queries": tokens[0],
+        "keys": tokens[1],
+        "weights": [rounded(one), rounded(other)],
+        "notes": list(seen.view.notes),
+    }
+    arrays = {
+        "heads": np.array(seen.heads),
+        "rows": np.array(seen.rows),
+        "by_row": seen.by_row,
+        "one": one,
+        "other": other,
+        "difference": one - other,
+        "queries": np.array(tokens[0], np.str_),
+        "keys": np.array(tokens[1], np.str_),
+    }
+    table: list[list[object]] = [["row", "distance"]]
+    table += [[row, float(far)] for row, far in zip(seen.rows, seen.by_row, strict=True)]
+    return Compared(Answer((seen.view,), {"pair": seen.view}, numbers), table, arrays)
+
+
+def apart(pair: Pair) -> str:
+    """How far two heads are apart, in words."""
+    error = f" ± {pair.error:.3f}" if pair.error else ""
+    return f"{pair.distance:.3f}{error} nats apart"
+
+
+def _opening(command: str | None, pair: Pair) -> str:
+    return f"{command} {pair.one.name} {pair.other.name}" if command else ""
+
+
+def names(heads: Iterable[Head]) -> list[str]:
+    """The heads as people write them."""
+    return [head.name for head in heads]
+
+
+def pair_numbers(pair: Pair) -> dict[str, Any]:
+    """A pair as plain data."""
+    return {
+        "one": pair.one.name,
+        "other": pair.other.name,
+        "distance": round(pair.distance, 7),
+        "error": round(pair.error, 7),
+    }
+
+
+def pair_table(pairs: Iterable[Pair]) -> Iterator[list[object]]:
+    """Pairs as rows under the names of their columns."""
+    yield ["one", "other", "distance", "error"]
+    for pair in pairs:
+        yield list(pair_numbers(pair).values())
+
+
+def rounded(values: Array) -> list[Any]:
+    """Nested lists, in the digits that mean something."""
+    found: list[Any] = values.astype(float).round(7).tolist()
+    return found

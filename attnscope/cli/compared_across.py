@@ -1,0 +1,110 @@
+"""What a comparison of texts or models found, on its way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from attnscope.cli.answers import Answer
+from attnscope.cli.compared import Compared, apart, names, pair_numbers, pair_table, rounded
+from attnscope.look import ModelComparison, Pair, TextComparison
+from attnscope.views import Ranked, Ranking
+
+LISTED = 8
+"""Heads that are listed; --csv has all of them."""
+
+
+def of_texts(seen: TextComparison, command: str | None) -> Compared:
+    """Two texts: how they are aligned, how much each head changes, and the difference map of one head."""
+    ranking = Ranking(
+        tuple(
+            Ranked(
+                seen.heads[head].name,
+                f"changes by {seen.change[head]:.3f} nats",
+                f"{command} --head {seen.heads[head].name}" if command and seen.difference is None else "",
+            )
+            for head in seen.ranked[:LISTED]
+        ),
+        "Heads that change most",
+    )
+    steps = [[None if place is None else place.text for place in step] for step in seen.aligned.steps]
+    numbers: dict[str, Any] = {
+        "kind": seen.kind,
+        "tokens": steps,
+        "heads": [
+            {"head": head.name, "change": float(change), "error": float(error)}
+            for head, change, error in zip(seen.heads, seen.change, seen.error, strict=True)
+        ],
+        "notes": list(seen.notes),
+    }
+    table: list[list[object]] = [["head", "change", "error"]]
+    table += [
+        [seen.heads[head].name, float(seen.change[head]), float(seen.error[head])] for head in seen.ranked
+    ]
+    arrays = {"heads": np.array(seen.heads), "change": seen.change, "error": seen.error}
+    if seen.difference is None:
+        return Compared(
+            Answer((seen.aligned, seen.view, ranking), {"change": seen.view}, numbers), table, arrays
+        )
+    weights = seen.difference.weights
+    values = np.where(weights.allowed, weights.values, np.nan)
+    arrays |= {
+        "difference": values,
+        "queries": np.array([place.text for place in weights.queries], np.str_),
+        "keys": np.array([place.text for place in weights.keys], np.str_),
+    }
+    numbers["difference"] = [[None if np.isnan(x) else round(float(x), 7) for x in row] for row in values]
+    answer = Answer((seen.aligned, seen.difference, ranking), {"difference": seen.difference}, numbers)
+    return Compared(answer, table, arrays)
+
+
+def of_models(seen: ModelComparison) -> Compared:
+    """Two models: the drift of every head, or the best match of each."""
+    drift = seen.drift
+    partner = {pair.one: pair for pair in seen.matches}
+    if drift is not None:
+        title = "Heads that drifted most"
+        listed = [
+            Ranked(pair.one.name, f"{apart(pair)} from the same head{_now(partner[pair.one])}")
+            for pair in seen.ranked[:LISTED]
+        ]
+    else:
+        title = "Best matches"
+        listed = [
+            Ranked(f"{pair.one.name} {pair.other.name}", apart(pair))
+            for pair in sorted(seen.matches, key=lambda pair: pair.distance)[:LISTED]
+        ]
+    numbers = {
+        "kind": seen.kind,
+        "heads": names(seen.heads),
+        "others": names(seen.others),
+        "units": seen.units,
+        "distances": rounded(seen.distances),
+        "error": rounded(seen.error),
+        "drift": None if drift is None else rounded(drift),
+        "matches": [pair_numbers(pair) for pair in seen.matches],
+        "texts": seen.texts,
+        "stability": seen.stability,
+        "notes": list(seen.notes),
+    }
+    arrays = {
+        "heads": np.array(seen.heads),
+        "others": np.array(seen.others),
+        "distances": seen.distances,
+        "error": seen.error,
+        "matches": np.array(
+            [[seen.heads.index(pair.one), seen.others.index(pair.other)] for pair in seen.matches]
+        ),
+    }
+    pairs = seen.ranked if drift is not None else seen.matches
+    view = seen.view
+    answer = Answer((view, Ranking(tuple(listed), title)), {"models": view}, numbers)
+    return Compared(answer, [*pair_table(pairs)], arrays)
+
+
+def _now(match: Pair) -> str:
+    """What the head of the other model is that a head is most like, if it is another one."""
+    if match.one == match.other:
+        return ""
+    return f"; its match in the other model is {match.other.name} ({match.distance:.3f})"

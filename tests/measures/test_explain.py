@@ -45,8 +45,8 @@ def test_an_explanation_reads_as_a_whole() -> None:
         "\n  needs     queries and keys on one sequence and token labels\n"
         "  source    TransformerLens, head detector (duplicate token heads)\n"
         "  role      a head looks at the same token elsewhere when this is at least 0.4, at least 0.1 above\n"
-        "            the baseline, in 3 rows or more with a choice, and no other pattern stands farther above "
-        "its baseline"
+        "            the baseline, in 3 rows or more with a choice, and no other pattern stands farther "
+        "above its baseline"
     )
     assert "\n  needs     queries and keys on one sequence\n" in explain("previous")
     assert "\n  needs     token labels\n" in explain("special")

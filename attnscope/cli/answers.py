@@ -7,12 +7,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnscope.look import OneHead, Overview, WholeLayers, site_numbers
 from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.render.terminal import View, print_view
-from attnscope.views import Bars, Focus, Grid, HeadMap, Heatmap, Ranked, Ranking
+from attnscope.views import Bars, Focus, HeadMap, Heatmap, Ranked, Ranking
+
+if TYPE_CHECKING:
+    from attnscope.render.image import Drawable
 
 WORTH = 6
 """Heads that the overview recommends."""
@@ -23,7 +26,7 @@ class Answer:
     """The views of an answer, those of them that make a picture file, and the numbers behind them."""
 
     views: tuple[View, ...]
-    pictures: Mapping[str, Grid | Heatmap | Focus | HeadMap]
+    pictures: Mapping[str, Drawable]
     numbers: Mapping[str, Any]
 
 
@@ -63,13 +66,16 @@ def of_head(seen: OneHead) -> Answer:
 
 def of_token(seen: Focus) -> Answer:
     """What one token looks at, and who looks at it."""
-    numbers = {
+    numbers: dict[str, Any] = {
         "notes": list(seen.notes),
         "which": seen.title,
         "token": {"text": seen.label, "position": seen.position},
         "looks_at": _bars(seen.looks_at),
         "looked_at_by": _bars(seen.looked_at_by),
     }
+    if seen.lit is not None:
+        maps = {"looks_at": seen.lit.looks_at, "looked_at_by": seen.lit.looked_at_by}
+        numbers["patches"] = {name: None if each is None else each.tolist() for name, each in maps.items()}
     return Answer((seen,), {"token": seen}, numbers)
 
 

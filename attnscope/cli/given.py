@@ -1,4 +1,4 @@
-"""What a command is given to look at: a text, a chat, tensors of the user's own; and what is written on."""
+"""What a command is given to look at: a text, a chat, an image, tensors; and what is written on."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Given:
     max_tokens: int | None
     truncate: bool
     saved: bool = False
+    image: Path | None = None
 
     def prepare(self, model: Model) -> Prepared:
         """The input as the model reads it, with what it writes on. Raises ``AttnscopeError``."""
@@ -46,6 +47,8 @@ class Given:
 
             assert isinstance(model, SavedWeights)
             return model.prepared
+        if self.image is not None:
+            return model.prepare_image(self.image, self.text or None)
         if self.inputs is not None:
             from attnscope.models import prepare_tensors
 
@@ -68,9 +71,13 @@ def given(context: typer.Context) -> Given:
     """
     said = context.params
     inputs, chat, count = said["inputs"], said["chat"], said["generate"]
-    saved = said.get("saved") is not None
+    saved, image = said.get("saved") is not None, said.get("image")
+    if image is not None and (chat or count is not None or inputs is not None):
+        raise typer.BadParameter("it does not go with --chat, --generate or --inputs", param_hint="--image")
     if saved:
         _refuse_beside_from(context)
+        text, second = "", None
+    elif image is not None and said["text"] is None and said["file"] is None:
         text, second = "", None
     elif inputs is None:
         text, second = read_text(said["text"], said["second_text"], said["file"], said["line"])
@@ -102,6 +109,7 @@ def given(context: typer.Context) -> Given:
         said["max_tokens"],
         said["truncate"],
         saved,
+        image,
     )
 
 

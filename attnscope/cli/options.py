@@ -79,6 +79,14 @@ System = Annotated[
     str | None,
     typer.Option(help="With --chat: a system message.", rich_help_panel=TEXT, show_default=False),
 ]
+Image = Annotated[
+    Path | None,
+    typer.Option(
+        help="An image for a model that reads them; with a text, for one that reads both.",
+        rich_help_panel=TEXT,
+        show_default=False,
+    ),
+]
 Layer = Annotated[
     int | None,
     typer.Option(min=0, help="One layer, from 0.", rich_help_panel=WHERE, show_default=False),

@@ -22,6 +22,8 @@ attnscope show "The cat sat on the mat." --head L0H2 --words
 
 attnscope show "Once upon a time" -m own-causal --generate 20
 
+attnscope show --image cat.png -m facebook/dinov2-base --token CLS
+
 attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
 
 attnscope show --from heads.npz --head L0H2
@@ -35,6 +37,7 @@ def show(
     file: options.File = None,
     line: options.Line = None,
     saved: options.From = None,
+    image: options.Image = None,
     max_tokens: options.MaxTokens = None,
     truncate: options.Truncate = False,
     generate: options.Generate = None,
@@ -48,7 +51,7 @@ def show(
     token: Annotated[
         str | None,
         typer.Option(
-            help="A word, or a token's number: what it looks at, and who looks at it.",
+            help="A word, a token's number, or a patch as row,column: what it looks at, and who looks at it.",
             rich_help_panel=options.WHERE,
             show_default=False,
         ),

@@ -10,7 +10,7 @@ from attnscope.capture.fold import Fold
 from attnscope.capture.only import Only
 from attnscope.look.choice import Choice
 from attnscope.look.overview import labelled
-from attnscope.look.sentences import broken, expect, hiding, kind_title, kinds_of, provenance
+from attnscope.look.sentences import expect, hiding, kind_title, kinds_of, provenance, remarks
 from attnscope.measures import MEASURES, HeadFigures, Measured
 from attnscope.models import Model, Prepared
 from attnscope.views import Heatmap, Reading, Weights, heatmap
@@ -47,7 +47,8 @@ def one_head(model: Model, prepared: Prepared, choice: Choice) -> OneHead:
     (found,) = (head for head in measured.figures() if head.site == folded.site)
     figures = replace(found, head=choice.head or 0)  # alone among those measured it was number 0
     weights, hidden = labelled(folded, choice, LARGEST)
-    notes = [*model.notes, *prepared.notes, *hiding([hidden], choice, "its attention"), *broken([folded])]
+    notes = [*model.notes, *prepared.notes, *hiding([hidden], choice, "its attention")]
+    notes += remarks([folded], prepared)
     if choice.words or choice.hide_special:
         notes.append("the figures count every token")
     if len(kinds) > 1:

@@ -12,7 +12,7 @@ from attnscope.capture.only import Only
 from attnscope.errors import OutputError
 from attnscope.look.choice import Choice
 from attnscope.look.overview import labelled
-from attnscope.look.sentences import broken, expect, hiding, kind_title, kinds_of, provenance
+from attnscope.look.sentences import expect, hiding, kind_title, kinds_of, provenance, remarks
 from attnscope.models import Model, Prepared
 from attnscope.views import Weights
 
@@ -87,7 +87,7 @@ def whole_layers(
         maps = [folded for folded in fold.maps if folded.site.kind == kind]
         pairs, shares = zip(*(labelled(folded, choice, LARGEST) for folded in maps), strict=True)
         kinds[kind] = [(folded.site.layer, weights) for folded, weights in zip(maps, pairs, strict=True)]
-        notes += hiding(shares, choice, f"the {kind_title(kind)}") + broken(maps)
+        notes += hiding(shares, choice, f"the {kind_title(kind)}") + remarks(maps, prepared)
         if any(place.pooled for place in pairs[0].keys):
             size = f"{len(maps[0].queries):,} × {len(maps[0].keys):,} tokens"
             notes.append(f"pooled: {size}; keys of a cell are summed, queries averaged")

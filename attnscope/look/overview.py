@@ -9,7 +9,7 @@ from attnscope.capture import Record
 from attnscope.capture.fold import Fold, Folded
 from attnscope.capture.only import Only
 from attnscope.look.choice import Choice
-from attnscope.look.sentences import broken, expect, hiding, kind_title, kinds_of, provenance
+from attnscope.look.sentences import expect, hiding, kind_title, kinds_of, provenance, remarks
 from attnscope.measures import HeadFigures, Measured
 from attnscope.models import Model, Prepared
 from attnscope.views import Grid, Weights, grid
@@ -55,15 +55,15 @@ def overview(model: Model, prepared: Prepared, choice: Choice) -> Overview:
             scale=choice.scale,
         )
         grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=choice.every_layer)
-        notes += hiding(shares, choice, f"the {kind_title(kind)}") + broken(maps)
+        notes += hiding(shares, choice, f"the {kind_title(kind)}") + remarks(maps, prepared)
     return Overview(grids, tuple(measured.figures()), record, tuple(notes))
 
 
 def labelled(folded: Folded, choice: Choice, most: int) -> tuple[Weights, float]:
     """The weights of one text, [head, query place, key place], and the share that was hidden."""
     return unfolded(
-        folded.values[0].cpu().numpy(),
-        folded.open[0].cpu().numpy(),
+        folded.mean.cpu().numpy(),
+        folded.opened.cpu().numpy(),
         choice.fold(folded.queries, most),
         choice.fold(folded.keys, most),
     )

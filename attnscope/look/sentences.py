@@ -10,6 +10,7 @@ from attnscope.capture import Record, SiteRecord
 from attnscope.capture.fold import Folded
 from attnscope.errors import SelectionError
 from attnscope.look.choice import Choice
+from attnscope.models import Prepared
 
 KINDS = ("encoder", "decoder", "cross")
 
@@ -69,6 +70,24 @@ def broken(maps: Sequence[Folded]) -> list[str]:
         for folded in maps
         if folded.broken
     ]
+
+
+def remarks(maps: Sequence[Folded], prepared: Prepared) -> list[str]:
+    """Notes on what was drawn of some maps: numbers that are none, and batches drawn as their mean."""
+    notes = broken(maps)
+    counts: dict[int, list[Folded]] = {}
+    for folded in maps:
+        counts.setdefault(len(folded.values), []).append(folded)
+    for count, alike in counts.items():
+        if count > 1:
+            numbers = {folded.site.layer for folded in alike}
+            layers = f"layer{'s' * (len(numbers) > 1)} {spans(numbers)}"
+            what = (
+                f"windows of {len(alike[0].queries):,} patches" if prepared.picture else "texts of the batch"
+            )
+            inside = ", each of which attends within itself" if prepared.picture else ""
+            notes.append(f"{layers}: shown is the mean of {count:,} {what}{inside}")
+    return notes
 
 
 def expect(found: Sequence[object], record: Record, choice: Choice) -> None:

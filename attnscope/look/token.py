@@ -14,13 +14,18 @@ from attnscope.capture.fold import Fold, Folded, Folding
 from attnscope.capture.only import Only
 from attnscope.errors import SelectionError
 from attnscope.look.choice import Choice, tensor
-from attnscope.look.sentences import broken, expect, kind_title, kinds_of, spans
+from attnscope.look.sentences import expect, kind_title, kinds_of, remarks, spans
 from attnscope.models import Model, Prepared
-from attnscope.views import Bars, Focus, Place, ranked
+from attnscope.models.images import Picture
+from attnscope.views import Bars, Focus, Lit, Place, ranked
+from attnscope.views.axes import Array
 from attnscope.views.folding import AxisFolding
 
 TOP = 10
 """Tokens that are listed on each side."""
+
+BESIDE = 5
+"""As many beside a picture that shows them all."""
 
 
 def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
@@ -43,19 +48,22 @@ def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
     elif meant.column:
         place, again = keys.places[meant.column[0]], [keys.places[other].start for other in meant.column[1:]]
     else:
-        raise SelectionError(_nowhere(choice, queries, keys))
+        raise SelectionError(_nowhere(choice, prepared, queries, keys))
     looks_at = [folded for folded in rows.maps if folded.site.kind == kind]
     looked_at_by = [folded for folded in columns.maps if folded.site.kind == kind]
-    notes = (*model.notes, *prepared.notes, *broken(looks_at or looked_at_by))
+    notes = (*model.notes, *prepared.notes, *remarks(looks_at or looked_at_by, prepared))
     if again:
         notes += (f"token {place.start} is shown; the same text stands at {spans(again)} too",)
+    lit = _lit(prepared.picture, place, looks_at, looked_at_by, keys.places, queries.places)
+    top = TOP if lit is None else BESIDE
     return Focus(
         label=place.label,
         position=place.start,
-        looks_at=_rank(looks_at, keys.places) if looks_at else None,
-        looked_at_by=_rank(looked_at_by, queries.places) if looked_at_by else None,
+        looks_at=_rank(looks_at, keys.places, top) if looks_at else None,
+        looked_at_by=_rank(looked_at_by, queries.places, top) if looked_at_by else None,
         title=f"{_which(choice, seen)} · {model.title} · {kind_title(kind)}",
         notes=notes,
+        lit=lit,
     )
 
 
@@ -93,8 +101,14 @@ def _exactly(folding: AxisFolding, wanted: str) -> list[int]:
 
 
 def _loosely(folding: AxisFolding, wanted: str) -> list[int]:
-    folded = wanted.casefold()
-    return [i for i, place in enumerate(folding.places) if place.text.strip().casefold() == folded]
+    folded = wanted.casefold().removeprefix("patch ")
+    return [i for i, place in enumerate(folding.places) if folded in _names(place)]
+
+
+def _names(place: Place) -> tuple[str, ...]:
+    """What a place may be called: its text, and a special token also without its brackets."""
+    name = place.text.strip().casefold()
+    return (name, name.strip("[]<>|")) if place.special else (name,)
 
 
 def _one_row(choice: Choice) -> Callable[[Attention], Folding | None]:
@@ -127,7 +141,15 @@ def _tokens(folding: AxisFolding, place: int, *, mean: bool) -> torch.Tensor:
     return matrix
 
 
-def _nowhere(choice: Choice, *foldings: AxisFolding) -> str:
+def _nowhere(choice: Choice, prepared: Prepared, *foldings: AxisFolding) -> str:
+    picture = prepared.picture
+    if picture is not None and picture.grid is not None and foldings[0].size == len(picture.tokens):
+        rows, columns = picture.grid
+        special = [place.label for place in foldings[0].places if place.special]
+        return (
+            f"no patch {choice.token!r}: the picture has patches from 0,0 to {rows - 1},{columns - 1}"
+            f"{' and ' * bool(special)}{', '.join(special)}"
+        )
     places = [place for folding in foldings for place in folding.places]
     known = list(dict.fromkeys(place.label for place in places))
     listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
@@ -143,9 +165,45 @@ def _which(choice: Choice, seen: Sequence[SiteRecord]) -> str:
     return f"mean of {heads} heads of {where}"
 
 
-def _rank(maps: Sequence[Folded], places: Sequence[Place]) -> Bars:
+def _rank(maps: Sequence[Folded], places: Sequence[Place], top: int) -> Bars:
     """The heads' mean, ranked; what was folded aside is not listed."""
-    weights = np.concatenate([folded.values[0].flatten(1).cpu().numpy() for folded in maps])  # [head, place]
-    opened = np.concatenate([folded.open[0].flatten(1).cpu().numpy() for folded in maps])
+    opened = np.concatenate([folded.opened.flatten(1).cpu().numpy() for folded in maps])
     size = len(places)
-    return ranked(weights[:, :size].mean(0), np.logical_or.reduce(opened[:, :size]), places, TOP)
+    return ranked(_mean(maps)[:size], np.logical_or.reduce(opened[:, :size]), places, top)
+
+
+def _mean(maps: Sequence[Folded]) -> Array:
+    """The mean over all heads of one row or column.  -> [place]"""
+    weights = np.concatenate([folded.mean.flatten(1).cpu().numpy() for folded in maps])  # [head, place]
+    mean: Array = weights.mean(0)
+    return mean
+
+
+def _lit(
+    picture: Picture | None,
+    place: Place,
+    looks_at: Sequence[Folded],
+    looked_at_by: Sequence[Folded],
+    keys: Sequence[Place],
+    queries: Sequence[Place],
+) -> Lit | None:
+    """The picture with what the place looks at, and who looks at it; ``None`` where there are no patches."""
+    if picture is None or picture.grid is None:
+        return None
+    row, column = (
+        _on_grid(picture, maps, places) for maps, places in ((looks_at, keys), (looked_at_by, queries))
+    )
+    if row is None and column is None:
+        return None
+    before = sum(token.special for token in picture.tokens)
+    patch = None if place.special else divmod(place.start - before, picture.grid[1])
+    return Lit(picture.pixels, row, column, patch)
+
+
+def _on_grid(picture: Picture, maps: Sequence[Folded], places: Sequence[Place]) -> Array | None:
+    """A weight a patch.  -> [patch row, patch column]"""
+    patches = [number for number, place in enumerate(places) if not place.special]
+    assert picture.grid is not None
+    if not maps or len(patches) != picture.grid[0] * picture.grid[1]:
+        return None
+    return _mean(maps)[patches].reshape(picture.grid)

@@ -12,6 +12,7 @@ from attnscope.views.grid import Grid, GridLayer, grid
 from attnscope.views.heads import HeadMap, Ranked, Ranking, head_map
 from attnscope.views.heatmap import SCALES, Heatmap, Reading, Scale, heatmap
 from attnscope.views.labels import Place, places, visible
+from attnscope.views.lit import Lit
 
 __all__ = [
     "SCALES",
@@ -22,6 +23,7 @@ __all__ = [
     "GridLayer",
     "HeadMap",
     "Heatmap",
+    "Lit",
     "Place",
     "Ranked",
     "Ranking",

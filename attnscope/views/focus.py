@@ -10,6 +10,7 @@ import numpy as np
 from attnscope.errors import SelectionError
 from attnscope.views.axes import Array, Weights
 from attnscope.views.labels import Place
+from attnscope.views.lit import Lit
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Bars:
 class Focus:
     """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
 
-    Either is ``None`` where the token has no row or no column, as in cross-attention.
+    Either is ``None`` where the token has no row or no column, as in cross-attention. ``lit`` has the same of
+    all patches where the tokens are those of a picture.
     """
 
     label: str
@@ -44,6 +46,7 @@ class Focus:
     title: str = ""
     subtitle: str = ""
     notes: tuple[str, ...] = ()
+    lit: Lit | None = None
 
 
 def focus(

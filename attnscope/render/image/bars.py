@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image import axis
+from attnscope.render.image.lit import lit_figure
 from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, sheet
 from attnscope.views.focus import Bars, Focus
 
@@ -18,7 +19,9 @@ BETWEEN = 0.5
 
 
 def focus_figure(view: Focus, style: Style) -> Figure:
-    """Two lists of bars side by side, on one scale from 0 to 1; the heaviest token on top."""
+    """Two lists of bars side by side, on one scale from 0 to 1; the heaviest token on top. Or a picture."""
+    if view.lit is not None:
+        return lit_figure(view, view.lit, style)
     lists = [
         (f"{axis.short(view.label)} (token {view.position}) {verb}", bars)
         for verb, bars in (("looks at", view.looks_at), ("is looked at by", view.looked_at_by))

@@ -1,0 +1,144 @@
+"""``show --image`` as a user meets it."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from attnscope.look import Choice, one_token
+from attnscope.models import load
+from attnscope.render.light import lit, scaled
+from attnscope.render.terminal import print_view
+from tests.models import images
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    return images.picture(tmp_path_factory.mktemp("images") / "corner.png")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return images.vision(tmp_path_factory.mktemp("vit"), "vit")
+
+
+@pytest.fixture(scope="module")
+def both_folder(tmp_path_factory):
+    return images.clip(tmp_path_factory.mktemp("clip"))
+
+
+def test_every_head_is_shown_of_an_image_too(run, folder, picture):
+    ran = run("show", "--image", picture, "-m", folder)
+    assert (ran.code, ran.err) == (0, "")
+    assert "2 layers × 2 heads · 17 tokens" in ran.out
+    assert f"--image {picture}" in ran.out.replace("\n", "")
+
+
+def test_a_patch_is_shown_as_shades_in_a_pipe(run, folder, picture):
+    ran = run("show", "--image", picture, "-m", folder, "--token", "1,2", "--head", "L0H1")
+    assert ran.code == 0
+    assert "1,2 looks at" in ran.out
+    assert "1,2 is looked at by" in ran.out
+    assert "\x1b" not in ran.out
+    rows = [line for line in ran.out.splitlines() if line.count("│") == 4]
+    assert len(rows) == 4
+    assert [row.count("××") for row in rows] == [0, 2, 0, 0]
+    answer = json.loads(
+        run("show", "--image", picture, "-m", folder, "--token", "1,2", "--head", "L0H1", "--json").out
+    )
+    heaviest = np.unravel_index(np.argmax(answer["patches"]["looks_at"]), (4, 4))
+    if heaviest != (1, 2):
+        cell = rows[heaviest[0]].split("│")[1][2 * heaviest[1] :][:2]
+        assert cell == "██"
+
+
+def coloured(view, width=80):
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=True, color_system="truecolor", width=width, legacy_windows=False
+    )
+    print_view(view, console)
+    return out.getvalue()
+
+
+def test_a_terminal_shows_the_picture_where_it_is_looked_at(folder, picture):
+    model = load(folder)
+    view = one_token(model, model.prepare_image(picture), Choice(0, 1, token="CLS"))
+    out = coloured(view)
+    levels = view.lit.looks_at / view.lit.looks_at.max()
+    pixels = lit(scaled(view.lit.pixels, 38, 38), scaled(levels, 38, 38), "ember")
+    for row, column in ((0, 0), (20, 11), (36, 37)):
+        red, green, blue = pixels[row, column]
+        under = pixels[row + 1, column]
+        assert f"\x1b[38;2;{red};{green};{blue};48;2;{under[0]};{under[1]};{under[2]}m" in out
+    assert out.count("▀") == 2 * 19 * 38
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_no_line_is_wider_than_the_terminal(folder, picture, width):
+    import re
+
+    model = load(folder)
+    view = one_token(model, model.prepare_image(picture), Choice(token="3,0"))
+    for line in coloured(view, width).splitlines():
+        assert len(re.sub(r"\x1b\[[\d;]*m", "", line)) <= width
+
+
+def test_a_patch_over_the_picture_is_saved(run, folder, picture, tmp_path):
+    for suffix in (".png", ".svg", ".pdf"):
+        out = tmp_path / f"patch{suffix}"
+        assert run("show", "--image", picture, "-m", folder, "--token", "0,3", "-o", out).code == 0
+        assert out.stat().st_size > 5000
+    assert min(Image.open(tmp_path / "patch.png").size) > 400
+
+
+def test_an_image_and_a_text_go_through_both_towers(run, both_folder, picture):
+    out = run("show", "a tired cat", "--image", picture, "-m", both_folder).out
+    assert "encoder attention" in out
+    assert "decoder attention" in out
+    answer = json.loads(run("show", "a tired cat", "--image", picture, "-m", both_folder, "--json").out)
+    assert {site["name"].partition(".")[0] for site in answer["sites"]} == {"vision_model", "text_model"}
+    one = run("show", "--image", picture, "-m", both_folder, "--token", "2,2")
+    assert "2,2 looks at" in one.out
+    text = run("show", "a tired cat", "-m", both_folder, "--token", "tired")
+    assert "tired (token 2) looks at" in text.out
+    cat = run(
+        "show", "a tired cat", "--image", picture, "-m", both_folder, "--kind", "decoder", "--token", "cat"
+    )
+    assert "cat (token 3) looks at" in cat.out
+
+
+def test_what_does_not_go_together_is_told_so(run, folder, picture, tmp_path):
+    for arguments, code, sentence in (
+        (["The cat sat.", "-m", folder], 1, "reads images, not text: give it one with --image FILE"),
+        (["The cat sat.", "--image", picture, "-m", folder], 1, "reads images alone"),
+        (["--image", picture], 1, "reads text, not images"),
+        (["--image", tmp_path / "none.png", "-m", folder], 1, "no such file"),
+        (["--image", picture, "-m", folder, "--chat"], 2, "does not go with"),
+        (["--image", picture, "-m", folder, "--generate", "3"], 2, "does not go with"),
+    ):
+        ran = run("show", *arguments)
+        assert ran.code == code
+        assert sentence in ran.err
+
+
+def test_light_is_full_where_attention_is_heaviest_and_dim_where_there_is_none():
+    pixels = np.full((2, 2, 3), 200, np.uint8)
+    shown = lit(pixels, np.array([[0.0, 1.0], [0.5, 0.0]]), "ember").astype(int)
+    assert shown[0, 0].tolist() == [60, 60, 60]
+    assert shown[0, 0].sum() < shown[1, 0].sum() < shown[0, 1].sum()
+    black = lit(np.zeros((1, 2, 3), np.uint8), np.array([[0.0, 1.0]]), "ember").astype(int)
+    assert black[0, 0].sum() == 0
+    assert black[0, 1].sum() > 100
+
+
+def test_scaling_keeps_a_mean_when_it_shrinks_and_edges_when_it_grows():
+    field = np.arange(16.0).reshape(4, 4)
+    assert scaled(field, 2, 2).tolist() == [[2.5, 4.5], [10.5, 12.5]]
+    assert scaled(field, 1, 1).item() == field.mean()
+    assert np.array_equal(scaled(field, 8, 4)[:, 0], np.repeat(field[:, 0], 2))
+    assert np.array_equal(scaled(field, 4, 4), field)
+    assert scaled(np.zeros((5, 7, 3)), 3, 9).shape == (3, 9, 3)

@@ -17,9 +17,11 @@ import torch
 from torch import nn
 
 from attnscope.errors import ModelError, first_line
+from attnscope.memory import require
 from attnscope.models.huggingface import HuggingFaceModel
 from attnscope.models.images import load_processor
 from attnscope.models.model import accepts
+from attnscope.models.size import weights_size
 from attnscope.models.vision import VisionModel
 
 HUB_TIMEOUT = 10.0
@@ -42,7 +44,8 @@ def load_huggingface(
 
     ``generative`` loads the language-model head with which it writes on, ``guessing`` the one that it was
     trained with. ``device_map`` spreads the layers over devices (needs accelerate); then ``device`` says
-    nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded.
+    nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded,
+    ``SizeError`` if its weights would not fit the memory that is free.
     """
     asked: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
@@ -54,6 +57,9 @@ def load_huggingface(
         tokenizer = load_tokenizer(name, **asked)
     except ModelError as error:  # models of images have none
         silent = error
+    if device.type == "cpu" and device_map is None:
+        instead = "take a smaller --dtype, or a smaller model"
+        require(weights_size(name, revision, dtype), f"{name} with its weights", instead)
     try:
         loaded, loading = _class(config, generative, guessing).from_pretrained(
             name,

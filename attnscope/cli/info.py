@@ -15,6 +15,8 @@ EXAMPLES = """Examples:
 attnscope info own
 
 attnscope info openai-community/gpt2 --json
+
+attnscope info facebook/dinov2-base --image cat.png
 """
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -27,6 +29,7 @@ def info(
         typer.Argument(help="own, own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs it)."),
     ],
     text: Annotated[str, typer.Argument(help="The text that goes through it.")] = TEXT,
+    image: options.Image = None,
     as_json: options.AsJson = False,
     tokenizer: options.Tokenizer = "own",
     inputs: options.Inputs = None,
@@ -46,7 +49,12 @@ def info(
     from attnscope.models import prepare_tensors
 
     loaded = load_model(context)
-    prepared = loaded.prepare(text) if inputs is None else prepare_tensors(loaded, inputs)
+    if image is not None and inputs is not None:
+        raise typer.BadParameter("it does not go with --inputs", param_hint="--image")
+    if image is not None:
+        prepared = loaded.prepare_image(image, None if text == TEXT else text)
+    else:
+        prepared = loaded.prepare(text) if inputs is None else prepare_tensors(loaded, inputs)
     seen = survey(loaded, prepared)
     if as_json:
         print(json.dumps(survey_numbers(seen), ensure_ascii=False))

@@ -19,7 +19,8 @@ def survey_numbers(seen: Survey) -> dict[str, Any]:
         "notes": list(seen.notes),
         "sites": [
             site_numbers(sighting.seen)
-            | {"row_sums": [sighting.low, sighting.high], "own_report": sighting.report}
+            | {"row_sums": [sighting.low, sighting.high]}
+            | {"own_report": sighting.report, "own_fault": sighting.fault}
             for sighting in seen.sightings
         ],
         "without": [{"name": hole.name, "layer": hole.layer, "reason": hole.reason} for hole in seen.holes],
@@ -80,9 +81,14 @@ def _notes(seen: Survey) -> list[str]:
     notes = []
     if any(sighting.seen.key_heads != sighting.seen.heads for sighting in seen.sightings):
         notes.append("heads: query heads / key-value heads")
-    wrong = sum(sighting.report == "wrong" for sighting in seen.sightings)
-    if wrong:
-        notes.append(f"in {wrong} calls the model's own output_attentions are not the weights that it used")
+    faults: dict[tuple[str, str], set[int]] = {}
+    for sighting in seen.sightings:
+        if sighting.fault is not None:
+            site = sighting.seen.site
+            faults.setdefault((site.kind, sighting.fault), set()).add(site.layer)
+    for (kind, fault), layers in faults.items():
+        where = f"{kind} layer{'s' * (len(layers) > 1)} {spans(layers)}"
+        notes.append(f"the model's own output_attentions are wrong in {where}: {fault}")
     if any(sighting.high < 1 - 1e-3 for sighting in seen.sightings):
         notes.append("rows that sum to less than 1 leave the rest on a sink that no token owns")
     return notes

@@ -30,13 +30,14 @@ class Sighting:
     """One attention call: what it is, the range of its rows' sums, and whether the model reports it rightly.
 
     ``report`` compares the model's own eager ``output_attentions`` with the captured weights: "right",
-    "wrong" (other numbers, or another shape), or "none".
+    "wrong" (other numbers, or another shape), or "none". ``fault`` says what it is instead.
     """
 
     seen: SiteRecord
     low: float
     high: float
     report: Verdict
+    fault: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def survey(model: Model, prepared: Prepared) -> Survey:
     sums, compared = RowSums(), _Compared({kind: _reported(outputs, kind) for kind in OWN_NAMES})
     record = model.run(prepared, [sums, compared])
     sightings = [
-        Sighting(seen, row_sum.low, row_sum.high, compared.verdict(number, seen.site.kind))
+        Sighting(seen, row_sum.low, row_sum.high, *compared.verdict(number, seen.site.kind))
         for number, (seen, row_sum) in enumerate(zip(record.sites, sums.sums, strict=True))
     ]
     return Survey(tuple(sightings), tuple(record.holes), (*model.notes, *prepared.notes))
@@ -69,20 +70,22 @@ class _Compared:
 
     reported: Mapping[str, Sequence[Tensor | None]]
     met: Counter[str] = field(default_factory=Counter)
-    faulty: list[bool] = field(default_factory=list)
+    faults: list[str | None] = field(default_factory=list)
 
     def observe(self, attention: Attention) -> None:
         theirs = self.reported[attention.site.kind]
         number = self.met[attention.site.kind]
         own = theirs[number] if number < len(theirs) else None
         self.met[attention.site.kind] += 1
-        self.faulty.append(own is None or fault(own, attention) is not None)
+        self.faults.append("nothing for this call" if own is None else fault(own, attention))
 
-    def verdict(self, call: int, kind: str) -> Verdict:
-        theirs = self.reported[kind]
+    def verdict(self, call: int, kind: str) -> tuple[Verdict, str | None]:
+        theirs, met = self.reported[kind], self.met[kind]
         if not theirs:
-            return "none"
-        return "wrong" if self.faulty[call] or len(theirs) != self.met[kind] else "right"
+            return "none", None
+        if len(theirs) != met:
+            return "wrong", f"{len(theirs):,} tensors for {met:,} calls"
+        return ("right", None) if self.faults[call] is None else ("wrong", self.faults[call])
 
 
 def _own_outputs(model: Model, prepared: Prepared) -> Any:
@@ -91,9 +94,8 @@ def _own_outputs(model: Model, prepared: Prepared) -> Any:
         return None
     try:
         with _eager(model.module), torch.inference_mode():
-            return model.module(
-                **prepared.inputs, **prepared.settings, output_attentions=True, return_dict=True
-            )
+            run = getattr(model.module, prepared.entry)
+            return run(**prepared.inputs, **prepared.settings, output_attentions=True, return_dict=True)
     except Exception:  # a model that fails when asked reports nothing
         return None
 

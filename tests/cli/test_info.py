@@ -5,6 +5,7 @@ import json
 import pytest
 import transformers
 
+from tests.models import images
 from tests.models.folders import gpt2, minilm
 
 TINY = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 400, "intermediate_size": 32}
@@ -54,9 +55,30 @@ def test_a_model_that_reports_something_else_than_its_weights_is_told_apart(run,
         1,
     )
     config = transformers.SqueezeBertConfig(**TINY, num_hidden_layers=2, embedding_size=32, **groups)
-    ran = run("info", saved(transformers.SqueezeBertModel(config)))
-    assert "wrong" in ran.out
-    assert "in 2 calls the model's own output_attentions are not the weights that it used" in ran.out
+    folder = saved(transformers.SqueezeBertModel(config))
+    told = "own output_attentions are wrong in encoder layers 0-1: scores from before the softmax"
+    assert told in " ".join(run("info", folder).out.split())
+    sites = json.loads(run("info", folder, "--json").out)["sites"]
+    assert {(site["own_report"], site["own_fault"]) for site in sites} == {
+        ("wrong", "scores from before the softmax")
+    }
+
+
+def test_a_model_of_images_is_listed_with_an_image(run, tmp_path):
+    picture = images.picture(tmp_path / "corner.png")
+    answers = {}
+    for name in ("vit", "swin"):
+        folder = images.vision(tmp_path / name, name)
+        answers[name] = json.loads(run("info", folder, "--image", picture, "--json").out)
+    assert {site["own_report"] for site in answers["vit"]["sites"]} == {"right"}
+    assert {site["own_fault"] for site in answers["swin"]["sites"]} == {"2 tensors for 3 calls"}
+    assert "give it one with --image FILE" in run("info", tmp_path / "vit").err
+    folder = images.clip(tmp_path / "clip")
+    towers = json.loads(run("info", folder, "--image", picture, "--json").out)["sites"]
+    assert {(site["name"].partition(".")[0], site["own_report"]) for site in towers} == {
+        ("vision_model", "right")
+    }
+    assert {site["kind"] for site in json.loads(run("info", folder, "--json").out)["sites"]} == {"decoder"}
 
 
 def test_layers_without_attention_are_named_with_what_they_have_instead(run, saved):

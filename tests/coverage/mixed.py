@@ -8,8 +8,8 @@ import torch
 
 from tests.coverage.feed import LENGTH, image, noise, numbers, texts
 from tests.coverage.recipe import Recipe
-from tests.coverage.text import INDEXED, ROPE
-from tests.coverage.vision import FOUR_STAGES, flat_patches, shaped_patches
+from tests.coverage.text import EXPERTS, INDEXED, ROPE
+from tests.coverage.vision import FOUR_STAGES, THIN, flat_patches, shaped_patches
 
 
 def regions(model: Any) -> dict[str, Any]:
@@ -51,6 +51,17 @@ MIXED: dict[str, Recipe] = {
     "bridgetower": Recipe(factors=(4,), inputs=both),
     "vilt": Recipe(inputs=both),
     "aya_vision": Recipe(changes={"vision_config.num_attention_heads": 16}),
+    "align": Recipe(
+        factors=(1,),
+        changes={f"vision_config.{key}": value for key, value in THIN.items()}
+        | {"text_config.hidden_size": 48, "text_config.intermediate_size": 96, "projection_dim": 160},
+        inputs=both,
+    ),
+    "clvp": Recipe(
+        changes={f"{part}_config.num_attention_heads": 1 for part in ("text", "speech")},
+        inputs=lambda model: {"input_ids": numbers(100, 2, LENGTH), "input_features": noise(2, 80, 32)},
+    ),
+    "diffusion_gemma": Recipe(changes={f"text_config.{key}": value for key, value in EXPERTS.items()}),
     "tipsv2": Recipe(changes=SMALL_IMAGE, inputs=both),
     "vision-text-dual-encoder": Recipe(changes={"vision_config.pooler_output_size": 48}, inputs=both),
     "videoprism": Recipe(

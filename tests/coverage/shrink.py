@@ -122,6 +122,9 @@ def _small(key: str, value: Any, factor: int, layers: int, kept: list[int], coun
         return shrunk(value, factor, layers)
     if not isinstance(value, (int, str, list, tuple)) or isinstance(value, bool):
         return value
+    if key == "mrope_section" and isinstance(value, (list, tuple)) and len(value) == 3:
+        third = sum(value) // factor // 3
+        return [sum(value) // factor - 2 * third, third, third]
     if isinstance(value, (list, tuple)):
         if count > 2 and len(value) == count and kept:
             value = [value[place] for place in kept]
@@ -130,9 +133,6 @@ def _small(key: str, value: Any, factor: int, layers: int, kept: list[int], coun
         if value and isinstance(value[0], dict):
             return [shrunk(part, factor, layers) for part in value]
         return [_small(key, part, factor, layers, [], 0) for part in value]
-    if key == "mrope_section" and len(value) == 3:
-        third = sum(value) // factor // 3
-        return [sum(value) // factor - 2 * third, third, third]
     if key == "attn_layer_indices":
         return [1]
     if key in ("attn_layer_period", "attn_layer_offset"):

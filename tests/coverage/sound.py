@@ -65,9 +65,6 @@ SOUND: dict[str, Recipe] = {
             "is_longer": torch.tensor([[True], [False]]),
         }
     ),
-    "clvp": Recipe(
-        inputs=lambda model: {"input_ids": numbers(100, 2, LENGTH), "input_features": noise(2, 80, 32)}
-    ),
     "phi4_multimodal_audio": Recipe(
         inputs=lambda model: {"hidden_states": noise(2, 64, 80), "mask": torch.ones(2, 64, dtype=torch.bool)}
     ),

@@ -70,6 +70,13 @@ INDEXED = {
     "indexer_budget": 8,
     "indexer_compress_ratio": 4,
 }
+OCR = {
+    "mlp_layer_types": ["dense", "sparse"],
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 32,
+}
+EXPERTS = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
 FORECAST = {"context_length": 64, "hidden_size": 64, "intermediate_size": 64, "head_dim": 8}
 
 # scores in the tens make the roundings of other layers visible: the two that start out there have no gain
@@ -99,6 +106,10 @@ TEXT: dict[str, Recipe] = {
     ),
     "ernie4_5_vl_moe_text": Recipe(changes={"rope_parameters.mrope_section": [1, 1, 2]}),
     "gemma3n_text": Recipe(changes={"num_kv_shared_layers": 0}),
+    "bros": Recipe(factors=(4,), changes={"dim_bbox": 8}),
+    "clvp_encoder": Recipe(changes={"num_attention_heads": 1}),
+    "deepseek_ocr2_text": Recipe(changes=OCR),
+    "diffusion_gemma_text": Recipe(changes=EXPERTS),
     "longformer": Recipe(changes={"attention_window": [4, 8]}, inputs=globally),
     "led": Recipe(
         changes={"attention_window": [4, 8]},

@@ -72,6 +72,7 @@ def sized(model: Any) -> dict[str, Any]:
 
 
 SMALL = {"image_size": 56}
+THIN = {"width_coefficient": 0.5, "depth_coefficient": 0.1, "image_size": 64, "hidden_dim": 640}
 FILM = {"image_size": 32, "num_frames": 4}
 ROTATED = {"num_heads": 9}  # whose size is even, for rotary embeddings in two dimensions
 FROM_RESNET = {
@@ -103,6 +104,10 @@ VISION: dict[str, Recipe] = {
         changes={"image_size": 64}, inputs=lambda model: {"pixel_values": noise(16, 3, 64, 64)}
     ),
     "llama4_vision_model": Recipe(changes=SMALL | {"num_attention_heads": 4, "intermediate_size": 192}),
+    "align_vision_model": Recipe(factors=(1,), changes=THIN),
+    "efficientnet": Recipe(factors=(1,), changes=THIN),
+    "bit": Recipe(factors=(1,)),
+    "cvt": Recipe(changes={"depth": [1, 2, 3]}),
     "mlcd": Recipe(changes=SMALL | {"num_attention_heads": 13}),
     "mlcd_vision_model": Recipe(changes=SMALL | {"num_attention_heads": 13}),
     "mllama_vision_model": Recipe(changes=SMALL | {"intermediate_layers_indices": [0, 1]}, inputs=tiles),

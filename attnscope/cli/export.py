@@ -38,6 +38,7 @@ def export(
     file: options.File = None,
     line: options.Line = None,
     saved: options.From = None,
+    image: options.Image = None,
     max_tokens: options.MaxTokens = None,
     truncate: options.Truncate = False,
     generate: options.Generate = None,

@@ -95,6 +95,14 @@ def test_a_patch_over_the_picture_is_saved(run, folder, picture, tmp_path):
     assert min(Image.open(tmp_path / "patch.png").size) > 400
 
 
+def test_all_heads_of_an_image_are_exported(run, folder, picture, tmp_path):
+    out = tmp_path / "out"
+    assert run("export", "--image", picture, "-m", folder, "-o", out, "--format", "npz,png").code == 0
+    with np.load(out / "heads.npz") as arrays:
+        assert arrays["tokens"].tolist()[:3] == ["[CLS]", "0,0", "0,1"]
+    assert (out / "L01H01.png").is_file()
+
+
 def test_an_image_and_a_text_go_through_both_towers(run, both_folder, picture):
     out = run("show", "a tired cat", "--image", picture, "-m", both_folder).out
     assert "encoder attention" in out

@@ -61,15 +61,14 @@ def joined(texts: Sequence[Prepared]) -> Batch:
     first = texts[0]
     inputs = {name: torch.cat([text.inputs[name] for text in texts]) for name in first.inputs}
     arguments = tuple(torch.cat(parts) for parts in zip(*(text.arguments for text in texts), strict=True))
-    labels: dict[Kind, tuple[list[Sequence[Token]], list[Sequence[Token]]]] = {}
+    labels: dict[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]] = {}
     for kind in first.axes:
-        sides: tuple[list[Sequence[Token]], list[Sequence[Token]]] = [], []
-        for text in texts:
-            for side, axis in zip(sides, text.axes[kind], strict=True):
-                if not isinstance(axis, range):
-                    side.append(axis)
-        if all(len(side) == len(texts) for side in sides):
-            labels[kind] = sides
+        axes = [text.axes[kind] for text in texts]
+        queries = [queries for queries, _ in axes if not isinstance(queries, range)]
+        keys = [keys for _, keys in axes if not isinstance(keys, range)]
+        if len(queries) == len(keys) == len(texts):
+            one_sequence = all(queries is keys for queries, keys in axes)  # then their facts are had once
+            labels[kind] = (queries, queries) if one_sequence else (queries, keys)
     tokens = tuple(token for text in texts for token in text.tokens)
     prepared = Prepared(inputs, {}, tokens, settings=first.settings, arguments=arguments)
     return Batch(prepared, labels, len(texts), len(tokens))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -47,12 +47,13 @@ class TokenFacts:
 
 def is_punctuation(token: Token) -> bool:
     """Whether a token holds nothing but punctuation (Unicode category P); special tokens never do."""
-    text = token.text.strip()
-    return (
-        bool(text)
-        and not token.special
-        and all(unicodedata.category(character)[0] == "P" for character in text)
-    )
+    return not token.special and _all_punctuation(token.text)
+
+
+@lru_cache(maxsize=1 << 16)
+def _all_punctuation(text: str) -> bool:
+    text = text.strip()
+    return bool(text) and all(unicodedata.category(character)[0] == "P" for character in text)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from attnscope.attention import Token
@@ -59,6 +60,7 @@ def tokens_of_spellings(
     return tuple(tokens)
 
 
+@lru_cache(maxsize=1 << 16)  # the same entries come again and again
 def readable(spelling: str) -> str:
     """A vocabulary entry without its marks for word starts and continuations."""
     text = spelling.removeprefix("##").removesuffix("</w>")

@@ -5,6 +5,8 @@ The public face, each name loaded when it is first used:
     load                                    a model by name
     Choice, overview, one_head, one_token   look at a text through it
     stats, survey, whole_layers             measure its heads, list its sites, keep its weights
+    read_corpus, corpus_stats               measure its heads over many texts
+    ablated, claim                          take a head away, check what is said of heads
     compare, through_layers                 compare all heads, or one head number through the layers
     compare_heads, _texts, _models          compare two heads, two texts, two models
     recording                               watch the attention of any forward pass
@@ -23,14 +25,18 @@ _WHERE = {
     "Choice": "attnscope.look",
     "Site": "attnscope.attention",
     "Token": "attnscope.attention",
+    "ablated": "attnscope.look",
+    "claim": "attnscope.look",
     "compare": "attnscope.look",
     "compare_heads": "attnscope.look",
     "compare_models": "attnscope.look",
     "compare_texts": "attnscope.look",
+    "corpus_stats": "attnscope.look",
     "load": "attnscope.models",
     "one_head": "attnscope.look",
     "one_token": "attnscope.look",
     "overview": "attnscope.look",
+    "read_corpus": "attnscope.look",
     "recording": "attnscope.capture",
     "stats": "attnscope.look",
     "survey": "attnscope.look",

@@ -7,6 +7,7 @@ head = one_head(model, prepared, Choice(layer=0, head=2))
 token = one_token(model, prepared, Choice(token="cat"))
 """
 
+from attnscope.look.ablation import Ablation, Changed, ablated
 from attnscope.look.all_heads import AllHeads, all_heads
 from attnscope.look.choice import Choice
 from attnscope.look.claims import Claim, Verdict, claim
@@ -21,6 +22,7 @@ from attnscope.look.depth import Depth, through_layers
 from attnscope.look.export import Exported, export
 from attnscope.look.head import OneHead, one_head
 from attnscope.look.heads import Head
+from attnscope.look.importance import Importance
 from attnscope.look.layers import WholeLayers, whole_layers
 from attnscope.look.numbers import site_numbers
 from attnscope.look.overview import Overview, overview
@@ -31,8 +33,10 @@ from attnscope.look.survey import Sighting, Survey, survey
 from attnscope.look.token import one_token
 
 __all__ = [
+    "Ablation",
     "AllHeads",
     "Change",
+    "Changed",
     "Choice",
     "Claim",
     "Comparison",
@@ -41,6 +45,7 @@ __all__ = [
     "Exported",
     "Head",
     "HeadComparison",
+    "Importance",
     "Listed",
     "ModelComparison",
     "OneHead",
@@ -53,6 +58,7 @@ __all__ = [
     "TextComparison",
     "Verdict",
     "WholeLayers",
+    "ablated",
     "all_heads",
     "changes",
     "claim",

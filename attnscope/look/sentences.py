@@ -28,9 +28,13 @@ def kind_title(kind: str) -> str:
 
 def provenance(seen: Sequence[SiteRecord]) -> str:
     """What ran, in one line: sizes, kernel, type, and how the weights were had."""
-    queries, keys = seen[0].queries, seen[0].keys
-    tokens = f"{queries:,} tokens" if queries == keys else f"{queries:,} × {keys:,} tokens"
-    return f"{extent(seen)} · {tokens} · {means(seen)}"
+    sizes = list(dict.fromkeys(_size(site.queries, site.keys) for site in seen))
+    tokens = " and ".join(sizes) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
+    return f"{extent(seen)} · {tokens} tokens · {means(seen)}"
+
+
+def _size(queries: int, keys: int) -> str:
+    return f"{queries:,}" if queries == keys else f"{queries:,} × {keys:,}"
 
 
 def extent(seen: Sequence[SiteRecord]) -> str:
@@ -80,14 +84,27 @@ def remarks(maps: Sequence[Folded], prepared: Prepared) -> list[str]:
         counts.setdefault(len(folded.values), []).append(folded)
     for count, alike in counts.items():
         if count > 1:
-            numbers = {folded.site.layer for folded in alike}
-            layers = f"layer{'s' * (len(numbers) > 1)} {spans(numbers)}"
+            layers = _layers(alike)
             what = (
                 f"windows of {len(alike[0].queries):,} patches" if prepared.picture else "texts of the batch"
             )
             inside = ", each of which attends within itself" if prepared.picture else ""
             notes.append(f"{layers}: shown is the mean of {count:,} {what}{inside}")
+    sizes: dict[str, list[Folded]] = {}
+    for folded in maps:
+        sizes.setdefault(_size(len(folded.queries), len(folded.keys)), []).append(folded)
+    if len(sizes) > 1:
+        notes.append("sizes: " + ", ".join(f"{size} in {_layers(alike)}" for size, alike in sizes.items()))
+    bare = [folded for folded in counts.get(1, ()) if isinstance(folded.keys, range)]
+    if prepared.picture is not None and bare:
+        notes.append(f"{_layers(bare)}: rows and columns are positions, no patches of the picture")
     return notes
+
+
+def _layers(maps: Sequence[Folded]) -> str:
+    """The layers of some maps, in words."""
+    numbers = {folded.site.layer for folded in maps}
+    return f"layer{'s' * (len(numbers) > 1)} {spans(numbers)}"
 
 
 def expect(found: Sequence[object], record: Record, choice: Choice) -> None:

@@ -41,6 +41,9 @@ def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
     expect(seen, record, choice)
     kind = kinds_of(site.site for site in seen)[0]
     seen = [site for site in seen if site.site.kind == kind]
+    size = seen[0].queries, seen[0].keys  # towers and stages of other sizes have other tokens
+    seen = [site for site in seen if (site.queries, site.keys) == size]
+    meant_sites = {site.site for site in seen}
     queries, keys = (choice.fold(axis) for axis in _axes(prepared, seen[0]))
     meant = _meant(queries, keys, choice)
     if meant.row:
@@ -49,8 +52,8 @@ def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
         place, again = keys.places[meant.column[0]], [keys.places[other].start for other in meant.column[1:]]
     else:
         raise SelectionError(_nowhere(choice, prepared, queries, keys))
-    looks_at = [folded for folded in rows.maps if folded.site.kind == kind]
-    looked_at_by = [folded for folded in columns.maps if folded.site.kind == kind]
+    looks_at = [folded for folded in rows.maps if folded.site in meant_sites]
+    looked_at_by = [folded for folded in columns.maps if folded.site in meant_sites]
     notes = (*model.notes, *prepared.notes, *remarks(looks_at or looked_at_by, prepared))
     if again:
         notes += (f"token {place.start} is shown; the same text stands at {spans(again)} too",)
@@ -195,7 +198,7 @@ def _lit(
     )
     if row is None and column is None:
         return None
-    before = sum(token.special for token in picture.tokens)
+    before = next(number for number, token in enumerate(picture.tokens) if not token.special)
     patch = None if place.special else divmod(place.start - before, picture.grid[1])
     return Lit(picture.pixels, row, column, patch)
 

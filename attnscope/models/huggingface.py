@@ -65,15 +65,23 @@ class HuggingFaceModel(Model):
         read = self._read(texts, max_tokens, truncate)
         if second is not None and not _parted(read.tokens):
             read = replace(read, notes=(*read.notes, f"{self.name} joins the two texts without a separator"))
-        prepared = self._one(read)
-        return replace(prepared, entry="get_text_features") if self._towers else prepared
+        prepared, entry = self._one(read), "get_text_features"
+        if not self._towers:
+            return prepared
+        inputs = {
+            name: prepared.inputs[name] for name in prepared.inputs if accepts(self.module, name, entry)
+        }
+        return replace(prepared, inputs=inputs, entry=entry)
 
     def prepare_image(self, path: Path, text: str | None = None) -> Prepared:
         """An image for the image tower of a model that has one, or with a text for both of its towers."""
-        if self._processor is None or not hasattr(self.module, "get_image_features"):
+        alone = hasattr(self.module, "get_image_features")
+        if self._processor is None or not accepts(self.module, "pixel_values"):
             return super().prepare_image(path)
-        if text is not None and not self._towers:
+        if text is not None and alone and not self._towers:
             raise InputError(f"{self.name} reads the image as a part of its text: give --image alone")
+        if text is None and not alone:
+            raise InputError(f"{self.name} reads a text beside the image: give both")
         fields, picture = read_image(path, self._processor(), self.module)
         prepared = Prepared({}, patch_axes(picture), picture.tokens, picture=picture)
         if text is None:

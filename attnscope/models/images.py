@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ BEFORE = {
     "register_tokens": "REG",
 }
 """Parameters that stand as tokens before the patches, and what they are called; the order is theirs."""
+
+AFTER = {"detection_tokens": "DET"}
+"""Those that stand behind them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +99,10 @@ def read_image(path: Path, processor: Any, module: nn.Module) -> tuple[dict[str,
         return fields, Picture(np.asarray(image), None, ())
     rows, columns = values.shape[-2:]
     grid = patch_grid(module, rows, columns)
-    tokens = () if grid is None else (*special_tokens(module), *patch_tokens(*grid))
+    tokens: tuple[Token, ...] = ()
+    if grid is not None:
+        before, after = special_tokens(module, BEFORE), special_tokens(module, AFTER, 1 << 19)
+        tokens = (*before, *patch_tokens(*grid), *after)
     return fields, Picture(_pixels(values[0], processor), grid, tokens)
 
 
@@ -129,16 +136,16 @@ def patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] | 
     return None
 
 
-def special_tokens(module: nn.Module) -> tuple[Token, ...]:
-    """The tokens that a module puts before the patches, by the names of its parameters."""
+def special_tokens(module: nn.Module, called: Mapping[str, str], first: int = 0) -> tuple[Token, ...]:
+    """The tokens that a module puts beside the patches, by the names of its parameters."""
     held = {name.rpartition(".")[2]: weights for name, weights in module.named_parameters()}
     names: list[str] = []
-    for parameter, name in BEFORE.items():
+    for parameter, name in called.items():
         if parameter in held:
             weights = held[parameter]
             count = weights.shape[-2] if weights.ndim > 1 else 1
             names += [f"[{name}]"] if count == 1 else [f"[{name}{number}]" for number in range(count)]
-    return tuple(Token(name, number, special=True) for number, name in enumerate(names))
+    return tuple(Token(name, number, special=True) for number, name in enumerate(names, first))
 
 
 def patch_tokens(rows: int, columns: int, first: int = 1 << 20) -> tuple[Token, ...]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 
-from attnscope.errors import SelectionError
+from attnscope.errors import InputError, SelectionError
 from attnscope.look import Choice, one_head, one_token, overview, whole_layers
 from attnscope.models import load
 from tests.models import images
@@ -102,6 +102,43 @@ def test_windows_are_drawn_as_their_mean_which_is_said(windows):
     assert any("layer 2: shown is the mean of 4 windows" in said for said in every.notes)
     layers = dict(whole_layers(model, prepared, Choice()).kinds["encoder"])
     np.testing.assert_allclose(layers[1].values, weights[0].mean(0), atol=1e-5)
+
+
+def test_detection_tokens_stand_behind_the_patches(tmp_path, picture):
+    model = load(images.vision(tmp_path, "yolos"))
+    prepared = model.prepare_image(picture)
+    assert [token.text for token in prepared.tokens][-4:] == ["3,3", "[DET0]", "[DET1]", "[DET2]"]
+    assert len({token.id for token in prepared.tokens}) == len(prepared.tokens)
+    focus = one_token(model, prepared, Choice(1, 1, token="DET1"))
+    assert (focus.position, focus.lit.patch) == (18, None)
+    patch = one_token(model, prepared, Choice(1, 1, token="0,2"))
+    assert (patch.position, patch.lit.patch) == (3, (0, 2))
+    assert patch.lit.looked_at_by.shape == (4, 4)
+
+
+def test_stages_of_other_sizes_are_named_and_bare_positions_are_said_to_be_such(tmp_path, picture):
+    model = load(images.vision(tmp_path, "segformer"))
+    seen = overview(model, model.prepare_image(picture), Choice())
+    assert "sizes: 256 × 16 in layer 0, 64 × 16 in layer 1" in seen.notes
+    assert "layers 0-1: rows and columns are positions, no patches of the picture" in seen.notes
+    assert "256 × 16 and 64 × 16 tokens" in seen.grids["encoder"].subtitle
+
+
+def test_a_token_is_looked_up_in_the_tower_that_it_is_of(tmp_path, picture):
+    model = load(images.siglip(tmp_path))
+    both = model.prepare_image(picture, "a tired cat")
+    focus = one_token(model, both, Choice(token="0"))
+    assert "mean of 4 heads of 2 layers" in focus.title
+    alone = one_token(model, model.prepare_image(picture), Choice(token="0"))
+    np.testing.assert_allclose(focus.lit.looks_at, alone.lit.looks_at, atol=1e-6)
+
+
+def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
+    model = load(images.vilt(tmp_path))
+    seen = overview(model, model.prepare_image(picture, "a tired cat"), Choice())
+    assert seen.grids["encoder"].size == (5 + 1 + 16, 5 + 1 + 16)
+    with pytest.raises(InputError, match="reads a text beside the image: give both"):
+        model.prepare_image(picture)
 
 
 def test_a_patch_of_a_window_has_no_place_in_the_picture(windows):

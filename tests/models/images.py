@@ -31,6 +31,25 @@ VISION = {
     ),
     "clip-vision": (lambda: transformers.CLIPVisionConfig(**VIT), "CLIPImageProcessor", CROPPED),
     "siglip-vision": (lambda: transformers.SiglipVisionConfig(**VIT), "SiglipImageProcessor", WHOLE),
+    "yolos": (
+        lambda: transformers.YolosConfig(**{**VIT, "image_size": [64, 64]}, num_detection_tokens=3),
+        "ViTImageProcessor",
+        WHOLE,
+    ),
+    "segformer": (
+        lambda: transformers.SegformerConfig(
+            depths=[1, 1],
+            num_encoder_blocks=2,
+            hidden_sizes=[16, 32],
+            sr_ratios=[4, 2],
+            num_attention_heads=[1, 2],
+            patch_sizes=[7, 3],
+            strides=[4, 2],
+            mlp_ratios=[2, 2],
+        ),
+        "ViTImageProcessor",
+        WHOLE,
+    ),
     "swin": (
         lambda: transformers.SwinConfig(
             image_size=64, patch_size=4, embed_dim=16, depths=[2, 1], num_heads=[2, 2], window_size=4
@@ -54,6 +73,23 @@ def clip(folder: Path) -> str:
     config = transformers.CLIPConfig(text_config=text, vision_config=VIT, projection_dim=16)
     tokenizer.save_pretrained(folder)
     return _save(folder, transformers.CLIPModel(config), "CLIPImageProcessor", CROPPED)
+
+
+def siglip(folder: Path) -> str:
+    """Two towers that both see everything at once."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
+    text = {**SHAPE, "vocab_size": len(tokenizer), "max_position_embeddings": 32}
+    config = transformers.SiglipConfig(text_config=text, vision_config=VIT)
+    tokenizer.save_pretrained(folder)
+    return _save(folder, transformers.SiglipModel(config), "SiglipImageProcessor", WHOLE)
+
+
+def vilt(folder: Path) -> str:
+    """A model that reads a text and an image as one sequence."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
+    config = transformers.ViltConfig(**VIT, vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(folder)
+    return _save(folder, transformers.ViltModel(config), "ViTImageProcessor", WHOLE)
 
 
 def picture(path: Path, rows: int = 48, columns: int = 80) -> Path:

@@ -32,19 +32,31 @@ def attempt(model_type: str) -> Result:
             model = build(cls, config, recipe.gain)
             result.built = True
             given = accepted(model, [recipe.inputs(model)] if recipe.inputs else feedings(model), failures)
-            if given is None:
-                continue
-            try:
-                eager = build(cls, config, recipe.gain, "eager")
-            except Exception as error:
-                eager, result.note = None, f"no eager attention: {first_line(error)}"
-            compare(result, model, eager, given)
-            return result
         except Exception as error:
             failures.append(f"{first_line(error)} [{place(error)}]")
             if LOUD:
                 traceback.print_exc()
+            continue
+        if given is not None:
+            return compared(result, model, config, given)
     result.note = failures[0] if failures else "no inputs are known for it"
+    return result
+
+
+def compared(result: Result, model: Any, config: Any, given: dict[str, Any]) -> Result:
+    """The comparison with the same model in eager; what fails in it is no result."""
+    recipe = RECIPES.get(result.type, Recipe())
+    try:
+        eager = build(type(model), config, recipe.gain, recipe.eager)
+    except Exception as error:
+        eager, result.note = None, f"no eager attention: {first_line(error)}"
+    try:
+        compare(result, model, eager, given)
+    except Exception as error:
+        if LOUD:
+            traceback.print_exc()
+        note = f"the comparison failed: {first_line(error)} [{place(error)}]"
+        return Result(result.type, result.model, built=True, note=note)
     return result
 
 

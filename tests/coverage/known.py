@@ -6,8 +6,8 @@ OPEN = "by default every query sees every key (a mask of ones is dropped), its e
 CAUSAL = "by default it is causal (no mask, and its module says so), its eager attention sees every key"
 ROUNDING = "roundings of the first layer become 1.2e-5 in the second; in float64 it is 2.3e-6"
 TEXT = (
-    "its eager text backbone sees every token where the default one keeps to the mask it is given, "
-    "so all that reads the text differs"
+    "in eager its text backbone sees every token, where by default it keeps to the mask it is given, and "
+    "all that reads the text differs; compared with an eager model whose text backbone runs as by default"
 )
 
 KNOWN = {

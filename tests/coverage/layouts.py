@@ -31,7 +31,7 @@ def layouts(weights: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
         first = keys - shape[2] * shape[3]  # global tokens, which come before the others
         if queries == keys and shape[4] == first + shape[3]:
             yield "the blocks of the others", _blocks(weights, first, shape[3])
-    if len(shape) == 4 and shape[:2] == weights.shape[:2] and shape[2] <= queries:
+    if len(shape) == 4 and shape[:2] == weights.shape[:2] and shape[2] <= queries == keys:
         if shape[3] == 1:
             yield "the rows of the global token", weights[:, :, :1, : shape[2]].mT
         if shape[3] > 1 and shape[3] % 2 == 0:

@@ -39,6 +39,7 @@ def pages(model: Any) -> dict[str, Any]:
     }
 
 
+TEXT_AS_IS = {"text_config": "sdpa", "": "eager"}
 SMALL_IMAGE = {"vision_config.image_size": 56}
 QUERIES = SMALL_IMAGE | {
     "vision_config.num_attention_heads": 8,
@@ -62,6 +63,8 @@ MIXED: dict[str, Recipe] = {
         inputs=lambda model: {"input_ids": numbers(100, 2, LENGTH), "input_features": noise(2, 80, 32)},
     ),
     "diffusion_gemma": Recipe(changes={f"text_config.{key}": value for key, value in EXPERTS.items()}),
+    "grounding-dino": Recipe(changes={"num_queries": 20}, eager=TEXT_AS_IS),
+    "mm-grounding-dino": Recipe(changes={"num_queries": 20}, eager=TEXT_AS_IS),
     "tipsv2": Recipe(changes=SMALL_IMAGE, inputs=both),
     "vision-text-dual-encoder": Recipe(changes={"vision_config.pooler_output_size": 48}, inputs=both),
     "videoprism": Recipe(

@@ -216,7 +216,7 @@ def _in_module(config: Any) -> list[Any]:
     ]
 
 
-def build(cls: Any, config: Any, gain: float, attention: str | None = None) -> Any:
+def build(cls: Any, config: Any, gain: float, attention: str | dict[str, str] | None = None) -> Any:
     """A random model in ``eval``, the same numbers every time."""
     options = {} if attention is None else {"attn_implementation": attention}
     torch.manual_seed(0)

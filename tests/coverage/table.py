@@ -29,9 +29,9 @@ def table(results: Sequence[Result], version: str) -> str:
     """Figures first, then every exception with its reason, then every type."""
     ran = [result for result in results if result.identical is not None]
     speaking = [result for result in ran if result.speaking]
-    exact = [result for result in speaking if result.exact]
+    exact = [result for result in speaking if result.exact and result.type not in KNOWN]
     laid = [result for result in speaking if result.exact_laid_out]
-    others = [result for result in speaking if not result.exact and not result.exact_laid_out]
+    others = [result for result in speaking if result not in exact and result not in laid]
     vouched = [result for result in others if not result.unvouched]
     attending = [result for result in ran if result.maps]
     lines = [

@@ -126,7 +126,7 @@ VISION: dict[str, Recipe] = {
     "pp_doclayout_v2": Recipe(changes=FROM_RESNET),
     "pp_doclayout_v3": Recipe(changes=FROM_RESNET),
     "pp_doclayout_v4": Recipe(changes=FROM_RESNET),
-    "maskformer": Recipe(changes={"backbone_config": FOUR_STAGES}),
+    "maskformer": Recipe(changes={"backbone_config": FOUR_STAGES}, gain=1.0),
     "mask2former": Recipe(changes={"backbone_config": FOUR_STAGES}),
     "sam": Recipe(changes=SAM),
     "sam_hq": Recipe(changes=SAM),

@@ -14,6 +14,7 @@ FLOORS = [
     {"measures", "divergence", "capture"},
     {"network", "models", "views"},
     {"render", "look"},
+    {"browser"},
     {"cli", "__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -15,6 +15,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from attnscope import __version__
+from attnscope.cli.browse import EXAMPLES as BROWSE_EXAMPLES
+from attnscope.cli.browse import browse
 from attnscope.cli.check import EXAMPLES as CHECK_EXAMPLES
 from attnscope.cli.check import check
 from attnscope.cli.compare import EXAMPLES as COMPARE_EXAMPLES
@@ -54,6 +56,7 @@ def _add(command: Callable[..., None], examples: str) -> None:
 _add(show, SHOW_EXAMPLES)
 _add(stats, STATS_EXAMPLES)
 _add(compare, COMPARE_EXAMPLES)
+_add(browse, BROWSE_EXAMPLES)
 _add(export, EXPORT_EXAMPLES)
 _add(info, INFO_EXAMPLES)
 _add(check, CHECK_EXAMPLES)

@@ -58,16 +58,20 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A view as something that rich prints; ``plain`` leaves colour away even where there is some."""
+    """A view as something that rich prints; ``plain`` leaves colour away even where there is some.
+
+    ``marked`` stands out: a (layer, head) of a grid, or a token of a heatmap.
+    """
 
     view: View
     cmap: str | None = None
     plain: bool = False
+    marked: tuple[int, int] | int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         surface = Surface.of(console, options, self.cmap, self.plain)
         end = Segment.line()
-        for line in lines(self.view, surface):
+        for line in lines(self.view, surface, self.marked):
             if not surface.colour:
                 line = _trimmed(line)
             if surface.ascii:
@@ -96,8 +100,12 @@ def _in_ascii(segment: Segment) -> Segment:
     return Segment(text, segment.style)
 
 
-def lines(view: View, surface: Surface) -> Iterator[Line]:
+def lines(view: View, surface: Surface, marked: tuple[int, int] | int | None = None) -> Iterator[Line]:
     """A view's lines of segments, none wider than the surface but for commands to be copied."""
+    if isinstance(view, Grid) and isinstance(marked, tuple):
+        return grid_lines(view, surface, marked)
+    if isinstance(view, Heatmap) and isinstance(marked, int):
+        return heatmap_lines(view, surface, marked)
     return DRAWN[type(view)](view, surface)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from rich.segment import Segment
 
 from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading
-from attnscope.render.terminal.surface import DIM, TONES, Line, Palette, Surface
+from attnscope.render.terminal.surface import BRACKET, DIM, MARK, TONES, Line, Palette, Surface
 from attnscope.render.terminal.text import wrap
 from attnscope.views.axes import Array
 from attnscope.views.grid import Grid, GridLayer, thumbnail_levels
@@ -17,8 +17,11 @@ SMALLEST, SMALLEST_SHADED, LARGEST = 5, 9, 17
 """Columns of a thumbnail: below, patterns cannot be told apart; above, one screen holds too few."""
 
 
-def grid_lines(view: Grid, surface: Surface) -> Iterator[Line]:
-    """The whole picture, line by line; heads that do not fit side by side follow below."""
+def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = None) -> Iterator[Line]:
+    """The whole picture, line by line; heads that do not fit side by side follow below.
+
+    The ``chosen`` (layer, head) stands in brackets, and its names are reversed.
+    """
     palette = surface.palette(signed=view.signed)
     yield from heading(view.title, view.subtitle, surface)
     label = len(f"L{view.layers[-1].layer} ") if view.layers else 0
@@ -30,10 +33,17 @@ def grid_lines(view: Grid, surface: Surface) -> Iterator[Line]:
         heads = range(start, min(start + beside, view.heads))
         if start:
             yield []
-        names = "".join(f"H{head}".ljust(width + 1) for head in heads)
-        yield [Segment(" " * label + names.rstrip(), DIM)]
+        names: Line = [Segment(" " * label, DIM)]
+        for head in heads:
+            name = f"H{head}"
+            names += [
+                Segment(name, MARK if chosen and chosen[1] == head else DIM),
+                Segment(" " * (width + 1 - len(name))),
+            ]
+        yield names[:-1]
         for number in sorted({*drawn, *view.holes}):
-            yield from _layer(number, drawn.get(number), heads, label)
+            inside = chosen[1] if chosen and chosen[0] == number and chosen[1] in heads else None
+            yield from _layer(number, drawn.get(number), heads, label, inside)
     yield []
     yield from legend(view, small, surface, palette)
     yield from footing(view.notes, surface)
@@ -91,17 +101,21 @@ def _shades(row: Array, surface: Surface) -> str:
     return "".join("·" if level < 0 else surface.shade(level) for level in row.tolist())
 
 
-def _layer(number: int, drawn: list[list[Line]] | None, heads: range, label: int) -> Iterator[Line]:
-    name = f"L{number}".ljust(label)
+def _layer(
+    number: int, drawn: list[list[Line]] | None, heads: range, label: int, chosen: int | None
+) -> Iterator[Line]:
+    name = f"L{number}"
+    led: Line = [Segment(name, DIM if chosen is None else MARK), Segment(" " * (label - len(name) - 1))]
     if drawn is None:
-        yield [Segment(name, DIM), Segment("no attention of this kind", DIM)]
+        yield [*led, Segment(" no attention of this kind", DIM)]
         return
-    shown = [drawn[head] for head in heads if head < len(drawn)]
-    for i in range(len(shown[0]) if shown else 0):
-        line: Line = [Segment(name if i == 0 else " " * label, DIM)]
+    shown = [head for head in heads if head < len(drawn)]
+    for i in range(len(drawn[shown[0]]) if shown else 0):
+        line: Line = [*led] if i == 0 else [Segment(" " * (label - 1))]
         for head in shown:
-            line += [*head[i], Segment(" ")]
-        yield line[:-1]
+            bracket = "▐" if head == chosen else "▌" if head - 1 == chosen else " "
+            line += [Segment(bracket, BRACKET if bracket != " " else None), *drawn[head][i]]
+        yield [*line, Segment("▌", BRACKET)] if shown[-1] == chosen else line
 
 
 def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:

@@ -15,7 +15,9 @@ from rich.segment import Segment
 
 from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading, readings
 from attnscope.render.terminal.surface import (
+    BOLD,
     DIM,
+    MARK,
     PLAIN,
     TONES,
     Line,
@@ -46,17 +48,20 @@ class Layout:
     label: int
 
 
-def heatmap_lines(view: Heatmap, surface: Surface) -> Iterator[Line]:
-    """The whole picture, line by line."""
+def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) -> Iterator[Line]:
+    """The whole picture, line by line; the ``pinned`` token's row and column are marked."""
     view, layout = _settle(view, surface)
+    row = None if pinned is None else _found(view.weights.queries, pinned)
     palette = surface.palette(signed=view.signed)
     yield from heading(view.title, view.subtitle, surface)
     yield from _header(view, layout)
+    if row is not None and view.weights.square:
+        yield [Segment(" " * (layout.label + 1 + row * layout.cell + (layout.cell - 1) // 2) + "▼", BOLD)]
     tones = np.round(view.levels() * (TONES - 1)).astype(int)
     if layout.half:
-        yield from _half_rows(view, tones, layout, palette)
+        yield from _half_rows(view, tones, layout, palette, row)
     else:
-        yield from _rows(view, tones, layout, surface, palette)
+        yield from _rows(view, tones, layout, surface, palette, row)
     yield []
     yield from _legend(view, layout, surface, palette)
     yield from readings(view.readings, surface)
@@ -130,11 +135,21 @@ def _ticks(numbers: list[int], cell: int) -> str:
     return line
 
 
-def _rows(view: Heatmap, tones: Array, layout: Layout, surface: Surface, palette: Palette) -> Iterator[Line]:
+def _found(axis: tuple[Place, ...], token: int) -> int | None:
+    """The place that a token is part of."""
+    return next((i for i, place in enumerate(axis) if place.start <= token < place.stop), None)
+
+
+def _rows(
+    view: Heatmap, tones: Array, layout: Layout, surface: Surface, palette: Palette, marked: int | None
+) -> Iterator[Line]:
     """One row a line."""
     shown = np.abs(2 * view.levels() - 1) if view.signed else view.levels()  # a shade has no sign
     for row, place in enumerate(view.weights.queries):
-        line = [Segment(_row_label(place, layout, right=True) + " ", PLAIN)]
+        line = [
+            Segment(_row_label(place, layout, right=True), MARK if row == marked else PLAIN),
+            Segment(" "),
+        ]
         for column in range(len(view.weights.keys)):
             if view.masked[row, column]:
                 line.append(Segment(centred("·", layout.cell), DIM))
@@ -159,7 +174,9 @@ def _shaded(text: str, level: float, cell: int, surface: Surface) -> str:
     return shade + text[1:] if cell >= NUMBERED else shade * cell
 
 
-def _half_rows(view: Heatmap, tones: Array, layout: Layout, palette: Palette) -> Iterator[Line]:
+def _half_rows(
+    view: Heatmap, tones: Array, layout: Layout, palette: Palette, marked: int | None
+) -> Iterator[Line]:
     """Two rows a line: the upper one labelled on the left, the lower one on the right."""
     queries = view.weights.queries
     numbers = np.where(view.masked, -1, tones)
@@ -167,10 +184,11 @@ def _half_rows(view: Heatmap, tones: Array, layout: Layout, palette: Palette) ->
         numbers = np.vstack([numbers, np.full_like(numbers[:1], -1)])
     pairs = numbers.tolist()
     for row in range(0, len(pairs), 2):
-        line = [Segment(_row_label(queries[row], layout, right=True) + " ", PLAIN)]
-        line += half_blocks(pairs[row], pairs[row + 1], palette)
+        line = [Segment(_row_label(queries[row], layout, right=True), MARK if row == marked else PLAIN)]
+        line += [Segment(" "), *half_blocks(pairs[row], pairs[row + 1], palette)]
         if row + 1 < len(queries):
-            line.append(Segment(" " + _row_label(queries[row + 1], layout), PLAIN))
+            line.append(Segment(" "))
+            line.append(Segment(_row_label(queries[row + 1], layout), MARK if row + 1 == marked else PLAIN))
         yield line
 
 

@@ -23,6 +23,8 @@ FAINT = 0.65
 """How much of its ink faint text has; the rest is the colour of its cell."""
 
 BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
+MARK, BRACKET = Style(bold=True, reverse=True), Style(bold=True)
+"""What stands out because it is chosen: names, and the brackets around a thumbnail."""
 
 SHADES = (" ", "░", "▒", "▓", "█")
 ASCII_SHADES = (" ", ".", "o", "O", "#")

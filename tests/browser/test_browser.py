@@ -1,0 +1,196 @@
+"""The browser, driven by its keys as a person would."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+pytest.importorskip("textual", reason="Textual is not installed: there is nothing to browse with")
+
+from attnscope.browser import Browser
+from attnscope.look import Choice, all_heads, one_head
+from attnscope.look.saved import SavedWeights
+from attnscope.models import load
+from attnscope.render.image import save
+from tests.models.folders import t5
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+@pytest.fixture(autouse=True)
+def colours(monkeypatch):
+    """A terminal of true colour, whatever the tests run in."""
+    monkeypatch.setattr("textual.constants.COLOR_SYSTEM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.fixture(scope="module")
+def given():
+    model = load("own")
+    return model, model.prepare(TEXT)
+
+
+@pytest.fixture(scope="module")
+def heads(given):
+    return all_heads(*given, Choice())
+
+
+def screen(app) -> str:
+    """The text on the screen."""
+    lines = app.screen._compositor.render_strips()
+    return "\n".join(strip.text for strip in lines)
+
+
+def browsed(heads, *keys: str, size=(80, 24), folder="."):
+    """The browser after some keys, and its screen."""
+
+    async def go():
+        app = Browser(heads, folder)
+        async with app.run_test(size=size) as pilot:
+            await pilot.press(*keys)
+            await pilot.pause()
+            return app, screen(app)
+
+    return asyncio.run(go())
+
+
+def test_it_begins_with_all_heads_and_names_the_chosen_one(heads):
+    app, shown = browsed(heads)
+    assert (app.head, app.opened) == (("encoder", 0, 0), False)
+    assert shown.splitlines()[0].strip() == "L0H0 · own · encoder attention"
+    for name in ("H0", "H7", "L0", "L3", "Head", "Layer", "Open", "Save", "Quit"):
+        assert name in shown
+
+
+def test_arrows_move_over_layers_and_heads_and_go_round_at_the_ends(heads):
+    assert browsed(heads, "right", "right", "down")[0].head == ("encoder", 1, 2)
+    assert browsed(heads, "left", "up")[0].head == ("encoder", 3, 7)
+    assert browsed(heads, *["down"] * 4, *["right"] * 8)[0].head == ("encoder", 0, 0)
+
+
+def test_the_chosen_head_is_in_brackets_and_only_it(heads):
+    _, shown = browsed(heads, "right", "down", size=(120, 60))
+    lines = [line for line in shown.splitlines() if "▐" in line]
+    assert lines
+    assert all(line.index("▐") < line.index("▌") for line in lines)
+    assert lines[0].startswith(" L1")
+
+
+def test_enter_opens_the_head_that_show_shows_and_escape_goes_back(heads, given):
+    app, shown = browsed(heads, "down", "right", "right", "right", "enter", size=(120, 50))
+    assert app.opened
+    assert "looks at the previous token" in shown
+    figure = one_head(*given, Choice(layer=1, head=3)).figures.figures["entropy"]
+    assert f"{figure.value:.2f} nats" in " ".join(shown.split())
+    assert "because 7" in shown
+    assert not browsed(heads, "enter", "escape")[0].opened
+
+
+def test_arrows_move_in_an_open_head_too(heads):
+    app, shown = browsed(heads, "enter", "down", "right")
+    assert app.opened
+    assert shown.splitlines()[0].strip().startswith("L1H1")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 45)])
+def test_a_pinned_token_shows_its_row_and_column_with_their_weights(heads, size):
+    app, shown = browsed(heads, "j", "j", "j", size=size)
+    assert (app.opened, app.pinned) == (True, 2)
+    assert "cat (token 2) looks at" in shown
+    assert "cat (token 2) is looked at by" in shown
+    assert "▼" in shown
+    heaviest = heads.head("encoder", 0, 0).values[2].max()
+    assert f"{heaviest:.2f} █" in shown
+
+
+def test_a_pin_moves_stays_when_the_head_changes_and_is_let_go_first(heads):
+    assert browsed(heads, "j", "j", "k")[0].pinned == 0
+    assert browsed(heads, "k")[0].pinned == 12
+    assert browsed(heads, "j", "j", "right", "down")[0].pinned == 1
+    app, shown = browsed(heads, "j", "escape")
+    assert (app.opened, app.pinned) == (True, None)
+    assert "looks at by" not in shown
+
+
+def test_s_saves_what_is_in_view_under_a_name_that_is_free(heads, tmp_path):
+    browsed(heads, "s", "right", "enter", "s", "s", "j", "s", folder=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "L00H01-2.png", "L00H01-token0.png", "L00H01.png", "overview.png",
+    ]  # fmt: skip
+    save(heads.head("encoder", 0, 1), tmp_path / "same.png")
+    assert (tmp_path / "L00H01.png").read_bytes() == (tmp_path / "same.png").read_bytes()
+
+
+def test_a_picture_that_cannot_be_saved_is_told_and_ends_nothing(heads, tmp_path):
+    app, _ = browsed(heads, "s", "right", folder=tmp_path / "nowhere")
+    (told,) = app._notifications
+    assert (told.severity, "there is no folder" in told.message) == ("error", True)
+    assert app.head == ("encoder", 0, 1)
+
+
+def test_question_mark_lists_the_keys_and_escape_closes_the_list(heads):
+    _, shown = browsed(heads, "question_mark")
+    assert "let go of the token, then back to the overview" in " ".join(shown.split())
+    _, closed = browsed(heads, "question_mark", "escape", "right")
+    assert closed.splitlines()[0].strip().startswith("L0H1")
+
+
+def test_light_and_dark_change_places(heads):
+    before, after = browsed(heads)[0], browsed(heads, "d")[0]
+    assert before.current_theme.dark
+    assert not after.current_theme.dark
+
+
+def test_without_colour_shades_carry_the_weights(heads, monkeypatch):
+    assert "▓" not in browsed(heads)[1]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "▓" in browsed(heads)[1]
+
+
+def test_scales_and_colours_go_round(heads):
+    app, shown = browsed(heads, "enter", "x", size=(80, 50))
+    assert app.heads.choice.scale == "row"
+    assert "largest of the row" in shown
+    assert browsed(heads, "x", "x", "x")[0].heads.choice.scale == "fixed"
+    assert browsed(heads, "c")[0].cmap != browsed(heads)[0].cmap
+
+
+def test_kinds_of_attention_follow_each_other_and_cross_attention_pins_a_row_only(tmp_path):
+    pair = load(t5(tmp_path))
+    heads = all_heads(pair, pair.prepare(TEXT, "It slept."), Choice())
+    assert [browsed(heads, *["tab"] * count)[0].kind for count in range(4)] == [
+        "encoder", "decoder", "cross", "encoder",
+    ]  # fmt: skip
+    _, shown = browsed(heads, "tab", "tab", "j")
+    assert "looks at" in shown
+    assert "is looked at by" not in shown
+    assert "Kind" in shown
+
+
+def test_a_file_of_weights_is_browsed_too_and_numbers_that_are_none_are_told(tmp_path):
+    maps = np.random.default_rng(0).dirichlet(np.ones(5), (1, 2, 5))
+    maps[0, 1, 2, 3] = np.nan
+    np.savez(tmp_path / "odd.npz", maps)
+    saved = SavedWeights(tmp_path / "odd.npz")
+    _, shown = browsed(all_heads(saved, saved.prepared, Choice()), "right", "enter", size=(80, 40))
+    assert "no role: its figures are no finite numbers" in shown
+    assert "not finite numbers: 1" in " ".join(shown.split())
+
+
+def test_tokens_cannot_steer_the_screen(heads):
+    model = load("own")
+    hostile = all_heads(model, model.prepare("[bold red]x[/] \x1b[2J $a$ [link=x]"), Choice())
+    _, shown = browsed(hostile, "j", "j", size=(160, 60))
+    assert "\x1b" not in shown
+    assert "[ 1" in shown
+
+
+def test_many_layers_scroll_to_the_chosen_one(tmp_path):
+    np.savez(tmp_path / "deep.npz", np.random.default_rng(0).dirichlet(np.ones(6), (24, 16, 6)))
+    saved = SavedWeights(tmp_path / "deep.npz")
+    deep = all_heads(saved, saved.prepared, Choice())
+    _, shown = browsed(deep, *["up"] * 4, size=(80, 24))
+    assert "▐" in shown
+    assert any(line.startswith(" L20") for line in shown.splitlines())

@@ -1,0 +1,42 @@
+"""``attnscope browse`` before its screen opens."""
+
+import builtins
+import sys
+
+TEXT = "The cat sat on the mat."
+
+
+def test_without_textual_one_sentence_says_how_to_install_it(run, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.split(".")[0] == "textual":
+            raise ModuleNotFoundError("No module named 'textual'", name="textual")
+        return real(name, *rest, **more)
+
+    for name in [name for name in sys.modules if name.startswith("attnscope.browser")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    ran = run("browse", TEXT)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == (
+        "attnscope: browsing needs Textual, which is not installed: pip install 'attnscope[browse]'\n"
+    )
+
+
+def test_a_folder_that_is_not_there_is_told_before_the_model_is_loaded(run, tmp_path):
+    ran = run("browse", TEXT, "-o", tmp_path / "nowhere", "-m", "no-such-folder/at/all")
+    assert ran.code == 1
+    assert "there is no such folder" in ran.err
+
+
+def test_the_browser_is_given_what_the_command_says(run, monkeypatch, tmp_path):
+    import pytest
+
+    app = pytest.importorskip("textual.app", reason="Textual is not installed")
+    seen = []
+    monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))
+    assert run("browse", TEXT, "-o", tmp_path, "--cmap", "lagoon", "--scale", "row", "--words").code == 0
+    (browser,) = seen
+    assert (browser.folder, browser.cmap, browser.heads.choice.scale) == (tmp_path, "lagoon", "row")
+    assert browser.heads.choice.words

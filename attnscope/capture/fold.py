@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Site
+from attnscope.memory import require
 
 BLOCK = 1 << 23
 """Weights computed at a time: 32 MB of float32."""
+
+BYTES = 16
+"""What a cell takes while it is being made: its weight and how open it is, in blocks and put together."""
 
 Folding: TypeAlias = "tuple[Tensor | None, Tensor | None]"
 """What to do with the rows, ``[row group, query]``, and the columns, ``[key group, key]``, of a map."""
@@ -64,8 +68,19 @@ class Fold:
             return
         down, across = folding
         size = len(attention.queries)
+        cells = (size if down is None else len(down)) * (
+            len(attention.keys) if across is None else len(across)
+        )
+        heads = attention.batch * attention.heads
+        require(
+            BYTES * heads * cells,
+            f"{heads:,} heads of layer {attention.site.layer} in {cells:,} cells each",
+            "choose one layer, or cut the text",
+        )
         step = max(1, BLOCK // max(1, attention.batch * attention.heads * len(attention.keys)))
-        values, opened, broken = [], [], 0
+        values: list[Tensor] = []
+        opened: list[Tensor] = []
+        broken = 0
         for start in range(0, size, step):
             stop = min(size, start + step)
             rows = attention.rows(start, stop).float()  # [batch, head, row, key]
@@ -76,18 +91,26 @@ class Fold:
                 rows = rows.where(finite, 0)
                 allowed = allowed & finite
             part = None if down is None else down[:, start:stop].to(rows)
-            values.append(_fold(rows, part, across))
-            opened.append(_fold(allowed.float(), part, across) > 0)
+            _keep(values, _fold(rows, part, across), summed=down is not None)
+            _keep(opened, _fold(allowed.float(), part, across), summed=down is not None)
         self.maps.append(
             Folded(
                 site=attention.site,
-                values=torch.cat(values, 2) if down is None else torch.stack(values).sum(0),
-                open=torch.cat(opened, 2) if down is None else torch.stack(opened).any(0),
+                values=torch.cat(values, 2),
+                open=torch.cat(opened, 2) > 0,
                 queries=attention.queries,
                 keys=attention.keys,
                 broken=broken,
             )
         )
+
+
+def _keep(parts: list[Tensor], part: Tensor, summed: bool) -> None:
+    """Add the rows of a block to those before: as further rows, or into the one sum of them all."""
+    if summed and parts:
+        parts[0] += part
+    else:
+        parts.append(part)
 
 
 def _fold(rows: Tensor, down: Tensor | None, across: Tensor | None) -> Tensor:

@@ -14,6 +14,10 @@ BLOCK = 1 << 22
 """Weights computed at a time: 16 MB of float32."""
 
 
+NEAR = 8
+"""Rows between two wanted ones that are computed too: as many cost no more than another call."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Which rows to keep: each the mean over some queries. ``across`` adds up keys, ``[key group, key]``."""
@@ -43,7 +47,7 @@ class Sample:
     """Keeps the rows that ``choose`` names, of every head of every call that it has an answer for.
 
     ``choose`` is asked once a call; ``None`` keeps nothing of it. Only the queries that it names are
-    computed, so memory and time are those of the rows that are kept.
+    computed, and those that lie close between them, so memory and time are those of the rows that are kept.
     """
 
     choose: Callable[[Attention], Rows | None]
@@ -57,8 +61,8 @@ class Sample:
         wanted = sorted({query for queries in chosen.queries for query in queries})
         step = max(1, BLOCK // max(1, attention.batch * attention.heads * len(attention.keys)))
         blocks, broken, highest = [], 0, 0.0
-        for start, stop in _runs(wanted, step):
-            rows = attention.rows(start, stop).float()  # [batch, head, row, key]
+        for run in _runs(wanted, step):
+            rows = attention.rows(run[0], run[-1] + 1)[:, :, [query - run[0] for query in run]].float()
             finite = rows.isfinite()
             if not finite.all():
                 broken += int((~finite).sum())
@@ -71,15 +75,15 @@ class Sample:
         self.maps.append(Sampled(attention.site, values, attention.queries, attention.keys, broken, highest))
 
 
-def _runs(wanted: Sequence[int], step: int) -> Iterator[tuple[int, int]]:
-    """Neighbours of at most ``step`` as (start, stop), so that they are computed together."""
-    start = stop = wanted[0]
-    for query in wanted:
-        if query != stop or stop - start == step:
-            yield start, stop
-            start = query
-        stop = query + 1
-    yield start, stop
+def _runs(wanted: Sequence[int], step: int) -> Iterator[list[int]]:
+    """Queries that are near each other, from the first to the last at most ``step`` rows."""
+    run = [wanted[0]]
+    for query in wanted[1:]:
+        if query - run[-1] > NEAR or query - run[0] >= step:
+            yield run
+            run = []
+        run.append(query)
+    yield run
 
 
 def _averaging(parts: Sequence[Sequence[int]], wanted: Sequence[int]) -> Tensor:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LARGEST = math.log(2)
 """The divergence of two rows that share no key."""
 
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 """Weights that are compared with one head at a time: they and their logarithms stay in the cache."""
 
 TINY = 1e-30
@@ -64,14 +64,16 @@ def between(rows: Tensor, others: Tensor | None = None) -> Spread:
     size = heads if others is None else len(others)
     total, squares = torch.zeros(2, heads, size, dtype=torch.float64)
     step = max(1, BLOCK // max(1, size * keys))
+    mixed, logs = torch.empty(2, size, step, keys + 1, device=rows.device)  # used again for every head
     for start in range(0, count, step):
         these = _halves(rows[:, start : start + step])  # [head, row, key + 1]
         those = these if others is None else _halves(others[:, start : start + step])
         own, their = _entropy(these + these), _entropy(those + those)  # [head, row], [other, row]
         for head in range(heads):
             first = head + 1 if others is None else 0
-            mixed = _entropy(those[first:] + these[head])  # [other, row]
-            apart = (mixed - (their[first:] + own[head]) / 2).clamp(min=0).double()
+            both = torch.add(those[first:], these[head], out=mixed[first:, : these.shape[1]])
+            entropy = _entropy(both, logs[first:, : these.shape[1]])  # [other, row]
+            apart = (entropy - (their[first:] + own[head]) / 2).clamp(min=0).double()
             total[head, first:] += apart.sum(-1).cpu()
             squares[head, first:] += apart.square().sum(-1).cpu()
     if others is None:
@@ -103,6 +105,8 @@ def _halves(rows: Tensor) -> Tensor:
     return torch.cat([rows / sums.clamp(min=1), rest], -1) / 2 + TINY
 
 
-def _entropy(rows: Tensor) -> Tensor:
-    """Shannon entropy in nats, of rows without a zero.  [..., key] -> [...]"""
-    return -(rows.log().mul_(rows)).sum(-1)
+def _entropy(rows: Tensor, logs: Tensor | None = None) -> Tensor:
+    """Shannon entropy in nats, of rows without a zero; ``logs`` is room to work in.  [..., key] -> [...]"""
+    import torch
+
+    return -torch.log(rows, out=logs).mul_(rows).sum(-1)

@@ -109,7 +109,7 @@ def compare(model: Model, texts: Prepared | Sequence[Prepared], choice: Choice |
     """Run the model once a text, and measure how far its heads are apart.
 
     ``choice.layer`` compares the heads of one layer, ``choice.head`` the same number in all layers,
-    ``choice.kind`` a kind of attention; ``words`` and ``hide_special`` fold rows and keys first. Up to 256
+    ``choice.kind`` a kind of attention; ``words`` and ``hide_special`` fold rows and keys first. Up to 221
     tokens every row is compared, of longer texts an even sample. Raises ``SelectionError`` for what does not
     exist, or where fewer than two heads are meant, and ``InputError`` without a text.
     """

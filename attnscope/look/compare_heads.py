@@ -78,6 +78,8 @@ def compare_heads(
     record = model.run(prepared, [Only(select, [fold, sample])])
     kind = _kind(heads, record, choice)
     both = [_OneHead.of(head, kind, select, fold, sample) for head in heads]
+    if any(len(each.sampled.values) > 1 for each in both):
+        raise SelectionError("these heads see several pieces by themselves: compare all heads instead")
     if both[0].size != both[1].size:
         sizes = " and ".join(f"{rows} × {columns}" for rows, columns in (each.size for each in both))
         raise SelectionError(f"{heads[0].name} and {heads[1].name} see different tokens: {sizes}")

@@ -20,8 +20,8 @@ from attnscope.look.choice import Choice, tensor
 from attnscope.look.sentences import expect, kind_title, kinds_of
 from attnscope.models import Model, Prepared
 
-CELLS = 1 << 16
-"""Weights of each head that are compared: 256 rows of 256 keys, or 128 of 512. More rows are sampled."""
+CELLS = 3 << 14
+"""Weights of each head that are compared: 221 rows of 221 keys, or 96 of 512. More rows are sampled."""
 
 FEWEST = 32
 """Rows that are compared at least, however long they are."""
@@ -41,7 +41,10 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeadRows:
-    """The same rows of every head of one kind; ``of`` is how many the text has, ``record`` what ran."""
+    """The same rows of every head of one kind; ``of`` is how many the text has, ``record`` what ran.
+
+    Rows of all texts of a batch, or of all windows of a picture, follow each other.
+    """
 
     kind: Kind
     heads: tuple[Head, ...]
@@ -85,9 +88,9 @@ def head_rows(
     expect(sample.maps, record, choice)
     maps = sample.maps
     kind = maps[0].site.kind
-    sizes = {(len(kept.queries), len(kept.keys)) for kept in maps}
+    sizes = {(len(kept.queries), len(kept.keys), len(kept.values)) for kept in maps}
     if len(sizes) > 1:
-        listed = " and ".join(f"{queries} × {keys}" for queries, keys in sorted(sizes))
+        listed = " and ".join(f"{queries} × {keys}" for queries, keys, _ in sorted(sizes))
         raise SelectionError(
             f"heads can be compared that see the same tokens, and the layers see {listed}: "
             "choose one with --layer"
@@ -96,8 +99,8 @@ def head_rows(
     return HeadRows(
         kind=kind,
         heads=heads,
-        rows=torch.cat([kept.values[0].cpu() for kept in maps]),
-        of=len(choice.fold(maps[0].queries).places),
+        rows=torch.cat([kept.values.transpose(0, 1).flatten(1, 2).cpu() for kept in maps]),
+        of=len(choice.fold(maps[0].queries).places) * len(maps[0].values),
         record=record,
         notes=(*_kinds(kind, record, choice), *oddities(maps)),
     )

@@ -121,7 +121,7 @@ def expect(found: Sequence[object], record: Record, choice: Choice) -> None:
         raise SelectionError(f"no {asked}: this model has {have}")
     asked = f"layer {spans(missing) if missing else choice.layer}"
     if choice.head is not None:
-        asked = f"head L{choice.layer}H{choice.head}"
+        asked = f"head {choice.head}" if choice.layer is None else f"head L{choice.layer}H{choice.head}"
     raise SelectionError(
         f"no {asked}: this model has layers {spans(layers)}, heads {_head_numbers(sites, choice)}"
     )

@@ -19,7 +19,7 @@ class Counting(HeldRows):
         return super().rows(start, stop, heads)
 
 
-def attention(size=12, heads=3, seed=0):
+def attention(size=24, heads=3, seed=0):
     weights = torch.randn(1, heads, size, size, generator=torch.Generator().manual_seed(seed)).softmax(-1)
     return Attention(
         site=Site("layer.0", 0, "encoder", 0), source="kernel", kernel="eager", batch=1, heads=heads,
@@ -28,17 +28,17 @@ def attention(size=12, heads=3, seed=0):
     )  # fmt: skip
 
 
-def test_the_rows_that_are_named_are_kept_and_no_others_are_read():
+def test_the_rows_that_are_named_are_kept_and_none_far_from_them_is_read():
     seen = attention()
-    sample = Sample(lambda _: Rows([[1], [2], [7], [11]]))
+    sample = Sample(lambda _: Rows([[1], [2], [7], [23]]))
     sample.observe(seen)
-    assert torch.equal(sample.maps[0].values, seen.read.weights[:, :, [1, 2, 7, 11]])
-    assert seen.read.read == [(1, 3), (7, 8), (11, 12)]
+    assert torch.equal(sample.maps[0].values, seen.read.weights[:, :, [1, 2, 7, 23]])
+    assert seen.read.read == [(1, 8), (23, 24)]
 
 
 def test_rows_are_averaged_and_keys_added_up():
     seen = attention()
-    across = torch.zeros(2, 12)
+    across = torch.zeros(2, 24)
     across[0, :5] = across[1, 7:9] = 1
     sample = Sample(lambda _: Rows([[0, 3], [5]], across))
     sample.observe(seen)
@@ -50,13 +50,13 @@ def test_rows_are_averaged_and_keys_added_up():
 
 def test_blocks_change_nothing(monkeypatch):
     seen = attention()
-    whole = Sample(lambda _: Rows([[query] for query in range(12)]))
+    whole = Sample(lambda _: Rows([[query] for query in range(24)]))
     whole.observe(seen)
-    assert seen.read.read == [(0, 12)]
-    monkeypatch.setattr("attnscope.capture.sample.BLOCK", 3 * 12 * 5)
-    parts = Sample(lambda _: Rows([[query] for query in range(12)]))
+    assert seen.read.read == [(0, 24)]
+    monkeypatch.setattr("attnscope.capture.sample.BLOCK", 3 * 24 * 10)
+    parts = Sample(lambda _: Rows([[query] for query in range(24)]))
     parts.observe(seen)
-    assert seen.read.read[1:] == [(0, 5), (5, 10), (10, 12)]
+    assert seen.read.read[1:] == [(0, 10), (10, 20), (20, 24)]
     assert torch.equal(parts.maps[0].values, whole.maps[0].values)
 
 

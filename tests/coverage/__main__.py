@@ -16,7 +16,7 @@ import torch
 from tests.coverage.attempt import attempt
 from tests.coverage.result import Result
 
-SECONDS, MEMORY = 20, 9 << 30
+SECONDS, MEMORY = 12, 9 << 30
 
 
 def in_a_fork(model_type: str) -> Result:

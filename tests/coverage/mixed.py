@@ -40,6 +40,17 @@ def pages(model: Any) -> dict[str, Any]:
 
 
 TEXT_AS_IS = {"text_config": "sdpa", "": "eager"}
+SAM3 = {
+    "backbone_config.image_size": 112,
+    "backbone_config.pretrain_image_size": 112,
+    "backbone_config.hidden_size": 64,
+    "backbone_config.intermediate_size": 128,
+    "backbone_config.num_hidden_layers": 2,
+    "backbone_config.num_attention_heads": 4,
+    "backbone_config.global_attn_indexes": [1],
+    "backbone_config.window_size": 4,
+    "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
+}
 SMALL_IMAGE = {"vision_config.image_size": 56}
 QUERIES = SMALL_IMAGE | {
     "vision_config.num_attention_heads": 8,
@@ -65,6 +76,12 @@ MIXED: dict[str, Recipe] = {
     "diffusion_gemma": Recipe(changes={f"text_config.{key}": value for key, value in EXPERTS.items()}),
     "grounding-dino": Recipe(changes={"num_queries": 20}, eager=TEXT_AS_IS),
     "mm-grounding-dino": Recipe(changes={"num_queries": 20}, eager=TEXT_AS_IS),
+    "sam3": Recipe(
+        changes={f"vision_config.{key}": value for key, value in SAM3.items()},
+        inputs=lambda model: (
+            texts(model, ["input_ids", "attention_mask"], 2) | {"pixel_values": noise(2, 3, 112, 112)}
+        ),
+    ),
     "tipsv2": Recipe(changes=SMALL_IMAGE, inputs=both),
     "vision-text-dual-encoder": Recipe(changes={"vision_config.pooler_output_size": 48}, inputs=both),
     "videoprism": Recipe(

@@ -83,6 +83,11 @@ FROM_RESNET = {
 }
 DENSE = {"backbone_config.out_indices": [1, 2, 3, 4], "backbone_config.out_features": None}
 FOUR_STAGES = RESNET | {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
+HIERA = {
+    "backbone_channel_list": [768, 384, 192, 96],
+    "backbone_config.image_size": [128, 128],
+    "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
+}
 SAM = {"prompt_encoder_config.image_embedding_size": 16, "vision_config.num_pos_feats": 8}
 
 VISION: dict[str, Recipe] = {
@@ -130,6 +135,16 @@ VISION: dict[str, Recipe] = {
     "mask2former": Recipe(changes={"backbone_config": FOUR_STAGES}),
     "sam": Recipe(changes=SAM),
     "sam_hq": Recipe(changes=SAM),
+    "sam2_vision_model": Recipe(changes=HIERA, inputs=pixels(3, 128, 128)),
+    "sam2": Recipe(
+        changes={f"vision_config.{key}": value for key, value in HIERA.items()}
+        | {"prompt_encoder_config.image_size": 128},
+        inputs=lambda model: {
+            "pixel_values": noise(2, 3, 128, 128),
+            "input_points": torch.full((2, 1, 1, 2), 60.0),
+            "input_labels": torch.ones(2, 1, 1, dtype=torch.long),
+        },
+    ),
     "seggpt": Recipe(changes={"image_size": [64, 32]}, inputs=prompted),
     "siglip2_vision_model": Recipe(inputs=shaped_patches),
     "gemma4_vision": Recipe(inputs=placed_patches),

@@ -1,0 +1,213 @@
+"""``attnscope compare``: the numbers of the library, as pictures, JSON, CSV and arrays."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+
+from attnscope.look import Choice, compare, compare_heads, compare_models, compare_texts, through_layers
+from attnscope.models import load
+from tests.models.folders import minilm
+
+TEXT = "The cat sat on the mat because it was tired."
+OTHER = "The dog sat on the very old mat because it was tired."
+
+
+@pytest.fixture(scope="module")
+def own():
+    return load("own")
+
+
+@pytest.fixture(scope="module")
+def whole(own):
+    return compare(own, own.prepare(TEXT))
+
+
+def numbers(run, *arguments):
+    ran = run("compare", *arguments, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    return json.loads(ran.out)
+
+
+def test_all_heads_as_json(run, whole):
+    found = numbers(run, TEXT)
+    assert found["heads"] == [head.name for head in whole.heads]
+    assert np.array(found["distances"]) == pytest.approx(whole.distances, abs=1e-6)
+    assert [name for group in found["groups"] for name in group] == list(whole.view.table.rows)
+    assert found["rows"] == {"compared": 13, "of": 13}
+
+
+def test_all_pairs_as_csv(run, whole):
+    rows = list(csv.DictReader(io.StringIO(run("compare", TEXT, "--csv").out)))
+    assert len(rows) == 32 * 31 / 2
+    names = [head.name for head in whole.heads]
+    for row in rows[::50]:
+        expected = whole.distances[names.index(row["one"]), names.index(row["other"])]
+        assert float(row["distance"]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_all_heads_in_the_terminal(run, whole):
+    ran = run("compare", TEXT)
+    assert (ran.code, ran.err) == (0, "")
+    near = whole.nearest(1)[0]
+    assert f"attnscope compare '{TEXT}' {near.one.name} {near.other.name}" in ran.out
+    assert f"{len(whole.groups.members)} groups" in ran.out
+    for loner in whole.loners:
+        assert f"{loner.distance:.3f} nats apart from {loner.other.name}" in ran.out
+    commands = [line for line in ran.out.splitlines() if "attnscope compare" in line]
+    assert max(len(line) for line in ran.out.splitlines() if line not in commands) <= 80
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_all_heads_as_a_picture(run, tmp_path, suffix):
+    path = tmp_path / f"heads.{suffix}"
+    ran = run("compare", TEXT, "-o", path)
+    assert (ran.code, ran.out) == (0, "")
+    assert path.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], {"heads", "distances", "error", "groups", "points"}),
+        (["L0H1", "L2H3"], {"heads", "rows", "by_row", "one", "other", "difference", "queries", "keys"}),
+        (["--with-text", OTHER], {"heads", "change", "error"}),
+        (["--with-text", OTHER, "--head", "1.3"],
+         {"heads", "change", "error", "difference", "queries", "keys"}),
+        (["--with-model", "own"], {"heads", "others", "distances", "error", "matches"}),
+    ],
+)  # fmt: skip
+def test_arrays_are_saved(run, tmp_path, arguments, names):
+    path = tmp_path / "found.npz"
+    assert run("compare", TEXT, *arguments, "-o", path).code == 0
+    with np.load(path) as found:
+        assert set(found.files) == names
+        assert found["heads"].shape[1] == 2
+        if "difference" in names and "one" in names:
+            assert np.array_equal(found["difference"], found["one"] - found["other"])
+
+
+def test_one_head_number_through_the_layers(run, own):
+    seen = through_layers(own, own.prepare(TEXT), 3)
+    rows = list(csv.DictReader(io.StringIO(run("compare", TEXT, "--head", "3", "--csv").out)))
+    assert [row["head"] for row in rows] == ["L0H3", "L1H3", "L2H3", "L3H3"]
+    assert rows[0]["from before"] == ""
+    assert float(rows[2]["from before"]) == pytest.approx(seen.distances[1, 2], abs=1e-6)
+    assert numbers(run, TEXT, "--head", "3")["roles"] == list(seen.view.roles)
+    assert "head 3 through 4 layers" in run("compare", TEXT, "--head", "3").out
+
+
+def test_one_layer(run, own):
+    found = numbers(run, TEXT, "--layer", "2")
+    assert found["heads"] == [f"L2H{i}" for i in range(8)]
+
+
+def test_two_heads_and_the_tokens_where_they_part(run, own):
+    seen = compare_heads(own, own.prepare(TEXT), (0, 1), (2, 3))
+    found = numbers(run, TEXT, "L0H1", "2.3")
+    assert found["distance"] == pytest.approx(seen.distance, abs=1e-6)
+    assert found["partings"][0]["token"] == seen.view.partings[0].label
+    out = run("compare", TEXT, "L0H1", "L2H3").out
+    assert "L0H1 − L2H3" in out
+    assert "where they part most" in out
+
+
+def test_heads_may_follow_a_file(run, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    found = numbers(run, "L0H1", "L2H3", "--file", tmp_path / "text.txt")
+    assert found["heads"] == ["L0H1", "L2H3"]
+
+
+def test_two_texts(run, own):
+    seen = compare_texts(own, own.prepare(TEXT), own.prepare(OTHER))
+    rows = list(csv.DictReader(io.StringIO(run("compare", TEXT, "--with-text", OTHER, "--csv").out)))
+    assert [row["head"] for row in rows] == [seen.heads[head].name for head in seen.ranked]
+    out = run("compare", TEXT, "--with-text", OTHER).out
+    assert out.index("cat sat") < out.index("dog sat")
+    top = seen.heads[seen.ranked[0]].name
+    assert f"--head {top}" in out
+    assert (
+        f"{top} · the second text minus the first"
+        in run("compare", TEXT, "--with-text", OTHER, "--head", top).out
+    )
+
+
+def test_two_models_of_one_shape(run, own):
+    found = numbers(run, TEXT, "--with-model", "own")
+    assert found["drift"] == pytest.approx([0] * 32, abs=1e-6)
+    assert "Heads that drifted most" in run("compare", TEXT, "--with-model", "own").out
+
+
+def test_two_models_of_other_shapes(run, own):
+    real = load(minilm())
+    seen = compare_models(own, real, [(own.prepare(TEXT), real.prepare(TEXT))], Choice())
+    found = numbers(run, TEXT, "--with-model", minilm())
+    assert found["drift"] is None
+    assert [(m["one"], m["other"]) for m in found["matches"]] == [
+        (pair.one.name, pair.other.name) for pair in seen.matches
+    ]
+    out = run("compare", TEXT, "--with-model", minilm()).out
+    assert "L2H1 L0H2" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_many_texts(run, own, tmp_path):
+    texts = [TEXT, OTHER, "Heads look at words."]
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(texts))
+    seen = compare(own, [own.prepare(text) for text in texts])
+    found = numbers(run, "--texts", path)
+    assert (found["texts"], found["stability"]) == (3, pytest.approx(seen.stability, abs=1e-6))
+    assert np.array(found["error"]) == pytest.approx(seen.error, abs=1e-6)
+    out = run("compare", "--texts", path).out
+    assert "mean over 3 texts" in out
+    assert "±" in out
+    assert numbers(run, "--texts", path, "--with-model", "own")["texts"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["L0H1", "L9H9"], "no head L9H9: this model has layers 0-3"),
+        (["--with-text", "Nobody knows why"], "no token in common"),
+        (["--with-model", "own-causal"], "no kind of attention in common: own has encoder attention"),
+        (["--kind", "cross"], "no cross-attention: this model has encoder attention"),
+        (["--head", "8"], "no head 8: this model has layers 0-3, heads 0-7"),
+        (["-o", "heads.html"], "a comparison is saved as .png, .svg, .pdf, .npz"),
+        (["--cmap", "rainbow"], "no colour map 'rainbow'"),
+        (["--with-model", "no-such/folder/at-all"], "no model folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(run, arguments, sentence):
+    ran = run("compare", TEXT, *arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert sentence in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([TEXT, "L0H1"], "name two heads"),
+        ([TEXT, "L0H1", "L1H1", "L2H1"], "name two heads"),
+        ([TEXT, "L0H1", "first"], "'first' is no head"),
+        ([TEXT, "L0H1", "L1H1", "--layer", "2"], "say their layers"),
+        ([TEXT, "--with-text", OTHER, "--with-model", "own"], "choose one of"),
+        ([TEXT, "--head", "L1H1"], "one head alone"),
+        ([TEXT, "--with-text", OTHER, "--head", "3"], "which layer?"),
+        (["--texts", "texts.txt", "--with-text", OTHER], "take one text"),
+        ([], "give a text"),
+    ],
+)
+def test_what_says_nothing_together_is_wrong_usage(run, arguments, sentence):
+    ran = run("compare", *arguments)
+    assert ran.code == 2
+    assert sentence in " ".join(ran.err.replace("│", " ").split())
+
+
+def test_a_corpus_that_cannot_be_read_says_where(run, tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"fine\n\xff\xfe\n")
+    assert "line 2: byte 0 is no UTF-8 text" in run("compare", "--texts", tmp_path / "bad.txt").err
+    (tmp_path / "empty.txt").write_text("\n\n")
+    assert "holds no text" in run("compare", "--texts", tmp_path / "empty.txt").err

@@ -53,6 +53,7 @@ def browse(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
+    offline: options.Offline = False,
 ) -> None:
     """Browse all heads of a text in the terminal.
 

@@ -79,6 +79,7 @@ def check(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
+    offline: options.Offline = False,
 ) -> None:
     """Check claims about heads: exit code 0 if all of them hold, 1 if not.
 

@@ -115,6 +115,7 @@ def compare(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
+    offline: options.Offline = False,
 ) -> None:
     """Compare attention heads: all of them, two, or all of them on two texts or in two models.
 

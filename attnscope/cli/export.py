@@ -105,6 +105,7 @@ def export(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
+    offline: options.Offline = False,
 ) -> None:
     """Write every head as a file: for a paper, a web page, or the next program.
 

@@ -38,6 +38,7 @@ def info(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
+    offline: options.Offline = False,
 ) -> None:
     """List every attention call of a model's forward pass, and the layers that have none.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -160,6 +162,27 @@ AllowPickle = Annotated[
         "--allow-pickle",
         help="Load pickled weights where there are no safetensors.",
         rich_help_panel=MODEL,
+    ),
+]
+
+
+def _stay_offline(asked: bool) -> bool:
+    """Keep the hub's library, which every download goes through, off the network from here on."""
+    if asked:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # it reads this when it is imported
+        hub = sys.modules.get("huggingface_hub.constants")
+        if hub is not None:
+            vars(hub)["HF_HUB_OFFLINE"] = True
+    return asked
+
+
+Offline = Annotated[
+    bool,
+    typer.Option(
+        "--offline",
+        help="Use models that are already here; nothing goes to the network.",
+        rich_help_panel=MODEL,
+        callback=_stay_offline,
     ),
 ]
 

@@ -73,6 +73,7 @@ def show(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
+    offline: options.Offline = False,
 ) -> None:
     """Show what the attention heads do on a text.
 

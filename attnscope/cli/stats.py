@@ -111,6 +111,7 @@ def stats(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
+    offline: options.Offline = False,
     explain: Annotated[
         str | None, typer.Option(help="Say what a measure or a role means, and stop.", show_default=False)
     ] = None,
@@ -127,7 +128,7 @@ def stats(
     if texts is None:
         corpus.refuse_without_texts(context)
         first, second = read_text(text, second_text, file, line)
-    elif text is not None or file is not None:
+    elif (text, second_text, file, line) != (None,) * 4:
         raise typer.BadParameter("give a text or --texts, not both", param_hint="TEXT")
     from attnscope.look import Choice, conditions, launched, read_corpus
     from attnscope.look import stats as measure

@@ -194,7 +194,7 @@ def _ask_hub(name: str, revision: str | None) -> None:
     except errors.OfflineModeIsEnabled:
         raise ModelError(
             f"no model {name!r}: there is no such folder here, it is not in the cache, and the hub is "
-            "switched off (HF_HUB_OFFLINE)"
+            "switched off (--offline, or HF_HUB_OFFLINE)"
         ) from None
     except Exception as error:  # every transport has its own exceptions for "nobody answers"
         raise ModelError(

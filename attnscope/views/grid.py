@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class Grid:
         """The largest number of heads in a layer."""
         return max((layer.heads for layer in self.layers), default=0)
 
-    @property
+    @cached_property
     def signed(self) -> bool:
         """Whether there are negative values, which no attention has: then 0 is in the middle of the map."""
         return any(bool((layer.values < 0).any()) for layer in self.layers)

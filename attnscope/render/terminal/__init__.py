@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from rich.cells import cell_len
@@ -36,6 +37,9 @@ from attnscope.views.heads import HeadMap, Ranking
 from attnscope.views.heatmap import Heatmap
 from attnscope.views.pair import HeadPair
 from attnscope.views.strip import Strip
+
+TEXT_OF = itemgetter(0)
+"""The text of a segment; this is asked ten thousand times a frame."""
 
 View: TypeAlias = (
     "Heatmap | Grid | Focus | HeadMap | Ranking | DistanceMap | HeadPlane | Strip | HeadPair | AlignedTexts"
@@ -76,8 +80,9 @@ class Picture:
                 line = _trimmed(line)
             if surface.ascii:
                 line = [_in_ascii(segment) for segment in line]
-            for segment in line:
-                yield segment if segment.text.isprintable() else _safe(segment)
+            if not all(map(str.isprintable, map(TEXT_OF, line))):
+                line = [_safe(segment) for segment in line]
+            yield from line
             yield end
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from rich.segment import Segment
 
-from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading
+from attnscope.render.terminal.strokes import colour_bar, footing, half_block_lines, heading
 from attnscope.render.terminal.surface import BRACKET, DIM, MARK, TONES, Line, Palette, Surface
 from attnscope.render.terminal.text import wrap
 from attnscope.views.axes import Array
@@ -84,10 +84,9 @@ def thumbnails(
     tones = np.where(levels < 0, -1, np.round(levels * (TONES - 1))).astype(int)
     tones = _stretched(tones, height, width)
     tones = np.pad(tones, ((0, 0), (0, 1), (0, 0)), constant_values=-1)  # the half line of air
-    return [
-        [half_blocks(head[row], head[row + 1], palette) for row in range(0, height, 2)]
-        for head in tones.tolist()
-    ]
+    lines = half_block_lines(tones.reshape(-1, width), palette)
+    tall = (height + 1) // 2
+    return [lines[start : start + tall] for start in range(0, len(lines), tall)]
 
 
 def _stretched(cells: Array, height: int, width: int) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading, readings
+from attnscope.render.terminal.strokes import colour_bar, footing, half_block_lines, heading, readings
 from attnscope.render.terminal.surface import (
     BOLD,
     DIM,
@@ -182,10 +182,9 @@ def _half_rows(
     numbers = np.where(view.masked, -1, tones)
     if len(queries) % 2:
         numbers = np.vstack([numbers, np.full_like(numbers[:1], -1)])
-    pairs = numbers.tolist()
-    for row in range(0, len(pairs), 2):
+    for row, cells in zip(range(0, len(queries), 2), half_block_lines(numbers, palette), strict=True):
         line = [Segment(_row_label(queries[row], layout, right=True), MARK if row == marked else PLAIN)]
-        line += [Segment(" "), *half_blocks(pairs[row], pairs[row + 1], palette)]
+        line += [Segment(" "), *cells]
         if row + 1 < len(queries):
             line.append(Segment(" "))
             line.append(Segment(_row_label(queries[row + 1], layout), MARK if row + 1 == marked else PLAIN))

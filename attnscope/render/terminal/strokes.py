@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 
+import numpy as np
 from rich.cells import cell_len
 from rich.segment import Segment
 
@@ -21,6 +23,7 @@ from attnscope.render.terminal.surface import (
     tone,
 )
 from attnscope.render.terminal.text import cut, fit, isolated, wrap
+from attnscope.views.axes import Array
 from attnscope.views.heatmap import Reading
 
 
@@ -85,25 +88,35 @@ def _reading(reading: Reading) -> tuple[str, str, str, str]:
 
 def half_blocks(above: list[int], below: list[int], palette: Palette) -> Line:
     """One line of cells, two tones each; -1 leaves the terminal's own background."""
-    ready = _half_block_segments(palette)
-    line: Line = []
-    run, before = 0, (-2, -2)
-    for pair in [*zip(above, below, strict=True), (-2, -2)]:
-        if pair == before:
-            run += 1
-            continue
-        if run:
-            key = (run, before)
-            if key not in ready:
-                ready[key] = _half_block(*before, run, palette)
-            line.append(ready[key])
-        run, before = 1, pair
-    return line
+    return half_block_lines(np.array([above, below]), palette)[0]
+
+
+def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
+    """Lines of cells, two tones each, from twice as many rows.  [row, column] -> a line for every two rows
+
+    Neighbours of one pair of tones are one segment. All lines are looked through at once, because a frame
+    has thousands of cells, and segments are kept, because it has few pairs of tones.
+    """
+    pairs = (tones[0::2] + 1) * (TONES + 1) + tones[1::2] + 1  # [line, column]
+    count, columns = pairs.shape
+    begins = np.ones(pairs.shape, bool)
+    begins[:, 1:] = pairs[:, 1:] != pairs[:, :-1]
+    starts = np.flatnonzero(begins)
+    runs = np.diff(starts, append=pairs.size)
+    keys = (pairs.ravel()[starts] * (columns + 1) + runs).tolist()
+    ready = _half_block_segments(palette, columns)
+    for key in set(keys).difference(ready):
+        pair, run = divmod(key, columns + 1)
+        above, below = divmod(pair, TONES + 1)
+        ready[key] = _half_block(above - 1, below - 1, run, palette)
+    segments = [ready[key] for key in keys]
+    edges = np.searchsorted(starts, np.arange(count + 1) * columns).tolist()
+    return [segments[start:stop] for start, stop in pairwise(edges)]
 
 
 @cache
-def _half_block_segments(palette: Palette) -> dict[tuple[int, tuple[int, int]], Segment]:
-    """Segments that were drawn before: there are few pairs of tones, and a frame has thousands of cells."""
+def _half_block_segments(palette: Palette, columns: int) -> dict[int, Segment]:
+    """Segments that were drawn before, by pair of tones and length, in pictures so many columns wide."""
     return {}
 
 

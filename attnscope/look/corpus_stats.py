@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -31,7 +31,8 @@ class Progress:
     """How far a run is: ``done`` in the corpus's own unit, ``entries`` read of it, and what they held.
 
     ``taken`` of ``calls`` of attention ran as a single pass. ``skipped`` texts could not be read; ``places``
-    says where the first of them stand. ``layout`` is what ran, in words.
+    says where the first of them stand. ``cut`` texts were longer than the model reads, ``notes`` says what
+    else was done to texts, ``layout`` is what ran, in words.
     """
 
     done: int = 0
@@ -40,6 +41,8 @@ class Progress:
     tokens: int = 0
     skipped: int = 0
     places: list[str] = field(default_factory=list)
+    cut: int = 0
+    notes: list[str] = field(default_factory=list)
     taken: int = 0
     calls: int = 0
     layout: list[str] = field(default_factory=list)
@@ -193,6 +196,7 @@ class _Run:
         for entry in window:
             prepared = InputError(entry.fault) if entry.fault else next(made)
             if not isinstance(prepared, InputError):
+                self._note(prepared.notes)
                 yield prepared
                 continue
             if self.strict:
@@ -201,6 +205,13 @@ class _Run:
             self.progress.places += [entry.where] if len(self.progress.places) < NAMED else []
             if processes.number == 0:
                 self.report(f"{entry.where}: {prepared}")
+
+    def _note(self, notes: Sequence[str]) -> None:
+        """Count the texts that were cut, and keep whatever else a model says of a text, once."""
+        self.progress.cut += any(note.startswith("cut:") for note in notes)
+        self.progress.notes += [
+            note for note in notes if not note.startswith("cut:") and note not in self.progress.notes
+        ]
 
     def _pass(self, batch: Batch, measured: Measured) -> tuple[Record, int]:
         """One forward pass of a batch; how many calls of it ran as a single pass."""
@@ -219,11 +230,12 @@ class _Run:
         layers, how = seen.layout or ("", "")
         size = f"{seen.texts:,} texts, {seen.tokens:,} tokens"
         parts = (self.model.title, layers, size, how)
-        notes = self.model.notes
+        notes = (*self.model.notes, *seen.notes)
         if seen.skipped:
             more = ", ..." if seen.skipped > len(seen.places) else ""
-            texts = "1 text" if seen.skipped == 1 else f"{seen.skipped:,} texts"
-            notes += (f"{texts} could not be read: {', '.join(seen.places)}{more}",)
+            notes += (f"{_texts(seen.skipped)} could not be read: {', '.join(seen.places)}{more}",)
+        if seen.cut:
+            notes += (f"{_texts(seen.cut)} {'was' if seen.cut == 1 else 'were'} cut at the limit of tokens",)
         return Stats(
             tuple(total.measured.figures()),
             " · ".join(part for part in parts if part),
@@ -231,3 +243,7 @@ class _Run:
             notes,
             total.importances.figures(),
         )
+
+
+def _texts(count: int) -> str:
+    return "1 text" if count == 1 else f"{count:,} texts"

@@ -165,6 +165,16 @@ def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(mo
         corpus_stats(model, read_corpus(path), strict=True)
 
 
+def test_texts_that_were_cut_are_counted_and_what_a_model_says_is_said_once(model, tmp_path):
+    texts = [TEXTS[0], "too long " * 600, "far too long " * 600]
+    assert (
+        "2 texts were cut at the limit of tokens" in corpus_stats(model, Listed(texts), truncate=True).notes
+    )
+    both = load(t5(tmp_path))
+    notes = corpus_stats(both, Listed(TEXTS[:3])).notes
+    assert sum("the decoder reads the text itself" in note for note in notes) == 1
+
+
 def test_a_limit_stops_after_so_many_texts(model):
     assert_same(corpus_stats(model, Listed(TEXTS), limit=5).heads, one_by_one(model, TEXTS[:5]))
 

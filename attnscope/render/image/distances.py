@@ -29,12 +29,14 @@ FAINTEST = 0.12
 
 def distances_figure(view: HeadDistances, style: Style) -> Figure:
     """The table on the left, the plane on the right. The image of the table holds nearness, 0 to 1."""
-    side = LARGEST if style.width is None else max((style.width - 0.9 - ROOM - BETWEEN - 0.15) / 2, 1.5)
-    left = _label_room(view.table)
+    left, right = _label_room(view.table), 0.15
+    side = LARGEST
+    if style.width is not None:
+        side = max((style.width - left - ROOM - BETWEEN - right) / 2, 1.5)
     figure, axes = sheet(
         2 * side + ROOM + BETWEEN,
         side,
-        Margins(left, 0.15, 0.35, 0.1),
+        Margins(left, right, 0.35, 0.1),
         title=view.title,
         subtitle=view.subtitle,
         notes=view.notes,
@@ -54,7 +56,7 @@ def distance_figure(view: DistanceMap, style: Style) -> Figure:
     cell = LARGEST / max(rows, columns)
     left = _label_room(view)
     if style.width is not None:
-        cell = max(style.width - left - ROOM - 0.3, 1.0) / columns
+        cell = max(style.width - left - ROOM, 1.0) / columns
     figure, axes = sheet(
         cell * columns,
         cell * rows,

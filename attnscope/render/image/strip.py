@@ -28,7 +28,7 @@ def strip_figure(view: Strip, style: Style) -> Figure:
     left = axis.room([max((series.name for series in view.series), key=len)], NORMAL)
     step = min(WIDEST, 11.0 / count)
     if style.width is not None:
-        step = max(style.width - left - ROOM - 0.3, 1.0) / count
+        step = max(style.width - left - ROOM, 1.0) / count
     # one row of thumbnails: each layer's only head becomes a head of one layer
     heads = Grid(
         (

@@ -46,7 +46,7 @@ def _filled(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str, str
         elif one.text != other.text:
             mark = REPLACED
         wide = max(cell_len(text) for text in texts)
-        if line and used + wide > width:
+        if line and used + wide + 1 > width:
             yield line
             line, used = [], 0
         line.append((texts[0], texts[1], mark, wide))

@@ -9,8 +9,8 @@ import numpy as np
 from rich.segment import Segment
 
 from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading
-from attnscope.render.terminal.surface import DIM, TONES, Line, Palette, Surface, written_on
-from attnscope.render.terminal.text import cut, fit, wrap
+from attnscope.render.terminal.surface import DIM, SHADE_FROM, TONES, Line, Palette, Surface, written_on
+from attnscope.render.terminal.text import cut, fit, flow, wrap
 from attnscope.views.axes import Array
 from attnscope.views.distances import DistanceMap
 
@@ -43,12 +43,11 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     yield from _header(view, layout)
     yield from _half_rows(view, layout, palette) if layout.half else _rows(view, layout, surface, palette)
     yield []
-    far = f"{view.top:.2f} nats apart"
     if surface.colour:
-        yield colour_bar(far, "0, alike", surface, palette)
+        yield colour_bar(f"{view.top:.2f} nats", "0 alike", surface, palette)
     else:
-        steps = (f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in (0.05, 0.25, 0.5, 0.75))
-        yield [Segment("  ".join(steps) + "  nats apart, or nearer")]
+        steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in SHADE_FROM]
+        yield from ([Segment(line)] for line in flow([*steps, "nats apart, or nearer"], surface.width, "  "))
     for line in wrap(_said(view, layout), surface.width):
         yield [Segment(line, DIM)]
     yield from footing(view.notes, surface)

@@ -50,11 +50,14 @@ def strip_lines(view: Strip, surface: Surface) -> Iterator[Line]:
     for series in view.series:
         known = [value for value in series.values if value is not None]
         ends = f"{min(known):.2f} to {max(known):.2f} {series.unit}" if known else ""
-        yield [
-            Segment(fit(series.name, label), DIM),
-            Segment(_sparks(series, surface)),
-            Segment(f"  {ends}", DIM),
-        ]
+        sparks = _sparks(series, surface)
+        name = Segment(fit(series.name, label), DIM)
+        if label + len(sparks) + 2 + len(ends) <= surface.width:
+            yield [name, Segment(sparks), Segment(f"  {ends}", DIM)]
+            continue
+        yield [name, Segment(ends, DIM)]
+        for start in range(0, len(sparks), room):
+            yield [Segment(" " * label), Segment(sparks[start : start + room])]
     yield []
     yield from legend(view.thumbnails, small, surface, palette)
     yield from footing(view.notes, surface)
@@ -74,6 +77,8 @@ def _sparks(series: Series, surface: Surface) -> str:
     """One character a layer, the taller the larger, from the smallest value to the largest."""
     marks = ASCII_SPARKS if surface.ascii else SPARKS
     known = np.array([np.nan if value is None else value for value in series.values])
+    if np.isnan(known).all():
+        return " " * len(known)
     low, high = np.nanmin(known), np.nanmax(known)
     levels = (known - low) / ((high - low) or 1.0)
     return "".join(

@@ -90,7 +90,7 @@ class Recorder:
         finally:
             self._frames.pop()
         path = self.path[-1] if known is None and self.path else known
-        with _quietly():
+        with quietly():
             found = concluded(frame, result)
             if found is None:
                 self._seen += 1
@@ -178,7 +178,7 @@ class Recorder:
         self._calls[name] += 1
         attention = replace(attention, site=site)
         self.record.sites.append(SiteRecord.of(attention, self._step, found.window))
-        with _quietly():
+        with quietly():
             for observer in self.observers:
                 observer.observe(attention)
 
@@ -232,7 +232,7 @@ class Recorder:
         self._ran.add(call.name)
         self._seen_before[call] = self._seen
         if self.singles.held:
-            with _quietly():
+            with quietly():
                 self.singles.entered(call)
         if placer_of(call.module) is not None:
             self.trace = Trace()
@@ -241,7 +241,7 @@ class Recorder:
         placer, trace = placer_of(call.module), self.trace
         if placer is not None and trace is not None:
             self.trace = None
-            with _quietly():
+            with quietly():
                 rows = placer(call.module, call.tensors, trace)
                 if rows is None:
                     self.record.holes.append(holes.unplaced(call.name, call.module))
@@ -249,10 +249,10 @@ class Recorder:
                     self._saw(from_pieces(rows, type(call.module).__name__), call.name)
         unseen = self._seen_before.pop(call, None) == self._seen
         if unseen and self.listens and outputs.may_show(call, output):
-            with _quietly():
+            with quietly():
                 self._look_at(call, output)
         if self.singles.held:
-            with _quietly():
+            with quietly():
                 self.singles.left(call)
 
     def _look_at(self, call: Call, output: object) -> None:
@@ -264,7 +264,7 @@ class Recorder:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """The recording or an observer at work: its own arithmetic needs no gradient and is not recorded."""
     _quiet.depth = getattr(_quiet, "depth", 0) + 1
     try:

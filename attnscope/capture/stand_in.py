@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attnscope.attention import Attention
 from attnscope.capture.found import SdpaCall
+from attnscope.capture.interface import attention_functions
+from attnscope.capture.kernels import Frame
 from attnscope.capture.pool import Pool, Pooled
-from attnscope.capture.recorder import Observer
+from attnscope.capture.recorder import Observer, quietly
 from attnscope.capture.rows import ScoredRows
 from attnscope.capture.single_pass import SinglePass
 from attnscope.capture.statistics import Statistics, StreamedRows
@@ -20,6 +24,9 @@ from attnscope.capture.statistics import Statistics, StreamedRows
 
 class StandIn(TorchFunctionMode):
     """Computes what ``scaled_dot_product_attention`` is asked for in a single pass, where that can be done.
+
+    So it does for the eager attention functions of transformers that cap scores or have sinks, which torch's
+    kernel does not.
 
     Open it around a recording, and let it show the observers what it has seen:
 
@@ -37,6 +44,18 @@ class StandIn(TorchFunctionMode):
         self.taken = 0
         self.left = 0
         self._latest: tuple[Tensor, Statistics] | None = None
+        self._taps = ExitStack()
+
+    def __enter__(self) -> StandIn:
+        """Stand in on this thread from here on."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._taps.enter_context(attention_functions(self))
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        """Leave the kernels alone again."""
+        self._taps.close()
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -63,6 +82,35 @@ class StandIn(TorchFunctionMode):
         output, statistics = done
         self._latest = call.query, statistics
         return output
+
+    def kernel_call(
+        self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an attention function of transformers, or the single pass in the place of an eager one."""
+        frame = Frame.of(name, args, kwargs)
+        softcap, sinks = frame.options.get("softcap"), frame.options.get("s_aux")
+        learning = torch.is_grad_enabled() and frame.query.requires_grad
+        if name != "eager" or learning or (softcap is None and sinks is None):
+            return kernel(*args, **kwargs)
+        with quietly():  # its own products and exponentials are no attention of the model
+            done = self.engine.attend(
+                frame.query,
+                frame.key,
+                frame.value,
+                frame.mask,
+                scale=frame.options.get("scaling"),
+                dropout=frame.options.get("dropout") or 0.0,
+                softcap=softcap,
+                sinks=sinks,
+            )
+        if done is None:
+            self.left += 1
+            self._latest = None
+            return kernel(*args, **kwargs)
+        self.taken += 1
+        output, statistics = done
+        self._latest = frame.query, statistics
+        return output.transpose(1, 2).contiguous(), None  # [batch, query, head, size]
 
     def shown_to(self, observers: Sequence[Observer]) -> Observer:
         """One observer that shows every attention to these, with its statistics if they are known."""

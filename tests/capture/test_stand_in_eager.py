@@ -1,0 +1,91 @@
+"""Eager attention with capped scores or sinks runs as a single pass, to the same outputs and figures."""
+
+import pytest
+import torch
+import transformers
+
+from attnscope.attention import Token
+from attnscope.capture import recording
+from attnscope.capture.single_pass import SinglePass
+from attnscope.capture.stand_in import StandIn
+from attnscope.measures import Measured
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
+    "attn_implementation": "eager",
+}  # fmt: skip
+
+
+def gemma2():
+    config = transformers.Gemma2Config(**SIZES, sliding_window=100, attn_logit_softcapping=2.0)
+    return transformers.Gemma2Model(config)
+
+
+def gpt_oss():
+    config = transformers.GptOssConfig(
+        **SIZES, sliding_window=100, num_local_experts=2, num_experts_per_tok=1
+    )
+    return transformers.GptOssModel(config)
+
+
+@pytest.fixture(scope="module", params=[gemma2, gpt_oss])
+def model(request):
+    torch.manual_seed(0)
+    model = request.param().eval()
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(3, 50, (1, 600), generator=torch.Generator().manual_seed(1))
+
+
+def run(model, ids, stand_in=None):
+    """The model's output, and the figures of its heads."""
+    measured = Measured()
+    text = tuple(Token(f"w{id_}", id_) for id_ in ids[0].tolist())
+    observers = [measured if stand_in is None else stand_in.shown_to([measured])]
+    with torch.inference_mode():
+        if stand_in is None:
+            with recording(model, observers, {"decoder": (text, text)}) as record:
+                output = model(input_ids=ids, use_cache=False).last_hidden_state
+        else:
+            with stand_in, recording(model, observers, {"decoder": (text, text)}) as record:
+                output = model(input_ids=ids, use_cache=False).last_hidden_state
+    return output, measured.figures(), record
+
+
+def test_outputs_and_figures_are_those_of_the_eager_function(model, ids):
+    stand_in = StandIn(SinglePass([ids[0].tolist()]))
+    plain, expected, _ = run(model, ids)
+    output, found, record = run(model, ids, stand_in)
+    assert (stand_in.taken, stand_in.left) == (2, 0)
+    assert record.holes == []
+    torch.testing.assert_close(output, plain, rtol=1e-4, atol=1e-4)
+    assert len(found) == len(expected) == 8
+    for one, other in zip(found, expected, strict=True):
+        assert one.site == other.site
+        assert one.figures.keys() == other.figures.keys()
+        for name, figure in other.figures.items():
+            assert one.figures[name].rows == figure.rows, name
+            assert one.figures[name].value == pytest.approx(figure.value, rel=1e-4, abs=1e-4), name
+            assert one.figures[name].baseline == pytest.approx(figure.baseline, rel=1e-9, abs=1e-12), name
+
+
+def test_a_short_text_is_left_to_the_function(model, ids):
+    stand_in = StandIn(SinglePass([ids[0, :50].tolist()]))
+    plain, _, _ = run(model, ids[:, :50])
+    output, _, _ = run(model, ids[:, :50], stand_in)
+    assert (stand_in.taken, stand_in.left) == (0, 2)
+    assert torch.equal(output, plain)
+
+
+def test_nothing_stays_behind(model, ids):
+    plain, _, _ = run(model, ids)
+    run(model, ids, StandIn(SinglePass([ids[0].tolist()])))
+    again, _, record = run(model, ids)
+    assert torch.equal(again, plain)
+    assert {site.kernel for site in record.sites} == {"eager"}

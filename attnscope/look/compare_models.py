@@ -109,7 +109,8 @@ def compare_models(
     choice = choice or Choice()
     if not texts:
         raise InputError("there is no text to compare models on: give one at least")
-    found = [_one_text(model, other, *prepared, choice) for prepared in texts]
+    kind = _common_kind(model, other, *texts[0], choice)
+    found = [_one_text(model, other, *prepared, replace(choice, kind=kind), kind) for prepared in texts]
     first = found[0]
     if any((text.heads, text.others) != (first.heads, first.others) for text in found):
         raise SelectionError("the texts run through different layers: compare the models on one at a time")
@@ -159,12 +160,12 @@ class _OneText:
 def _what(text: _OneText) -> str:
     if text.heads == text.others:
         return "drift of each head"
-    return f"{len(text.heads)} heads and {len(text.others)} matched"
+    return f"{len(text.heads)} heads matched with {len(text.others)}"
 
 
-def _one_text(model: Model, other: Model, mine: Prepared, theirs: Prepared, choice: Choice) -> _OneText:
-    kind = _common_kind(model, other, mine, theirs, choice)
-    choice = replace(choice, kind=kind)
+def _one_text(
+    model: Model, other: Model, mine: Prepared, theirs: Prepared, choice: Choice, kind: Kind
+) -> _OneText:
     if _reads_alike(mine, theirs, kind):
         one, two = (head_rows(each, text, choice) for each, text in ((model, mine), (other, theirs)))
         of, tokens = one.of, True

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST = 4.6  # inches of a table's longer side
+NARROWEST = 5.4  # inches of a picture in which a title has room
 NAMED = 0.055
 """Inches of a cell from which every head has its name beside it."""
 
@@ -55,12 +56,13 @@ def distance_figure(view: DistanceMap, style: Style) -> Figure:
     rows, columns = len(view.rows), len(view.columns)
     cell = LARGEST / max(rows, columns)
     left = _label_room(view)
+    right = max(ROOM, NARROWEST - left - cell * columns)
     if style.width is not None:
-        cell = max(style.width - left - ROOM, 1.0) / columns
+        right, cell = ROOM, max(style.width - left - ROOM, 1.0) / columns
     figure, axes = sheet(
         cell * columns,
         cell * rows,
-        Margins(left, ROOM, 0.35, 0.1),
+        Margins(left, right, 0.35, 0.1),
         title=view.title,
         subtitle=view.subtitle,
         notes=view.notes,

@@ -10,11 +10,11 @@ from rich.segment import Segment
 
 from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading
 from attnscope.render.terminal.surface import DIM, SHADE_FROM, TONES, Line, Palette, Surface, written_on
-from attnscope.render.terminal.text import cut, fit, flow, wrap
+from attnscope.render.terminal.text import centred, cut, fit, flow, wrap
 from attnscope.views.axes import Array
 from attnscope.views.distances import DistanceMap
 
-NUMBERED, SQUARE = 5, 2
+NUMBERED, SQUARE = 6, 2
 """Columns of a cell with a number in it, and of one without that still has its line to itself."""
 
 TALLEST = 40
@@ -48,15 +48,16 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     else:
         steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in SHADE_FROM]
         yield from ([Segment(line)] for line in flow([*steps, "nats apart, or nearer"], surface.width, "  "))
-    for line in wrap(_said(view, layout), surface.width):
-        yield [Segment(line, DIM)]
+    yield from ([Segment(line, DIM)] for line in wrap(_said(view, layout), surface.width))
     yield from footing(view.notes, surface)
 
 
 def _said(view: DistanceMap, layout: _Layout) -> str:
     if not view.groups:
         return ""
-    told = "each line is a head" if not layout.half else "each line is two heads"
+    if layout.cell == NUMBERED:
+        return "groups of alike heads stand apart" if layout.gap else ""
+    told = "each line is two heads" if layout.half else "each line is a head"
     return f"{told}, in the same order as the columns; numbers above name groups of alike heads"
 
 
@@ -89,7 +90,7 @@ def _header(view: DistanceMap, layout: _Layout) -> Iterator[Line]:
     edges = _edges(view, layout)
     if layout.cell == NUMBERED:
         names = "".join(
-            (" " if i in edges else "") + fit(name, NUMBERED, right=True)
+            (" " if i in edges else "") + centred(cut(name, NUMBERED), NUMBERED)
             for i, name in enumerate(view.columns)
         )
         yield [Segment(space + names, DIM)]
@@ -118,7 +119,7 @@ def _rows(view: DistanceMap, layout: _Layout, surface: Surface, palette: Palette
         for column in range(len(view.columns)):
             if column in edges:
                 line.append(Segment(" "))
-            number = f"{view.values[row, column]:.2f} " if layout.cell == NUMBERED else ""
+            number = f" {view.values[row, column]:.2f} " if layout.cell == NUMBERED else ""
             text = number.rjust(layout.cell)
             if surface.colour:
                 line.append(Segment(text, written_on(palette, int(tones[row, column]))))

@@ -48,9 +48,9 @@ def plane_lines(view: HeadPlane, surface: Surface) -> Iterator[Line]:
             at = column + len(text)
         yield line
     yield []
-    said = (
-        f"{told}{', coloured from the first layer to the last' if surface.colour else ''}; near means alike"
-    )
+    if surface.colour and len(set(view.layers)) > 1:
+        told += ", coloured from the first layer to the last"
+    said = f"{told}; near means alike"
     yield from ([Segment(line, DIM)] for line in wrap(said, surface.width))
     yield from footing(view.notes, surface)
 
@@ -58,7 +58,8 @@ def plane_lines(view: HeadPlane, surface: Surface) -> Iterator[Line]:
 def _height(points: Array, columns: int) -> int:
     """Lines that show the points in their own proportions, in so many columns."""
     wide, tall = np.ptp(points, axis=0)
-    return int(np.clip(round(columns * tall / max(wide, 1e-12) / ASPECT), LOWEST, TALLEST))
+    tallest = min(TALLEST, 8 + len(points) // 2)
+    return int(np.clip(round(columns * tall / max(wide, 1e-12) / ASPECT), LOWEST, tallest))
 
 
 def _on_grid(points: Array, columns: int, lines: int) -> list[tuple[int, int]]:

@@ -78,6 +78,7 @@ def test_a_small_table_has_its_numbers():
     out = printed(view, width=80)
     assert f"{view.values[0, 1]:.2f}" in out
     assert "L0H5" in out
+    assert "numbers above" not in out
 
 
 @pytest.mark.parametrize(("count", "width"), [(1, 80), (12, 40), (32, 80), (72, 80), (72, 160)])

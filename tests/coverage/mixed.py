@@ -9,7 +9,7 @@ import torch
 from tests.coverage.feed import LENGTH, image, noise, numbers, texts
 from tests.coverage.recipe import Recipe
 from tests.coverage.text import EXPERTS, INDEXED, ROPE
-from tests.coverage.vision import FOUR_STAGES, THIN, flat_patches, shaped_patches
+from tests.coverage.vision import FOUR_STAGES, THIN, flat_patches, pixels, shaped_patches
 
 
 def regions(model: Any) -> dict[str, Any]:
@@ -81,6 +81,17 @@ MIXED: dict[str, Recipe] = {
         inputs=lambda model: (
             texts(model, ["input_ids", "attention_mask"], 2) | {"pixel_values": noise(2, 3, 112, 112)}
         ),
+    ),
+    "sam3_vision_model": Recipe(changes=SAM3, inputs=pixels(3, 112, 112)),
+    "sam3_lite_text_text_model": Recipe(layers=4),
+    "sam3_tracker": Recipe(
+        changes={f"vision_config.{key}": value for key, value in SAM3.items()}
+        | {"prompt_encoder_config.image_size": 112, "prompt_encoder_config.patch_size": 14},
+        inputs=lambda model: {
+            "pixel_values": noise(2, 3, 112, 112),
+            "input_points": torch.full((2, 1, 1, 2), 60.0),
+            "input_labels": torch.ones(2, 1, 1, dtype=torch.long),
+        },
     ),
     "tipsv2": Recipe(changes=SMALL_IMAGE, inputs=both),
     "vision-text-dual-encoder": Recipe(changes={"vision_config.pooler_output_size": 48}, inputs=both),

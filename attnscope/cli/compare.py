@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnscope.cli import options
-from attnscope.cli.command import CHANGED, LONGEST, written
+from attnscope.cli.command import LONGEST, written
 from attnscope.cli.heads import parse_head
 from attnscope.cli.loading import OPTIONS, load_model
 from attnscope.cli.text import read_text
@@ -33,6 +33,9 @@ attnscope compare --texts sentences.txt -m my-bert --with-model my-fine-tuned-be
 """
 
 WITH = "What to compare with"
+CHANGED = ("heads", "layer", "head", "out", "as_json", "as_csv")
+"""What the commands that are offered choose anew."""
+
 SAVED = (*options.PICTURES, ".npz")
 
 
@@ -241,7 +244,7 @@ def _texts(path: Path) -> list[tuple[str, str | None]]:
 
 def _command(context: typer.Context) -> str | None:
     """The command that is running, to which heads can be added; ``None`` if it is too long to copy."""
-    words = written(context, (*CHANGED, "heads", "as_csv"))
+    words = written(context, CHANGED)
     return words if len(words) <= LONGEST and words.isprintable() else None
 
 

@@ -134,6 +134,16 @@ def test_two_texts(run, own):
     )
 
 
+def test_the_kind_of_attention_stays_in_the_commands_that_are_offered(run, pair_folder):
+    target = "A small tokenizer"
+    out = run("compare", TEXT, "--second", target, "-m", pair_folder, "--kind", "cross").out
+    (line, *_) = (line for line in out.splitlines() if "attnscope compare" in line)
+    assert "--kind cross" in line
+    one, other = line.split()[-2:]
+    found = numbers(run, TEXT, one, other, "--second", target, "-m", pair_folder, "--kind", "cross")
+    assert (found["kind"], found["heads"]) == ("cross", [one, other])
+
+
 def test_two_models_of_one_shape(run, own):
     found = numbers(run, TEXT, "--with-model", "own")
     assert found["drift"] == pytest.approx([0] * 32, abs=1e-6)

@@ -19,7 +19,7 @@ EXAMPLES = """Examples:
 
 attnscope check "L0H3.self > 0.5" "count(previous > 0.5) >= 2" --texts sample_inputs/sentences.txt
 
-attnscope check "any.induction > 0.4" -m own-causal --file sample_inputs/repeated.txt
+attnscope check "any.induction > 0.1" -m own-causal --file sample_inputs/repeated.txt --truncate
 
 attnscope check --texts corpus.txt --save before.json
 

@@ -13,11 +13,11 @@ from attnscope.divergence import Spread, averaged, between, matches
 from attnscope.errors import InputError, SelectionError
 from attnscope.look.choice import Choice
 from attnscope.look.compare import Pair, sure
-from attnscope.look.heads import Head, by_layer, head_rows
+from attnscope.look.heads import Head, head_rows, map_of_nats
 from attnscope.look.partners import by_word, paired_rows, pairing
 from attnscope.look.sentences import kind_title
 from attnscope.models import Model, Prepared
-from attnscope.views import HeadMap, head_map
+from attnscope.views import HeadMap
 from attnscope.views.distances import DistanceMap, distance_map
 
 
@@ -62,13 +62,8 @@ class ModelComparison:
         """The drift of every head; for other shapes all distances, with matches along the diagonal."""
         drift = self.drift
         if drift is not None:
-            return head_map(
-                by_layer(self.heads, drift),
-                "drift",
-                unit="nats",
-                title=self.title,
-                subtitle=self.subtitle,
-                notes=self.notes,
+            return map_of_nats(
+                self.heads, drift, "drift", title=self.title, subtitle=self.subtitle, notes=self.notes
             )
         nearest_first = sorted(self.matches, key=lambda pair: pair.distance)
         rows = [self.heads.index(pair.one) for pair in nearest_first]

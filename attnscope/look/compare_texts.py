@@ -14,11 +14,11 @@ from attnscope.divergence import align, divergence, sampling_error
 from attnscope.errors import InputError
 from attnscope.look.choice import Choice
 from attnscope.look.compare import sure
-from attnscope.look.heads import Head, by_layer, head_rows
+from attnscope.look.heads import Head, head_rows, map_of_nats
 from attnscope.look.partners import by_place, paired_rows, pairing, texts
 from attnscope.look.sentences import expect, kind_title, provenance
 from attnscope.models import Model, Prepared
-from attnscope.views import HeadMap, Heatmap, head_map, heatmap
+from attnscope.views import HeadMap, Heatmap, heatmap
 from attnscope.views.aligned import AlignedTexts, Step, joint_difference
 
 LARGEST = 1024
@@ -86,10 +86,10 @@ def compare_texts(
         change=change,
         error=error,
         aligned=AlignedTexts(queries, title=f"{model.title} · {kind_title(one.kind)} · two texts"),
-        view=head_map(
-            by_layer(one.heads, change),
+        view=map_of_nats(
+            one.heads,
+            change,
             "change",
-            unit="nats",
             title="how much each head changes",
             subtitle=provenance(one.seen),
             notes=notes,

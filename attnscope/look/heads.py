@@ -19,9 +19,13 @@ from attnscope.errors import SelectionError
 from attnscope.look.choice import Choice, tensor
 from attnscope.look.sentences import expect, kind_title, kinds_of
 from attnscope.models import Model, Prepared
+from attnscope.views import HeadMap, head_map
 
 CELLS = 3 << 14
 """Weights of each head that are compared: 221 rows of 221 keys, or 96 of 512. More rows are sampled."""
+
+SMALL = 0.1
+"""Nats below which a map of heads counts thousandths of them."""
 
 FEWEST = 32
 """Rows that are compared at least, however long they are."""
@@ -106,13 +110,26 @@ def head_rows(
     )
 
 
-def by_layer(heads: Sequence[Head], values: NDArray[np.float64]) -> dict[int, list[float]]:
-    """One number a head as rows of layers, for a map of heads; NaN for heads that were not compared."""
+def map_of_nats(
+    heads: Sequence[Head],
+    values: NDArray[np.float64],
+    name: str,
+    *,
+    title: str,
+    subtitle: str,
+    notes: tuple[str, ...],
+) -> HeadMap:
+    """A distance of each head as a map; small ones in thousandths, so that their figures can be read.
+
+    Heads that were not compared stay empty.
+    """
+    small = float(values.max(initial=0)) < SMALL
     widest = max(head.head for head in heads) + 1
     layers = {head.layer: [float("nan")] * widest for head in heads}
     for head, value in zip(heads, values, strict=True):
-        layers[head.layer][head.head] = float(value)
-    return layers
+        layers[head.layer][head.head] = float(value) * (1000 if small else 1)
+    unit = "thousandths of a nat" if small else "nats"
+    return head_map(layers, name, unit=unit, title=title, subtitle=subtitle, notes=notes)
 
 
 def even_rows(choice: Choice, cells: int = CELLS) -> Choosing:

@@ -125,6 +125,19 @@ def test_drift_averages_over_texts(own):
     assert seen.stability is not None
 
 
+def test_small_drifts_are_drawn_in_thousandths_and_heads_that_were_not_compared_stay_empty(own):
+    other = copy.deepcopy(own)
+    with torch.no_grad():
+        for weights in other.module.parameters():
+            weights *= 1.001
+    prepared = own.prepare(TEXT), other.prepare(TEXT)
+    seen = compare_models(own, other, [prepared], Choice(head=2))
+    assert 0 < seen.drift.max() < 0.1
+    assert seen.view.unit == "thousandths of a nat"
+    assert seen.view.values[:, 2] == pytest.approx(1000 * seen.drift)
+    assert np.isnan(seen.view.values[:, :2]).all()
+
+
 def test_models_without_a_common_kind_say_what_they_have(own, causal):
     with pytest.raises(SelectionError, match=r"own has encoder attention, .* has decoder attention"):
         compare_models(own, causal, [(own.prepare(TEXT), causal.prepare(TEXT))])

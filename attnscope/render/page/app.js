@@ -23,6 +23,7 @@ async function openHead(row, head) {
   current = { bytes, axes, rows: axes.queries.length, columns: axes.keys.length };
   settleMap();
   drawAll();
+  performance.mark("drawn");
   history.replaceState(null, "", `#${PAGE.kinds[state.kind].kind}-${headName()}`);
 }
 

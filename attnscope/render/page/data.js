@@ -32,8 +32,17 @@ function headBytes(kind, layer, head) {
   return promise;
 }
 
+// The text of one head. The heads stand last in the page, and many take a while to arrive: the page is drawn
+// before they are all there, and a head is whole once something stands behind it.
+async function stored(id) {
+  const found = () => document.getElementById(id);
+  while (document.readyState === "loading" && !found()?.nextElementSibling)
+    await new Promise((done) => setTimeout(done));
+  return found().textContent;
+}
+
 async function decoded(id, columns) {
-  const bytes = await inflated(bytesOf(document.getElementById(id).textContent));
+  const bytes = await inflated(bytesOf(await stored(id)));
   const codes = bytes.subarray(1);
   if (bytes[0] === 1) for (let i = columns; i < codes.length; i++) codes[i] += codes[i - columns];
   return codes;

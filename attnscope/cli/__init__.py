@@ -8,8 +8,11 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import typer
@@ -82,24 +85,53 @@ def attnscope(
 def main() -> None:
     """Run the command line. What a user can fix ends in one sentence on stderr and exit code 1."""
     gc.set_threshold(100_000)  # imports make many objects and no garbage, and looking for it takes long
+    with _remembering_ctrl_c() as pressed:
+        try:
+            app()
+        except AttnscopeError as error:
+            _fail(str(error))
+        except Exception as error:
+            if pressed():
+                raise KeyboardInterrupt from None
+            _fail_unforeseen(error)
+
+
+@contextmanager
+def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: a library written in C may turn the interrupt into an error of its own."""
+    pressed = False
+
+    def press(signum: int, frame: object) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield lambda: pressed
+        return
+    signal.signal(signal.SIGINT, press)
     try:
-        app()
-    except AttnscopeError as error:
-        _fail(str(error))
-    except Exception as error:
-        if os.environ.get("ATTNSCOPE_TRACEBACK"):
-            raise
-        if isinstance(error, OSError) and error.strerror:
-            _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
-        if _out_of_memory(error):
-            _fail(
-                f"out of memory ({first_line(error)}): cut the text with --max-tokens, pick one --layer, or "
-                "take a smaller --dtype or model"
-            )
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _fail_unforeseen(error: Exception) -> NoReturn:
+    """End with the sentence for what no other line of this package foresaw."""
+    if os.environ.get("ATTNSCOPE_TRACEBACK"):
+        raise error
+    if isinstance(error, OSError) and error.strerror:
+        _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+    if _out_of_memory(error):
         _fail(
-            f"unexpected {type(error).__name__}: {error} "
-            "(ATTNSCOPE_TRACEBACK=1 shows where; please report it with the command)"
+            f"out of memory ({first_line(error)}): cut the text with --max-tokens, pick one --layer, or "
+            "take a smaller --dtype or model"
         )
+    _fail(
+        f"unexpected {type(error).__name__}: {error} "
+        "(ATTNSCOPE_TRACEBACK=1 shows where; please report it with the command)"
+    )
 
 
 def _out_of_memory(error: Exception) -> bool:

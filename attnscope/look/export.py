@@ -19,7 +19,16 @@ from attnscope.look.choice import Choice
 from attnscope.look.numbers import site_numbers
 from attnscope.look.sentences import spans
 from attnscope.models import Model, Prepared
-from attnscope.render.folder import ALL, Contents, Name, claimed, listed, refuse_existing, write_manifest
+from attnscope.render.folder import (
+    ALL,
+    Contents,
+    Name,
+    claimed,
+    forget_manifest,
+    listed,
+    refuse_existing,
+    write_manifest,
+)
 from attnscope.render.image import DPI, Album, Drawable
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "matplotlib")
@@ -72,6 +81,7 @@ def export(
         _expect_heads(seen, heads)
         album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
         jobs = list(_pictures(seen, contents)) if contents.pictures else []
+        forget_manifest(folder)
         total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), []
         for name, view in jobs:
             drawn = view()

@@ -158,6 +158,11 @@ def _digest(file: Any) -> Any:
     return digest
 
 
+def forget_manifest(folder: Path) -> None:
+    """Take an older manifest away: from the first new file on it would not be true."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+
+
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
     """Write the manifest; the same content gives the same bytes."""
     text = json.dumps(content, ensure_ascii=False, indent=1)

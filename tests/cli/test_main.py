@@ -1,8 +1,10 @@
 """What holds of every command: how it starts, and how it ends when something goes wrong."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -61,3 +63,17 @@ def test_ctrl_c_ends_with_130_and_no_word_even_while_python_imports(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from attnscope.__main__ import main; main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_a_ctrl_c_that_a_library_turned_into_its_own_error_is_still_one(monkeypatch):
+    def app():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise TypeError("incompatible function arguments") from None
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(KeyboardInterrupt):
+        cli.main()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

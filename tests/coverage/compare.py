@@ -109,10 +109,11 @@ def equal_map(result: Result, own: Tensor, maps: list[Kept], free: set[int]) -> 
             return best
     for number, kept in enumerate(maps):
         alive = kept.allowed.any(-1, keepdim=True).expand_as(kept.weights)  # rows that see anything
-        pairs = zip(layouts(kept.weights, own.shape), layouts(alive.float(), own.shape), strict=True)
+        cut = own[:, :, : kept.weights.shape[2]] if own.ndim == 4 else own  # behind it is padding
+        pairs = zip(layouts(kept.weights, cut.shape), layouts(alive.float(), cut.shape), strict=True)
         for (name, laid), (_, rows) in pairs:
             seeing = rows.any(-1, keepdim=True)
-            if laid.shape == own.shape and float(((laid - own) * seeing).abs().max()) <= CLOSE:
+            if laid.shape == cut.shape and float(((laid - cut) * seeing).abs().max()) <= CLOSE:
                 result.laid += 1
                 result.layouts = sorted({*result.layouts, name})
                 return number

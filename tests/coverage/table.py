@@ -47,7 +47,7 @@ def table(results: Sequence[Result], version: str) -> str:
         f"| {len(vouched)} |",
         f"| of those, not equal otherwise | {len(others) - len(vouched)} |",
         f"| of all that ran, with attention captured | {len(attending)} |",
-        "| of those, an oracle other than capture itself vouches for every map "
+        "| of those, an oracle (own, kernel, or the weights that the kernel returned) vouches for every map "
         f"| {sum(not r.unvouched for r in attending)} |",
         f"| maps captured in all | {sum(r.maps for r in ran)} |",
         f"| of those, vouched for | {sum(r.maps - len(r.unvouched) for r in ran)} |",

@@ -5,6 +5,8 @@ The public face, each name loaded when it is first used:
     load                                    a model by name
     Choice, overview, one_head, one_token   look at a text through it
     stats, survey, whole_layers             measure its heads, list its sites, keep its weights
+    all_heads, export                       any picture from one pass; all of it as files
+    SavedWeights                            a file of weights in a model's place
     read_corpus, corpus_stats               measure its heads over many texts
     ablated, claim                          take a head away, check what is said of heads
     compare, through_layers                 compare all heads, or one head number through the layers
@@ -23,15 +25,18 @@ __version__ = "0.1.0"
 _WHERE = {
     "Attention": "attnscope.attention",
     "Choice": "attnscope.look",
+    "SavedWeights": "attnscope.look.saved",
     "Site": "attnscope.attention",
     "Token": "attnscope.attention",
     "ablated": "attnscope.look",
+    "all_heads": "attnscope.look",
     "claim": "attnscope.look",
     "compare": "attnscope.look",
     "compare_heads": "attnscope.look",
     "compare_models": "attnscope.look",
     "compare_texts": "attnscope.look",
     "corpus_stats": "attnscope.look",
+    "export": "attnscope.look",
     "load": "attnscope.models",
     "one_head": "attnscope.look",
     "one_token": "attnscope.look",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from attnscope.capture import SiteRecord
 from attnscope.capture.fold import Fold
 from attnscope.capture.only import Only
@@ -84,7 +86,7 @@ def head_picture(
 
 def alone(weights: Weights, head: int) -> Weights:
     """One head of several.  [head, query, key] -> [query, key]"""
-    allowed = weights.allowed[head if len(weights.allowed) > 1 else 0]
+    allowed = np.broadcast_to(weights.allowed, weights.values.shape)[head]
     return replace(weights, values=weights.values[head], allowed=allowed)
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.look import Choice, one_head, one_token, overview, whole_layers
+from attnscope.look.head import alone
 from attnscope.look.saved import SavedWeights
 from attnscope.models import load
+from attnscope.views import Weights, places
 from tests.models.folders import gpt2, t5
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -88,6 +90,14 @@ def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_pla
     other = one_head(saved, saved.prepared, Choice(layer=1, head=1))
     assert not other.heatmap.masked.any()
     assert other.figures.role is not None
+
+
+def test_one_head_is_taken_out_with_the_mask_that_all_of_them_share():
+    values, allowed = np.random.default_rng(0).random((3, 4, 4)), np.tril(np.ones((4, 4), bool))
+    for mask in (allowed, allowed[None], np.stack([allowed] * 3)):
+        one = alone(Weights(values, mask, places(range(4)), places(range(4))), 2)
+        np.testing.assert_array_equal(one.values, values[2])
+        np.testing.assert_array_equal(one.allowed, allowed)
 
 
 def test_negative_weights_are_drawn_with_0_in_the_middle(tmp_path):

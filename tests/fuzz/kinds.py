@@ -226,10 +226,138 @@ def _folder(kind: str) -> Path:
     return _FOLDERS[kind]
 
 
+def saved_weights(data: Any, folder: Path) -> None:
+    """Files of weights to be shown without a model: any arrays, any numbers in them, damaged or not."""
+    suffix = data.draw(st.sampled_from([".npz", ".safetensors"]), "suffix")
+    path = folder / f"saved{suffix}"
+    names = st.sampled_from(
+        ["encoder.00", "encoder.01", "decoder.00", "tokens", "attnscope", "0", "../x", "a\x1b[31m"]
+    )
+    arrays = {
+        name: _weights(data) for name in data.draw(st.lists(names, min_size=1, max_size=3, unique=True))
+    }
+    _write(path, arrays)
+    if data.draw(st.booleans(), "damaged"):
+        path.write_bytes(damaged(data, path.read_bytes()))
+    view = data.draw(st.sampled_from([[], ["--head", "L0H0"], ["--token", "0"], ["--json"]]), "view")
+    attempt(["show", "--from", str(path), *view], folder)
+
+
+def _weights(data: Any) -> np.ndarray:
+    """An array that is attention, or nearly."""
+    shape = data.draw(
+        st.sampled_from([(2, 4, 4), (1, 2, 4, 4), (3, 2, 4, 4), (4, 4), (2, 4, 7), (2, 1, 1)]), "shape"
+    )
+    if data.draw(st.integers(0, 3), "any") == 0:
+        return _array(data)
+    array = np.random.default_rng(data.draw(st.integers(0, 99))).random(shape).astype("float32")
+    array /= array.sum(-1, keepdims=True)
+    if data.draw(st.booleans(), "odd"):
+        array.flat[data.draw(st.integers(0, array.size - 1))] = data.draw(
+            st.sampled_from([np.nan, np.inf, -np.inf, -0.5, 7.0])
+        )
+    return array
+
+
+def corpora(data: Any, folder: Path) -> None:
+    """Files of many texts: broken lines, odd fields, any Unicode, and a checkpoint that may be damaged."""
+    if data.draw(st.booleans(), "JSON lines"):
+        path = folder / "corpus.jsonl"
+        line = st.builds(lambda value: json.dumps({"text": value}).encode(), text | ANY_JSON)
+        broken = (
+            st.binary(max_size=40) | st.just(b'{"text": "cut') | st.just(b'{"other": 1}') | st.just(b"[]")
+        )
+        lines = data.draw(st.lists(line | broken, max_size=5), "lines")
+    else:
+        path = folder / "corpus.txt"
+        lines = data.draw(
+            st.lists(text.map(lambda value: value.encode("utf-8", "surrogatepass")), max_size=5)
+        )
+    path.write_bytes(b"\n".join(lines))
+    arguments = ["stats", "--texts", str(path), "--truncate", "--max-tokens", "40"]
+    arguments += data.draw(st.sampled_from([[], ["--strict"], ["--limit", "2"], ["--json"]]), "options")
+    checkpoint = folder / "sums.json"
+    if data.draw(st.booleans(), "checkpoint"):
+        arguments += ["--checkpoint", str(checkpoint)]
+        if data.draw(st.booleans(), "there already"):
+            checkpoint.write_bytes(json.dumps(data.draw(ANY_JSON)).encode())
+    attempt(arguments, folder, may_write=["sums.json"])
+    if checkpoint.is_file() and checkpoint.stat().st_size > 100:
+        change = changed_json if data.draw(st.booleans(), "valid JSON") else damaged
+        checkpoint.write_bytes(change(data, checkpoint.read_bytes()))
+        attempt(arguments, folder, may_write=["sums.json"])
+
+
+WORDS = (
+    "entropy", "previous", "role", "L0H2", "any", "all", "count", "(", ")", ".", ">", "<", ">=", "=", "!=",
+    "and", "0.5", "1e999", "nan", "-1", "next", "__import__('os').system('touch owned')", "lambda: 0", "{0}",
+    "==", "or",
+)  # fmt: skip
+
+
+def conditions(data: Any, folder: Path) -> None:
+    """Conditions and claims of any words: they are parsed, and never run."""
+    word = st.sampled_from(WORDS)
+    said = data.draw(st.lists(word | piece.map(told), min_size=1, max_size=7).map(" ".join), "condition")
+    if data.draw(st.booleans(), "a claim"):
+        attempt(["check", "--text", "The cat sat on the mat.", "--", said], folder)
+    else:
+        attempt(["stats", "The cat sat on the mat.", f"--where={said}"], folder)
+
+
+def masks(data: Any, folder: Path) -> None:
+    """Shapes and masks of any kind through torch's kernel: what is captured is what it weighs with."""
+    import torch
+    from torch import nn
+
+    from attnscope.capture import Keep, recording
+    from attnscope.measures import Measured
+
+    draw = data.draw
+    batch, heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    queries, keys, width = draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(1, 5))
+    noise = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    query = torch.randn(batch, heads * group, queries, width, generator=noise) * draw(
+        st.sampled_from([1, 30])
+    )
+    key = torch.randn(batch, heads, keys, width, generator=noise)
+    form = draw(st.sampled_from(["none", "bool", "float", "causal"]), "mask")
+    mask = None
+    if form in ("bool", "float"):
+        lead = draw(st.sampled_from([(1, 1), (batch, 1), (batch, heads * group)]), "lead")
+        mask = torch.rand(*lead, queries, keys, generator=noise) > draw(st.sampled_from([0.0, 0.5, 0.95]))
+        if form == "float":
+            mask = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    scale = draw(st.sampled_from([None, 0.3, 1.0]), "scale")
+
+    class Module(nn.Module):
+        def forward(self, query, key, value):
+            return nn.functional.scaled_dot_product_attention(
+                query, key, value, mask, is_causal=form == "causal", scale=scale, enable_gqa=group > 1
+            )
+
+    # with unit vectors as values, the kernel's output is its weights
+    unit = torch.eye(keys).expand(batch, heads, keys, keys)
+    module, keep, measured = Module(), Keep(lambda site: range(heads * group)), Measured()
+    with torch.inference_mode(), recording(module, [keep, measured]):
+        seen = module(query, key, unit)
+    (kept,) = keep.maps
+    # a row that is closed everywhere has no weights, whatever a kernel makes of it
+    live = kept.allowed.any(-1).expand(seen.shape[:-1])
+    assert torch.allclose(kept.weights[live], seen[live], atol=1e-5)
+    for head in measured.figures():
+        for name, figure in head.figures.items():
+            assert np.isfinite(figure.value), f"{name} is {figure.value}"
+
+
 KINDS: dict[str, Callable[[Any, Path], None]] = {
     "text": texts,
     "output": pages,
     "options": options,
     "model": model_folders,
     "tensors": tensors,
+    "weights": saved_weights,
+    "corpus": corpora,
+    "conditions": conditions,
+    "masks": masks,
 }

@@ -57,6 +57,15 @@ def test_a_traceback_is_shown_to_those_who_ask(monkeypatch, capsys):
         cli.main()
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as in a terminal, also where the tests run in the background and it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_with_130_and_no_word_even_while_python_imports(tmp_path):
     # typer stands for what is imported first: here it is a file that is interrupted
     (tmp_path / "typer.py").write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGINT)})\n")
@@ -65,6 +74,7 @@ def test_ctrl_c_ends_with_130_and_no_word_even_while_python_imports(tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_ctrl_c_that_a_library_turned_into_its_own_error_is_still_one(monkeypatch):
     def app():
         try:

@@ -55,6 +55,8 @@ class ScoredRows:
                 scores = scores.masked_fill(~_block(mask, start, stop, chosen), -torch.inf)
             if self.sinks is not None:
                 return self._with_sink(scores, chosen)
+            if not self.added and not self.opened:
+                return torch.softmax(scores, -1)
             dead = scores.amax(-1, keepdim=True) == -torch.inf  # [batch, head, row, 1]
             return torch.softmax(scores, -1).masked_fill(dead, 0.0)  # [batch, head, row, key]
 

@@ -12,7 +12,7 @@ from attnscope.measures import distribution, position, tokens  # isort: skip  # 
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.explain import explain
 from attnscope.measures.figures import Figure, FixedOffset, HeadFigures, Role
-from attnscope.measures.measure import MEASURES, Measure, PerRow, measure
+from attnscope.measures.measure import MEASURES, KeySum, Measure, PerRow, measure
 from attnscope.measures.measured import DEFAULT, Measured
 from attnscope.measures.roles import PATTERNS, ROLES, role, worth_a_look
 
@@ -25,6 +25,7 @@ __all__ = [
     "Figure",
     "FixedOffset",
     "HeadFigures",
+    "KeySum",
     "Measure",
     "Measured",
     "PerRow",

@@ -35,14 +35,16 @@ class TokenFacts:
             segment=torch.tensor([[token.segment for token in text] for text in texts]),
         )
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All four facts."""
+        return self.ids, self.special, self.punctuation, self.segment
+
     def part(self, start: int, stop: int, device: torch.device) -> TokenFacts:
         """The facts of the tokens ``start`` to ``stop``, on ``device``.  -> [text, stop - start]"""
-        return TokenFacts(
-            *(
-                facts[:, start:stop].to(device)
-                for facts in (self.ids, self.special, self.punctuation, self.segment)
-            )
-        )
+        if (start, stop, device) == (0, self.ids.shape[1], self.ids.device):
+            return self
+        return TokenFacts(*(facts[:, start:stop].to(device) for facts in self.tensors))
 
 
 def is_punctuation(token: Token) -> bool:
@@ -90,23 +92,17 @@ class Block:
     def entropy(self) -> Tensor:
         """Shannon entropy in nats, with 0 log 0 = 0.  -> [batch, head, row]"""
         tiny = torch.finfo(self.rows.dtype).tiny
-        return -(self.rows * self.rows.clamp_min(tiny).log()).sum(-1)
+        return self.rows.clamp_min(tiny).log_().mul_(self.rows).sum(-1).neg_()
 
     @cached_property
-    def total(self) -> Tensor:
-        """Sum of each row: less than 1 where a sink holds the rest.  -> [batch, head, row]"""
-        return self.rows.sum(-1)
+    def largest(self) -> tuple[Tensor, Tensor]:
+        """The largest weight of each row, and its key (the first of equals).  -> two of [batch, head, row]"""
+        values, keys = self.rows.max(-1)
+        return values, keys
 
-    def weight_at(self, keys: Tensor) -> Tensor:
-        """Weight on one key a row, 0 where there is no such key.  keys [row] -> [batch, head, row]"""
-        exists = (keys >= 0) & (keys < self.rows.shape[-1])
-        row = torch.arange(len(keys), device=keys.device)
-        found = self.rows[..., row, keys.clamp(0, self.rows.shape[-1] - 1)]
-        return torch.where(exists, found, torch.zeros_like(found))
-
-    def mass_on(self, chosen: Tensor) -> Tensor:
-        """Summed weight of the chosen keys.  [batch or 1, head or 1, row or 1, key] -> [batch, head, row]"""
-        return (self.rows * chosen.to(self.rows.dtype)).sum(-1)
+    def sum_of(self, number: Tensor) -> Tensor:
+        """Weights summed, each times its key's number.  [text or 1, row or 1, key] -> [batch, head, row]"""
+        return (self.rows * number[:, None].to(self.rows.dtype)).sum(-1)
 
     def uniform(self) -> Block:
         """The same block with even attention ``1 / n_i`` over its open keys: the baseline."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from attnscope.measures.block import Block, finest
-from attnscope.measures.measure import PerRow, measure
+from attnscope.measures.measure import KeySum, PerRow, measure
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
 VOITA = "Voita et al. 2019, Analyzing Multi-Head Self-Attention"
@@ -50,7 +50,7 @@ def span(block: Block) -> PerRow:
 @measure("confidence", unit="share", bounds="0 to 1", formula="max_j A", rows=CHOICE, source=VOITA)
 def confidence(block: Block) -> PerRow:
     """Largest weight of the row.  -> [batch, head, row]"""
-    return PerRow(block.rows.amax(-1), block.open_keys > 1)
+    return PerRow(block.largest[0], block.open_keys > 1)
 
 
 @measure(
@@ -81,6 +81,7 @@ def coverage90(block: Block) -> PerRow:
     rows=ALL,
     source="attention sinks: Xiao et al. 2023; gpt-oss",
 )
-def sink(block: Block) -> PerRow:
+def sink(block: Block) -> KeySum:
     """Weight that no key of the row holds.  -> [batch, head, row]"""
-    return PerRow(1 - block.total, torch.ones_like(block.open_keys, dtype=torch.bool))
+    every = torch.ones(1, 1, block.rows.shape[-1], device=block.rows.device)
+    return KeySum(-every, torch.ones_like(block.open_keys, dtype=torch.bool), beyond=1.0)

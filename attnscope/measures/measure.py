@@ -1,14 +1,15 @@
 """What a measure is, and the table of all measures.
 
-Adding a measure is adding one function of a ``Block`` under ``@measure(...)``; its baseline is the same
-function on even attention over the open keys, so there is nothing else to write.
+Adding a measure is adding one function of a ``Block`` under ``@measure(...)``, which returns its value of
+every row, or what it sums over keys. Its baseline is the same function on even attention over the open keys,
+so there is nothing else to write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -20,11 +21,31 @@ class PerRow(NamedTuple):
     """A measure's value of each row, and which rows count.
 
     ``value`` is ``[batch, head, row]``; ``counts`` is bool, ``[batch or 1, head or 1, row]``. A row that
-    does not count may hold any value. Rows without an open key never count, whatever ``counts`` says.
+    does not count may hold any value. Rows without an open key never count, whatever ``counts`` says. Which
+    rows count is a matter of masks, positions and tokens, never of weights.
     """
 
     value: Tensor
     counts: Tensor
+
+
+class KeySum(NamedTuple):
+    """A measure that adds up a row's weights, each times a number: ``beyond + Σ_j A[i, j] number[i, j]``.
+
+    ``number`` is ``[text or 1, row or 1, key]``, of any type, ``counts`` as in ``PerRow``. Neither is a
+    matter of weights, so that all such measures are prepared for all layers once, and cost one product.
+    """
+
+    number: Tensor
+    counts: Tensor
+    beyond: float = 0.0
+
+    def of(self, block: Block) -> PerRow:
+        """The sum of every row."""
+        return PerRow(block.sum_of(self.number) + self.beyond, self.counts)
+
+
+Function: TypeAlias = "Callable[[Block], PerRow | KeySum]"
 
 
 @dataclass(frozen=True)
@@ -41,14 +62,15 @@ class Measure:
     formula: str
     rows: str
     source: str
-    function: Callable[[Block], PerRow]
+    function: Function
     positions: bool = False
     query_tokens: bool = False
     key_tokens: bool = False
 
     def __call__(self, block: Block) -> PerRow:
         """Measure every row of a block."""
-        return self.function(block)
+        found = self.function(block)
+        return found.of(block) if isinstance(found, KeySum) else found
 
     @property
     def summary(self) -> str:
@@ -64,6 +86,8 @@ class Measure:
         return None
 
 
+Found = TypeVar("Found", bound=Function)
+
 MEASURES: Registry[Measure] = Registry("measure")
 
 
@@ -78,10 +102,10 @@ def measure(
     positions: bool = False,
     query_tokens: bool = False,
     key_tokens: bool = False,
-) -> Callable[[Callable[[Block], PerRow]], Callable[[Block], PerRow]]:
+) -> Callable[[Found], Found]:
     """Return a decorator that files a function of a block as the measure ``name``."""
 
-    def file(function: Callable[[Block], PerRow]) -> Callable[[Block], PerRow]:
+    def file(function: Found) -> Found:
         MEASURES.register(name)(
             Measure(name, unit, bounds, formula, rows, source, function, positions, query_tokens, key_tokens)
         )

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Kind, Site, Token
 from attnscope.capture.statistics import StreamedRows
@@ -15,6 +14,7 @@ from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.figures import Figure, HeadFigures
 from attnscope.measures.measure import MEASURES, Measure
 from attnscope.measures.roles import ROLE_MEASURES, role
+from attnscope.measures.setting import Setting
 from attnscope.measures.streamed import Streamed
 from attnscope.measures.sums import OFFSET_BINS, Sums, offset_bins
 
@@ -24,8 +24,8 @@ DEFAULT = tuple(name for name in MEASURES if name != "coverage90")
 BLOCK_ELEMENTS = 1 << 21
 """Weights that are looked at together: 8 MB in float32. Memory stays a small multiple of it at any length."""
 
-KEPT_MASK = 1 << 16
-"""The largest mask whose baselines are kept for the next layer: that of 256 tokens, or of a few texts."""
+KEPT = 1 << 22
+"""Numbers that are kept from one layer to the next, for the blocks of one text: 16 MB in float32."""
 
 Texts: TypeAlias = "Sequence[Sequence[Token]]"
 
@@ -45,7 +45,7 @@ class Measured:
         self._absent: dict[Site, dict[str, str]] = {}
         self._texts: Mapping[Kind, tuple[Texts, Texts]] = {}
         self._facts: list[tuple[object, TokenFacts]] = []
-        self._latest: tuple[Tensor, tuple[object, ...], Tensor] | None = None
+        self._settings: dict[int | None, Setting] = {}  # by the position of the first row
 
     def label(self, texts: Mapping[Kind, tuple[Texts, Texts]]) -> None:
         """Say what the texts of the next batches hold: by kind, the tokens of the queries and of the keys.
@@ -68,18 +68,21 @@ class Measured:
             if streamed.covers(self.measures.keys() - absent.keys(), attention.offset):
                 self._add(attention.site, streamed.sums(list(self.measures), absent), absent)
                 return
-        shape = 3, len(self.measures), attention.batch, attention.heads
-        chosen, forced = torch.zeros(2, *shape, dtype=torch.float64)
+        shape = 2, 3, len(self.measures), attention.batch, attention.heads
+        sums = torch.zeros(shape, dtype=torch.float64)
         offsets = torch.zeros(attention.heads, OFFSET_BINS, dtype=torch.float64)
+        places = [place for place, name in enumerate(self.measures) if name not in absent]
+        measures = [measure for name, measure in self.measures.items() if name not in absent]
         size = len(attention.queries)
         step = self.block_elements // (attention.batch * attention.heads * max(1, len(attention.keys)))
         for start in range(0, size, max(1, step)):
             stop = min(size, start + max(1, step))
             block = self._block(attention, start, stop, queries, keys)
-            self._add_block(block, absent, chosen, forced)
+            if measures:
+                sums[:, :, places] += self._setting(block, measures).sums(block)
             if attention.offset is not None:
-                offsets += offset_bins(block.rows, block.positions, block.open_keys > 1)
-        self._add(attention.site, Sums.of_texts(chosen, forced, offsets), absent)
+                offsets += offset_bins(block.largest[1], block.positions, block.open_keys > 1)
+        self._add(attention.site, Sums.of_texts(sums[0], sums[1], offsets), absent)
 
     def _block(
         self,
@@ -100,41 +103,17 @@ class Measured:
             keys=keys and keys.part(0, len(attention.keys), rows.device),
         )
 
-    def _add_block(self, block: Block, absent: Mapping[str, str], chosen: Tensor, forced: Tensor) -> None:
-        """Add a block's rows to ``chosen`` and ``forced``, [rows|value|baseline, measure, text, head]."""
-        present = [index for index, name in enumerate(self.measures) if name not in absent]
-        if not present:
-            return
-        measures = [list(self.measures.values())[index] for index in present]
-        found = [measure(block) for measure in measures]
-        value = _stack([each.value for each in found])  # [measure, batch, head, row]
-        counts = _stack([each.counts for each in found])
-        even = self._even(block, measures)  # [measure, batch or 1, head or 1, row]
-        open_keys = block.open_keys.cpu()
-        for sums, group in ((chosen, open_keys > 1), (forced, open_keys == 1)):
-            if bool(group.any()):
-                taken = counts & group  # [measure, batch or 1, head or 1, row]
-                sums[0, present] += taken.sum(-1)
-                sums[1, present] += torch.where(taken, value, 0).double().sum(-1)
-                sums[2, present] += torch.where(taken, even, 0).double().sum(-1)
-
-    def _even(self, block: Block, measures: Sequence[Measure]) -> Tensor:
-        """The measures on even attention.  -> [measure, batch or 1, head or 1, row]
-
-        Layers follow each other with the same mask and tokens, so the latest answer is kept, if the mask is
-        small.
-        """
-        known = (block.start, measures, *_tensors(block.queries), *_tensors(block.keys))
-        if self._latest is not None:
-            allowed, seen, even = self._latest
-            if _same(known, seen) and torch.equal(allowed, block.allowed):
-                return even
-        uniform = block.uniform()
-        values = [measure(uniform).value for measure in measures]
-        even = _stack(values)
-        if block.allowed.numel() <= KEPT_MASK:
-            self._latest = block.allowed.clone(), known, even
-        return even
+    def _setting(self, block: Block, measures: Sequence[Measure]) -> Setting:
+        """The setting of a block: that of an earlier layer if it is the same, else a new one."""
+        known = self._settings.get(block.start)
+        if known is not None and known.fits(block, measures):
+            return known
+        made = Setting.of(block, measures)
+        if block.start in self._settings or sum(map(_size, self._settings.values())) + _size(made) > KEPT:
+            self._settings.clear()  # they are those of another text
+        if _size(made) <= KEPT:
+            self._settings[block.start] = made
+        return made
 
     def _add(self, site: Site, sums: Sums, absent: Mapping[str, str]) -> None:
         if site in self._sums:
@@ -213,20 +192,5 @@ def _named(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str, 
     return {name: figure for name, figure in zip(names, figures, strict=True) if figure is not None}
 
 
-def _tensors(facts: TokenFacts | None) -> tuple[Tensor | None, ...]:
-    if facts is None:
-        return (None,) * 4
-    return facts.ids, facts.special, facts.punctuation, facts.segment
-
-
-def _same(one: Sequence[object], other: Sequence[object]) -> bool:
-    return all(
-        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a is b or a == b
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _stack(rows: Sequence[Tensor]) -> Tensor:
-    """Stack tensors that broadcast, on the CPU.  -> [measure, batch or 1, head or 1, row]"""
-    shape = [max(sizes) for sizes in zip(*(each.shape for each in rows), strict=True)]
-    return torch.stack([each.expand(shape) for each in rows]).cpu()
+def _size(setting: Setting) -> int:
+    return setting.number.numel()

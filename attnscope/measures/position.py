@@ -6,20 +6,26 @@ import torch
 from torch import Tensor
 
 from attnscope.measures.block import Block
-from attnscope.measures.measure import PerRow, measure
+from attnscope.measures.measure import KeySum, measure
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
 VIG = "Vig & Belinkov 2019, Analyzing the Structure of Attention"
 SINKS = "attention sinks: Xiao et al. 2023; Gu et al. 2024"
 
 
-def _per_row(block: Block, value: Tensor, counts: Tensor) -> PerRow:
-    return PerRow(value, counts.expand(block.open_keys.shape))
+def _key_sum(block: Block, number: Tensor, counts: Tensor) -> KeySum:
+    """A sum with numbers [row, key] over the rows that count, [row]."""
+    return KeySum(number[None], counts.expand(block.open_keys.shape))
 
 
-def _at_offset(block: Block, offset: int) -> PerRow:
+def _gaps(block: Block) -> Tensor:
+    """Position of each key less that of each row.  -> [row, key]"""
+    return torch.arange(block.rows.shape[-1], device=block.rows.device) - block.positions[:, None]
+
+
+def _at_offset(block: Block, offset: int) -> KeySum:
     keys = block.positions + offset
-    return _per_row(block, block.weight_at(keys), (keys >= 0) & (keys < block.rows.shape[-1]))
+    return _key_sum(block, _gaps(block) == offset, (keys >= 0) & (keys < block.rows.shape[-1]))
 
 
 @measure(
@@ -31,10 +37,9 @@ def _at_offset(block: Block, offset: int) -> PerRow:
     source=VIG,
     positions=True,
 )
-def distance(block: Block) -> PerRow:
+def distance(block: Block) -> KeySum:
     """Mean distance between a query and the keys it looks at.  -> [batch, head, row]"""
-    gaps = (_key_positions(block) - block.positions[:, None]).abs().to(block.rows.dtype)  # [row, key]
-    return _per_row(block, (block.rows * gaps).sum(-1), torch.ones_like(block.positions, dtype=torch.bool))
+    return _key_sum(block, _gaps(block).abs(), torch.ones_like(block.positions, dtype=torch.bool))
 
 
 @measure(
@@ -46,14 +51,9 @@ def distance(block: Block) -> PerRow:
     source=VIG,
     positions=True,
 )
-def offset(block: Block) -> PerRow:
+def offset(block: Block) -> KeySum:
     """Mean signed distance from a query to the keys it looks at.  -> [batch, head, row]"""
-    gaps = (_key_positions(block) - block.positions[:, None]).to(block.rows.dtype)  # [row, key]
-    return _per_row(block, (block.rows * gaps).sum(-1), torch.ones_like(block.positions, dtype=torch.bool))
-
-
-def _key_positions(block: Block) -> Tensor:
-    return torch.arange(block.rows.shape[-1], device=block.rows.device)
+    return _key_sum(block, _gaps(block), torch.ones_like(block.positions, dtype=torch.bool))
 
 
 @measure(
@@ -65,7 +65,7 @@ def _key_positions(block: Block) -> Tensor:
     source=CLARK,
     positions=True,
 )
-def self_(block: Block) -> PerRow:
+def self_(block: Block) -> KeySum:
     """Weight on the query's own token.  -> [batch, head, row]"""
     return _at_offset(block, 0)
 
@@ -79,7 +79,7 @@ def self_(block: Block) -> PerRow:
     source=CLARK,
     positions=True,
 )
-def previous(block: Block) -> PerRow:
+def previous(block: Block) -> KeySum:
     """Weight on the token before the query.  -> [batch, head, row]"""
     return _at_offset(block, -1)
 
@@ -93,7 +93,7 @@ def previous(block: Block) -> PerRow:
     source=CLARK,
     positions=True,
 )
-def next_(block: Block) -> PerRow:
+def next_(block: Block) -> KeySum:
     """Weight on the token after the query.  -> [batch, head, row]"""
     return _at_offset(block, 1)
 
@@ -107,6 +107,7 @@ def next_(block: Block) -> PerRow:
     source=SINKS,
     positions=True,
 )
-def first(block: Block) -> PerRow:
+def first(block: Block) -> KeySum:
     """Weight on the first token.  -> [batch, head, row]"""
-    return _per_row(block, block.rows[..., 0], block.positions > 0)
+    key = torch.arange(block.rows.shape[-1], device=block.rows.device)
+    return _key_sum(block, (key == 0)[None], block.positions > 0)

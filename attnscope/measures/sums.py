@@ -112,15 +112,15 @@ class Sums:
         return cls(*(torch.tensor(state[field.name], dtype=torch.float64) for field in fields(cls)))
 
 
-def offset_bins(rows: Tensor, positions: Tensor, counts: Tensor) -> Tensor:
+def offset_bins(largest: Tensor, positions: Tensor, counts: Tensor) -> Tensor:
     """How often the largest weight sits at each offset.
 
-    ``rows`` is ``[batch, head, row, key]``, ``positions`` ``[row]`` on the key axis, ``counts`` bool,
-    ``[batch or 1, head or 1, row]``. -> ``[head, bin]``. Of equal weights the first one counts.
+    ``largest`` is the key of each row's largest weight, ``[batch, head, row]``, ``positions`` ``[row]`` on
+    the key axis, ``counts`` bool, ``[batch or 1, head or 1, row]``. -> ``[head, bin]``
     """
-    heads = rows.shape[1]
-    offset = rows.argmax(-1) - positions  # [batch, head, row]
+    heads = largest.shape[1]
+    offset = largest - positions  # [batch, head, row]
     bin_ = torch.where(offset.abs() <= FARTHEST, offset + FARTHEST, OFFSET_BINS - 1)
-    bin_ = bin_ + torch.arange(heads, device=rows.device)[:, None] * OFFSET_BINS
+    bin_ = bin_ + torch.arange(heads, device=largest.device)[:, None] * OFFSET_BINS
     chosen = bin_[counts.expand(bin_.shape)]
     return torch.bincount(chosen, minlength=heads * OFFSET_BINS).view(heads, OFFSET_BINS).cpu().double()

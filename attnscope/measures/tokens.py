@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnscope.measures.block import Block, TokenFacts
-from attnscope.measures.measure import PerRow, measure
+from attnscope.measures.measure import KeySum, measure
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
 
@@ -17,14 +17,14 @@ def _known(facts: TokenFacts | None) -> TokenFacts:
     return facts
 
 
-def _on_keys(block: Block, chosen: Tensor) -> PerRow:
-    value = block.mass_on(chosen[:, None, None])  # chosen [text, key]
-    return PerRow(value, torch.ones_like(block.open_keys, dtype=torch.bool))
+def _on_keys(block: Block, chosen: Tensor) -> KeySum:
+    """The weight on the chosen keys, [text, key]; all rows count."""
+    return KeySum(chosen[:, None], torch.ones_like(block.open_keys, dtype=torch.bool))
 
 
-def _on_pairs(block: Block, chosen: Tensor) -> PerRow:
-    chosen = chosen[:, None] & block.allowed  # [batch or 1, head or 1, row, key]
-    return PerRow(block.mass_on(chosen), chosen.any(-1))
+def _on_pairs(block: Block, chosen: Tensor) -> KeySum:
+    """The weight on the chosen keys of each row, [text, row, key]; rows that have an open one count."""
+    return KeySum(chosen, (chosen[:, None] & block.allowed).any(-1))
 
 
 @measure(
@@ -36,7 +36,7 @@ def _on_pairs(block: Block, chosen: Tensor) -> PerRow:
     source=CLARK,
     key_tokens=True,
 )
-def special(block: Block) -> PerRow:
+def special(block: Block) -> KeySum:
     """Weight on the tokenizer's special tokens.  -> [batch, head, row]"""
     return _on_keys(block, _known(block.keys).special)
 
@@ -50,7 +50,7 @@ def special(block: Block) -> PerRow:
     source=CLARK,
     key_tokens=True,
 )
-def punctuation(block: Block) -> PerRow:
+def punctuation(block: Block) -> KeySum:
     """Weight on tokens that hold nothing but punctuation.  -> [batch, head, row]"""
     return _on_keys(block, _known(block.keys).punctuation)
 
@@ -66,7 +66,7 @@ def punctuation(block: Block) -> PerRow:
     query_tokens=True,
     key_tokens=True,
 )
-def duplicate(block: Block) -> PerRow:
+def duplicate(block: Block) -> KeySum:
     """Weight on other occurrences of the query's own token.  -> [batch, head, row]"""
     queries, keys = _known(block.queries), _known(block.keys)
     same = queries.ids[:, :, None] == keys.ids[:, None]  # [text, row, key]
@@ -85,7 +85,7 @@ def duplicate(block: Block) -> PerRow:
     query_tokens=True,
     key_tokens=True,
 )
-def induction(block: Block) -> PerRow:
+def induction(block: Block) -> KeySum:
     """Weight on the tokens that followed earlier occurrences of the query's token.  -> [batch, head, row]"""
     queries, keys = _known(block.queries), _known(block.keys)
     key = torch.arange(keys.ids.shape[1], device=keys.ids.device)
@@ -104,7 +104,7 @@ def induction(block: Block) -> PerRow:
     query_tokens=True,
     key_tokens=True,
 )
-def segment(block: Block) -> PerRow:
+def segment(block: Block) -> KeySum:
     """Weight on the other segment of a text pair.  -> [batch, head, row]"""
     queries, keys = _known(block.queries), _known(block.keys)
     return _on_pairs(block, queries.segment[:, :, None] != keys.segment[:, None])

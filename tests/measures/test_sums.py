@@ -80,7 +80,7 @@ def test_the_largest_weights_fall_into_the_bin_of_their_offset():
         rows[0, 0, row, middle + offset] = 0.9
         rows[0, 1, row, middle - 1] = 0.9
     counts = torch.ones(1, 1, 4, dtype=torch.bool)
-    found = offset_bins(rows, torch.full((4,), middle), counts)
+    found = offset_bins(rows.argmax(-1), torch.full((4,), middle), counts)
     assert found.dtype == torch.float64
     assert found[0].nonzero().flatten().tolist() == [0, FARTHEST, 2 * FARTHEST, OFFSET_BINS - 1]
     assert found[1].nonzero().flatten().tolist() == [FARTHEST - 1]

@@ -55,12 +55,13 @@ def compare_texts(
 ) -> TextComparison:
     """Run the model once on each text, and compare what its heads do on the tokens that both have.
 
-    As many tokens in the place of as many others are compared with those. With ``choice.layer`` and
-    ``choice.head`` the difference map of that head comes too. Raises ``InputError`` for texts that share no
-    token, ``SelectionError`` for what does not exist.
+    As many tokens in the place of as many others are compared with those. ``choice.layer`` alone leaves its
+    heads; with ``choice.head`` too, all heads stay and the difference map of that one is added. Raises
+    ``InputError`` for texts that share no token, ``SelectionError`` for what does not exist.
     """
     choice = choice or Choice()
-    every = replace(choice, layer=None, head=None)
+    # with a head chosen the layer says which one, and all others stay for comparison
+    every = replace(choice, layer=None if choice.head is not None else choice.layer, head=None)
     pairs = pairing(prepared, other, by_place(choice))
     found, chosen = [], []
     for side, text in enumerate((prepared, other)):

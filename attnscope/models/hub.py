@@ -24,6 +24,9 @@ from attnscope.models.model import accepts
 from attnscope.models.size import weights_size
 from attnscope.models.vision import VisionModel
 
+MOST_LAYERS = 10_000
+"""More layers than any model has; a config may ask for billions of them."""
+
 HUB_TIMEOUT = 10.0
 """Seconds to wait for the hub's first answer."""
 
@@ -156,11 +159,24 @@ def _find(name: str, *, revision: str | None, trust_remote_code: bool) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
+        said, _ = transformers.PretrainedConfig.get_config_dict(name, revision=revision)
+        _expect_plausible(name, said)
         return transformers.AutoConfig.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
+    except ModelError:
+        raise
     except Exception as error:  # whatever a foreign folder provokes is the folder's fault, not ours
         raise ModelError(_reason(name, error)) from error
+
+
+def _expect_plausible(name: str, config: Mapping[str, Any]) -> None:
+    """Raise ``ModelError`` for a number of layers that would take hours to build before it fails."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            _expect_plausible(name, value)
+        elif "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
+            raise ModelError(f"{name} cannot be loaded: its config.json asks for {value:,} layers ({key})")
 
 
 def _ask_hub(name: str, revision: str | None) -> None:

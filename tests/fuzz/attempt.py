@@ -51,6 +51,8 @@ def attempt(arguments: Sequence[str], folder: Path | None = None, may_write: Seq
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), time_limit(LONGEST):
             main()
+    except Hang as hang:
+        raise AssertionError(str(hang)) from hang
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     finally:

@@ -177,6 +177,14 @@ def test_the_same_text_changes_nothing(own):
     assert seen.difference is None
 
 
+def test_one_layer_may_be_compared_alone(own):
+    one, other = own.prepare("The cat sat on the mat."), own.prepare("The dog sat on the old mat.")
+    whole, layer = (compare_texts(own, one, other, choice) for choice in (Choice(), Choice(layer=2)))
+    assert {head.layer for head in layer.heads} == {2}
+    mine = [head.layer == 2 for head in whole.heads]
+    assert np.allclose(layer.change, whole.change[mine], atol=1e-9)
+
+
 def test_a_causal_head_keeps_its_past(causal):
     """What stands behind a token cannot change what a causal head does there."""
     one, other = "The cat sat on the mat.", "The cat sat on the mat, and words look back."

@@ -1,6 +1,7 @@
 """Loading by name: what loads, and the one sentence that says why something does not."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -211,3 +212,12 @@ def test_a_damaged_file_of_weights_is_one_sentence(tmp_path, causal):
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
     with pytest.raises(ModelError, match="cannot be loaded"):
         load(str(tmp_path))
+
+
+@pytest.mark.parametrize("key", ["n_layer", "num_hidden_layers"])
+def test_a_config_that_asks_for_billions_of_layers_is_refused_at_once(causal, tmp_path, key):
+    shutil.copytree(causal, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: 2**31}))
+    with pytest.raises(ModelError, match=rf"asks for 2,147,483,648 layers \({key}\)"):
+        load(str(tmp_path / "model"))

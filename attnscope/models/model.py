@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.memory import out_of_memory
 from attnscope.views.labels import visible
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Model(ABC):
     def run(self, prepared: Prepared, observers: Sequence[Observer]) -> Record:
         """One forward pass, or one recorded generation, seen by ``observers``.
 
-        Raises ``ModelError`` if no attention happens in it.
+        Raises ``ModelError`` if no attention happens in it, and for whatever the model raises, quoting it.
         """
         from attnscope.capture import recording
 
@@ -170,11 +171,27 @@ class Model(ABC):
         with (
             torch.inference_mode(),
             self.threads(prepared),
+            self._quoting(prepared),
             recording(self.module, observers, prepared.axes) as record,
         ):
             run = getattr(self.module, prepared.entry)
             run(*prepared.arguments, **prepared.inputs, **prepared.settings)
         return self._attended(record)
+
+    @contextmanager
+    def _quoting(self, prepared: Prepared) -> Iterator[None]:
+        """Turn what a model raises into a ``ModelError``; a lack of memory stays what it is."""
+        try:
+            yield
+        except AttnscopeError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            shapes = ", ".join(str(list(x.shape)) for x in (*prepared.arguments, *prepared.inputs.values()))
+            raise ModelError(
+                f"{self.name} fails on inputs of shape {shapes}: {type(error).__name__}: {error}"
+            ) from error
 
     def _attended(self, record: Record) -> Record:
         """The record, if there is any attention in it. Raises ``ModelError``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from attnscope.look.importance import Importances
 from attnscope.look.processes import Processes, together
 from attnscope.look.sentences import expect, extent, means
 from attnscope.look.stats import Stats, measuring_pass, what_ran
+from attnscope.look.workers import in_order, workers
 from attnscope.measures import DEFAULT, Measured
 from attnscope.models import Model, Prepared
 
@@ -165,22 +166,27 @@ class _Run:
         made = batches(self._prepared(window, processes))
         tokens = sum(batch.tokens for batch in made)
         passed = 0
-        for number, batch in enumerate(made):
-            if number % processes.count == processes.number:
-                record, passes = self._pass(batch, sums.measured)
-                taken += passes
-                calls += len(record.sites)
-                if self.importance:
-                    with suppress(InputError):  # nothing to guess: such texts do not count
-                        sums.importances.add(self.model, batch.prepared, batch.labels)
-                if not progress.layout:
-                    expect(sums.measured.figures(), record, self.choice)
-                    progress.layout = [extent(record.sites), means(record.sites)]
-            passed += batch.tokens
-            progress.texts += batch.texts
-            progress.tokens += batch.tokens
-            progress.done = before + (window[-1].done - before) * passed // tokens
-            watch(progress)
+        names = tuple(sums.measured.measures)
+        threads = 1 if self.importance else workers(self.model)
+        mine = made[processes.number :: processes.count]
+        with closing(in_order(lambda batch: self._pass(batch, Measured(names)), mine, threads)) as seen:
+            for number, batch in enumerate(made):
+                if number % processes.count == processes.number:
+                    measured, record, passes = next(seen)
+                    sums.measured.merge(measured)
+                    taken += passes
+                    calls += len(record.sites)
+                    if self.importance:
+                        with suppress(InputError):  # nothing to guess: such texts do not count
+                            sums.importances.add(self.model, batch.prepared, batch.labels)
+                    if not progress.layout:
+                        expect(sums.measured.figures(), record, self.choice)
+                        progress.layout = [extent(record.sites), means(record.sites)]
+                passed += batch.tokens
+                progress.texts += batch.texts
+                progress.tokens += batch.tokens
+                progress.done = before + (window[-1].done - before) * passed // tokens
+                watch(progress)
         progress.done = window[-1].done
         return taken, calls
 
@@ -213,14 +219,15 @@ class _Run:
             note for note in notes if not note.startswith("cut:") and note not in self.progress.notes
         ]
 
-    def _pass(self, batch: Batch, measured: Measured) -> tuple[Record, int]:
-        """One forward pass of a batch; how many calls of it ran as a single pass."""
+    def _pass(self, batch: Batch, measured: Measured) -> tuple[Measured, Record, int]:
+        """One forward pass of a batch, measured; how many calls of it ran as a single pass."""
         measured.label(batch.labels)
         sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
         ids = [[token.id for token in text] for text in sides[0]]
-        return measuring_pass(
+        record, taken = measuring_pass(
             self.model, batch.prepared, measured, self.choice, ids, exact_kernel=self.exact_kernel
         )
+        return measured, record, taken
 
     def stats(self, total: _Sums) -> Stats:
         """The answer. Raises ``InputError`` if no text could be read."""

@@ -150,7 +150,7 @@ class Measured:
         if list(self.measures) != list(other.measures):
             raise ValueError(f"cannot merge {list(other.measures)} into {list(self.measures)}")
         for site, sums in other._sums.items():
-            self._add(site, Sums.from_state(sums.state()), other._absent[site])
+            self._add(site, sums.copy(), other._absent[site])
 
     def figures(self) -> list[HeadFigures]:
         """The figures of every head seen so far, sites in the order they were first seen."""

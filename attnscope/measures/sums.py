@@ -68,6 +68,10 @@ class Sums:
         for field in fields(self):
             getattr(self, field.name).add_(getattr(other, field.name))
 
+    def copy(self) -> Sums:
+        """The same sums, in memory of their own."""
+        return Sums(*(getattr(self, field.name).clone() for field in fields(self)))
+
     def figures(self, forced: bool = True) -> list[list[Figure | None]]:
         """Averages over all rows that counted, or over those with a choice.  -> [head][measure]
 

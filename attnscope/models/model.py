@@ -68,6 +68,9 @@ class Model(ABC):
     ("untrained: ..."), ``positions`` the most tokens that it can read (``None``: no limit known).
     """
 
+    stateless = False
+    """Whether the module is known to keep nothing of a pass, so that several threads may run it at once."""
+
     def __init__(
         self, name: str, module: nn.Module, positions: int | None, notes: Sequence[str] = ()
     ) -> None:

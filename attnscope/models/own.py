@@ -22,6 +22,8 @@ from attnscope.network.tokenizer import MASK
 class OwnModel(Model):
     """The own encoder with its tokenizer."""
 
+    stateless = True
+
     def __init__(self, name: str, module: Encoder, tokenizer: Tokenizer, notes: Sequence[str] = ()) -> None:
         super().__init__(name, module, module.config.max_positions, notes)
         self.reader = Reader(tokenizer)

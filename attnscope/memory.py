@@ -31,6 +31,12 @@ def require(size: int, what: str, instead: str) -> None:
         )
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether Python, torch on a CPU, or torch on an accelerator could not get memory."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "DefaultCPUAllocator" in str(error)
+
+
 def readable(size: int) -> str:
     """Bytes as a person says them: ``1.4 GB``."""
     amount = float(size)

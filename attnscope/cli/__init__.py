@@ -35,6 +35,7 @@ from attnscope.cli.stats import stats
 from attnscope.cli.train import EXAMPLES as TRAIN_EXAMPLES
 from attnscope.cli.train import LOSS_EXAMPLES, loss, train
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.memory import out_of_memory
 
 LONGEST = 500
 """Characters of an error; whatever was quoted in a longer one loses its middle."""
@@ -89,6 +90,8 @@ def main() -> None:
         try:
             app()
         except AttnscopeError as error:
+            if os.environ.get("ATTNSCOPE_TRACEBACK") and error.__cause__:
+                raise
             _fail(str(error))
         except Exception as error:
             if pressed():
@@ -123,7 +126,7 @@ def _fail_unforeseen(error: Exception) -> NoReturn:
         raise error
     if isinstance(error, OSError) and error.strerror:
         _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
-    if _out_of_memory(error):
+    if out_of_memory(error):
         _fail(
             f"out of memory ({first_line(error)}): cut the text with --max-tokens, pick one --layer, or "
             "take a smaller --dtype or model"
@@ -132,12 +135,6 @@ def _fail_unforeseen(error: Exception) -> NoReturn:
         f"unexpected {type(error).__name__}: {error} "
         "(ATTNSCOPE_TRACEBACK=1 shows where; please report it with the command)"
     )
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether Python, torch on a CPU, or torch on an accelerator could not get memory."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "DefaultCPUAllocator" in str(error)
 
 
 def _who() -> str:

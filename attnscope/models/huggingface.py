@@ -186,15 +186,22 @@ class HuggingFaceModel(Model):
         }
         return Prepared(inputs, axes, source.tokens, notes, self.settings)
 
+    def _fields(self, texts: Sequence[str], **asked: Any) -> Any:
+        """What the tokenizer makes of texts. Raises ``ModelError`` if it fails, as a damaged one does."""
+        try:
+            return self.tokenizer(*texts, **asked)
+        except Exception as error:
+            raise ModelError(f"the tokenizer of {self.name} fails: {first_line(error)}") from error
+
     def _read(
         self, texts: Sequence[str], max_tokens: int | None, truncate: bool, *, templated: bool = False
     ) -> _Read:
         """Tokenize; a ``templated`` text brings its own special tokens."""
         asked = {"verbose": False, "add_special_tokens": not templated}
-        fields = self.tokenizer(*texts, **asked)
+        fields = self._fields(texts, **asked)
         keep, notes = self._fit(len(fields["input_ids"]), max_tokens=max_tokens, truncate=truncate)
         if keep is not None:
-            fields = self.tokenizer(*texts, truncation=True, max_length=keep, **asked)
+            fields = self._fields(texts, truncation=True, max_length=keep, **asked)
         if not fields["input_ids"]:
             raise InputError(f"the tokenizer of {self.name} finds no token in the text")
         if fields.encodings is not None:

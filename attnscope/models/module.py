@@ -9,8 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
-from attnscope.capture import Observer, Record
 from attnscope.errors import AttnscopeError, InputError, ModelError, first_line
 from attnscope.models.model import Model, Prepared
 from attnscope.models.reading import Reader
@@ -98,23 +96,6 @@ class ModuleModel(Model):
                 "name the tensors so, or number them 0, 1, ..."
             )
         return Prepared(placed, {}, ())
-
-    def run(self, prepared: Prepared, observers: Sequence[Observer]) -> Record:
-        """One forward pass; whatever the module raises becomes a ``ModelError`` that quotes it."""
-        with self._quoting(prepared):
-            return super().run(prepared, observers)
-
-    @contextmanager
-    def _quoting(self, prepared: Prepared) -> Iterator[None]:
-        try:
-            yield
-        except AttnscopeError:
-            raise
-        except Exception as error:
-            shapes = ", ".join(str(list(x.shape)) for x in (*prepared.arguments, *prepared.inputs.values()))
-            raise ModelError(
-                f"{self.name} fails on inputs of shape {shapes}: {type(error).__name__}: {error}"
-            ) from error
 
 
 def load_module(name: str, *, device: torch.device, dtype: torch.dtype | None) -> nn.Module:

@@ -24,7 +24,7 @@ def test_claims_that_hold_end_with_code_0_and_a_line_each(run, corpus):
     assert ran.code == 0
     first, second = ran.out.splitlines()
     assert first.split() == ["ok", "L2H1.previous", ">", "0.8", *first.split()[-2:]]
-    assert second.startswith("ok      count(previous > 0.5) >= 2  2: L1H3, L2H1")
+    assert second.startswith("ok      count(previous > 0.5) >= 2  3: L0H1, L1H3, L2H1")
 
 
 def test_one_claim_that_fails_ends_with_code_1(run, corpus):

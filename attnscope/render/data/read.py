@@ -100,6 +100,8 @@ def _foreign(arrays: dict[str, Array], path: Path) -> Saved:
         )
     names = sorted(maps, key=_natural)
     layers = _split(maps[names[0]]) if len(names) == 1 else [_one_layer(name, maps[name]) for name in names]
+    if not layers:
+        raise ValueError(f"{names[0]} is {list(maps[names[0]].shape)}: it holds no layers")
     layers = [_weights_of(f"layer {number}", values) for number, values in enumerate(layers)]
     texts = None if tokens is None else [str(text) for text in tokens.ravel()]
     kind, known = _kind(layers)

@@ -20,7 +20,12 @@ SAMPLED = 64
 
 def save(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Write what was added up so far, as JSON, whole or not at all. Raises ``OutputError``."""
-    content = {"attnscope checkpoint": FORMAT, "of": identity, "state": state}
+    content = {
+        "attnscope checkpoint": FORMAT,
+        "of": identity,
+        "state": state,
+        "sha256": _sum(identity, state),
+    }
     write_whole(path, json.dumps(content).encode())
 
 
@@ -34,20 +39,28 @@ def load(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
         content = json.loads(path.read_bytes())
         if content["attnscope checkpoint"] != FORMAT:
             raise KeyError
-        of, state = content["of"], content["state"]
+        of, state = dict(content["of"]), dict(content["state"])
+        if content["sha256"] != _sum(of, state):
+            raise ValueError
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f"{path} is no checkpoint of attnscope: delete it, or name another file") from None
+        raise InputError(
+            f"{path} is no checkpoint of attnscope, or a damaged one: delete it, or name another file"
+        ) from None
     differing = [name for name in identity if of.get(name) != json.loads(json.dumps(identity[name]))]
     if differing:
         raise InputError(
             f"{path} belongs to a run with another {' and '.join(differing)}: delete it, or name another file"
         )
-    known: dict[str, Any] = state
-    return known
+    return state
+
+
+def _sum(identity: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    """The checksum of a checkpoint's content: a number that changed would be a wrong figure later."""
+    return hashlib.sha256(json.dumps([identity, state]).encode()).hexdigest()
 
 
 def fingerprint(module: nn.Module) -> str:

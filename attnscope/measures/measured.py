@@ -74,7 +74,8 @@ class Measured:
         places = [place for place, name in enumerate(self.measures) if name not in absent]
         measures = [measure for name, measure in self.measures.items() if name not in absent]
         size = len(attention.queries)
-        step = self.block_elements // (attention.batch * attention.heads * max(1, len(attention.keys)))
+        wide = max(attention.heads, len(measures))  # a block's table has a column a measure beside its heads
+        step = self.block_elements // (attention.batch * wide * max(1, len(attention.keys)))
         for start in range(0, size, max(1, step)):
             stop = min(size, start + max(1, step))
             block = self._block(attention, start, stop, queries, keys)

@@ -40,6 +40,9 @@ from attnscope.memory import out_of_memory
 LONGEST = 500
 """Characters of an error; whatever was quoted in a longer one loses its middle."""
 
+AGAIN = 0.05
+"""Seconds until a Ctrl-C that was swallowed comes again."""
+
 app = typer.Typer(
     name="attnscope",
     help="See what the attention heads of a transformer do.",
@@ -101,7 +104,10 @@ def main() -> None:
 
 @contextmanager
 def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed: a library written in C may turn the interrupt into an error of its own."""
+    """Whether Ctrl-C was pressed: a library written in C may turn the interrupt into an error of its own.
+
+    Where Python swallows it, in the middle of collecting garbage, it comes again a moment later.
+    """
     pressed = False
 
     def press(signum: int, frame: object) -> None:
@@ -109,15 +115,24 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
         pressed = True
         raise KeyboardInterrupt
 
-    before = signal.getsignal(signal.SIGINT)
+    def swallowed(ignored: sys.UnraisableHookArgs) -> None:
+        if not isinstance(ignored.exc_value, KeyboardInterrupt):
+            hook(ignored)
+        elif hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, press)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield lambda: pressed
         return
     signal.signal(signal.SIGINT, press)
+    sys.unraisablehook = swallowed
     try:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = hook
 
 
 def _fail_unforeseen(error: Exception) -> NoReturn:

@@ -87,3 +87,20 @@ def test_a_ctrl_c_that_a_library_turned_into_its_own_error_is_still_one(monkeypa
     with pytest.raises(KeyboardInterrupt):
         cli.main()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_ctrl_c_that_python_swallows_comes_again(monkeypatch, capsys):
+    class Collected:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+    def app():
+        Collected()
+        time.sleep(20)
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(KeyboardInterrupt):
+        cli.main()
+    assert capsys.readouterr().err == ""

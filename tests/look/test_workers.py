@@ -1,6 +1,7 @@
 """Threads that share the batches of a corpus change nothing but the time."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -53,6 +54,8 @@ def test_an_error_comes_out_where_its_result_would_and_ends_the_work():
         begun.append(item)
         if item == 3:
             raise ValueError("three")
+        if item > 3:
+            time.sleep(0.005)  # all of them would take far longer than anybody needs to see the error
         return item
 
     results = in_order(work, range(10_000), 2)

@@ -22,7 +22,7 @@ def test_what_changes_without_a_head_is_printed(run):
     assert ran.code == 0
     assert f"change by {seen.divergence:.3g} nats on average" in ran.out
     lines = ran.out.splitlines()
-    # a row whose guesses are long goes on in a further line, which begins with spaces where its number would be
+    # long guesses go on in a further line, which begins with spaces
     table = [line for line in lines[lines.index("") + 2 :] if not line.startswith("·")]
     rows = [line.split() for line in table if line[: lines[lines.index("") + 1].index("change")].strip()]
     assert [row[:2] for row in rows] == [[one.token, str(one.position)] for one in seen.changed[:8]]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attnscope.capture.runs import Runs
 
-KEPT = 64
-"""Pairs a row, on average, up to which all pairs of a text are kept."""
+KEPT = 256
+"""Pairs a row, on average, up to which all pairs of a text are kept: a kilobyte a row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +28,7 @@ class Matches:
     count: Tensor  # [row] int64, matching keys of each row
     itself: bool
     kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    latest: dict[str, tuple[tuple[int, int], Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def duplicates(cls, ids: Tensor, runs: Runs, text: int) -> Matches:
@@ -55,23 +56,34 @@ class Matches:
         return cls(order, first, last, count, itself)
 
     def places(self, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
-        """The pairs in a tile: their rows, and their places in the flattened tile.  -> two of [pair]
+        """The pairs in a tile: how many each row has, and their places in the flattened tile, row by row.
 
-        Kept for the next head and layer while all pairs of the text are no more than ``KEPT`` a row.
+        -> [row] int64, [pair] int32. Kept for the next head and layer while all pairs of the text are no more
+        than ``KEPT`` a row.
         """
         tile = rows.start, rows.stop, keys.start, keys.stop
-        if tile not in self.kept:
-            row, key = self._pairs(rows)
-            inside = (keys.start <= key) & (key < keys.stop)
-            row, key = row[inside], key[inside]
-            found = row, row * (keys.stop - keys.start) + key - keys.start
-            if not self.few:
-                return found
+        if tile in self.kept:
+            return self.kept[tile]
+        row, key = self._pairs(rows)
+        inside = (keys.start <= key) & (key < keys.stop)
+        row, key = row[inside], key[inside]
+        count = torch.bincount(row, minlength=rows.stop - rows.start)
+        found = count, (row * (keys.stop - keys.start) + key - keys.start).int()
+        if self.few:
             self.kept[tile] = found
-        return self.kept[tile]
+        return found
 
     def _pairs(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """The pairs of some rows, counted from the first of them.  -> row, key, both [pair]"""
+        """The pairs of some rows, counted from the first of them.  -> row, key, both [pair]
+
+        The latest answer is kept: each chunk of keys asks for the same rows.
+        """
+        latest = self.latest.get("rows")
+        if latest is None or latest[0] != (rows.start, rows.stop):
+            latest = self.latest["rows"] = (rows.start, rows.stop), *self._find(rows)
+        return latest[1], latest[2]
+
+    def _find(self, rows: slice) -> tuple[Tensor, Tensor]:
         low, count = self.low[rows], (self.high - self.low)[rows]
         row = torch.repeat_interleave(torch.arange(len(low)), count)
         within = torch.arange(len(row)) - (count.cumsum(0) - count)[row]

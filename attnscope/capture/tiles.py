@@ -191,10 +191,10 @@ class Worker:
     def _match(self, heads: Heads, rows: Rows, tile: Tile, share: Tensor | None) -> None:
         """Sum the weights on matching pairs."""
         for name, matches in self.matches.items():
-            row, place = matches[heads.text].places(rows.span, tile.chunk.keys)
+            count, place = matches[heads.text].places(rows.span, tile.chunk.keys)
             found = tile.weights.flatten(1).index_select(1, place)  # [head, pair]
             if share is not None:
-                found *= share.index_select(1, row)
+                found *= share.repeat_interleave(count, 1, output_size=len(place))
             heads.matched.setdefault(name, []).append(found.sum(-1))
 
     def _measure_gaps(self, heads: Heads, rows: Rows, tile: Tile, share: Tensor | None) -> None:

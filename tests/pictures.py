@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from attnscope.cli.answers import of_overview, save
-from attnscope.look import Choice, overview
+from attnscope.look.choice import Choice
+from attnscope.look.overview import overview
 from attnscope.models import load
 
 TEXT = "The cat sat on the mat because it was tired."

@@ -17,7 +17,7 @@ from textual.widgets import Footer, Static
 from attnscope.browser.keys import Keys
 from attnscope.browser.saving import save_new
 from attnscope.errors import AttnscopeError
-from attnscope.look import AllHeads
+from attnscope.look.all_heads import AllHeads
 from attnscope.render.colour import SEQUENTIAL, cmaps
 from attnscope.render.image import Drawable
 from attnscope.render.terminal import Picture

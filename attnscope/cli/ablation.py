@@ -23,8 +23,8 @@ MOST = 8
 
 def show_ablation(context: typer.Context, model: Model, prepared: Prepared) -> None:
     """Take the head of --ablate away, and print what changes in the model's guesses."""
-    from attnscope.look import Choice
     from attnscope.look.ablation import ablated
+    from attnscope.look.choice import Choice
 
     asked = context.params
     if asked["out"] is not None:

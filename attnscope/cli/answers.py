@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.look import OneHead, Overview, WholeLayers, site_numbers
+from attnscope.look.head import OneHead
+from attnscope.look.layers import WholeLayers
+from attnscope.look.numbers import site_numbers
+from attnscope.look.overview import Overview
 from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.render.terminal import View, print_view
 from attnscope.views import Bars, Focus, HeadMap, Heatmap, Ranked, Ranking

@@ -72,7 +72,8 @@ def browse(
         raise AttnscopeError(
             "browsing needs Textual, which is not installed: pip install 'attnscope[browse]'"
         ) from None
-    from attnscope.look import Choice, all_heads
+    from attnscope.look.all_heads import all_heads
+    from attnscope.look.choice import Choice
 
     loaded = load_model(context)
     prepared = asked.prepare(loaded)

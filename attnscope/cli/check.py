@@ -13,7 +13,8 @@ from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
 
 if TYPE_CHECKING:
-    from attnscope.look import Claim, Stats
+    from attnscope.look.claims import Claim
+    from attnscope.look.stats import Stats
 
 EXAMPLES = """Examples:
 
@@ -85,7 +86,12 @@ def check(
 
     A claim names a head and a measure (attnscope stats --list), any or all heads, or a count of heads.
     """
-    from attnscope.look import Choice, claim, launched, read_corpus, save_snapshot, stats
+    from attnscope.look.choice import Choice
+    from attnscope.look.claims import claim
+    from attnscope.look.corpus import read_corpus
+    from attnscope.look.processes import launched
+    from attnscope.look.snapshot import save_snapshot
+    from attnscope.look.stats import stats
     from attnscope.measures import DEFAULT
 
     read = [claim(each) for each in claims or ()]
@@ -129,7 +135,7 @@ def _judge(seen: Stats, claims: list[Claim], loud: bool) -> bool:
 
 def _compare(seen: Stats, path: Path, tolerance: float, loud: bool) -> bool:
     """Print what has changed since a snapshot; whether nothing has."""
-    from attnscope.look import changes
+    from attnscope.look.snapshot import changes
     from attnscope.views import visible
 
     found = changes(seen, path, tolerance)

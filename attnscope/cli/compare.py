@@ -138,7 +138,7 @@ def compare(
         )
     options.check_picture(out, cmap, one=False)
     from attnscope.cli import answers
-    from attnscope.look import Choice
+    from attnscope.look.choice import Choice
 
     choice = Choice(layer=layer, head=number, kind=kind, words=words, hide_special=hide_special)
     loaded = load_model(context)
@@ -152,31 +152,31 @@ def compare(
         command = _command(context) if texts is None else None
         if pair:
             from attnscope.cli.compared import of_two_heads
-            from attnscope.look import compare_heads
+            from attnscope.look.compare_heads import compare_heads
 
             one, other = ((of_layer or 0, of_head or 0) for of_layer, of_head in pair)
             found = of_two_heads(compare_heads(loaded, prepared[0], one, other, choice))
         elif with_text is not None:
             from attnscope.cli.compared_across import of_texts
-            from attnscope.look import compare_texts
+            from attnscope.look.compare_texts import compare_texts
 
             changed = prepare(loaded, *read_text(with_text, second_text, None, None))
             found = of_texts(compare_texts(loaded, prepared[0], changed, choice), command)
         elif with_model is not None:
             from attnscope.cli.compared_across import of_models
-            from attnscope.look import compare_models
+            from attnscope.look.compare_models import compare_models
 
             rival = _load_other(context, with_model)
             both = [(mine, prepare(rival, *each)) for mine, each in zip(prepared, given, strict=True)]
             found = of_models(compare_models(loaded, rival, both, choice))
         elif number is not None and texts is None:
             from attnscope.cli.compared import of_depth
-            from attnscope.look import through_layers
+            from attnscope.look.depth import through_layers
 
             found = of_depth(through_layers(loaded, prepared[0], number, choice))
         else:
             from attnscope.cli.compared import of_heads
-            from attnscope.look import compare as compare_all
+            from attnscope.look.compare import compare as compare_all
 
             found = of_heads(compare_all(loaded, prepared, choice), command)
     if as_json:
@@ -229,7 +229,7 @@ def _check(
 
 def _texts(path: Path) -> list[tuple[str, str | None]]:
     """The texts of a corpus. Raises ``InputError`` where one cannot be read, or where there is none."""
-    from attnscope.look import read_corpus
+    from attnscope.look.corpus import read_corpus
 
     corpus = read_corpus(path)
     found: list[tuple[str, str | None]] = []

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from attnscope.cli.answers import Answer
-from attnscope.look import Comparison, Depth, Head, HeadComparison, Pair
+from attnscope.look.compare import Comparison, Pair
+from attnscope.look.compare_heads import HeadComparison
+from attnscope.look.depth import Depth
+from attnscope.look.heads import Head
 from attnscope.render.terminal import View
 from attnscope.views import Ranked, Ranking
 from attnscope.views.axes import Array

@@ -8,7 +8,9 @@ import numpy as np
 
 from attnscope.cli.answers import Answer
 from attnscope.cli.compared import Compared, apart, names, pair_numbers, pair_table, rounded
-from attnscope.look import ModelComparison, Pair, TextComparison
+from attnscope.look.compare import Pair
+from attnscope.look.compare_models import ModelComparison
+from attnscope.look.compare_texts import TextComparison
 from attnscope.views import Ranked, Ranking
 
 LISTED = 8

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from attnscope.look import Choice, Corpus, Progress, Stats
+    from attnscope.look.choice import Choice
+    from attnscope.look.corpus import Corpus
+    from attnscope.look.corpus_stats import Progress
+    from attnscope.look.stats import Stats
     from attnscope.models import Model
 
 CORPUS = "Many texts"
@@ -52,7 +55,7 @@ def measure_corpus(
 
     Ctrl-C ends the command; with a checkpoint it says how to go on.
     """
-    from attnscope.look import corpus_stats
+    from attnscope.look.corpus_stats import corpus_stats
 
     asked = context.params
     with _bar(corpus, asked["limit"]) as watch:

@@ -122,8 +122,8 @@ def export(
     contents = Contents(asked, chosen, parse_numbers(heads, "--heads"))
     if not force:
         refuse_existing(out, contents)
-    from attnscope.look import Choice
-    from attnscope.look import export as write
+    from attnscope.look.choice import Choice
+    from attnscope.look.export import export as write
 
     loaded = load_model(context)
     prepared = given_input.prepare(loaded)

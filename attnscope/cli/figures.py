@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attnscope.look import Stats
     from attnscope.look.importance import Importance
+    from attnscope.look.stats import Stats
     from attnscope.measures import Figure, HeadFigures
     from attnscope.views import HeadMap
 

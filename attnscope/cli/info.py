@@ -46,7 +46,7 @@ def info(
     table can say where the model itself would report other weights than those that it used.
     """
     from attnscope.cli.table import print_survey, survey_numbers
-    from attnscope.look import survey
+    from attnscope.look.survey import survey
     from attnscope.models import prepare_tensors
 
     loaded = load_model(context)

@@ -84,7 +84,11 @@ def show(
     asked = given(context)
     options.check_picture(out, cmap, one=number is not None or token is not None)
     from attnscope.cli import answers
-    from attnscope.look import Choice, one_head, one_token, overview, whole_layers
+    from attnscope.look.choice import Choice
+    from attnscope.look.head import one_head
+    from attnscope.look.layers import whole_layers
+    from attnscope.look.overview import overview
+    from attnscope.look.token import one_token
 
     choice = Choice(layer, number, kind, token, words, hide_special, scale.value)
     loaded = load_model(context)

@@ -13,7 +13,7 @@ from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
 
 if TYPE_CHECKING:
-    from attnscope.look import Stats
+    from attnscope.look.stats import Stats
 
 EXAMPLES = """Examples:
 
@@ -130,8 +130,11 @@ def stats(
         first, second = read_text(text, second_text, file, line)
     elif (text, second_text, file, line) != (None,) * 4:
         raise typer.BadParameter("give a text or --texts, not both", param_hint="TEXT")
-    from attnscope.look import Choice, conditions, launched, read_corpus
-    from attnscope.look import stats as measure
+    from attnscope.look.choice import Choice
+    from attnscope.look.conditions import conditions
+    from attnscope.look.corpus import read_corpus
+    from attnscope.look.processes import launched
+    from attnscope.look.stats import stats as measure
     from attnscope.measures import DEFAULT, MEASURES
 
     met = conditions(where) if where is not None else ()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from attnscope.look import Sighting, Survey, site_numbers
+from attnscope.look.numbers import site_numbers
 from attnscope.look.sentences import spans
+from attnscope.look.survey import Sighting, Survey
 from attnscope.views import visible
 
 COLUMNS = ("layer", "kind", "module, kernel, weights", "heads", "size", "rows sum to", "own report")

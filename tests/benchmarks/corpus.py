@@ -76,7 +76,8 @@ def ten_figures(rows, ids):
 
 def measure(model, texts: list[str]) -> object:
     """All of attnscope's default measures."""
-    from attnscope.look import Listed, corpus_stats
+    from attnscope.look.corpus import Listed
+    from attnscope.look.corpus_stats import corpus_stats
 
     return corpus_stats(model, Listed(texts)).heads
 

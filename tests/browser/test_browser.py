@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("textual", reason="Textual is not installed: there is nothing to browse with")
 
 from attnscope.browser import Browser
-from attnscope.look import Choice, all_heads, one_head
+from attnscope.look.all_heads import all_heads
+from attnscope.look.choice import Choice
+from attnscope.look.head import one_head
 from attnscope.look.saved import SavedWeights
 from attnscope.models import load
 from attnscope.render.image import save

@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from attnscope.look import Choice, stats
 from attnscope.look.ablation import ablated
+from attnscope.look.choice import Choice
+from attnscope.look.stats import stats
 from attnscope.models import load
 from tests.models.folders import minilm
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from attnscope.look import Listed, corpus_stats
+from attnscope.look.corpus import Listed
+from attnscope.look.corpus_stats import corpus_stats
 from attnscope.models import load
 
 TEXTS = ["The cat sat on the mat because it was tired.", "It slept.", "The dog barked at the cat on the mat."]

@@ -7,7 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from attnscope.look import Choice, compare, compare_heads, compare_models, compare_texts, through_layers
+from attnscope.look.choice import Choice
+from attnscope.look.compare import compare
+from attnscope.look.compare_heads import compare_heads
+from attnscope.look.compare_models import compare_models
+from attnscope.look.compare_texts import compare_texts
+from attnscope.look.depth import through_layers
 from attnscope.models import load
 from tests.models.folders import minilm
 

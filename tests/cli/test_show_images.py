@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.look import Choice, one_token
+from attnscope.look.choice import Choice
+from attnscope.look.token import one_token
 from attnscope.models import load
 from attnscope.render.light import lit, scaled
 from attnscope.render.terminal import print_view

@@ -10,7 +10,9 @@ import torch
 import transformers
 
 from attnscope.errors import SelectionError
-from attnscope.look import Choice, conditions, stats
+from attnscope.look.choice import Choice
+from attnscope.look.conditions import conditions
+from attnscope.look.stats import stats
 from attnscope.models import load
 from tests.models.folders import gpt2, minilm
 

@@ -51,7 +51,7 @@ def main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # a made-up model name must not ask the network
     warnings.simplefilter("ignore")
     logging.disable()
-    for library in ("torch", "transformers.models.auto", "matplotlib.figure", "attnscope.look"):
+    for library in ("torch", "transformers.models.auto", "matplotlib.figure", "attnscope.look.overview"):
         import_module(library)  # before any clock ticks
     failed = False
     print("| kind | inputs | what it is | outcome |\n|---|---|---|---|")

@@ -10,7 +10,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from attnscope.look import Listed, batches, corpus_stats, launched
+from attnscope.look import batches
+from attnscope.look.corpus import Listed
+from attnscope.look.corpus_stats import corpus_stats
+from attnscope.look.processes import launched
 from attnscope.models import load
 
 TEXTS = [

@@ -4,7 +4,9 @@ import pytest
 
 from attnscope.attention import Site
 from attnscope.errors import InputError, SelectionError
-from attnscope.look import Stats, changes, claim, save_snapshot
+from attnscope.look.claims import claim
+from attnscope.look.snapshot import changes, save_snapshot
+from attnscope.look.stats import Stats
 from attnscope.measures import Figure, HeadFigures, Role
 
 

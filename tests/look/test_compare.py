@@ -11,8 +11,13 @@ from scipy.spatial.distance import jensenshannon
 
 import attnscope
 from attnscope.errors import InputError, SelectionError
-from attnscope.look import Choice, compare, compare_heads, heads, stats, through_layers
+from attnscope.look import heads
+from attnscope.look.choice import Choice
+from attnscope.look.compare import compare
+from attnscope.look.compare_heads import compare_heads
+from attnscope.look.depth import through_layers
 from attnscope.look.heads import evenly
+from attnscope.look.stats import stats
 from attnscope.models import load
 from tests.models.folders import gpt2, minilm, t5
 

@@ -9,7 +9,10 @@ import transformers
 from scipy.spatial.distance import jensenshannon
 
 from attnscope.errors import InputError, SelectionError
-from attnscope.look import Choice, compare_models, compare_texts, partners
+from attnscope.look import partners
+from attnscope.look.choice import Choice
+from attnscope.look.compare_models import compare_models
+from attnscope.look.compare_texts import compare_texts
 from attnscope.models import load
 from tests.models.folders import gpt2, minilm, t5
 

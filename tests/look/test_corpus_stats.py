@@ -6,7 +6,9 @@ import math
 import pytest
 
 from attnscope.errors import InputError, SelectionError
-from attnscope.look import Choice, Listed, corpus_stats, read_corpus
+from attnscope.look.choice import Choice
+from attnscope.look.corpus import Listed, read_corpus
+from attnscope.look.corpus_stats import corpus_stats
 from attnscope.measures import Measured
 from attnscope.models import load
 from tests.models.folders import gpt2, t5

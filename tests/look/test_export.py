@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from attnscope.errors import OutputError, SelectionError
-from attnscope.look import Choice, export, one_head
+from attnscope.look.choice import Choice
+from attnscope.look.export import export
+from attnscope.look.head import one_head
 from attnscope.models import load
 from attnscope.render import folder as room
 from attnscope.render.data import read

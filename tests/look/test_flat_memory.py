@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnscope.look import Choice, stats
+from attnscope.look.choice import Choice
+from attnscope.look.stats import stats
 from attnscope.models import load
 from tests.models.folders import gpt2
 

@@ -5,7 +5,12 @@ import pytest
 import torch
 import transformers
 
-from attnscope.look import Choice, one_head, one_token, overview, stats, whole_layers
+from attnscope.look.choice import Choice
+from attnscope.look.head import one_head
+from attnscope.look.layers import whole_layers
+from attnscope.look.overview import overview
+from attnscope.look.stats import stats
+from attnscope.look.token import one_token
 from attnscope.models import load
 from tests.models.test_generation import DECODERS, writer_folder
 

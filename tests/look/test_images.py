@@ -6,7 +6,11 @@ import torch
 import transformers
 
 from attnscope.errors import InputError, SelectionError
-from attnscope.look import Choice, one_head, one_token, overview, whole_layers
+from attnscope.look.choice import Choice
+from attnscope.look.head import one_head
+from attnscope.look.layers import whole_layers
+from attnscope.look.overview import overview
+from attnscope.look.token import one_token
 from attnscope.models import load
 from tests.models import images
 

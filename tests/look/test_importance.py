@@ -11,8 +11,11 @@ from torch.nn import functional as F
 from attnscope.capture import recording
 from attnscope.capture.gate import gated
 from attnscope.errors import InputError, ModelError, SelectionError
-from attnscope.look import Choice, Listed, corpus_stats, stats
 from attnscope.look.ablation import ablated
+from attnscope.look.choice import Choice
+from attnscope.look.corpus import Listed
+from attnscope.look.corpus_stats import corpus_stats
+from attnscope.look.stats import stats
 from attnscope.models import load
 from attnscope.models.guesses import HIDDEN, questions
 from tests.models.folders import gpt2, mamba, minilm, t5

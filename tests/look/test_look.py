@@ -6,7 +6,11 @@ import torch
 import transformers
 
 from attnscope.errors import ModelError, SelectionError
-from attnscope.look import Choice, head, one_head, one_token, overview
+from attnscope.look import head
+from attnscope.look.choice import Choice
+from attnscope.look.head import one_head
+from attnscope.look.overview import overview
+from attnscope.look.token import one_token
 from attnscope.models import load
 from attnscope.views import hide_special, merge_words, pool, weights
 from tests.models.folders import gpt2, mamba, minilm, t5

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.look import Listed, corpus_stats
+from attnscope.look.corpus import Listed
+from attnscope.look.corpus_stats import corpus_stats
 from attnscope.models import load
 from tests.look.shared_run import TEXTS, figures
 

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.look import Choice, one_head, one_token, overview, whole_layers
-from attnscope.look.head import alone
+from attnscope.look.choice import Choice
+from attnscope.look.head import alone, one_head
+from attnscope.look.layers import whole_layers
+from attnscope.look.overview import overview
 from attnscope.look.saved import SavedWeights
+from attnscope.look.token import one_token
 from attnscope.models import load
 from attnscope.views import Weights, places
 from tests.models.folders import gpt2, t5

@@ -6,7 +6,8 @@ import time
 import pytest
 import torch
 
-from attnscope.look import Listed, corpus_stats
+from attnscope.look.corpus import Listed
+from attnscope.look.corpus_stats import corpus_stats
 from attnscope.look.workers import in_order, workers
 from attnscope.models import load
 

@@ -3,7 +3,10 @@
 import pytest
 
 from attnscope.errors import ModelError
-from attnscope.look import Choice, Listed, corpus_stats, one_head
+from attnscope.look.choice import Choice
+from attnscope.look.corpus import Listed
+from attnscope.look.corpus_stats import corpus_stats
+from attnscope.look.head import one_head
 from attnscope.models import load
 from tests.models.folders import gpt2
 

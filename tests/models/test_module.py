@@ -6,7 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 from attnscope.errors import InputError, ModelError
-from attnscope.look import Choice, one_head, overview
+from attnscope.look.choice import Choice
+from attnscope.look.head import one_head
+from attnscope.look.overview import overview
 from attnscope.models import load, prepare_tensors
 from attnscope.models.module import load_tensors
 from tests.models.folders import minilm

@@ -7,7 +7,8 @@ import textwrap
 
 import pytest
 
-from attnscope.look import Choice, whole_layers
+from attnscope.look.choice import Choice
+from attnscope.look.layers import whole_layers
 from attnscope.models import load
 from attnscope.render import data
 

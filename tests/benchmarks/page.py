@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     tokens = parser.parse_args().tokens
     layers = made(tokens)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         path = Path(name, "page.html")
         start = time.process_time()
         page.save({"encoder": enumerate(layers)}, path, title="a model")

@@ -138,7 +138,8 @@ def _assembled(title: str, content: dict[str, Any], heads: list[str]) -> str:
         "POLICY": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}",
         "STYLE": style,
         "DATA": data,
-        "HEADS": "\n".join(heads),
+        "FIRST": heads[0] if heads else "",  # before the script, which can draw it at once
+        "OTHERS": "\n".join(heads[1:]),
         "SCRIPT": script,
     }
     whole = ""

@@ -32,7 +32,8 @@ function drawAll() {
   element("mode").textContent = state.mode === "map" ? "lines" : "map";
   element("zoom").hidden = state.mode !== "map";
   element("closed").hidden = !current.bytes.includes(CLOSED);
-  element("high").textContent = { fixed: "1", row: "largest of the row", head: shortly(largest(current.bytes)) }[state.scale];
+  element("high").textContent =
+    state.scale === "head" ? shortly(largest(current.bytes)) : { fixed: "1", row: "largest of the row" }[state.scale];
   drawRamp();
   drawOverview();
   drawPicture();

@@ -25,15 +25,18 @@ function tallest(stage) {
   return Math.min(limit || Infinity, window.innerHeight);
 }
 
-// A picture of one pixel a cell, to be drawn enlarged.
-function cells(bytes, rows, columns, pixelOf) {
+// A picture of one pixel a cell, to be drawn enlarged; `look` has the pixel of each byte, row by row.
+function cells(bytes, rows, columns, look) {
   const canvas = document.createElement("canvas");
   canvas.width = columns;
   canvas.height = rows;
   const context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows);
   const pixels = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < pixels.length; i++) pixels[i] = pixelOf(bytes[i], (i / columns) | 0);
+  for (let row = 0, i = 0; row < rows; row++) {
+    const pixelOf = look[row];
+    for (let column = 0; column < columns; column++, i++) pixels[i] = pixelOf[bytes[i]];
+  }
   context.putImageData(image, 0, 0);
   return canvas;
 }

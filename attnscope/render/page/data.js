@@ -7,6 +7,16 @@ const CLOSED = 255, LARGEST = 254, KEPT = 24;
 // byte -> weight; the code is described in encode.py
 const WEIGHT = Float32Array.from({ length: 256 }, (_, byte) => PAGE.top * (byte / LARGEST) ** PAGE.power);
 
+// A function that works once for each choice of what it is given.
+function remembered(work) {
+  const known = new Map();
+  return (...given) => {
+    const key = given.join();
+    if (!known.has(key)) known.set(key, work(...given));
+    return known.get(key);
+  };
+}
+
 function bytesOf(base64) {
   const text = atob(base64);
   const bytes = new Uint8Array(text.length);
@@ -14,9 +24,17 @@ function bytesOf(base64) {
   return bytes;
 }
 
-async function inflated(bytes) {
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
+// Read piece by piece rather than through a Response, whose turns would wait while the page still arrives.
+async function inflated(bytes, size) {
+  const stream = new DecompressionStream("deflate-raw"), writer = stream.writable.getWriter();
+  Promise.all([writer.write(bytes), writer.close()]).catch(() => null); // what is wrong, the reader says
+  const whole = new Uint8Array(size);
+  let filled = 0;
+  for await (const piece of stream.readable) {
+    whole.set(piece, filled);
+    filled += piece.length;
+  }
+  return whole;
 }
 
 const opened = new Map(); // element id -> promise of bytes, the latest last
@@ -26,14 +44,14 @@ function headBytes(kind, layer, head) {
   const id = `w${kind}-${layer.layer}-${head}`;
   let promise = opened.get(id);
   opened.delete(id);
-  promise ??= decoded(id, PAGE.axes[layer.axes].keys.length);
+  promise ??= decoded(id, PAGE.axes[layer.axes]);
   opened.set(id, promise);
   if (opened.size > KEPT) opened.delete(opened.keys().next().value);
   return promise;
 }
 
-// The text of one head. The heads stand last in the page, and many take a while to arrive: the page is drawn
-// before they are all there, and a head is whole once something stands behind it.
+// The text of one head. All but the first stand last in the page, and many take a while to arrive: the page is
+// drawn before they are all there, and a head is whole once something stands behind it.
 async function stored(id) {
   const found = () => document.getElementById(id);
   while (document.readyState === "loading" && !found()?.nextElementSibling)
@@ -41,26 +59,27 @@ async function stored(id) {
   return found().textContent;
 }
 
-async function decoded(id, columns) {
-  const bytes = await inflated(bytesOf(await stored(id)));
+async function decoded(id, axes) {
+  const columns = axes.keys.length;
+  const bytes = await inflated(bytesOf(await stored(id)), 1 + axes.queries.length * columns);
   const codes = bytes.subarray(1);
   if (bytes[0] === 1) for (let i = columns; i < codes.length; i++) codes[i] += codes[i - columns];
   return codes;
 }
 
 // Colours of a map as 256 packed pixels (little-endian RGBA).
-function palette(name) {
+const palette = remembered((name) => {
   const hex = PAGE.cmaps[name];
   return Uint32Array.from({ length: 256 }, (_, i) => {
     const rgb = parseInt(hex.slice(6 * i, 6 * i + 6), 16);
     return (255 << 24) | ((rgb & 255) << 16) | (rgb & 0xff00) | (rgb >> 16);
   });
-}
+});
 
-// byte -> pixel for weights from 0 to `high`; closed cells stay clear.
-function pixelsOf(colours, high) {
-  const pixels = new Uint32Array(256);
+// byte -> pixel for weights from 0 to that of a byte; closed cells stay clear.
+const pixelsOf = remembered((name, high) => {
+  const colours = palette(name), pixels = new Uint32Array(256);
   for (let byte = 0; byte <= LARGEST; byte++)
     pixels[byte] = colours[Math.round(Math.min(WEIGHT[byte] / high, 1) * 255)];
   return pixels;
-}
+});

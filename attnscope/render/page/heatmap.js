@@ -6,12 +6,10 @@ const LABEL = 11, SMALLEST = 1, WIDEST = 40;
 
 // For each row, what a byte looks like, in the scale that was chosen.
 function rowPixels(bytes, rows, columns) {
-  const colours = palette(state.cmap);
   if (state.scale === "row")
     return Array.from({ length: rows }, (_, row) =>
-      pixelsOf(colours, largest(bytes.subarray(row * columns, (row + 1) * columns))));
-  const one = pixelsOf(colours, state.scale === "head" ? largest(bytes) : 1);
-  return Array(rows).fill(one);
+      pixelsOf(state.cmap, largest(bytes.subarray(row * columns, (row + 1) * columns))));
+  return Array(rows).fill(pixelsOf(state.cmap, state.scale === "head" ? largest(bytes) : 1));
 }
 
 function largest(bytes) {
@@ -22,14 +20,15 @@ function largest(bytes) {
 
 function settleMap() {
   const { bytes, rows, columns } = current;
-  const pixels = rowPixels(bytes, rows, columns);
-  map.picture = cells(bytes, rows, columns, (byte, row) => pixels[row][byte]);
+  map.picture = cells(bytes, rows, columns, rowPixels(bytes, rows, columns));
   const context = document.createElement("canvas").getContext("2d");
   context.font = font(LABEL);
+  const { axes } = current;
   const longest = (places) => Math.max(...places.map(([text, number]) =>
     context.measureText(`${text} ${number}`).width));
-  map.left = Math.min(longest(current.axes.queries), 120) + 10;
-  map.top = Math.min(longest(current.axes.keys), 110) + 10;
+  axes.left ??= Math.min(longest(axes.queries), 120) + 10;
+  axes.top ??= Math.min(longest(axes.keys), 110) + 10;
+  Object.assign(map, { left: axes.left, top: axes.top });
 }
 
 function fittingCell() {

@@ -8,13 +8,10 @@ function settleOverview() {
   overview.rows = layers;
   overview.pictures = layers.map((layer) => {
     const [rows, columns, text] = layer.small;
-    const bytes = bytesOf(text);
-    const size = rows * columns;
-    return Array.from({ length: layer.heads }, (_, head) => {
-      const part = bytes.subarray(head * size, (head + 1) * size);
-      const pixels = rowPixels(part, rows, columns);
-      return cells(part, rows, columns, (byte, row) => pixels[row][byte]);
-    });
+    const bytes = bytesOf(text), size = rows * columns;
+    const look = Array.from({ length: layer.heads }, (_, head) =>
+      rowPixels(bytes.subarray(head * size, (head + 1) * size), rows, columns));
+    return cells(bytes, layer.heads * rows, columns, look.flat()); // the heads of a layer stand below each other
   });
 }
 
@@ -38,13 +35,14 @@ function drawOverview() {
     context.fillStyle = css("--quiet");
     context.textAlign = "right";
     context.fillText(`L${layer.layer}`, overview.left - 5, y + side / 2 + 4);
-    overview.pictures[row].forEach((picture, head) => {
+    const [rows, columns] = layer.small;
+    context.imageSmoothingEnabled = side < columns;
+    for (let head = 0; head < layer.heads; head++) {
       const x = overview.left + pitch * head;
       context.fillStyle = hatch;
       context.fillRect(x, y, side, side);
-      context.imageSmoothingEnabled = side < picture.width;
-      context.drawImage(picture, x, y, side, side);
-    });
+      context.drawImage(overview.pictures[row], 0, head * rows, columns, rows, x, y, side, side);
+    }
   });
   context.strokeStyle = css("--mark");
   context.lineWidth = 2;

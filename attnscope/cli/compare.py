@@ -114,6 +114,7 @@ def compare(
     model: options.ModelName = "own",
     tokenizer: options.Tokenizer = "own",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.Dtype = "auto",
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,

@@ -34,6 +34,7 @@ def info(
     tokenizer: options.Tokenizer = "own",
     inputs: options.Inputs = None,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.Dtype = "auto",
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,

@@ -11,7 +11,7 @@ from attnscope.cli.waiting import waiting
 if TYPE_CHECKING:
     from attnscope.models import Model
 
-OPTIONS = ("tokenizer", "device", "dtype", "revision", "trust_remote_code", "allow_pickle")
+OPTIONS = ("tokenizer", "device", "device_map", "dtype", "revision", "trust_remote_code", "allow_pickle")
 """The options of every command with a model, as ``attnscope.cli.options`` declares them."""
 
 
@@ -29,10 +29,9 @@ def load_model(context: typer.Context) -> Model:
     name = context.params["model"]
     with waiting(f"loading {name}"):
         asked = context.params
-        options = {option: asked[option] for option in OPTIONS} | {"device_map": asked.get("device_map")}
         return load(
             name,
-            **options,
+            **{option: asked[option] for option in OPTIONS},
             generative=asked.get("generate") is not None,
             guessing=bool(asked.get("importance") or asked.get("ablate")),
         )

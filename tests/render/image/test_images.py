@@ -138,8 +138,9 @@ def test_the_grid_is_one_image_whose_tiles_are_the_heads() -> None:
             expected = table("ember")[steps(view.layers[layer].values[head])]
             expected[view.layers[layer].masked[head]] = MASKED
             top, left = row * (tall + gap), head * (wide + gap)
-            np.testing.assert_array_equal(flat[top : top + tall, left : left + wide], expected)
+            np.testing.assert_array_equal(flat[top : top + tall, left : left + wide, :3], expected)
     assert (flat[tall + gap : 2 * tall + gap] == 255).all()  # layer 1 is a hole
+    assert (flat[..., 3] == 255).all()
 
 
 def test_a_focus_draws_its_bars_with_the_heaviest_on_top() -> None:

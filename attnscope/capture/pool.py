@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Site
+from attnscope.memory import require
+
+How: TypeAlias = Literal["share", "mean", "max"]
+"""What a cell holds, see ``Pool``."""
+
+BYTES = 5
+"""What a cell of a map takes: a float32 and a bool."""
 
 BLOCK = 1 << 24  # numbers computed at a time: 64 MB of float32
 
@@ -36,14 +43,15 @@ class Pooled:
 class Pool:
     """Keeps every head of every call in ``maps``, at most ``cells`` × ``cells`` numbers a head.
 
-    A cell's value is the mean (or the maximum) of the weights of the query-key pairs in it that the mask
-    left open. Where there are no more positions than cells, a cell is one pair and the map is the
+    A cell's value is the share of its queries' attention that its keys get (weights summed over keys,
+    averaged over queries), or the mean or the maximum of the weights of the query-key pairs in it that the
+    mask left open. Where there are no more positions than cells, a cell is one pair and the map is the
     weights themselves. Rows are computed in blocks: no more than ``BLOCK`` weights exist at a time, or one
-    row of all heads.
+    row of all heads. Raises ``SizeError`` for a map that would not fit the memory that is free.
     """
 
     cells: int
-    how: Literal["mean", "max"] = "mean"
+    how: How = "mean"
     maps: list[Pooled] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -54,6 +62,12 @@ class Pool:
         """Compute and keep the pooled heads."""
         queries, keys = len(attention.queries), len(attention.keys)
         row_edges, key_edges = edges(queries, self.cells), edges(keys, self.cells)
+        heads, cells = attention.batch * attention.heads, (len(row_edges) - 1) * (len(key_edges) - 1)
+        require(
+            BYTES * heads * cells,
+            f"{heads:,} heads of layer {attention.site.layer} in {cells:,} cells each",
+            "choose one layer",
+        )
         block = max(1, BLOCK // max(1, attention.batch * attention.heads * keys))
         values, opened = [], []
         for start, stop in pairwise(row_edges):
@@ -86,19 +100,20 @@ class Pool:
             if rows.dtype in (torch.float16, torch.bfloat16):
                 rows = rows.float()
             open_pairs = allowed.expand(*allowed.shape[:2], *rows.shape[2:]).sum(2)  # [., ., key]
-            pooled = rows.sum(2) if self.how == "mean" else rows.amax(2)  # [batch, head, key]
+            pooled = rows.amax(2) if self.how == "max" else rows.sum(2)  # [batch, head, key]
             if total is None or count is None:
                 total, count = pooled, open_pairs
             else:
-                total = total + pooled if self.how == "mean" else torch.maximum(total, pooled)
+                total = torch.maximum(total, pooled) if self.how == "max" else total + pooled
                 count = count + open_pairs
         assert total is not None
         assert count is not None
         cell = _cells(key_edges, total.device)
         shape = (*total.shape[:2], len(key_edges) - 1)
         counts = _summed(count, cell, shape[-1])
-        if self.how == "mean":
-            return _summed(total, cell, shape[-1]) / counts.clamp(min=1), counts > 0
+        if self.how != "max":
+            pairs = counts.clamp(min=1) if self.how == "mean" else stop - start
+            return _summed(total, cell, shape[-1]) / pairs, counts > 0
         highest = total.new_zeros(shape).scatter_reduce(-1, cell.expand_as(total), total, "amax")
         return highest, counts > 0
 

@@ -145,14 +145,16 @@ class StreamedPool(Pool):
     def observe(self, attention: Attention) -> None:
         """Keep the pooled heads."""
         found = attention.read.statistics.map if isinstance(attention.read, StreamedRows) else None
-        if found is None or self.how != "mean" or found.cells != self.cells:
+        if found is None or self.how == "max" or found.cells != self.cells:
             super().observe(attention)
             return
         pairs = found.pairs[:, None]  # [batch or 1, 1, row cell, key cell]
+        queries = torch.tensor(found.row_edges, device=pairs.device).diff()[:, None]
+        count = pairs.clamp(min=1) if self.how == "mean" else queries
         self.maps.append(
             Pooled(
                 site=attention.site,
-                values=found.total / pairs.clamp(min=1),
+                values=found.total / count,
                 open=pairs > 0,
                 row_edges=found.row_edges,
                 key_edges=found.key_edges,

@@ -205,6 +205,14 @@ class Scale(str, Enum):
     head = "head"
 
 
+class Cell(str, Enum):
+    """What a cell of a pooled map holds."""
+
+    share = "share"
+    mean = "mean"
+    max = "max"
+
+
 ScaleName = Annotated[
     Scale,
     typer.Option(
@@ -244,9 +252,18 @@ def check_picture(out: Path | None, cmap: str | None, one: bool) -> None:
     if out is None:
         return
     suffix = out.suffix.lower()
-    if suffix not in (*PICTURES, *WHOLE):
-        raise OutputError(f"{out} cannot be written: its name must end in {', '.join((*PICTURES, *WHOLE))}")
+    _check_place(out, (*PICTURES, *WHOLE))
     if one and suffix in WHOLE:
         raise OutputError(f"a {suffix} file holds whole layers: leave out --head and --token, or use --json")
+
+
+def check_data(out: Path) -> None:
+    """Refuse, before any work is done, a file of whole layers that could not be written at its end."""
+    _check_place(out, WHOLE)
+
+
+def _check_place(out: Path, suffixes: tuple[str, ...]) -> None:
+    if out.suffix.lower() not in suffixes:
+        raise OutputError(f"{out} cannot be written: its name must end in {', '.join(suffixes)}")
     if not out.parent.is_dir():
         raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")

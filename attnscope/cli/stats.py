@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,8 @@ EXAMPLES = """Examples:
 attnscope stats "The cat sat on the mat because it was tired." --sort previous --top 5
 
 attnscope stats -f book.txt -m openai-community/gpt2 --truncate --where "entropy<1 and role!=first"
+
+attnscope stats -f book.txt --sort induction --pooled book.npz
 
 attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
 
@@ -91,6 +94,23 @@ def stats(
             show_default=False,
         ),
     ] = None,
+    pooled: Annotated[
+        Path | None,
+        typer.Option(
+            help="Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. "
+            "show, export and browse read it with --from.",
+            rich_help_panel=options.PICTURE,
+            show_default=False,
+        ),
+    ] = None,
+    cell: Annotated[
+        options.Cell,
+        typer.Option(
+            help="With --pooled: the share of its queries' attention that a cell's keys get, or the mean or "
+            "the largest of its weights.",
+            rich_help_panel=options.PICTURE,
+        ),
+    ] = options.Cell.share,
     as_json: options.AsJson = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print all figures as CSV.", rich_help_panel=options.PICTURE)
@@ -149,6 +169,10 @@ def stats(
     if out is not None and head_map is None:
         raise typer.BadParameter("--out saves a map: add --map MEASURE", param_hint="--out")
     options.check_picture(out, None, one=True)
+    if pooled is not None:
+        if texts is not None:
+            raise typer.BadParameter("it goes with one text, not with --texts", param_hint="--pooled")
+        options.check_data(pooled)
     names = tuple(dict.fromkeys((*DEFAULT, *asked)))
     choice = Choice(layer=layer, kind=kind)
     if texts is not None:
@@ -161,8 +185,18 @@ def stats(
         prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
         with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
             seen = measure(
-                loaded, prepared, choice, names=names, exact_kernel=exact_kernel, importance=importance
+                loaded,
+                prepared,
+                choice,
+                names=names,
+                exact_kernel=exact_kernel,
+                importance=importance,
+                pool=cell.value if pooled else None,
             )
+            if pooled is not None:
+                assert seen.maps is not None
+                seen.maps.save(pooled)
+                print(f"saved {pooled}", file=sys.stderr)
     if head_map is not None:
         _draw(seen, head_map, out)
         return

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from attnscope.attention import Site
 from attnscope.capture import Record
 from attnscope.capture.only import Only
+from attnscope.capture.pool import How
 from attnscope.capture.recorder import Observer
 from attnscope.capture.single_pass import SHORTEST, SinglePass
-from attnscope.capture.stand_in import StandIn
+from attnscope.capture.stand_in import StandIn, StreamedPool
 from attnscope.look.batches import joined
 from attnscope.look.choice import Choice
 from attnscope.look.importance import Importance, Importances
+from attnscope.look.layers import WholeLayers
+from attnscope.look.pooled import CELLS, pooled_layers
 from attnscope.look.sentences import expect, provenance
 from attnscope.measures import DEFAULT, HeadFigures, Measured
 from attnscope.models import Model, Prepared
@@ -25,7 +28,7 @@ class Stats:
     """The figures of the heads that are meant, what ran, and what to know.
 
     ``ran`` says whether the kernels ran beside the measuring, or a single pass in their place. ``importance``
-    is empty unless it was asked for.
+    is empty unless it was asked for, and so is ``maps``, every head on at most 256 × 256 cells.
     """
 
     heads: tuple[HeadFigures, ...]
@@ -33,6 +36,7 @@ class Stats:
     ran: str
     notes: tuple[str, ...]
     importance: Mapping[tuple[Site, int], Importance] = field(default_factory=dict)
+    maps: WholeLayers | None = None
 
 
 def stats(
@@ -43,18 +47,23 @@ def stats(
     names: tuple[str, ...] = DEFAULT,
     exact_kernel: bool = False,
     importance: bool = False,
+    pool: How | None = None,
 ) -> Stats:
     """Run the model once and measure every head that is meant.
 
     From 512 tokens on, on the CPU, a single pass over blocks stands in for torch's fused kernel: it computes
     the layer's output (within 1e-4) and the figures together, where computing the scores again beside the
     kernel would cost several times as much. ``exact_kernel`` always leaves the kernel alone. ``importance``
-    asks for each head's importance, too, of a model with an output head (see ``look.importance``). Raises
-    ``SelectionError`` for a layer, kind or measure that does not exist.
+    asks for each head's importance, too, of a model with an output head (see ``look.importance``). ``pool``
+    asks for a small map of every head out of the same pass (``capture.Pool`` says what its cells may hold).
+    Raises ``SelectionError`` for a layer, kind or measure that does not exist.
     """
     measured = Measured(names)
+    maps = StreamedPool(CELLS, pool) if pool else None
     ids = [[token.id for token in prepared.tokens]]
-    record, taken = measuring_pass(model, prepared, measured, choice, ids, exact_kernel=exact_kernel)
+    record, taken = measuring_pass(
+        model, prepared, measured, choice, ids, exact_kernel=exact_kernel, maps=maps
+    )
     heads = measured.figures()
     expect(heads, record, choice)
     important = Importances()
@@ -67,6 +76,7 @@ def stats(
         what_ran(taken, len(record.sites)),
         (*model.notes, *prepared.notes),
         important.figures(),
+        pooled_layers(maps, model, prepared, record) if maps else None,
     )
 
 
@@ -78,14 +88,17 @@ def measuring_pass(
     ids: Sequence[Sequence[int]],
     *,
     exact_kernel: bool = False,
+    maps: StreamedPool | None = None,
 ) -> tuple[Record, int]:
     """One forward pass, measured; how many calls of it ran as a single pass.
 
-    ``ids`` are the token ids of each text of the batch.
+    ``ids`` are the token ids of each text of the batch; ``maps`` sees the same heads.
     """
     long = any(len(text) >= SHORTEST for text in ids)
-    stand_in = StandIn(SinglePass(ids)) if long and not exact_kernel else None
-    chosen: list[Observer] = [measured] if choice == Choice() else [Only(choice.heads, [measured])]
+    cells = maps.cells if maps and maps.how != "max" else None
+    stand_in = StandIn(SinglePass(ids, cells=cells)) if long and not exact_kernel else None
+    observers: list[Observer] = [measured, *([maps] if maps else [])]
+    chosen: list[Observer] = observers if choice == Choice() else [Only(choice.heads, observers)]
     with stand_in or nullcontext():
         record = model.run(prepared, chosen if stand_in is None else [stand_in.shown_to(chosen)])
     return record, 0 if stand_in is None else stand_in.taken

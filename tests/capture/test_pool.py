@@ -8,6 +8,7 @@ import torch
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.capture import Keep, Pool
 from attnscope.capture import pool as pooling
+from attnscope.errors import SizeError
 
 
 def random_attention(queries=11, keys=13, causal=True, seed=0):
@@ -58,6 +59,30 @@ def test_a_cell_is_the_mean_or_maximum_of_its_open_pairs(how, cells, block, monk
                     assert bool(pooled.open.expand(2, 3, -1, -1)[b, h, r, c]) == (open_weights.numel() > 0)
                     expected = getattr(open_weights, how)() if open_weights.numel() else torch.tensor(0.0)
                     torch.testing.assert_close(pooled.values[b, h, r, c], expected)
+
+
+@pytest.mark.parametrize("block", [1, 1 << 24])
+def test_shares_are_summed_over_keys_and_averaged_over_queries_so_that_rows_keep_their_sums(
+    block, monkeypatch
+):
+    monkeypatch.setattr(pooling, "BLOCK", block)
+    attention, weights, _ = random_attention()
+    pool = Pool(4, "share")
+    pool.observe(attention)
+    (pooled,) = pool.maps
+    torch.testing.assert_close(pooled.values.sum(-1), torch.ones(2, 3, 4))
+    for r, (top, bottom) in enumerate(pairwise(pooled.row_edges)):
+        for c, (left, right) in enumerate(pairwise(pooled.key_edges)):
+            expected = weights[:, :, top:bottom, left:right].sum(-1).mean(-1)
+            torch.testing.assert_close(pooled.values[:, :, r, c], expected)
+
+
+def test_maps_that_would_not_fit_the_free_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("attnscope.memory.free_memory", lambda: 10)
+    monkeypatch.setattr("attnscope.memory.UNNOTICED", 1)
+    attention, _, _ = random_attention()
+    with pytest.raises(SizeError, match="6 heads of layer 0 in 16 cells each would take 480 bytes"):
+        Pool(4).observe(attention)
 
 
 def test_cells_cover_every_position_once():

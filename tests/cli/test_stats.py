@@ -134,3 +134,27 @@ def test_a_long_text_is_measured_in_a_single_pass_to_the_same_figures(tmp_path):
     for one, other in zip(passed.heads, beside.heads, strict=True):
         for name, figure in other.figures.items():
             assert one.figures[name].value == pytest.approx(figure.value, rel=1e-5, abs=1e-5), name
+
+
+def test_every_head_of_a_long_text_is_saved_small_and_shown_again(run, tmp_path):
+    folder = gpt2(tmp_path / "model", n_positions=600)
+    out = tmp_path / "maps.npz"
+    ran = run("stats", TEXT * 80, "-m", folder, "--max-tokens", "600", "--pooled", out, "--top", "1")
+    assert (ran.code, f"saved {out}" in ran.err) == (0, True)
+    shown = run("show", "--from", out, "--head", "L1H2", "--json")
+    assert shown.code == 0
+    assert np.array(json.loads(shown.out)["weights"]).shape == (256, 256)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ((TEXT, "--pooled", "maps.png"), 1, "maps.png cannot be written: its name must end in .html, .npz"),
+        ((TEXT, "--pooled", "nowhere/maps.npz"), 1, "there is no folder nowhere"),
+        (("--texts", "texts.txt", "--pooled", "maps.npz"), 2, "it goes with one text, not with --texts"),
+    ],
+)
+def test_maps_that_cannot_be_saved_are_refused_before_the_model_is_loaded(run, arguments, code, sentence):
+    ran = run("stats", *arguments, "-m", "no-such-model")
+    assert ran.code == code
+    assert sentence in " ".join(ran.err.split())

@@ -97,8 +97,11 @@ class Block:
     @cached_property
     def largest(self) -> tuple[Tensor, Tensor]:
         """The largest weight of each row, and its key (the first of equals).  -> two of [batch, head, row]"""
-        values, keys = self.rows.max(-1)
-        return values, keys
+        if self.rows.device.type != "cpu":
+            values, keys = self.rows.max(-1)
+            return values, keys
+        keys = torch.from_numpy(self.rows.detach().numpy().argmax(-1))  # torch's is slow on long rows
+        return self.rows.gather(-1, keys[..., None])[..., 0], keys
 
     def sum_of(self, number: Tensor) -> Tensor:
         """Weights summed, each times its key's number.  [text or 1, row or 1, key] -> [batch, head, row]"""

@@ -48,8 +48,9 @@ class OwnModel(Model):
         def prepared(text: str, ids: list[int], tokens: tuple[Token, ...]) -> Prepared | InputError:
             if len(ids) > limit:
                 return self._prepare_or_refuse(text, max_tokens, truncate)
-            return self._prepared(ids, tokens, ())
+            return self._prepared(ids, tokens, (), device)
 
+        device = self.device
         return [
             prepared(text, *reading) for text, reading in zip(texts, self.reader.read_all(texts), strict=True)
         ]
@@ -87,10 +88,17 @@ class OwnModel(Model):
         encoder: Encoder = self.module  # type: ignore[assignment]
         return encoder.logits(encoder(**prepared.inputs)[copies, at])
 
-    def _prepared(self, ids: list[int], tokens: tuple[Token, ...], notes: tuple[str, ...]) -> Prepared:
-        inputs = {"ids": torch.tensor([ids], device=self.device)}  # [1, token]
+    def _prepared(
+        self,
+        ids: list[int],
+        tokens: tuple[Token, ...],
+        notes: tuple[str, ...],
+        device: torch.device | None = None,
+    ) -> Prepared:
+        device = device or self.device
+        inputs = {"ids": torch.tensor([ids], device=device)}  # [1, token]
         if self.segmented:
-            inputs["segments"] = torch.tensor([[token.segment for token in tokens]], device=self.device)
+            inputs["segments"] = torch.tensor([[token.segment for token in tokens]], device=device)
         axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (tokens, tokens), "decoder": (tokens, tokens)}
         return Prepared(inputs, axes, tokens, notes)
 

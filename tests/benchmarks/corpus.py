@@ -4,9 +4,11 @@ python -m tests.benchmarks.corpus texts.txt --save table.md
 
 Both read the same texts, a line each, with the bundled encoder, and with torch's own choice of threads unless
 told otherwise. The loop takes one text after the other, asks every layer for its weights (eager attention,
-what ``output_attentions`` does) and computes ten figures of every head in NumPy. attnscope measures all that
-it measures by default, with baselines and standard errors. The two take turns, so that a busy neighbour slows
-both; the ratio is the median over the rounds.
+what ``output_attentions`` does) and computes the same figures of every head in NumPy, all heads at once:
+everything that attnscope measures by default, with what even attention would give and the sums that standard
+errors need. Their figures are compared at the end. With ``--bare`` the loop only asks for the weights and
+looks at nothing. The two take turns, so that a busy neighbour slows both; the ratio is the median over the
+rounds.
 """
 
 from __future__ import annotations
@@ -14,18 +16,23 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+import unicodedata
+from functools import partial
 from pathlib import Path
 
 TEXTS = 2000
 
 
-def eager_loop(model, texts: list[str]) -> object:
-    """One text after the other, weights of all layers, a few figures of every head."""
+def eager_loop(model, texts: list[str], bare: bool = False):
+    """One text after the other, weights of all layers, the figures of every head.
+
+    -> {measure: [value|baseline, layer, head]}
+    """
     import numpy as np
     import torch
 
     encoder = model.module
-    kept: list[np.ndarray] = []
+    kept: dict[str, np.ndarray] = {}
     held: list[torch.Tensor] = []
 
     def asked(attention, forward):
@@ -46,35 +53,80 @@ def eager_loop(model, texts: list[str]) -> object:
             held.clear()
             with torch.inference_mode():
                 encoder(torch.tensor([encoding.ids]))
-            kept.append(ten_figures(torch.cat(held).numpy(), np.array(encoding.ids)))
+            if bare:
+                continue
+            special = np.array(encoding.special_tokens_mask, bool)
+            marks = [all(unicodedata.category(c)[0] == "P" for c in token) for token in encoding.tokens]
+            found = figures(torch.cat(held).numpy(), np.array(encoding.ids), special, np.array(marks))
+            for name, sums in found.items():
+                kept[name] = kept.get(name, 0) + sums
     finally:
         for layer, forward in zip(encoder.layers, plain, strict=True):
             layer.self_attn.forward = forward
-    return np.mean(kept, 0)
+    return {name: sums[:2] / sums[4] for name, sums in kept.items() if sums[4].any()}
 
 
-def ten_figures(rows, ids):
-    """Entropy to duplicate of every head.  [layer, head, query, key], [token] -> [figure, layer, head]"""
+def figures(rows, ids, special, marks):
+    """All default measures of every head of one text.
+
+    ``rows`` is [layer, head, query, key], the others [token]. -> {measure: [sum over rows of the value | of
+    the baseline, value², value · rows, rows, and rows²; layer, head]}
+    """
     import numpy as np
 
-    position = np.arange(len(ids))
+    n = len(ids)
+    position = np.arange(n)
     gap = position - position[:, None]
     same = (ids == ids[:, None]) & (gap != 0)
-    entropy = -(rows * np.log(np.maximum(rows, 1e-12))).sum(-1)  # [layer, head, query]
-    figures = [
-        entropy,
-        entropy / np.log(len(ids)),
-        rows.max(-1),
-        (rows * abs(gap)).sum(-1),
-        (rows * gap).sum(-1),
-        *(np.diagonal(rows, offset, 2, 3) for offset in (0, -1, 1)),
-        rows[..., 1:, 0],
-        (rows * same).sum(-1)[..., same.any(-1)] if same.any() else np.zeros((*rows.shape[:2], 1)),
-    ]
-    return np.stack([figure.mean(-1) for figure in figures])
+    follows = np.zeros((n, n), bool)
+    follows[:, 1:] = (ids[:, None] == ids[:-1]) & (position[1:] <= position[:, None])
+
+    def measured(rows):
+        entropy = -(rows * np.log(np.maximum(rows, 1e-30))).sum(-1)  # [layer, head, query]
+        return {
+            "entropy": entropy,
+            "spread": entropy / np.log(n),
+            "span": np.exp(entropy),
+            "confidence": rows.max(-1),
+            "sink": 1 - rows.sum(-1),
+            "distance": (rows * abs(gap)).sum(-1),
+            "offset": (rows * gap).sum(-1),
+            "self": np.diagonal(rows, 0, 2, 3),
+            "previous": np.diagonal(rows, -1, 2, 3),
+            "next": np.diagonal(rows, 1, 2, 3),
+            "first": rows[..., 1:, 0],
+            "special": rows[..., special].sum(-1),
+            "punctuation": rows[..., marks].sum(-1),
+            "duplicate": (rows * same).sum(-1)[..., same.any(-1)],
+            "induction": (rows * follows).sum(-1)[..., follows.any(-1)],
+        }
+
+    even = measured(np.full((1, 1, n, n), 1 / n))
+    found = {}
+    for name, values in measured(rows).items():
+        count = np.full(values.shape[:2], values.shape[-1], float)
+        value, baseline = values.sum(-1, dtype=float), np.broadcast_to(even[name].sum(-1), count.shape)
+        found[name] = np.stack([value, baseline, value**2, value * count, count, count**2])
+    offsets = rows.argmax(-1) - position
+    for head in offsets.reshape(-1, n):
+        np.bincount(head + n, minlength=2 * n)
+    return found
 
 
-def measure(model, texts: list[str]) -> object:
+def largest_difference(measured, looped) -> float:
+    """By how much the two disagree at most, of values and baselines; distances count by the token."""
+    import numpy as np
+
+    worst = 0.0
+    for head in measured:
+        for name, figure in head.figures.items():
+            if name in looped:
+                theirs = looped[name][:, head.site.layer, head.head]
+                worst = max(worst, float(np.abs(theirs - (figure.value, figure.baseline)).max()))
+    return worst
+
+
+def measure(model, texts: list[str]):
     """All of attnscope's default measures."""
     from attnscope.look.corpus import Listed
     from attnscope.look.corpus_stats import corpus_stats
@@ -93,13 +145,17 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=TEXTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--bare", action="store_true", help="let the loop ask for weights, and no more")
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     model = load("own")
     texts = [line for line in options.texts.read_text("utf-8").splitlines() if line.strip()][: options.count]
-    ways = {"attnscope": measure, "eager loop": eager_loop}
+    ways = {"attnscope": measure, "eager loop": partial(eager_loop, bare=options.bare)}
+    if not options.bare:
+        worst = largest_difference(measure(model, texts), eager_loop(model, texts))
+        print(f"the figures of both agree within {worst:.1e}")
     for run in ways.values():
         run(model, texts[:50])  # warm up
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import AttnscopeError, InputError, ModelError
-from attnscope.memory import out_of_memory
+from attnscope.memory import out_of_memory, require
+from attnscope.models.size import pass_size
 from attnscope.views.labels import visible
 
 if TYPE_CHECKING:
@@ -165,12 +166,14 @@ class Model(ABC):
     def run(self, prepared: Prepared, observers: Sequence[Observer]) -> Record:
         """One forward pass, or one recorded generation, seen by ``observers``.
 
-        Raises ``ModelError`` if no attention happens in it, and for whatever the model raises, quoting it.
+        Raises ``ModelError`` if no attention happens in it, and for whatever the model raises, quoting it;
+        ``SizeError`` if it would not fit the memory that is free.
         """
         from attnscope.capture import recording
 
         if prepared.replay is not None:
             return prepared.replay.shown_to(observers)
+        self._require_memory(prepared)
         with (
             torch.inference_mode(),
             self.threads(prepared),
@@ -180,6 +183,15 @@ class Model(ABC):
             run = getattr(self.module, prepared.entry)
             run(*prepared.arguments, **prepared.inputs, **prepared.settings)
         return self._attended(record)
+
+    def _require_memory(self, prepared: Prepared) -> None:
+        """Refuse what is sure not to fit: a machine may end the whole process for it."""
+        if self.device.type != "cpu" or not prepared.tokens:
+            return
+        texts = max(1, next((len(field) for field in prepared.inputs.values() if field.ndim), 1))
+        tokens = len(prepared.tokens) // texts
+        size = pass_size(self.module, texts, tokens)
+        require(size, f"{self.name} on {tokens:,} tokens", "cut the text with --max-tokens")
 
     @contextmanager
     def _quoting(self, prepared: Prepared) -> Iterator[None]:

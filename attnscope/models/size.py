@@ -1,4 +1,4 @@
-"""How much memory a model's weights will take, before any of them is read."""
+"""How much memory a model's weights and its pass will take, before any of it is taken."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 
 def weights_size(name: str, revision: str | None, dtype: torch.dtype | None) -> int:
@@ -17,6 +18,23 @@ def weights_size(name: str, revision: str | None, dtype: torch.dtype | None) -> 
     if dtype is None:
         return sum(file.stat().st_size for file in files)
     return sum(_elements(file) for file in files) * dtype.itemsize
+
+
+def pass_size(module: nn.Module, texts: int, tokens: int) -> int:
+    """Bytes that a pass over ``texts`` of so many tokens cannot do without: its widest moment, not its sum.
+
+    That is the widest linear layer, of which input and output exist together, or, with eager attention, the
+    scores of one layer and their softmax. What else a model holds meanwhile is not known beforehand.
+    """
+    config = getattr(module, "config", None)
+    vocabulary = getattr(config, "vocab_size", None)  # an output head may see the last token only
+    linear = (one.weight for one in module.modules() if type(one).__name__ in ("Linear", "Conv1D"))
+    shapes = (weights.shape for weights in linear if isinstance(weights, Tensor))
+    wide = max((sum(shape) for shape in shapes if vocabulary not in shape), default=0)
+    heads, kernel = getattr(config, "num_attention_heads", 0), getattr(config, "_attn_implementation", None)
+    scores = 2 * heads * tokens * tokens if isinstance(heads, int) and kernel == "eager" else 0
+    bytes_ = next((weights.itemsize for weights in module.parameters() if weights.is_floating_point()), 4)
+    return texts * max(tokens * wide, scores) * bytes_
 
 
 def _folder(name: str, revision: str | None) -> Path:

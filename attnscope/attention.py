@@ -38,7 +38,8 @@ class Token:
     ``text`` is the piece of the text that the token stands for (no ``Ġ``, ``▁``, ``##``, no byte
     soup), ``id`` its number in the vocabulary, ``special`` whether the tokenizer added it, ``segment``
     0 or 1 in a text pair, ``word`` the running number of the word that it is a piece of (``None``
-    for a special token).
+    for a special token). ``span`` is set where a file holds a pooled map: the row or column stands for the
+    tokens from the first of the two numbers up to, but not with, the second.
     """
 
     text: str
@@ -46,6 +47,7 @@ class Token:
     special: bool = False
     segment: int = 0
     word: int | None = None
+    span: tuple[int, int] | None = None
 
 
 Axis: TypeAlias = "tuple[Token, ...] | range"

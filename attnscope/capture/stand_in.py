@@ -11,15 +11,19 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attnscope.attention import Attention
+from attnscope.attention import Attention, Site
 from attnscope.capture.found import SdpaCall
 from attnscope.capture.interface import attention_functions
 from attnscope.capture.kernels import Frame
 from attnscope.capture.pool import Pool, Pooled
+from attnscope.capture.record import Record
 from attnscope.capture.recorder import Observer, quietly
 from attnscope.capture.rows import ScoredRows
 from attnscope.capture.single_pass import SinglePass
 from attnscope.capture.statistics import Statistics, StreamedRows
+
+KERNEL = "single pass"
+"""The name of the kernel, where it was this one."""
 
 
 class StandIn(TorchFunctionMode):
@@ -35,7 +39,8 @@ class StandIn(TorchFunctionMode):
     ...     model(**inputs)
 
     Observers then get an attention whose ``kernel`` is "single pass" and whose rows carry ``Statistics``.
-    ``taken`` counts the calls that it computed, ``left`` those that the kernel did.
+    ``taken`` counts the calls that it computed, ``left`` those that the kernel did, and ``sites`` are those
+    of which observers were given the statistics.
     """
 
     def __init__(self, engine: SinglePass) -> None:
@@ -43,6 +48,7 @@ class StandIn(TorchFunctionMode):
         self.engine = engine
         self.taken = 0
         self.left = 0
+        self.sites: set[Site] = set()
         self._latest: tuple[Tensor, Statistics] | None = None
         self._taps = ExitStack()
 
@@ -125,7 +131,15 @@ class StandIn(TorchFunctionMode):
         if (seen.data_ptr(), seen.shape) != (query.data_ptr(), query.shape):
             return attention
         self._latest = None
-        return replace(attention, kernel="single pass", read=StreamedRows(attention.read, statistics))
+        self.sites.add(attention.site)
+        return replace(attention, kernel=KERNEL, read=StreamedRows(attention.read, statistics))
+
+    def told(self, record: Record) -> None:
+        """Note in the record of a pass which of its calls ran here."""
+        record.sites[:] = [
+            replace(seen, kernel=KERNEL, source="kernel") if seen.site in self.sites else seen
+            for seen in record.sites
+        ]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from attnscope.capture.fold import Fold
 from attnscope.capture.only import Only
 from attnscope.look.choice import Choice
 from attnscope.look.overview import labelled
-from attnscope.look.sentences import expect, hiding, kind_title, kinds_of, provenance, remarks
+from attnscope.look.sentences import expect, hiding, kind_title, kinds_of, pooling, provenance, remarks
 from attnscope.measures import MEASURES, HeadFigures, Measured
 from attnscope.models import Model, Prepared
 from attnscope.views import Heatmap, Reading, Weights, heatmap
@@ -56,9 +56,7 @@ def one_head(model: Model, prepared: Prepared, choice: Choice) -> OneHead:
     if len(kinds) > 1:
         others = " and ".join(kinds[1:])
         notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
-    if any(place.pooled for place in (*weights.queries, *weights.keys)):
-        size = f"{len(folded.queries):,} × {len(folded.keys):,} tokens"
-        notes.append(f"pooled: {size}; keys of a cell are summed, queries averaged")
+    notes += pooling(folded, weights)
     seen = next(site for site in record.sites if site.site == folded.site)
     picture = head_picture(alone(weights, 0), figures, seen, model.title, choice, tuple(notes))
     return OneHead(picture, figures, seen)

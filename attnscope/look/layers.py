@@ -12,7 +12,7 @@ from attnscope.capture.only import Only
 from attnscope.errors import OutputError
 from attnscope.look.choice import Choice
 from attnscope.look.overview import labelled
-from attnscope.look.sentences import expect, hiding, kind_title, kinds_of, provenance, remarks
+from attnscope.look.sentences import expect, hiding, kind_title, kinds_of, pooling, provenance, remarks
 from attnscope.models import Model, Prepared
 from attnscope.views import Weights
 
@@ -88,7 +88,5 @@ def whole_layers(
         pairs, shares = zip(*(labelled(folded, choice, LARGEST) for folded in maps), strict=True)
         kinds[kind] = [(folded.site.layer, weights) for folded, weights in zip(maps, pairs, strict=True)]
         notes += hiding(shares, choice, f"the {kind_title(kind)}") + remarks(maps, prepared)
-        if any(place.pooled for place in pairs[0].keys):
-            size = f"{len(maps[0].queries):,} × {len(maps[0].keys):,} tokens"
-            notes.append(f"pooled: {size}; keys of a cell are summed, queries averaged")
+        notes += pooling(maps[0], pairs[0])
     return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)), record)

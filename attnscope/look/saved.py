@@ -95,8 +95,10 @@ def _axis(places: tuple[Place, ...]) -> Axis:
         return range(len(places))
     numbers: dict[str, int] = {}
     tokens, segment = [], 0
+    pooled = any(place.pooled for place in places)  # then cells of a single token have their numbers, too
     for place in places:
         segment, word = place.word or (segment, None)
         number = numbers.setdefault(place.text, -1 - len(numbers)) if place.id is None else place.id
-        tokens.append(Token(place.text, number, place.special, segment, word))
+        span = (place.start, place.stop) if pooled else None
+        tokens.append(Token(place.text, number, place.special, segment, word, span))
     return tuple(tokens)

@@ -11,6 +11,7 @@ from attnscope.capture.fold import Folded
 from attnscope.errors import SelectionError
 from attnscope.look.choice import Choice
 from attnscope.models import Prepared
+from attnscope.views import Weights
 
 KINDS = ("encoder", "decoder", "cross")
 
@@ -65,6 +66,15 @@ def hiding(shares: Sequence[float], choice: Choice, whose: str) -> list[str]:
     if not choice.hide_special:
         return []
     return [f"special tokens hidden: they take {sum(shares) / len(shares):.0%} of {whose}"]
+
+
+def pooling(folded: Folded, shown: Weights) -> list[str]:
+    """A note, if a map was pooled to be shown; a file's map that was pooled before says so itself."""
+    queries, keys = len(folded.queries), len(folded.keys)
+    pooled = any(place.pooled for place in (*shown.queries, *shown.keys))
+    if not pooled or shown.values.shape[-2:] == (queries, keys):
+        return []
+    return [f"pooled: {queries:,} × {keys:,} tokens; keys of a cell are summed, queries averaged"]
 
 
 def broken(maps: Sequence[Folded]) -> list[str]:

@@ -101,7 +101,10 @@ def measuring_pass(
     chosen: list[Observer] = observers if choice == Choice() else [Only(choice.heads, observers)]
     with stand_in or nullcontext():
         record = model.run(prepared, chosen if stand_in is None else [stand_in.shown_to(chosen)])
-    return record, 0 if stand_in is None else stand_in.taken
+    if stand_in is None:
+        return record, 0
+    stand_in.told(record)
+    return record, stand_in.taken
 
 
 def what_ran(taken: int, calls: int) -> str:

@@ -70,17 +70,17 @@ def fold_axis(
 
     Raises ``SelectionError`` where nothing but special tokens exists.
     """
-    every = places(axis)
-    kept = [place for place in every if not (hide_special and place.special)]
+    every = list(enumerate(places(axis)))
+    kept = [(at, place) for at, place in every if not (hide_special and place.special)]
     if not kept:
         raise SelectionError("special tokens cannot be hidden: this text has no other tokens")
-    groups = _words(kept) if words else [[place] for place in kept]
+    groups = _words(kept) if words else [[one] for one in kept]
     size = 1 if most is None else -(-len(groups) // most)
     blocks = [groups[start : start + size] for start in range(0, len(groups), size)]
     return AxisFolding(
         places=tuple(_joined(block, pooled=size > 1) for block in blocks),
-        parts=tuple(tuple(tuple(place.start for place in word) for word in block) for block in blocks),
-        aside=tuple(place.start for place in every if hide_special and place.special),
+        parts=tuple(tuple(tuple(at for at, _ in word) for word in block) for block in blocks),
+        aside=tuple(at for at, place in every if hide_special and place.special),
         size=len(every),
     )
 
@@ -99,12 +99,13 @@ def unfolded(values: Array, allowed: Array, queries: AxisFolding, keys: AxisFold
     return labelled, hidden / total if total else 0.0
 
 
-def _words(kept: Sequence[Place]) -> list[list[Place]]:
-    runs = groupby(kept, key=lambda place: (place.start,) if place.word is None else (-1, *place.word))
+def _words(kept: Sequence[tuple[int, Place]]) -> list[list[tuple[int, Place]]]:
+    """Pieces of a word together, each with its place on the axis."""
+    runs = groupby(kept, key=lambda one: (one[0],) if one[1].word is None else (-1, *one[1].word))
     return [list(run) for _, run in runs]
 
 
-def _joined(block: list[list[Place]], *, pooled: bool) -> Place:
+def _joined(block: list[list[tuple[int, Place]]], *, pooled: bool) -> Place:
     if not pooled and len(block[0]) == 1:
-        return block[0][0]
-    return joined([place for word in block for place in word], pooled=pooled)
+        return block[0][0][1]
+    return joined([place for word in block for _, place in word], pooled=pooled)

@@ -48,6 +48,8 @@ def places(axis: Axis) -> tuple[Place, ...]:
 
 
 def _place(token: Token, position: int) -> Place:
+    if token.span is not None:
+        return Place(token.text, *token.span, special=token.special, pooled=True)
     word = None if token.special or token.word is None else (token.segment, token.word)
     return Place(token.text, position, position + 1, special=token.special, word=word, id=token.id)
 

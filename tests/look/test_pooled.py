@@ -6,9 +6,11 @@ import torch
 import transformers
 
 from attnscope.look.choice import Choice
+from attnscope.look.head import one_head
 from attnscope.look.saved import SavedWeights
 from attnscope.look.stats import stats
 from attnscope.models import load
+from attnscope.views.folding import fold_axis
 from tests.models.folders import gpt2
 
 TOKENS = 700
@@ -67,6 +69,8 @@ def test_a_long_text_is_pooled_to_256_cells_a_side_as_the_eager_weights_are(
 ):
     seen = stats(model, prepared, Choice(), pool=pool, exact_kernel=exact_kernel)
     assert ("single pass" in seen.ran) != exact_kernel
+    how = "sdpa, float32, weights recomputed" if exact_kernel else "single pass, float32, weights from the"
+    assert how in seen.title
     found = np.stack([layer.values for _, layer in seen.maps.kinds["decoder"]])
     np.testing.assert_allclose(found, cells(whole, reduce), atol=1e-5)
 
@@ -104,3 +108,24 @@ def test_what_was_saved_is_read_back_with_its_ranges(model, prepared, tmp_path):
     assert [len(layer.keys) for layer in saved.layers] == [256, 256]
     np.testing.assert_array_equal(saved.layers[1].rows(0, 256)[0], maps.kinds["decoder"][1][1].values)
     assert any("pooled: 700 × 700 tokens; keys of a cell are summed" in note for note in saved.notes)
+    shown = one_head(saved, saved.prepared, Choice(layer=1, head=2)).heatmap
+    assert shown.weights.keys == maps.kinds["decoder"][1][1].keys
+    assert sum(note.startswith("pooled") for note in shown.notes) == 1
+    coarser = shown_in(saved, 100)
+    assert [(place.start, place.stop) for place in coarser.places][:2] == [(0, 8), (8, 16)]
+    np.testing.assert_array_equal(coarser.counts()[:2], [3, 3])
+
+
+def shown_in(saved, most):
+    """The columns of a saved layer, pooled once more."""
+    return fold_axis(saved.layers[1].keys, most=most)
+
+
+def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_path):
+    prepared = model.prepare(WORDS, max_tokens=300)
+    maps = stats(model, prepared, Choice(), pool="share").maps
+    maps.save(tmp_path / "maps.npz")
+    read = SavedWeights(tmp_path / "maps.npz")
+    (_, layer), *_ = maps.kinds["decoder"]
+    assert {place.stop - place.start for place in layer.keys} == {1, 2}
+    assert fold_axis(read.layers[0].keys).places == layer.keys

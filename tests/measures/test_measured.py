@@ -57,6 +57,19 @@ def test_the_figure_of_several_texts_is_the_average_over_all_their_rows() -> Non
             )
 
 
+def test_every_head_and_measure_has_the_standard_error_of_its_own_texts() -> None:
+    cases = texts()
+    for head in observed(cases).figures():
+        for name, found in head.figures.items():
+            parts = [part for case in cases if (part := figure(case, name, head.head)) is not None]
+            if len(parts) < 2:
+                continue
+            mean = sum(value * rows for value, rows in parts) / found.rows
+            squares = sum((value * rows - mean * rows) ** 2 for value, rows in parts)
+            error = (len(parts) / (len(parts) - 1) * squares) ** 0.5 / found.rows
+            assert found.error == pytest.approx(error, rel=1e-4, abs=1e-6), name
+
+
 def test_merging_equals_one_pass_over_all_in_any_order() -> None:
     cases = texts()
     whole = observed(cases)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
 
 from attnscope.cli.heads import parse_head
+from attnscope.cli.plain import print_plain
 from attnscope.cli.waiting import waiting
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def show_ablation(context: typer.Context, model: Model, prepared: Prepared) -> N
     with waiting(f"{model.name} guesses with and without {asked['ablate']}"):
         seen = ablated(model, prepared, Choice(layer=layer, head=head, kind=asked["kind"]))
     if asked["as_json"]:
-        print(json.dumps(asdict(seen), ensure_ascii=False))
+        print_plain(asdict(seen))
     else:
         _print(seen)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope.cli.plain import print_plain
 from attnscope.look.head import OneHead
 from attnscope.look.layers import WholeLayers
 from attnscope.look.numbers import site_numbers
@@ -97,7 +97,7 @@ def print_views(answer: Answer, *, cmap: str | None, plain: bool) -> None:
 
 def print_json(answer: Answer) -> None:
     """Write the numbers to standard output."""
-    print(json.dumps(answer.numbers, ensure_ascii=False))
+    print_plain(answer.numbers)
 
 
 def save(answer: Answer, out: Path, cmap: str | None) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
+
+from attnscope.cli.plain import print_plain
 
 if TYPE_CHECKING:
     from attnscope.look.importance import Importance
@@ -77,7 +78,7 @@ def print_json(seen: Stats, heads: list[HeadFigures]) -> None:
         "notes": list(seen.notes),
         "heads": [head_numbers(head) | important.get((head.site, head.head), {}) for head in heads],
     }
-    print(json.dumps(numbers, ensure_ascii=False))
+    print_plain(numbers)
 
 
 def print_csv(seen: Stats, heads: list[HeadFigures], names: tuple[str, ...]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from attnscope.cli import options
 from attnscope.cli.loading import load_model
+from attnscope.cli.plain import print_plain
 
 EXAMPLES = """Examples:
 
@@ -59,6 +59,6 @@ def info(
         prepared = loaded.prepare(text) if inputs is None else prepare_tensors(loaded, inputs)
     seen = survey(loaded, prepared)
     if as_json:
-        print(json.dumps(survey_numbers(seen), ensure_ascii=False))
+        print_plain(survey_numbers(seen))
     else:
         print_survey(seen)

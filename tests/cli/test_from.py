@@ -1,5 +1,6 @@
 """``attnscope show --from`` as a user meets it."""
 
+import json
 import subprocess
 import sys
 
@@ -76,3 +77,18 @@ def test_transformers_is_not_needed_to_show_a_file(heads):
     )
     ran = subprocess.run([sys.executable, "-c", code, str(heads)], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "not loaded"
+
+
+@pytest.mark.parametrize("arguments", [["--head", "L0H1"], ["--token", "0"], []])
+def test_what_is_no_number_is_null_in_json_which_every_program_can_read(run, tmp_path, arguments):
+    weights = np.full((2, 3, 3), 1 / 3, np.float32)
+    weights[1, 0] = np.nan, np.inf, 0.5
+    np.savez(tmp_path / "odd.npz", **{"encoder.00": weights})
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    ran = run("show", "--from", tmp_path / "odd.npz", *arguments, "--json")
+    assert ran.code == 0
+    json.loads(ran.out, parse_constant=refuse)
+    assert "not finite numbers: 2" in ran.out

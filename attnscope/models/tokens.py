@@ -86,7 +86,10 @@ def _words(encoding: Encoding, sequences: Sequence[int | None], texts: Sequence[
     word_ids, offsets = encoding.word_ids, encoding.offsets
     pairs = set(zip(sequences, word_ids, strict=True))
     whole = [sum(sequence == number for sequence, _ in pairs) < 2 for number in range(len(texts))]
-    starts = [[match.start() for match in re.finditer(r"\S+", text)] for text in texts]
+    starts = [
+        [match.start() for match in re.finditer(r"\S+", text)] if spaces else []
+        for text, spaces in zip(texts, whole, strict=True)
+    ]
     numbers: list[int | None] = []
     running, last = -1, None
     for index, sequence in enumerate(sequences):

@@ -7,8 +7,10 @@ that it has, and with the memory that is free, before any memory is taken.
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -35,6 +37,13 @@ HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.re
 
 
 def _npz(path: Path) -> Found:
+    try:
+        return _unzipped(path)
+    except (RuntimeError, zlib.error, lzma.LZMAError) as error:  # encrypted, or packed in a way that is not
+        raise ValueError(str(error)) from error
+
+
+def _unzipped(path: Path) -> Found:
     with zipfile.ZipFile(path) as archive:
         sizes = {}
         for member in archive.infolist():

@@ -59,6 +59,23 @@ def test_a_file_cut_anywhere_is_one_sentence(suffix: str, tmp_path) -> None:
             read(tmp_path / f"cut.{suffix}")
 
 
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_any_flipped_bit_gives_a_result_or_one_sentence(packing: int, tmp_path) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        archive.writestr("a.npy", header_of((1, 2, 2)) + drawn(1, 2, 2).tobytes())
+    content, refused = path.read_bytes(), 0
+    for place in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            read(path)
+        except (InputError, SizeError):
+            refused += 1
+    assert refused > len(content)
+
+
 def test_json_is_read_back_as_it_was_saved(tmp_path) -> None:
     save(kinds(), tmp_path / "maps.json", title="a model", notes=("untrained",))
     found = read(tmp_path / "maps.json")

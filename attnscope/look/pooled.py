@@ -8,7 +8,7 @@ from attnscope.attention import Axis
 from attnscope.capture import Pool, Record
 from attnscope.capture.pool import Pooled
 from attnscope.look.layers import WholeLayers
-from attnscope.look.sentences import kinds_of, provenance
+from attnscope.look.sentences import SHARED, kinds_of, pooled_from, provenance
 from attnscope.models import Model, Prepared
 from attnscope.views import Place, Weights, places
 from attnscope.views.labels import joined
@@ -17,7 +17,7 @@ CELLS = 256
 """Rows and columns of a map, at most."""
 
 HELD = {
-    "share": "keys of a cell are summed, queries averaged",
+    "share": SHARED,
     "mean": "a cell is the mean of the weights of its open pairs",
     "max": "a cell is the largest of its weights",
 }
@@ -35,7 +35,7 @@ def pooled_layers(pool: Pool, model: Model, prepared: Prepared, record: Record) 
         kinds[kind] = [(found.site.layer, _weights(found)) for found in maps]
         queries, keys = len(maps[0].queries), len(maps[0].keys)
         if max(queries, keys) > pool.cells:
-            notes.append(f"pooled: {queries:,} × {keys:,} tokens; {HELD[pool.how]}")
+            notes.append(pooled_from(queries, keys, HELD[pool.how]))
     return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)), record)
 
 

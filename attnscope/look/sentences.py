@@ -15,6 +15,9 @@ from attnscope.views import Weights
 
 KINDS = ("encoder", "decoder", "cross")
 
+SHARED = "keys of a cell are summed, queries averaged"
+"""What the cells of a pooled map hold, unless something else was asked for."""
+
 
 def kinds_of(sites: Iterable[Site]) -> tuple[str, ...]:
     """The kinds of attention among the sites, in the order in which they are shown."""
@@ -74,7 +77,12 @@ def pooling(folded: Folded, shown: Weights) -> list[str]:
     pooled = any(place.pooled for place in (*shown.queries, *shown.keys))
     if not pooled or shown.values.shape[-2:] == (queries, keys):
         return []
-    return [f"pooled: {queries:,} × {keys:,} tokens; keys of a cell are summed, queries averaged"]
+    return [pooled_from(queries, keys, SHARED)]
+
+
+def pooled_from(queries: int, keys: int, held: str) -> str:
+    """The note on a pooled map: what it was, and what its cells hold."""
+    return f"pooled: {queries:,} × {keys:,} tokens; {held}"
 
 
 def broken(maps: Sequence[Folded]) -> list[str]:

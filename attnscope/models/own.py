@@ -48,9 +48,8 @@ class OwnModel(Model):
         def prepared(text: str, ids: list[int], tokens: tuple[Token, ...]) -> Prepared | InputError:
             if len(ids) > limit:
                 return self._prepare_or_refuse(text, max_tokens, truncate)
-            return self._prepared(ids, tokens, (), device)
+            return self._prepared(ids, tokens, ())
 
-        device = self.device
         return [
             prepared(text, *reading) for text, reading in zip(texts, self.reader.read_all(texts), strict=True)
         ]
@@ -88,14 +87,9 @@ class OwnModel(Model):
         encoder: Encoder = self.module  # type: ignore[assignment]
         return encoder.logits(encoder(**prepared.inputs)[copies, at])
 
-    def _prepared(
-        self,
-        ids: list[int],
-        tokens: tuple[Token, ...],
-        notes: tuple[str, ...],
-        device: torch.device | None = None,
-    ) -> Prepared:
-        device = device or self.device
+    def _prepared(self, ids: list[int], tokens: tuple[Token, ...], notes: tuple[str, ...]) -> Prepared:
+        encoder: Encoder = self.module  # type: ignore[assignment]
+        device = encoder.embedding.weight.device  # at once, where ``self.device`` searches the module
         inputs = {"ids": torch.tensor([ids], device=device)}  # [1, token]
         if self.segmented:
             inputs["segments"] = torch.tensor([[token.segment for token in tokens]], device=device)

@@ -76,7 +76,7 @@ const palette = remembered((name) => {
   });
 });
 
-// byte -> pixel for weights from 0 to that of a byte; closed cells stay clear.
+// byte -> pixel for weights from 0 to `high`, on the map of that name; closed cells stay clear.
 const pixelsOf = remembered((name, high) => {
   const colours = palette(name), pixels = new Uint32Array(256);
   for (let byte = 0; byte <= LARGEST; byte++)

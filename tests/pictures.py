@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from attnscope.analysis.overview import overview
+from attnscope.analysis.selection import Choice
 from attnscope.cli.answers import of_overview, save
-from attnscope.look.choice import Choice
-from attnscope.look.overview import overview
 from attnscope.models import load
 
 TEXT = "The cat sat on the mat because it was tired."

@@ -1,6 +1,7 @@
-"""The rooms of the package and the direction of the arrows between them."""
+"""The rooms of the package, one above the other, and the direction of the arrows between them."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -8,17 +9,33 @@ import pytest
 import attnscope
 
 PACKAGE = Path(attnscope.__file__).parent
-FLOORS = [
-    {"errors", "registry", "memory"},
+FLOORS = [  # from the ground up: a room imports from the rooms below it, and from no other
+    {"errors"},
+    {"registry", "memory"},
     {"attention"},
-    {"measures", "divergence", "capture"},
-    {"network", "models", "views"},
-    {"render", "look"},
+    {"axes"},
+    {"fused"},
+    {"capture"},
+    {"measures"},
+    {"comparison"},
+    {"storage"},
+    {"network"},
+    {"training"},
+    {"models"},
+    {"views"},
+    {"analysis"},
+    {"render"},
     {"browser"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-BANNED = {"measures": {"transformers"}, "views": {"rich", "matplotlib"}}
+BANNED = {
+    "axes": {"torch", "transformers"},
+    "measures": {"transformers"},
+    "views": {"rich", "matplotlib", "torch"},
+}
+MOST_LINES = 300
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -26,9 +43,18 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path):
-    """Every absolute module name that a file imports anywhere, also inside functions."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path) for path in SOURCES}
+
+
+def imports(path: Path, anywhere: bool = True):
+    """Every absolute name that a file imports; only those of its first level unless ``anywhere``."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree) if anywhere else tree.body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -36,18 +62,39 @@ def imports(path: Path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def file_of(name: str) -> str:
+    """The module that a name comes from."""
+    while name not in MODULES and "." in name:
+        name = name.rpartition(".")[0]
+    return name
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_run_upwards_only(path):
+def test_a_room_imports_from_the_rooms_below_it_alone(path):
     room = room_of(path)
     for name in imports(path):
         parts = name.split(".")
         assert parts[0] not in BANNED.get(room, ()), f"{path} imports {name}"
-        if parts[0] == "attnscope" and parts[1] in FLOOR:
-            assert FLOOR[parts[1]] <= FLOOR[room], f"{path} imports {name}, which stands on a higher floor"
+        if parts[0] == "attnscope" and parts[1] in FLOOR and parts[1] != room:
+            assert FLOOR[parts[1]] < FLOOR[room], f"{path} imports {name}, which does not stand below it"
 
 
-def test_every_file_stands_in_a_room_and_none_is_named_utils():
+def test_no_files_import_each_other_in_a_circle():
+    graph = {
+        module_of(path): {file_of(name) for name in imports(path)} & MODULES - {module_of(path)}
+        for path in SOURCES
+    }
+    for module, names in graph.items():  # a room's own __init__ only lists what its files hold
+        graph[module] = {name for name in names if not module.startswith(name + ".")}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+def test_every_file_stands_in_a_room_is_short_and_none_is_named_utils():
     assert SOURCES
     for path in SOURCES:
         assert room_of(path) in FLOOR, path
         assert "utils" not in path.stem
+        assert len(path.read_text("utf-8").splitlines()) <= MOST_LINES, path

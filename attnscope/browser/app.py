@@ -14,14 +14,15 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.events import Resize
 from textual.widgets import Footer, Static
 
+from attnscope.analysis.all_heads import AllHeads
+from attnscope.axes import visible
 from attnscope.browser.keys import Keys
 from attnscope.browser.saving import save_new
 from attnscope.errors import AttnscopeError
-from attnscope.look.all_heads import AllHeads
 from attnscope.render.colour import SEQUENTIAL, cmaps
 from attnscope.render.image import Drawable
 from attnscope.render.terminal import Picture
-from attnscope.views import SCALES, Focus, visible
+from attnscope.views import SCALES, Focus
 
 BESIDE = 110
 """Columns from which a pinned token's lists stand beside the map instead of below it."""

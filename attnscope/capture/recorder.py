@@ -14,18 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Attention, Axis, Kind, Site
-from attnscope.capture import holes, outputs, projection
-from attnscope.capture.found import Found, SdpaCall, from_sdpa, from_weighing
-from attnscope.capture.kernels import Frame, concluded, unknown_kernel
-from attnscope.capture.kinds import heads_of, is_cross, offset_of, self_kind, texts_in_batch
-from attnscope.capture.naming import LayerNumbers
-from attnscope.capture.pieces import Trace, from_pieces
-from attnscope.capture.placers import placer_of
+from attnscope.capture.chunked.layouts import placer_of
+from attnscope.capture.chunked.pieces import Trace, from_pieces
+from attnscope.capture.hooks import outputs
+from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
+from attnscope.capture.hooks.softmax import Weighing, as_weighing
+from attnscope.capture.placing import without_attention as holes
+from attnscope.capture.placing.kinds import heads_of, is_cross, offset_of, self_kind, texts_in_batch
+from attnscope.capture.placing.layers import LayerNumbers
 from attnscope.capture.record import Record, SiteRecord
-from attnscope.capture.rows import ScoredRows
-from attnscope.capture.single_heads import Pending, SingleHeads
-from attnscope.capture.softmax import Weighing, as_weighing
-from attnscope.capture.stack import PLAIN, Call, ModuleStack
+from attnscope.capture.rows import projection
+from attnscope.capture.rows.found import Found, SdpaCall, from_sdpa, from_weighing
+from attnscope.capture.rows.kernels import Frame, concluded, unknown_kernel
+from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.rows.single_heads import Pending, SingleHeads
 
 _quiet = threading.local()  # .depth: how deep this thread is in work of our own, that is no attention
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from torch import nn
 
 from attnscope.attention import Axis, Kind
-from attnscope.capture.interface import attention_functions
-from attnscope.capture.mode import AttentionMode
+from attnscope.capture.hooks.interface import attention_functions
+from attnscope.capture.hooks.torch_functions import AttentionMode
 from attnscope.capture.record import Record
 from attnscope.capture.recorder import Observer, Recorder
 

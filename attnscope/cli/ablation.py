@@ -14,7 +14,7 @@ from attnscope.cli.waiting import waiting
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from attnscope.look.ablation import Ablation, Changed
+    from attnscope.analysis.intervention.ablation import Ablation, Changed
     from attnscope.models import Model, Prepared
 
 MOST = 8
@@ -23,8 +23,8 @@ MOST = 8
 
 def show_ablation(context: typer.Context, model: Model, prepared: Prepared) -> None:
     """Take the head of --ablate away, and print what changes in the model's guesses."""
-    from attnscope.look.ablation import ablated
-    from attnscope.look.choice import Choice
+    from attnscope.analysis.intervention.ablation import ablated
+    from attnscope.analysis.selection import Choice
 
     asked = context.params
     if asked["out"] is not None:
@@ -70,7 +70,7 @@ def _print(seen: Ablation) -> None:
 def _named(one: Changed) -> Text:
     from rich.text import Text
 
-    from attnscope.views import visible
+    from attnscope.axes import visible
 
     return Text(f"{visible(one.token)} {one.position}")
 
@@ -79,7 +79,7 @@ def _guesses(one: Changed, top: tuple[tuple[str, float], ...]) -> Text:
     """The likeliest tokens, each with its probability in per cent, the right one in bold and in brackets."""
     from rich.text import Text
 
-    from attnscope.views import visible
+    from attnscope.axes import visible
 
     line = Text()
     for token, share in top:

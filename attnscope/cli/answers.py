@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope.analysis.head import OneHead
+from attnscope.analysis.layers import WholeLayers
+from attnscope.analysis.numbers import site_numbers
+from attnscope.analysis.overview import Overview
 from attnscope.cli.plain import print_plain
-from attnscope.look.head import OneHead
-from attnscope.look.layers import WholeLayers
-from attnscope.look.numbers import site_numbers
-from attnscope.look.overview import Overview
 from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.render.terminal import View, print_view
 from attnscope.views import Bars, Focus, HeadMap, Heatmap, Ranked, Ranking
@@ -113,7 +113,9 @@ def save(answer: Answer, out: Path, cmap: str | None) -> None:
 
 def save_layers(layers: WholeLayers, out: Path, cmap: str | None) -> None:
     """Write all heads as a page or as data, as the suffix says."""
-    layers.save(out, cmap)
+    from attnscope.render.layers import save_layers as save
+
+    save(layers, out, cmap)
     print(f"saved {out}", file=sys.stderr)
 
 

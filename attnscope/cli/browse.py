@@ -74,8 +74,8 @@ def browse(
         raise AttnscopeError(
             "browsing needs Textual, which is not installed: pip install 'attnscope[browse]'"
         ) from None
-    from attnscope.look.all_heads import all_heads
-    from attnscope.look.choice import Choice
+    from attnscope.analysis.all_heads import all_heads
+    from attnscope.analysis.selection import Choice
 
     loaded = load_model(context)
     prepared = asked.prepare(loaded)

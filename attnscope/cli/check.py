@@ -13,8 +13,8 @@ from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
 
 if TYPE_CHECKING:
-    from attnscope.look.claims import Claim
-    from attnscope.look.stats import Stats
+    from attnscope.analysis.claims import Claim
+    from attnscope.analysis.stats import Stats
 
 EXAMPLES = """Examples:
 
@@ -86,13 +86,13 @@ def check(
 
     A claim names a head and a measure (attnscope stats --list), any or all heads, or a count of heads.
     """
-    from attnscope.look.choice import Choice
-    from attnscope.look.claims import claim
-    from attnscope.look.corpus import read_corpus
-    from attnscope.look.processes import launched
-    from attnscope.look.snapshot import save_snapshot
-    from attnscope.look.stats import stats
+    from attnscope.analysis.claims import claim
+    from attnscope.analysis.corpus.processes import launched
+    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.snapshot import save_snapshot
+    from attnscope.analysis.stats import stats
     from attnscope.measures import DEFAULT
+    from attnscope.storage.corpus import read_corpus
 
     read = [claim(each) for each in claims or ()]
     if not read and save is None and against is None:
@@ -124,7 +124,7 @@ def check(
 
 def _judge(seen: Stats, claims: list[Claim], loud: bool) -> bool:
     """Print one line a claim; whether all of them hold."""
-    from attnscope.views import visible
+    from attnscope.axes import visible
 
     verdicts = [claim.judged(seen.heads) for claim in claims]
     width = max((len(verdict.claim) for verdict in verdicts), default=0)
@@ -135,8 +135,8 @@ def _judge(seen: Stats, claims: list[Claim], loud: bool) -> bool:
 
 def _compare(seen: Stats, path: Path, tolerance: float, loud: bool) -> bool:
     """Print what has changed since a snapshot; whether nothing has."""
-    from attnscope.look.snapshot import changes
-    from attnscope.views import visible
+    from attnscope.analysis.snapshot import changes
+    from attnscope.axes import visible
 
     found = changes(seen, path, tolerance)
     if loud:

@@ -138,8 +138,8 @@ def compare(
             f"{out} cannot be written: a comparison is saved as {', '.join(SAVED)}; --json and --csv print it"
         )
     options.check_picture(out, cmap, one=False)
+    from attnscope.analysis.selection import Choice
     from attnscope.cli import answers
-    from attnscope.look.choice import Choice
 
     choice = Choice(layer=layer, head=number, kind=kind, words=words, hide_special=hide_special)
     loaded = load_model(context)
@@ -152,32 +152,32 @@ def compare(
     with waiting(f"{model} reads {size:,} tokens"), loaded.threads(prepared[0]):
         command = _command(context) if texts is None else None
         if pair:
+            from attnscope.analysis.comparison.two_heads import compare_heads
             from attnscope.cli.compared import of_two_heads
-            from attnscope.look.compare_heads import compare_heads
 
             one, other = ((of_layer or 0, of_head or 0) for of_layer, of_head in pair)
             found = of_two_heads(compare_heads(loaded, prepared[0], one, other, choice))
         elif with_text is not None:
+            from attnscope.analysis.comparison.texts import compare_texts
             from attnscope.cli.compared_across import of_texts
-            from attnscope.look.compare_texts import compare_texts
 
             changed = prepare(loaded, *read_text(with_text, second_text, None, None))
             found = of_texts(compare_texts(loaded, prepared[0], changed, choice), command)
         elif with_model is not None:
+            from attnscope.analysis.comparison.models import compare_models
             from attnscope.cli.compared_across import of_models
-            from attnscope.look.compare_models import compare_models
 
             rival = _load_other(context, with_model)
             both = [(mine, prepare(rival, *each)) for mine, each in zip(prepared, given, strict=True)]
             found = of_models(compare_models(loaded, rival, both, choice))
         elif number is not None and texts is None:
+            from attnscope.analysis.comparison.depth import through_layers
             from attnscope.cli.compared import of_depth
-            from attnscope.look.depth import through_layers
 
             found = of_depth(through_layers(loaded, prepared[0], number, choice))
         else:
+            from attnscope.analysis.comparison.compare import compare as compare_all
             from attnscope.cli.compared import of_heads
-            from attnscope.look.compare import compare as compare_all
 
             found = of_heads(compare_all(loaded, prepared, choice), command)
     if as_json:
@@ -230,7 +230,7 @@ def _check(
 
 def _texts(path: Path) -> list[tuple[str, str | None]]:
     """The texts of a corpus. Raises ``InputError`` where one cannot be read, or where there is none."""
-    from attnscope.look.corpus import read_corpus
+    from attnscope.storage.corpus import read_corpus
 
     corpus = read_corpus(path)
     found: list[tuple[str, str | None]] = []
@@ -264,7 +264,7 @@ def _save(found: Compared, out: Path, cmap: str | None) -> None:
     if out.suffix.lower() != ".npz":
         answers.save(found.answer, out, cmap)
         return
-    from attnscope.render.data.named import save_arrays
+    from attnscope.storage.arrays.named import save_arrays
 
     save_arrays(found.arrays, out)
     print(f"saved {out}", file=sys.stderr)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.analysis.comparison.compare import Comparison, Pair
+from attnscope.analysis.comparison.depth import Depth
+from attnscope.analysis.comparison.head_rows import Head
+from attnscope.analysis.comparison.two_heads import HeadComparison
+from attnscope.axes.weights import Array
 from attnscope.cli.answers import Answer
-from attnscope.look.compare import Comparison, Pair
-from attnscope.look.compare_heads import HeadComparison
-from attnscope.look.depth import Depth
-from attnscope.look.heads import Head
 from attnscope.render.terminal import View
 from attnscope.views import Ranked, Ranking
-from attnscope.views.axes import Array
 
 NEAREST = 5
 """Pairs that are listed; --csv has all of them."""

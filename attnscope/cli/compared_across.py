@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.analysis.comparison.compare import Pair
+from attnscope.analysis.comparison.models import ModelComparison
+from attnscope.analysis.comparison.texts import TextComparison
 from attnscope.cli.answers import Answer
 from attnscope.cli.compared import Compared, apart, names, pair_numbers, pair_table, rounded
-from attnscope.look.compare import Pair
-from attnscope.look.compare_models import ModelComparison
-from attnscope.look.compare_texts import TextComparison
 from attnscope.views import Ranked, Ranking
 
 LISTED = 8

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from attnscope.look.choice import Choice
-    from attnscope.look.corpus import Corpus
-    from attnscope.look.corpus_stats import Progress
-    from attnscope.look.stats import Stats
+    from attnscope.analysis.corpus.corpus_stats import Progress
+    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.stats import Stats
     from attnscope.models import Model
+    from attnscope.storage.corpus import Corpus
 
 CORPUS = "Many texts"
 STOPPED = 130
@@ -55,7 +55,7 @@ def measure_corpus(
 
     Ctrl-C ends the command; with a checkpoint it says how to go on.
     """
-    from attnscope.look.corpus_stats import corpus_stats
+    from attnscope.analysis.corpus.corpus_stats import corpus_stats
 
     asked = context.params
     with _bar(corpus, asked["limit"]) as watch:
@@ -90,7 +90,7 @@ class _Report:
         self.count = 0
 
     def __call__(self, sentence: str) -> None:
-        from attnscope.views import visible
+        from attnscope.axes import visible
 
         self.count += 1
         if self.count <= MOST_REPORTED:

@@ -118,13 +118,13 @@ def export(
     given_input = given(context)
     options.check_picture(None, cmap, one=False)
     asked = tuple(dict.fromkeys(part.strip().lower() for part in formats.split(",")))
-    from attnscope.render.folder import Contents, refuse_existing
+    from attnscope.storage.folder import Contents, refuse_existing
 
     contents = Contents(asked, chosen, parse_numbers(heads, "--heads"))
     if not force:
         refuse_existing(out, contents)
-    from attnscope.look.choice import Choice
-    from attnscope.look.export import export as write
+    from attnscope.analysis.selection import Choice
+    from attnscope.render.export import export as write
 
     loaded = load_model(context)
     prepared = given_input.prepare(loaded)

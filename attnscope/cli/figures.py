@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from attnscope.cli.plain import print_plain
 
 if TYPE_CHECKING:
-    from attnscope.look.importance import Importance
-    from attnscope.look.stats import Stats
+    from attnscope.analysis.intervention.importance import Importance
+    from attnscope.analysis.stats import Stats
     from attnscope.measures import Figure, HeadFigures
     from attnscope.views import HeadMap
 

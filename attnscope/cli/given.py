@@ -43,7 +43,7 @@ class Given:
 
     def _read(self, model: Model) -> Prepared:
         if self.saved:
-            from attnscope.look.saved import SavedWeights
+            from attnscope.models.weights_file import SavedWeights
 
             assert isinstance(model, SavedWeights)
             return model.prepared

@@ -46,8 +46,8 @@ def info(
     A short text goes through once as the model is, and once with its own output_attentions, so that the
     table can say where the model itself would report other weights than those that it used.
     """
+    from attnscope.analysis.survey import survey
     from attnscope.cli.table import print_survey, survey_numbers
-    from attnscope.look.survey import survey
     from attnscope.models import prepare_tensors
 
     loaded = load_model(context)

@@ -21,7 +21,7 @@ def load_model(context: typer.Context) -> Model:
     Raises ``ModelError``, or ``InputError`` for a file that cannot be read.
     """
     if context.params.get("saved") is not None:
-        from attnscope.look.saved import SavedWeights
+        from attnscope.models.weights_file import SavedWeights
 
         return SavedWeights(context.params["saved"])
     from attnscope.models import load

@@ -83,12 +83,12 @@ def show(
     layer, number = parse_head(head, layer)
     asked = given(context)
     options.check_picture(out, cmap, one=number is not None or token is not None)
+    from attnscope.analysis.head import one_head
+    from attnscope.analysis.layers import whole_layers
+    from attnscope.analysis.overview import overview
+    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.token import one_token
     from attnscope.cli import answers
-    from attnscope.look.choice import Choice
-    from attnscope.look.head import one_head
-    from attnscope.look.layers import whole_layers
-    from attnscope.look.overview import overview
-    from attnscope.look.token import one_token
 
     choice = Choice(layer, number, kind, token, words, hide_special, scale.value)
     loaded = load_model(context)

@@ -14,7 +14,7 @@ from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
 
 if TYPE_CHECKING:
-    from attnscope.look.stats import Stats
+    from attnscope.analysis.stats import Stats
 
 EXAMPLES = """Examples:
 
@@ -150,12 +150,12 @@ def stats(
         first, second = read_text(text, second_text, file, line)
     elif (text, second_text, file, line) != (None,) * 4:
         raise typer.BadParameter("give a text or --texts, not both", param_hint="TEXT")
-    from attnscope.look.choice import Choice
-    from attnscope.look.conditions import conditions
-    from attnscope.look.corpus import read_corpus
-    from attnscope.look.processes import launched
-    from attnscope.look.stats import stats as measure
+    from attnscope.analysis.conditions import conditions
+    from attnscope.analysis.corpus.processes import launched
+    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.stats import stats as measure
     from attnscope.measures import DEFAULT, MEASURES
+    from attnscope.storage.corpus import read_corpus
 
     met = conditions(where) if where is not None else ()
     asked = [name for name in (sort, head_map, *(c.name for c in met)) if name is not None and name != "role"]
@@ -194,8 +194,10 @@ def stats(
                 pool=cell.value if pooled else None,
             )
             if pooled is not None:
+                from attnscope.render.layers import save_layers
+
                 assert seen.maps is not None
-                seen.maps.save(pooled)
+                save_layers(seen.maps, pooled)
                 print(f"saved {pooled}", file=sys.stderr)
     if head_map is not None:
         _draw(seen, head_map, out)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from attnscope.look.numbers import site_numbers
-from attnscope.look.sentences import spans
-from attnscope.look.survey import Sighting, Survey
-from attnscope.views import visible
+from attnscope.analysis.numbers import site_numbers
+from attnscope.analysis.sentences import spans
+from attnscope.analysis.survey import Sighting, Survey
+from attnscope.axes import visible
 
 COLUMNS = ("layer", "kind", "module, kernel, weights", "heads", "size", "rows sum to", "own report")
 LONG = COLUMNS[2]

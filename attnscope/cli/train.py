@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from attnscope.network.checkpoint import Progress
-    from attnscope.network.train import Settings
+    from attnscope.training.checkpoint import Progress
+    from attnscope.training.train import Settings
 
 SHAPE, LEARNING, DATA, RUN = "Shape", "Learning", "Data", "Run"
 STOPPED = 130
@@ -142,8 +142,8 @@ def train(
     command with --resume goes on. With --steps the result is the same bit for bit, stopped or not.
     """
     from attnscope.network import EncoderConfig, load_config
-    from attnscope.network.run import Recipe, train_on_files
-    from attnscope.network.train import Settings
+    from attnscope.training.run import Recipe, train_on_files
+    from attnscope.training.train import Settings
 
     if steps is not None and minutes is not None:
         raise typer.BadParameter("training lasts a number of steps or of minutes, not both")
@@ -202,7 +202,7 @@ def loss(
     from attnscope.cli.waiting import waiting
     from attnscope.network import bundled, load_config
     from attnscope.network.folder import BUNDLED
-    from attnscope.network.run import held_out_loss
+    from attnscope.training.run import held_out_loss
 
     folder = bundled(model) if model in BUNDLED else Path(model)
     config = load_config(folder)
@@ -251,7 +251,7 @@ def _say(sentence: str) -> None:
 @contextmanager
 def _display(settings: Settings) -> Iterator[Callable[[Progress], None]]:
     """A live bar on a terminal; elsewhere a line whenever there is a new held-out loss."""
-    from attnscope.network.train import fraction
+    from attnscope.training.train import fraction
 
     def held_out(progress: Progress) -> str:
         return f"{progress.held_out[-1][1]:.3f}" if progress.held_out else "  -  "

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from attnscope.attention import Attention, Axis, Kind, Site, Token
-from attnscope.capture.statistics import StreamedRows
+from attnscope.fused.statistics import StreamedRows
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.figures import Figure, HeadFigures
 from attnscope.measures.measure import MEASURES, Measure

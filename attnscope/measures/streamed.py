@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnscope.capture.matches import Matches
-from attnscope.capture.statistics import Statistics
+from attnscope.fused.matches import Matches
+from attnscope.fused.statistics import Statistics
 from attnscope.measures.block import TokenFacts
 from attnscope.measures.sums import OFFSET_BINS, Sums
 

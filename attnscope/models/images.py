@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from attnscope.attention import Token
+from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.views.axes import Array
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
+from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.memory import out_of_memory, require
 from attnscope.models.size import pass_size
-from attnscope.views.labels import visible
 
 if TYPE_CHECKING:
     from attnscope.capture import Observer, Record, Replay

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnscope.attention import Site, Token
+from attnscope.axes import visible
 from attnscope.capture import Record, Steps, recording
 from attnscope.errors import ModelError, first_line
 from attnscope.models.tokens import readable, tokens_of_spellings
-from attnscope.views.labels import visible
-
-if TYPE_CHECKING:
-    from attnscope.models.huggingface import HuggingFaceModel
 
 QUOTED = 100
 """Characters of a written text that its note quotes."""
@@ -77,14 +74,14 @@ def written(
 
 
 def write_cached(
-    model: HuggingFaceModel,
+    model: Any,
     inputs: Mapping[str, Tensor],
     side: str,
     count: int,
     drawing: Drawing,
     ends: Collection[int],
 ) -> tuple[list[int], Steps | None, Record]:
-    """Let a transformers model write up to ``count`` tokens, with every step recorded.
+    """Let a ``HuggingFaceModel`` write up to ``count`` tokens, with every step recorded.
 
     ``inputs[side]`` are the tokens to go on from. One token more than ``count`` is written and dropped, so
     that the last one that counts is read too and has its row. No ``Steps`` come from a model that reads the

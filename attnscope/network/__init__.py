@@ -1,4 +1,4 @@
-"""The own network: a transformer encoder on ``MultiHeadAttention``, its tokenizer, folder and training."""
+"""The own network: a transformer encoder on ``MultiHeadAttention``, its tokenizer and its folder."""
 
 from attnscope.network.attention import MultiHeadAttention
 from attnscope.network.config import EncoderConfig
@@ -6,7 +6,7 @@ from attnscope.network.encoder import Encoder
 from attnscope.network.folder import bundled, is_encoder_folder, load, load_config, save, untrained
 from attnscope.network.layer import EncoderLayer
 from attnscope.network.positions import RotaryAttention, Sinusoidal, sinusoids
-from attnscope.network.tokenizer import load_tokenizer, train_tokenizer
+from attnscope.network.tokenizer import load_tokenizer
 
 __all__ = [
     "Encoder",
@@ -22,6 +22,5 @@ __all__ = [
     "load_tokenizer",
     "save",
     "sinusoids",
-    "train_tokenizer",
     "untrained",
 ]

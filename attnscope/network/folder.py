@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from attnscope.errors import ModelError, OutputError
 from attnscope.network.config import EncoderConfig
 from attnscope.network.encoder import Encoder
-from attnscope.network.files import write_atomically
 from attnscope.network.tokenizer import load_tokenizer
+from attnscope.storage.atomic import write_atomically
 
 FORMAT = "attnscope-encoder"
 VERSION = 1

@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 
+from attnscope.axes.weights import Array
 from attnscope.registry import Registry
-from attnscope.views.axes import Array
 
 STEPS = 256
 SEQUENTIAL, DIVERGING = "ember", "tide"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnscope.views.axes import Array, Weights
-from attnscope.views.labels import Place
+from attnscope.axes.places import Place
+from attnscope.axes.weights import Array, Weights
 
 Step = tuple["Place | None", "Place | None"]
 """A place of the first text and the one of the second that belongs to it; ``None`` where it has none."""

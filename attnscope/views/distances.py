@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attnscope.views.axes import Array
+from attnscope.axes.weights import Array
 
 
 @dataclass(frozen=True, eq=False)

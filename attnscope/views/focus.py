@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnscope.axes.places import Place
+from attnscope.axes.weights import Array, Weights
 from attnscope.errors import SelectionError
-from attnscope.views.axes import Array, Weights
-from attnscope.views.labels import Place
-from attnscope.views.lit import Lit
+from attnscope.views.overlay import Lit
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attnscope.views.axes import Array, Weights, shrink
+from attnscope.axes.weights import Array, Weights, shrink
 from attnscope.views.heatmap import Scale, levels
 
 

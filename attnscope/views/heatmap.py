@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from attnscope.views.axes import Array, Weights, blocks_to_fit, pool
+from attnscope.axes.weights import Array, Weights, blocks_to_fit, pool
 
 Scale: TypeAlias = Literal["fixed", "row", "head"]
 """What the full colour stands for: the weight 1, the largest weight of its row, or that of its head."""

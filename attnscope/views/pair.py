@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attnscope.views.axes import Weights
+from attnscope.axes.weights import Weights
 from attnscope.views.heatmap import Heatmap, Scale, heatmap
 
 

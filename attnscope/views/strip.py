@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnscope.views.axes import Array
+from attnscope.axes.weights import Array
 from attnscope.views.grid import Grid
 
 

@@ -128,8 +128,8 @@ def largest_difference(measured, looped) -> float:
 
 def measure(model, texts: list[str]):
     """All of attnscope's default measures."""
-    from attnscope.look.corpus import Listed
-    from attnscope.look.corpus_stats import corpus_stats
+    from attnscope.analysis.corpus.corpus_stats import corpus_stats
+    from attnscope.storage.corpus import Listed
 
     return corpus_stats(model, Listed(texts)).heads
 

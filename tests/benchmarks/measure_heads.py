@@ -74,8 +74,8 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
 
     from attnscope.attention import Token
     from attnscope.capture import recording
-    from attnscope.capture.single_pass import SinglePass
-    from attnscope.capture.stand_in import StandIn, StreamedPool
+    from attnscope.capture.fused_kernel import StandIn, StreamedPool
+    from attnscope.fused.fused_pass import SinglePass
     from attnscope.measures import Measured
 
     ids = text_of(tokens)

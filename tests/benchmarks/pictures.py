@@ -20,13 +20,14 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from attnscope.analysis.head import alone
 from attnscope.attention import Token
-from attnscope.look.head import alone
+from attnscope.axes import Weights, weights
 from attnscope.render import page
 from attnscope.render.image import DPI, Album, drawing, save
 from attnscope.render.terminal import lines
 from attnscope.render.terminal.surface import Surface
-from attnscope.views import Grid, Heatmap, Reading, Weights, grid, heatmap, weights
+from attnscope.views import Grid, Heatmap, Reading, grid, heatmap
 
 LAYERS = HEADS = 12
 WORDS = "The cat sat on the mat because it was tired and the dog that came in late slept by the fire ."

@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("textual", reason="Textual is not installed: there is nothing to browse with")
 
+from attnscope.analysis.all_heads import all_heads
+from attnscope.analysis.head import one_head
+from attnscope.analysis.selection import Choice
 from attnscope.browser import Browser
-from attnscope.look.all_heads import all_heads
-from attnscope.look.choice import Choice
-from attnscope.look.head import one_head
-from attnscope.look.saved import SavedWeights
 from attnscope.models import load
+from attnscope.models.weights_file import SavedWeights
 from attnscope.render.image import save
 from tests.models.folders import t5
 

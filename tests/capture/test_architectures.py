@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.coverage.attempt import attempt
+from tests.tools.coverage.attempt import attempt
 
 EXACT = {
     "bloom": "a softmax by hand, position biases",

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from attnscope import memory
-from attnscope.capture import fold as folding
-from attnscope.capture.fold import Fold
+from attnscope.capture.observers import coarsen as folding
+from attnscope.capture.observers.coarsen import Fold
 from attnscope.errors import SizeError
 from tests.capture.test_pool import random_attention
 

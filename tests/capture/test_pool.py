@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from attnscope.attention import Attention, HeldRows, Site, Token
+from attnscope.axes.folding import edges
 from attnscope.capture import Keep, Pool
-from attnscope.capture import pool as pooling
+from attnscope.capture.observers import pool as pooling
 from attnscope.errors import SizeError
 
 
@@ -87,9 +88,9 @@ def test_maps_that_would_not_fit_the_free_memory_are_refused(monkeypatch):
 
 def test_cells_cover_every_position_once():
     for length in range(1, 40):
-        edges = pooling.edges(length, 6)
-        assert (edges[0], edges[-1], len(edges) - 1) == (0, length, min(6, length))
-        assert all(first < last for first, last in pairwise(edges))
+        cells = edges(length, 6)
+        assert (cells[0], cells[-1], len(cells) - 1) == (0, length, min(6, length))
+        assert all(first < last for first, last in pairwise(cells))
 
 
 def test_a_short_text_is_shown_as_it_is():

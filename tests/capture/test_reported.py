@@ -3,8 +3,9 @@
 import torch
 import transformers as hf
 
+from attnscope.analysis.reported import fault
 from attnscope.attention import Attention, HeldRows, Site
-from attnscope.capture import fault, recording
+from attnscope.capture import recording
 from tests.capture.tiny import FAMILIES, SIZES, inputs
 
 

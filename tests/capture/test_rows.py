@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnscope.capture.found import SdpaCall, from_sdpa
-from attnscope.capture.rows import JoinedHeads, ScoredRows, causal_rows
+from attnscope.capture.rows.found import SdpaCall, from_sdpa
+from attnscope.capture.rows.scores import JoinedHeads, ScoredRows, causal_rows
 
 
 def kernel_weights(query, key, **options):

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnscope.capture import plan, single_pass, tiles
-from attnscope.capture.matches import Matches
-from attnscope.capture.pool import edges
-from attnscope.capture.runs import open_runs
-from attnscope.capture.single_pass import SinglePass
-from attnscope.capture.statistics import Statistics
-from attnscope.capture.streaming import Extras, attend
+from attnscope.axes.folding import edges
+from attnscope.fused import fused_pass as single_pass
+from attnscope.fused import plan, tiles
+from attnscope.fused.attend import Extras, attend
+from attnscope.fused.fused_pass import SinglePass
+from attnscope.fused.matches import Matches
+from attnscope.fused.runs import open_runs
+from attnscope.fused.statistics import Statistics
 
 BATCH, HEADS, SIZE = 2, 4, 16
 PLAIN = Extras()
@@ -24,7 +25,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that short texts have many, and chunks that need merging."""
     monkeypatch.setattr(plan, "KEYS", 48)
     monkeypatch.setattr(tiles, "KEYS", 48)
-    monkeypatch.setattr("attnscope.capture.streaming.ROWS", 32)
+    monkeypatch.setattr("attnscope.fused.attend.ROWS", 32)
 
 
 def inputs(

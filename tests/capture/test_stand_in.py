@@ -6,8 +6,8 @@ from torch import nn
 
 from attnscope.attention import Kind, Token
 from attnscope.capture import Pool, recording
-from attnscope.capture.single_pass import SinglePass
-from attnscope.capture.stand_in import StandIn, StreamedPool
+from attnscope.capture.fused_kernel import StandIn, StreamedPool
+from attnscope.fused.fused_pass import SinglePass
 from attnscope.measures import Measured
 
 LENGTH = 70

@@ -6,8 +6,8 @@ import transformers
 
 from attnscope.attention import Token
 from attnscope.capture import recording
-from attnscope.capture.single_pass import SinglePass
-from attnscope.capture.stand_in import StandIn
+from attnscope.capture.fused_kernel import StandIn
+from attnscope.fused.fused_pass import SinglePass
 from attnscope.measures import Measured
 
 SIZES = {

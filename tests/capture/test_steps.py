@@ -6,7 +6,7 @@ import transformers as hf
 
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.capture import Keep, Steps, recording
-from attnscope.capture.steps import SteppedRows
+from attnscope.capture.rows.steps import SteppedRows
 from attnscope.measures import Measured
 from tests.capture.tiny import BART, FAMILIES
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from attnscope.look.ablation import ablated
-from attnscope.look.choice import Choice
-from attnscope.look.stats import stats
+from attnscope.analysis.intervention.ablation import ablated
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.stats import stats
 from attnscope.models import load
 from tests.models.folders import minilm
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from attnscope.look.corpus import Listed
-from attnscope.look.corpus_stats import corpus_stats
+from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.models import load
+from attnscope.storage.corpus import Listed
 
 TEXTS = ["The cat sat on the mat because it was tired.", "It slept.", "The dog barked at the cat on the mat."]
 

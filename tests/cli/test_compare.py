@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from attnscope.look.choice import Choice
-from attnscope.look.compare import compare
-from attnscope.look.compare_heads import compare_heads
-from attnscope.look.compare_models import compare_models
-from attnscope.look.compare_texts import compare_texts
-from attnscope.look.depth import through_layers
+from attnscope.analysis.comparison.compare import compare
+from attnscope.analysis.comparison.depth import through_layers
+from attnscope.analysis.comparison.models import compare_models
+from attnscope.analysis.comparison.texts import compare_texts
+from attnscope.analysis.comparison.two_heads import compare_heads
+from attnscope.analysis.selection import Choice
 from attnscope.models import load
 from tests.models.folders import minilm
 

@@ -115,7 +115,7 @@ def test_rows_with_a_sink_sum_to_less_than_one(run, saved):
 
 
 def test_the_attention_implementation_is_as_it_was(tmp_path):
-    from attnscope.look.survey import survey
+    from attnscope.analysis.survey import survey
     from attnscope.models import load
 
     model = load(gpt2(tmp_path))

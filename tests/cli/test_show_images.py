@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.look.choice import Choice
-from attnscope.look.token import one_token
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.token import one_token
 from attnscope.models import load
-from attnscope.render.light import lit, scaled
+from attnscope.render.overlay import lit, scaled
 from attnscope.render.terminal import print_view
 from tests.models import images
 

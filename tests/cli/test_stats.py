@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
+from attnscope.analysis.conditions import conditions
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.stats import stats
 from attnscope.errors import SelectionError
-from attnscope.look.choice import Choice
-from attnscope.look.conditions import conditions
-from attnscope.look.stats import stats
 from attnscope.models import load
 from tests.models.folders import gpt2, minilm
 

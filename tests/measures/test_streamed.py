@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from attnscope.attention import Attention, HeldRows, Site, Token
-from attnscope.capture import plan, tiles
-from attnscope.capture.single_pass import SinglePass
-from attnscope.capture.statistics import Statistics, StreamedRows
+from attnscope.fused import plan, tiles
+from attnscope.fused.fused_pass import SinglePass
+from attnscope.fused.statistics import Statistics, StreamedRows
 from attnscope.measures import DEFAULT, Measured
 from attnscope.measures.streamed import COVERED
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from attnscope.analysis.corpus.corpus_stats import corpus_stats
+from attnscope.analysis.head import one_head
+from attnscope.analysis.selection import Choice
 from attnscope.errors import ModelError
-from attnscope.look.choice import Choice
-from attnscope.look.corpus import Listed
-from attnscope.look.corpus_stats import corpus_stats
-from attnscope.look.head import one_head
 from attnscope.models import load
+from attnscope.storage.corpus import Listed
 from tests.models.folders import gpt2
 
 TEXT = "The cat sat on the mat because it was tired."

@@ -5,10 +5,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from attnscope.analysis.head import one_head
+from attnscope.analysis.overview import overview
+from attnscope.analysis.selection import Choice
 from attnscope.errors import InputError, ModelError
-from attnscope.look.choice import Choice
-from attnscope.look.head import one_head
-from attnscope.look.overview import overview
 from attnscope.models import load, prepare_tensors
 from attnscope.models.module import load_tensors
 from tests.models.folders import minilm

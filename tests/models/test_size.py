@@ -5,9 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope import memory
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.stats import stats
 from attnscope.errors import SizeError
-from attnscope.look.choice import Choice
-from attnscope.look.stats import stats
 from attnscope.models import load
 from attnscope.models.size import pass_size, weights_size
 from tests.models.folders import gpt2

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from attnscope.errors import InputError
-from attnscope.network import train_tokenizer
-from attnscope.network.data import IGNORED, Cutter, Lines, read_stream, split, write_stream
+from attnscope.training.data import IGNORED, Cutter, Lines, read_stream, split, write_stream
+from attnscope.training.tokenizer import train_tokenizer
 from tests.network.corpus import sentences, write_corpus
 
 CLS, SEP, MASK = 2, 3, 4

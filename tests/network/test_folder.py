@@ -20,9 +20,9 @@ from attnscope.network import (
     load,
     load_config,
     save,
-    train_tokenizer,
     untrained,
 )
+from attnscope.training.tokenizer import train_tokenizer
 
 CONFIG = EncoderConfig(vocabulary=64, width=16, layers=2, heads=2, hidden=32, max_positions=24)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from attnscope.errors import ModelError
-from attnscope.network import load_tokenizer, train_tokenizer
+from attnscope.network import load_tokenizer
+from attnscope.training.tokenizer import train_tokenizer
 
 LINES = ["The cat sat on the mat.", "“The café isn’t open,” said the cat.", "the cats sat at the cafe"] * 3
 KINDS = ["wordpiece", "bpe"]

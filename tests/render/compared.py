@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnscope.views import grid, weights
+from attnscope.axes import weights
+from attnscope.axes.places import Place
+from attnscope.views import grid
 from attnscope.views.aligned import AlignedTexts
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane, distance_map
-from attnscope.views.labels import Place
 from attnscope.views.pair import HeadPair, Parting, head_pair
 from attnscope.views.strip import Series, Strip
 from tests.render.screen import random_head

@@ -9,11 +9,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from attnscope.attention import Token
+from attnscope.axes import Weights, weights
 from attnscope.render.colour import STEPS, table
 from attnscope.render.terminal import Picture, View, lines
 from attnscope.render.terminal.surface import TONES, Surface
 from attnscope.render.terminal.text import clusters
-from attnscope.views import Weights, weights
 
 
 def printed(

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from attnscope.errors import OutputError
-from attnscope.render.files import write_whole
+from attnscope.storage.whole import write_whole
 
 
 def test_a_file_is_replaced_whole_with_usual_permissions(tmp_path) -> None:

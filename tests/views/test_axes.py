@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attnscope.attention import Token
+from attnscope.axes import Weights, hide_special, merge_words, pool, shrink, weights
 from attnscope.errors import SelectionError
-from attnscope.views import Weights, hide_special, merge_words, pool, shrink, weights
 
 WORDS = (None, 0, 1, 1, 1, 2, 2, None)
 TOKENS = tuple(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.attention import Token
-from attnscope.views import places, visible
+from attnscope.axes import places, visible
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from attnscope.attention import Token
+from attnscope.axes import hide_special, merge_words, weights
 from attnscope.errors import SelectionError
-from attnscope.views import focus, grid, head_map, heatmap, hide_special, merge_words, weights
+from attnscope.views import focus, grid, head_map, heatmap
 from attnscope.views.grid import thumbnail_levels
 
 TEXT = tuple(Token(text, i, word=i) for i, text in enumerate(("the", "cat", "sat", "down")))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.render.files import write_whole
+from attnscope.axes.weights import Array
 from attnscope.render.image.draw import (
     DPI,
     Drawable,
@@ -27,7 +27,7 @@ from attnscope.render.image.draw import (
 from attnscope.render.image.fonts import families
 from attnscope.render.image.maps import shown
 from attnscope.render.image.sheet import SUBTITLE, TITLE, VALUE, Style, value_of
-from attnscope.views.axes import Array
+from attnscope.storage.whole import write_whole
 from attnscope.views.heatmap import Heatmap
 
 if TYPE_CHECKING:

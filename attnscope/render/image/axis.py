@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attnscope.axes.places import Place
 from attnscope.render.image.sheet import NORMAL, POINT, SMALL
-from attnscope.views.labels import Place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image import axis
-from attnscope.render.image.lit import lit_figure
+from attnscope.render.image.overlay import lit_figure
 from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, sheet
 from attnscope.views.focus import Bars, Focus
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnscope.axes.weights import Array
 from attnscope.render.colour import table
 from attnscope.render.image import axis
 from attnscope.render.image.bar import ROOM, colour_bar
 from attnscope.render.image.sheet import GREY, NORMAL, POINT, SMALL, Margins, Style, frame, listed, sheet
-from attnscope.views.axes import Array
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
 
 if TYPE_CHECKING:

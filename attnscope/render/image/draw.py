@@ -13,7 +13,6 @@ import numpy as np
 
 from attnscope.errors import OutputError
 from attnscope.render.colour import colour_map
-from attnscope.render.files import write_whole
 from attnscope.render.image.bars import focus_figure
 from attnscope.render.image.distances import distance_figure, distances_figure
 from attnscope.render.image.fonts import families
@@ -22,6 +21,8 @@ from attnscope.render.image.pair import pair_figure
 from attnscope.render.image.png import png
 from attnscope.render.image.sheet import Style
 from attnscope.render.image.strip import strip_figure
+from attnscope.storage.folder import PICTURES
+from attnscope.storage.whole import write_whole
 from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.focus import Focus
 from attnscope.views.grid import Grid
@@ -47,7 +48,8 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
 }
 """What draws each view."""
 
-FORMATS = ("png", "svg", "pdf")
+FORMATS = PICTURES
+
 DPI = 150
 """Dots per inch of a PNG where none are asked for."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.axes.weights import Array
 from attnscope.render.colour import steps, table
 from attnscope.render.image import axis
 from attnscope.render.image.bar import ROOM, colour_bar
@@ -19,7 +20,6 @@ from attnscope.render.image.sheet import (
     listed,
     sheet,
 )
-from attnscope.views.axes import Array
 from attnscope.views.grid import Grid, GridLayer, thumbnail_levels
 from attnscope.views.heads import HeadMap, number
 from attnscope.views.heatmap import Heatmap

@@ -12,7 +12,7 @@ import zlib
 
 import numpy as np
 
-from attnscope.views.axes import Array
+from attnscope.axes.weights import Array
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 TRUECOLOUR, UP = 2, 2

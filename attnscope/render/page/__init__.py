@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.axes.places import Place
+from attnscope.axes.weights import Weights, shrink
 from attnscope.errors import OutputError
 from attnscope.render.colour import cmaps, colour_map, table
-from attnscope.render.files import write_whole
 from attnscope.render.page.encode import POWER, Code, packed
-from attnscope.views.axes import Weights, shrink
-from attnscope.views.labels import Place
+from attnscope.storage.whole import write_whole
 
 SCRIPTS = ("data.js", "canvas.js", "overview.js", "heatmap.js", "lines.js", "focus.js", "app.js")
 THUMBNAIL = 32

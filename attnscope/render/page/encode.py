@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnscope.views.axes import Array
+from attnscope.axes.weights import Array
 
 LARGEST, MASKED = 254, 255
 """The byte of the largest weight, and the byte of a closed cell."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from attnscope.render.terminal.lit import lit_lines
+from attnscope.render.terminal.overlay import lit_lines
 from attnscope.render.terminal.strokes import footing, heading
 from attnscope.render.terminal.surface import BOLD, DIM, TONES, Line, Surface, tone
 from attnscope.render.terminal.text import fit, isolated, numbered, wrap

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from rich.segment import Segment
 
+from attnscope.axes.weights import Array
 from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading
 from attnscope.render.terminal.surface import DIM, SHADE_FROM, TONES, Line, Palette, Surface, written_on
 from attnscope.render.terminal.text import centred, cut, fit, flow, wrap
-from attnscope.views.axes import Array
 from attnscope.views.distances import DistanceMap
 
 NUMBERED, SQUARE = 6, 2

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from rich.segment import Segment
 
+from attnscope.axes.weights import Array
 from attnscope.render.terminal.strokes import colour_bar, footing, half_block_lines, heading
 from attnscope.render.terminal.surface import BRACKET, DIM, MARK, TONES, Line, Palette, Surface
 from attnscope.render.terminal.text import wrap
-from attnscope.views.axes import Array
 from attnscope.views.grid import Grid, GridLayer, thumbnail_levels
 
 SMALLEST, SMALLEST_SHADED, LARGEST = 5, 9, 17

@@ -13,6 +13,8 @@ import numpy as np
 from rich.cells import cell_len
 from rich.segment import Segment
 
+from attnscope.axes.places import Place
+from attnscope.axes.weights import Array
 from attnscope.render.terminal.strokes import colour_bar, footing, half_block_lines, heading, readings
 from attnscope.render.terminal.surface import (
     BOLD,
@@ -26,9 +28,7 @@ from attnscope.render.terminal.surface import (
     written_on,
 )
 from attnscope.render.terminal.text import centred, fit, flow, isolated, numbered, upright, wrap
-from attnscope.views.axes import Array
 from attnscope.views.heatmap import Heatmap
-from attnscope.views.labels import Place
 
 NUMBERED = 4
 """Columns of a cell that has its number in it."""

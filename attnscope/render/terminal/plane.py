@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from rich.segment import Segment
 
+from attnscope.axes.weights import Array
 from attnscope.render.terminal.strokes import footing, heading
 from attnscope.render.terminal.surface import DIM, TONES, Line, Surface, written_on
 from attnscope.render.terminal.text import wrap
-from attnscope.views.axes import Array
 from attnscope.views.distances import HeadPlane
 
 WIDEST, TALLEST, LOWEST = 120, 26, 6

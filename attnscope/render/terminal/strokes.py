@@ -10,6 +10,7 @@ import numpy as np
 from rich.cells import cell_len
 from rich.segment import Segment
 
+from attnscope.axes.weights import Array
 from attnscope.render.terminal.surface import (
     ASCII_SHADES,
     BOLD,
@@ -23,7 +24,6 @@ from attnscope.render.terminal.surface import (
     tone,
 )
 from attnscope.render.terminal.text import cut, fit, isolated, wrap
-from attnscope.views.axes import Array
 from attnscope.views.heatmap import Reading
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from attnscope.axes import weights
 from attnscope.errors import OutputError
 from attnscope.render.image import Album, save
 from attnscope.render.image import album as room
-from attnscope.views import Reading, grid, heatmap, weights
+from attnscope.views import Reading, grid, heatmap
 from tests.render.screen import random_head
 
 

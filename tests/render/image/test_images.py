@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from attnscope.axes import places, weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.render.colour import steps, table
 from attnscope.render.image import FORMATS, drawing, encoded, save
 from attnscope.render.image.axis import READABLE, labels
 from attnscope.render.image.maps import MASKED, mosaic
-from attnscope.views import Reading, focus, grid, head_map, heatmap, places, weights
+from attnscope.views import Reading, focus, grid, head_map, heatmap
 from tests.render.screen import random_head, tokens
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from attnscope.axes import weights
 from attnscope.render.colour import steps, table
 from attnscope.render.page import save
 from attnscope.render.page.encode import UP, Code, packed
-from attnscope.views import weights
 from tests.render.page.browser import CHROMIUM, browser
 from tests.render.screen import random_head, tokens
 

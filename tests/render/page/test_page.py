@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from attnscope.axes import weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.render.page import page, save
 from attnscope.render.page.encode import MASKED, Code, packed, unpacked
-from attnscope.views import weights
 from tests.render.screen import random_head, tokens
 
 

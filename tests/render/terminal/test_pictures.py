@@ -13,18 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from attnscope.axes import weights
 from attnscope.errors import SelectionError
 from attnscope.render.terminal import Picture
-from attnscope.views import (
-    Ranked,
-    Ranking,
-    Reading,
-    focus,
-    grid,
-    head_map,
-    heatmap,
-    weights,
-)
+from attnscope.views import Ranked, Ranking, Reading, focus, grid, head_map, heatmap
 from tests.render.screen import expected_colours, pixels, printed, random_head, tokens, widths
 
 ESCAPE = "\x1b"

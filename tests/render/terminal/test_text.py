@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from attnscope.axes import visible
 from attnscope.render.terminal.text import clusters, cut, fit, flow, isolated, numbered, upright
-from attnscope.views import visible
 
 
 @given(st.text(max_size=30), st.integers(0, 20), st.booleans())

@@ -1,0 +1,88 @@
+"""Every head in full and measured: any picture of a text, from one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from attnscope.analysis.head import alone, head_picture
+from attnscope.analysis.layers import WholeLayers, whole_layers
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.sentences import kind_title, provenance
+from attnscope.axes import Weights
+from attnscope.capture import SiteRecord
+from attnscope.measures import HeadFigures, Measured
+from attnscope.models import Model, Prepared
+from attnscope.views import Focus, Grid, Heatmap, focus, grid
+
+
+@dataclass(frozen=True, eq=False)
+class AllHeads:
+    """Whole layers and the figures of their heads, and the pictures of them.
+
+    ``figures`` maps (kind, layer) to the figures of each head. A picture is built when it is asked for;
+    asking for a head that is not there is a ``KeyError`` or ``IndexError``.
+    """
+
+    layers: WholeLayers
+    figures: Mapping[tuple[str, int], tuple[HeadFigures, ...]]
+    choice: Choice
+
+    def head(self, kind: str, layer: int, head: int) -> Heatmap:
+        """One head with its figures, as ``one_head`` shows it."""
+        figures, seen = self.figures[kind, layer][head], self._seen[kind, layer]
+        weights = alone(self.weights[kind, layer], head)
+        return head_picture(weights, figures, seen, self.layers.title, self.choice, self.layers.notes)
+
+    def layer(self, kind: str, layer: int) -> Grid:
+        """The heads of one layer as thumbnails."""
+        picture = self._grid(kind, [layer], f"L{layer} · ")
+        return replace(picture, whole=False)
+
+    def overview(self, kind: str) -> Grid:
+        """All heads of a kind of attention as thumbnails."""
+        picture = self._grid(kind, [layer for layer, _ in self.layers.kinds[kind]], "")
+        return replace(picture, whole=self.choice.every_layer)
+
+    def token(self, kind: str, layer: int, head: int, query: int | None, key: int | None) -> Focus:
+        """What the token ``query`` looks at in one head, and who looks at the token ``key``."""
+        picture = self.head(kind, layer, head)
+        return focus(picture.weights, query=query, key=key, title=picture.title, notes=self.layers.notes)
+
+    @cached_property
+    def weights(self) -> Mapping[tuple[str, int], Weights]:
+        """By kind and layer, the weights ``[head, query, key]``."""
+        kinds = self.layers.kinds
+        return {(kind, layer): weights for kind, pairs in kinds.items() for layer, weights in pairs}
+
+    @cached_property
+    def _seen(self) -> Mapping[tuple[str, int], SiteRecord]:
+        return {(seen.site.kind, seen.site.layer): seen for seen in self.layers.record.sites}
+
+    def _grid(self, kind: str, layers: list[int], led: str) -> Grid:
+        seen = [self._seen[kind, layer] for layer in layers]
+        picture = grid(
+            ((layer, self.weights[kind, layer]) for layer in layers),
+            title=f"{led}{self.layers.title} · {kind_title(kind)}",
+            subtitle=provenance(seen),
+            scale=self.choice.scale,
+            notes=self.layers.notes,
+        )
+        return replace(picture, size=(seen[0].queries, seen[0].keys))
+
+
+def all_heads(model: Model, prepared: Prepared, choice: Choice) -> AllHeads:
+    """Run the model once, and keep and measure all heads of the layers that are meant.
+
+    Raises ``SelectionError`` if the choice names something that does not exist.
+    """
+    measured = Measured()
+    layers = whole_layers(model, prepared, choice, [measured])
+    if choice.words or choice.hide_special:
+        layers = replace(layers, notes=(*layers.notes, "the figures count every token"))
+    figures: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
+    for head in measured.figures():
+        place = head.site.kind, head.site.layer
+        figures[place] = (*figures.get(place, ()), head)
+    return AllHeads(layers, figures, choice)

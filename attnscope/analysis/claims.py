@@ -1,0 +1,151 @@
+"""Claims about heads that hold or fail: ``L0H2.previous > 0.9``. Parsed, never run as code."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from attnscope.analysis.conditions import OPERATORS, Condition, conditions
+from attnscope.errors import SelectionError
+from attnscope.measures import Figure, HeadFigures
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds, and what was found in words."""
+
+    claim: str
+    holds: bool
+    found: str
+
+
+@dataclass(frozen=True)
+class Claim(ABC):
+    """A sentence about heads; ``names`` are the measures that it speaks of."""
+
+    text: str
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The measures that must be taken to judge it."""
+
+    @abstractmethod
+    def judged(self, heads: Sequence[HeadFigures]) -> Verdict:
+        """Whether it holds. Raises ``SelectionError`` for a head that does not exist."""
+
+
+@dataclass(frozen=True)
+class _OneHead(Claim):
+    """``L0H2.previous > 0.9``, ``cross.L0H2.entropy < 1`` or ``L0H2.role = previous``."""
+
+    kind: str | None
+    layer: int
+    head: int
+    condition: Condition
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return _names([self.condition])
+
+    def judged(self, heads: Sequence[HeadFigures]) -> Verdict:
+        meant = [head for head in heads if (head.site.layer, head.head) == (self.layer, self.head)]
+        meant = [head for head in meant if self.kind in (None, head.site.kind)]
+        name = f"L{self.layer}H{self.head}"
+        if len({head.site.kind for head in meant}) > 1:
+            raise SelectionError(f"which {name}? write {' or '.join(f'{h.site.kind}.{name}' for h in meant)}")
+        if not meant:
+            last = f"{heads[0].name} to {heads[-1].name}"
+            raise SelectionError(f"no head {self.kind + '.' if self.kind else ''}{name}: there are {last}")
+        (head,) = meant
+        if self.condition.name == "role":
+            found = head.role.name if head.role is not None else "no role"
+        else:
+            figure = head.figures.get(self.condition.name)
+            found = head.absent[self.condition.name] if figure is None else shown(figure)
+        return Verdict(self.text, self.condition.meets(head), found)
+
+
+@dataclass(frozen=True)
+class _SomeHead(Claim):
+    """``any.induction > 0.4`` or ``all.entropy < 3``, over the heads that have such a figure."""
+
+    every: bool
+    condition: Condition
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return _names([self.condition])
+
+    def judged(self, heads: Sequence[HeadFigures]) -> Verdict:
+        name = self.condition.name
+        if name == "role":
+            met = sum(self.condition.meets(head) for head in heads)
+            holds = met == len(heads) if self.every else met > 0
+            return Verdict(self.text, holds, f"{met} of {len(heads)} heads")
+        known = [head for head in heads if name in head.figures]
+        if not known:
+            return Verdict(self.text, False, f"no head has it: {heads[0].absent[name]}")
+        largest = self.condition.sign.startswith(">") != self.every  # the head that decides
+        deciding = (max if largest else min)(known, key=lambda head: head.figures[name].value)
+        found = f"{shown(deciding.figures[name])}, {deciding.site.kind} {deciding.name}"
+        return Verdict(self.text, self.condition.meets(deciding), found)
+
+
+@dataclass(frozen=True)
+class _Count(Claim):
+    """``count(previous > 0.5 and entropy < 1) >= 2``."""
+
+    conditions: tuple[Condition, ...]
+    sign: str
+    wanted: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return _names(self.conditions)
+
+    def judged(self, heads: Sequence[HeadFigures]) -> Verdict:
+        met = [head for head in heads if all(condition.meets(head) for condition in self.conditions)]
+        listed = ", ".join(head.name for head in met[:4]) + (", ..." if len(met) > 4 else "")
+        holds = OPERATORS[self.sign](len(met), self.wanted)
+        return Verdict(self.text, holds, f"{len(met)}{': ' if met else ''}{listed}")
+
+
+def claim(text: str) -> Claim:
+    """Read ``L0H2.previous > 0.9``, ``L0H2.role = previous``, ``any.induction > 0.4``, ``all.entropy < 3`` or
+    ``count(previous > 0.5) >= 2``; a kind may stand before a head, ``cross.L0H2.entropy < 1``.
+
+    Raises ``SelectionError`` for anything else.
+    """
+    plain = text.strip()
+    counted = re.fullmatch(r"count\((.*)\)\s*(<=|>=|<|>)\s*(\d+)", plain, re.ASCII)
+    if counted is not None:
+        return _Count(plain, conditions(counted[1]), counted[2], float(counted[3]))
+    some = re.fullmatch(r"(any|all)\.(.+)", plain)
+    if some is not None:
+        return _SomeHead(plain, some[1] == "all", _single(some[2], plain))
+    one = re.fullmatch(r"(?:(encoder|decoder|cross)\.)?[Ll](\d+)[Hh](\d+)\.(.+)", plain, re.ASCII)
+    if one is not None:
+        return _OneHead(plain, one[1], int(one[2]), int(one[3]), _single(one[4], plain))
+    raise SelectionError(
+        f"cannot read the claim {text!r}: write one like 'L0H2.previous > 0.9', 'L0H2.role = previous', "
+        "'any.induction > 0.4', 'all.entropy < 3' or 'count(previous > 0.5) >= 2'"
+    )
+
+
+def shown(figure: Figure) -> str:
+    """A figure with its standard error, if it has one."""
+    return f"{figure.value:.4g}" + ("" if figure.error is None else f" ±{figure.error:.2g}")
+
+
+def _single(text: str, claim: str) -> Condition:
+    found = conditions(text)
+    if len(found) > 1:
+        raise SelectionError(f"the claim {claim!r} says two things: make it two claims")
+    return found[0]
+
+
+def _names(of: Iterable[Condition]) -> tuple[str, ...]:
+    return tuple(condition.name for condition in of if condition.name != "role")

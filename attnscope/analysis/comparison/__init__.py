@@ -1,0 +1,1 @@
+"""Heads, texts and models compared."""

@@ -1,0 +1,174 @@
+"""How far all heads of a model are apart, on one text or on average over several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.analysis.comparison.head_rows import Head, head_rows
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.sentences import kind_title, provenance
+from attnscope.comparison import Averaged, Groups, Plane, Spread, averaged, between, groups, plane
+from attnscope.comparison.groups import CUT
+from attnscope.errors import InputError, SelectionError
+from attnscope.models import Model, Prepared
+from attnscope.views.distances import HeadDistances, HeadPlane, distance_map
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two heads, their distance in nats and its standard error (0 where every row was compared)."""
+
+    one: Head
+    other: Head
+    distance: float
+    error: float
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The distances between all heads of one kind of attention.
+
+    ``distances`` are Jensen-Shannon divergences in nats, 0 to log 2, averaged over rows and then over
+    texts. ``error`` is their standard error: over texts if there are several, else that of sampling
+    ``rows`` of ``of`` rows, 0 where all were compared. ``stability`` is the mean rank correlation of a text's
+    distances with the others', ``None`` for a single text.
+    """
+
+    kind: str
+    heads: tuple[Head, ...]
+    distances: NDArray[np.float64]  # [head, head]
+    error: NDArray[np.float64]  # [head, head]
+    groups: Groups
+    plane: Plane
+    rows: int
+    of: int
+    texts: int
+    stability: float | None
+    title: str
+    subtitle: str
+    notes: tuple[str, ...]
+
+    @property
+    def loners(self) -> tuple[Pair, ...]:
+        """Each head that is in a group of its own, with the one nearest to it; the farthest first."""
+        found = [self.pair(head, self.nearest_to(head)) for head in self.groups.loners]
+        return tuple(sorted(found, key=lambda pair: -pair.distance))
+
+    def nearest(self, count: int) -> tuple[Pair, ...]:
+        """The pairs of heads that are most alike, the nearest first."""
+        return tuple(islice(self._by_distance(), count))
+
+    def nearest_to(self, head: int) -> int:
+        """The number of the head that is most like this one."""
+        others = np.where(np.arange(len(self.heads)) == head, np.inf, self.distances[head])
+        return int(others.argmin())
+
+    def pair(self, one: int, other: int) -> Pair:
+        """Two heads by their numbers in ``heads``."""
+        return Pair(
+            self.heads[one],
+            self.heads[other],
+            float(self.distances[one, other]),
+            float(self.error[one, other]),
+        )
+
+    def _by_distance(self) -> Iterator[Pair]:
+        rows, columns = np.triu_indices(len(self.heads), 1)
+        for number in np.argsort(self.distances[rows, columns], kind="stable"):
+            yield self.pair(int(rows[number]), int(columns[number]))
+
+    @property
+    def view(self) -> HeadDistances:
+        """The table in the order of the groups, and the plane."""
+        names = tuple(head.name for head in self.heads)
+        said = (
+            f"{len(self.groups.members)} groups: average linkage, cut at {CUT:g} times the median distance; "
+            f"mean silhouette {self.groups.silhouette:.2f}",
+        )
+        table = distance_map(
+            self.distances,
+            names,
+            names,
+            groups=self.groups.members,
+            title=self.title,
+            subtitle=self.subtitle,
+            notes=(*said, *self.notes),
+        )
+        kept = f"the plane shows {self.plane.kept:.0%} of the squared distances; its axes have no unit"
+        layers = tuple(head.layer for head in self.heads)
+        points = HeadPlane(self.plane.points, names, layers, self.plane.kept, notes=(kept,))
+        return HeadDistances(table, points)
+
+
+def compare(model: Model, texts: Prepared | Sequence[Prepared], choice: Choice | None = None) -> Comparison:
+    """Run the model once a text, and measure how far its heads are apart.
+
+    ``choice.layer`` compares the heads of one layer, ``choice.head`` the same number in all layers,
+    ``choice.kind`` a kind of attention; ``words`` and ``hide_special`` fold rows and keys first. Up to 221
+    tokens every row is compared, of longer texts an even sample. Raises ``SelectionError`` for what does not
+    exist, or where fewer than two heads are meant, and ``InputError`` without a text.
+    """
+    choice = choice or Choice()
+    given = [texts] if isinstance(texts, Prepared) else list(texts)
+    if not given:
+        raise InputError("there is no text to compare heads on: give one at least")
+    found = [_one_text(model, prepared, choice) for prepared in given]
+    first = found[0]
+    if len({text.heads for text in found}) > 1:
+        raise SelectionError("the texts run through different layers: compare them one by one")
+    average = averaged([text.spread.mean for text in found]) if len(found) > 1 else None
+    distances = first.spread.mean if average is None else average.mean
+    error = first.spread.error(first.of) if average is None else average.error
+    rows, of = sum(text.spread.rows for text in found), sum(text.of for text in found)
+    notes = [*model.notes, *(note for text in found for note in text.notes)]
+    return Comparison(
+        kind=first.kind,
+        heads=first.heads,
+        distances=distances,
+        error=error,
+        groups=groups(distances),
+        plane=plane(distances),
+        rows=rows,
+        of=of,
+        texts=len(given),
+        stability=None if average is None else average.stability,
+        title=f"{len(first.heads)} heads compared · {model.title} · {kind_title(first.kind)}",
+        subtitle=first.ran if average is None else f"mean over {len(given):,} texts",
+        notes=(*dict.fromkeys(notes), *sure(rows, of, error, average)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _OneText:
+    """What is kept of a text: the rows themselves are not."""
+
+    kind: str
+    heads: tuple[Head, ...]
+    spread: Spread
+    of: int
+    ran: str
+    notes: tuple[str, ...]
+
+
+def _one_text(model: Model, prepared: Prepared, choice: Choice) -> _OneText:
+    seen = head_rows(model, prepared, choice)
+    if len(seen.heads) < 2:
+        raise SelectionError(f"{seen.heads[0].name} alone cannot be compared: there is no other head here")
+    notes = (*prepared.notes, *seen.notes)
+    return _OneText(seen.kind, seen.heads, between(seen.rows), seen.of, provenance(seen.seen), notes)
+
+
+def sure(rows: int, of: int, error: NDArray[np.float64], average: Averaged | None = None) -> Iterator[str]:
+    """How sure distances are: what a sample of rows costs, or how much they differ from text to text."""
+    if rows < of:
+        yield f"compared on an even sample of {rows:,} of {of:,} rows"
+    if average is not None:
+        yield f"rank correlation of one text's distances with the other texts': {average.stability:.2f}"
+    known = error[error > 0]
+    if len(known):
+        yield f"standard error of a distance: {known.mean():.1g} nats on average, {known.max():.1g} at most"

@@ -1,0 +1,90 @@
+"""The same head number through all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.analysis.comparison.compare import sure
+from attnscope.analysis.comparison.head_rows import Head, head_rows
+from attnscope.analysis.overview import THUMBNAIL, labelled
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.sentences import hiding, kind_title, provenance
+from attnscope.capture.observers.coarsen import Fold
+from attnscope.comparison import between
+from attnscope.errors import SelectionError
+from attnscope.measures import MEASURES, HeadFigures, Measured
+from attnscope.models import Model, Prepared
+from attnscope.views import grid
+from attnscope.views.strip import Series, Strip
+
+SHOWN = ("entropy", "confidence", "distance", "previous", "self", "next", "first", "special")
+"""The measures that are shown against depth."""
+
+
+@dataclass(frozen=True, eq=False)
+class Depth:
+    """One head number in every layer that has it.
+
+    ``distances`` are Jensen-Shannon divergences in nats between the heads of every two layers, ``error``
+    their standard error where rows were sampled; ``figures`` are the measures of each.
+    """
+
+    kind: str
+    heads: tuple[Head, ...]
+    distances: NDArray[np.float64]  # [layer, layer]
+    error: NDArray[np.float64]  # [layer, layer]
+    figures: tuple[HeadFigures, ...]
+    view: Strip
+
+
+def through_layers(model: Model, prepared: Prepared, head: int, choice: Choice | None = None) -> Depth:
+    """Run the model once, and compare head number ``head`` of every layer with that of every other.
+
+    Raises ``SelectionError`` where there is no such head, or where one layer alone has it.
+    """
+    choice = replace(choice or Choice(), head=head)
+    fold, measured = Fold(choice.folding(THUMBNAIL)), Measured()
+    seen = head_rows(model, prepared, choice, others=[fold, measured])
+    if len(seen.heads) < 2:
+        raise SelectionError(f"{seen.heads[0].name} is in one layer alone: there is none to compare it with")
+    spread = between(seen.rows)
+    thumbnails = [
+        (folded.site.layer, *labelled(folded, choice, THUMBNAIL))
+        for folded in fold.maps
+        if folded.site.kind == seen.kind
+    ]
+    figures = tuple(replace(found, head=head) for found in measured.figures() if found.site.kind == seen.kind)
+    error = spread.error(seen.of)
+    notes = (
+        *model.notes,
+        *prepared.notes,
+        *seen.notes,
+        *hiding([share for _, _, share in thumbnails], choice, f"the {kind_title(seen.kind)}"),
+        *sure(spread.rows, seen.of, error),
+    )
+    steps = [float(spread.mean[number, number + 1]) for number in range(len(seen.heads) - 1)]
+    picture = grid([(layer, weights) for layer, weights, _ in thumbnails], scale=choice.scale)
+    size = (seen.seen[0].queries, seen.seen[0].keys)
+    view = Strip(
+        names=tuple(each.name for each in seen.heads),
+        roles=tuple(found.role.name if found.role else "" for found in figures),
+        thumbnails=replace(picture, size=size, whole=False),
+        series=(Series("from before", "nats", (None, *steps)), *_series(figures)),
+        apart=spread.mean,
+        title=f"head {head} through {len(seen.heads)} layers · {model.title} · {kind_title(seen.kind)}",
+        subtitle=provenance(seen.seen),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+    return Depth(seen.kind, seen.heads, spread.mean, error, figures, view)
+
+
+def _series(figures: tuple[HeadFigures, ...]) -> list[Series]:
+    found = []
+    for name in SHOWN:
+        values = tuple(head.figures[name].value if name in head.figures else None for head in figures)
+        if any(value is not None for value in values):
+            found.append(Series(name, MEASURES[name].unit, values))
+    return found

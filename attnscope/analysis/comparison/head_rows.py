@@ -1,0 +1,193 @@
+"""Rows of every head of one kind of attention, to be compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnscope.analysis.selection import Choice, tensor
+from attnscope.analysis.sentences import expect, kind_title, kinds_of
+from attnscope.attention import Attention, Kind
+from attnscope.capture import Observer, Record, SiteRecord
+from attnscope.capture.observers.only import Only
+from attnscope.capture.observers.sample import Rows, Sample, Sampled
+from attnscope.errors import SelectionError
+from attnscope.models import Model, Prepared
+from attnscope.views import HeadMap, head_map
+
+CELLS = 3 << 14
+"""Weights of each head that are compared: 221 rows of 221 keys, or 96 of 512. More rows are sampled."""
+
+SMALL = 0.1
+"""Nats below which a map of heads counts thousandths of them."""
+
+FEWEST = 32
+"""Rows that are compared at least, however long they are."""
+
+
+class Head(NamedTuple):
+    """A head by its numbers."""
+
+    layer: int
+    head: int
+
+    @property
+    def name(self) -> str:
+        """As people write it: ``L5H3``."""
+        return f"L{self.layer}H{self.head}"
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRows:
+    """The same rows of every head of one kind; ``of`` is how many the text has, ``record`` what ran.
+
+    Rows of all texts of a batch, or of all windows of a picture, follow each other.
+    """
+
+    kind: Kind
+    heads: tuple[Head, ...]
+    rows: Tensor  # float32, [head, row, key]
+    of: int
+    record: Record
+    notes: tuple[str, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Every kind of attention that ran."""
+        return kinds_of(seen.site for seen in self.record.sites)
+
+    @property
+    def seen(self) -> list[SiteRecord]:
+        """The calls that the rows are of."""
+        layers = {head.layer for head in self.heads}
+        return [
+            seen for seen in self.record.sites if seen.site.kind == self.kind and seen.site.layer in layers
+        ]
+
+
+Choosing = Callable[[Attention], Rows]
+
+
+def head_rows(
+    model: Model,
+    prepared: Prepared,
+    choice: Choice,
+    choosing: Choosing | None = None,
+    others: Sequence[Observer] = (),
+) -> HeadRows:
+    """Run the model once and keep the same rows of every head that is meant, an even sample if they are many.
+
+    Without ``choice.kind`` the kind that the model runs first is taken; self- and cross-attention are never
+    mixed. ``choosing`` picks rows and keys of its own, ``others`` see the same heads. Raises
+    ``SelectionError`` for what does not exist, and where layers see different numbers of tokens.
+    """
+    sample = Sample(_OneKind(choice, choosing or even_rows(choice)))
+    record = model.run(prepared, [Only(choice.heads, [sample, *others])])
+    expect(sample.maps, record, choice)
+    maps = sample.maps
+    kind = maps[0].site.kind
+    sizes = {(len(kept.queries), len(kept.keys), len(kept.values)) for kept in maps}
+    if len(sizes) > 1:
+        listed = " and ".join(f"{queries} × {keys}" for queries, keys, _ in sorted(sizes))
+        raise SelectionError(
+            f"heads can be compared that see the same tokens, and the layers see {listed}: "
+            "choose one with --layer"
+        )
+    heads = tuple(Head(kept.site.layer, head) for kept in maps for head in _numbers(kept, record, choice))
+    return HeadRows(
+        kind=kind,
+        heads=heads,
+        rows=torch.cat([kept.values.transpose(0, 1).flatten(1, 2).cpu() for kept in maps]),
+        of=len(choice.fold(maps[0].queries).places) * len(maps[0].values),
+        record=record,
+        notes=(*_kinds(kind, record, choice), *oddities(maps)),
+    )
+
+
+def map_of_nats(
+    heads: Sequence[Head],
+    values: NDArray[np.float64],
+    name: str,
+    *,
+    title: str,
+    subtitle: str,
+    notes: tuple[str, ...],
+) -> HeadMap:
+    """A distance of each head as a map; small ones in thousandths, so that their figures can be read.
+
+    Heads that were not compared stay empty.
+    """
+    small = float(values.max(initial=0)) < SMALL
+    widest = max(head.head for head in heads) + 1
+    layers = {head.layer: [float("nan")] * widest for head in heads}
+    for head, value in zip(heads, values, strict=True):
+        layers[head.layer][head.head] = float(value) * (1000 if small else 1)
+    unit = "thousandths of a nat" if small else "nats"
+    return head_map(layers, name, unit=unit, title=title, subtitle=subtitle, notes=notes)
+
+
+def even_rows(choice: Choice, cells: int = CELLS) -> Choosing:
+    """All rows as the choice folds them, or an even sample of at most ``cells`` weights; all keys."""
+
+    def choose(attention: Attention) -> Rows:
+        queries, keys = choice.fold(attention.queries), choice.fold(attention.keys)
+        parts = [[token for word in part for token in word] for part in queries.parts]
+        return Rows(
+            [parts[row] for row in evenly(len(parts), len(keys.places), cells)], tensor(keys.summing())
+        )
+
+    return choose
+
+
+def evenly(rows: int, keys: int, cells: int = CELLS) -> list[int]:
+    """Which of the rows to compare: all, or an even sample of at most ``cells`` weights."""
+    count = min(rows, max(FEWEST, cells // max(keys, 1)))
+    return [(2 * number + 1) * rows // (2 * count) for number in range(count)]
+
+
+@dataclass(eq=False)
+class _OneKind:
+    """Passes on the calls of one kind: the one that is asked for, or else the first that comes by."""
+
+    choice: Choice
+    choose: Choosing
+    kind: str | None = None
+
+    def __call__(self, attention: Attention) -> Rows | None:
+        self.kind = self.kind or self.choice.kind or attention.site.kind
+        return self.choose(attention) if attention.site.kind == self.kind else None
+
+
+def _numbers(kept: Sampled, record: Record, choice: Choice) -> Sequence[int]:
+    """The numbers of the heads that were passed on."""
+    (count,) = {seen.heads for seen in record.sites if seen.site == kept.site}
+    return choice.heads(kept.site, count) or ()
+
+
+def _kinds(kind: str, record: Record, choice: Choice) -> list[str]:
+    """A note on the kinds that were left aside."""
+    others = [other for other in kinds_of(seen.site for seen in record.sites) if other != kind]
+    if choice.kind is not None or not others:
+        return []
+    listed = " and ".join(kind_title(other) for other in others)
+    return [f"{kind_title(kind)} alone is compared; --kind {others[0]} compares others ({listed} exist too)"]
+
+
+def oddities(maps: Iterable[Sampled]) -> list[str]:
+    """Notes on rows that are not shares of a whole."""
+    maps = list(maps)
+    notes = []
+    broken = sum(kept.broken for kept in maps)
+    if broken:
+        notes.append(f"{broken:,} weights are not finite numbers and count as 0")
+    if max(kept.highest for kept in maps) > 1 + 1e-2:
+        notes.append("rows that sum to more than 1 are compared by their shares")
+    if any(float((1 - kept.values.sum(-1)).max()) > 1e-2 for kept in maps):
+        notes.append("what a row does not give to these tokens counts as one more key")
+    return notes

@@ -1,0 +1,82 @@
+"""Texts of equal token count, put together: no padding exists, and every figure stays that of one text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from attnscope.attention import Kind, Token
+from attnscope.models import Prepared
+from attnscope.storage.corpus import Entry
+
+WINDOW_TEXTS = 8192
+WINDOW_CHARACTERS = 1 << 20
+"""Texts among which equal lengths are looked for, whichever is reached first; so many are held at once."""
+
+BATCH_TOKENS = 4096
+"""Tokens that go through a model together: enough to keep the processor busy, few enough for its caches."""
+
+
+class Batch(NamedTuple):
+    """Texts of one length: what the model reads, and the tokens of the queries and keys of each text."""
+
+    prepared: Prepared
+    labels: Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
+    texts: int
+    tokens: int
+
+
+def windows(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Cut a stream of texts where enough are together."""
+    window: list[Entry] = []
+    characters = 0
+    for entry in entries:
+        window.append(entry)
+        characters += len(entry.text)
+        if len(window) == WINDOW_TEXTS or characters >= WINDOW_CHARACTERS:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+def batches(prepared: Iterable[Prepared]) -> list[Batch]:
+    """The texts in batches, the longest texts first; the same texts always make the same batches."""
+    alike: dict[tuple[object, ...], list[Prepared]] = {}
+    for one in prepared:
+        alike.setdefault(_shape(one), []).append(one)
+    groups = sorted(alike.values(), key=lambda group: -len(group[0].tokens))
+    return [
+        joined(group[start : start + size])
+        for group in groups
+        for size in [max(1, BATCH_TOKENS // len(group[0].tokens))]
+        for start in range(0, len(group), size)
+    ]
+
+
+def joined(texts: Sequence[Prepared]) -> Batch:
+    """One batch of texts whose inputs have the same shapes."""
+    first = texts[0]
+    inputs = {name: torch.cat([text.inputs[name] for text in texts]) for name in first.inputs}
+    arguments = tuple(torch.cat(parts) for parts in zip(*(text.arguments for text in texts), strict=True))
+    labels: dict[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]] = {}
+    for kind in first.axes:
+        axes = [text.axes[kind] for text in texts]
+        queries = [queries for queries, _ in axes if not isinstance(queries, range)]
+        keys = [keys for _, keys in axes if not isinstance(keys, range)]
+        if len(queries) == len(keys) == len(texts):
+            one_sequence = all(queries is keys for queries, keys in axes)  # then their facts are had once
+            labels[kind] = (queries, queries) if one_sequence else (queries, keys)
+    tokens = tuple(token for text in texts for token in text.tokens)
+    prepared = Prepared(inputs, {}, tokens, settings=first.settings, arguments=arguments)
+    return Batch(prepared, labels, len(texts), len(tokens))
+
+
+def _shape(text: Prepared) -> tuple[object, ...]:
+    return (
+        len(text.tokens),
+        *((name, tensor.shape) for name, tensor in text.inputs.items()),
+        *(tensor.shape for tensor in text.arguments),
+    )

@@ -1,0 +1,96 @@
+"""One head in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attnscope.analysis.overview import labelled
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.sentences import expect, hiding, kind_title, kinds_of, pooling, provenance, remarks
+from attnscope.axes import Weights
+from attnscope.capture import SiteRecord
+from attnscope.capture.observers.coarsen import Fold
+from attnscope.capture.observers.only import Only
+from attnscope.measures import MEASURES, HeadFigures, Measured
+from attnscope.models import Model, Prepared
+from attnscope.views import Heatmap, Reading, heatmap
+
+LARGEST = 1024
+"""Rows and columns of a head that are kept; a longer text is pooled to as many."""
+
+READINGS = (
+    "entropy", "span", "confidence", "distance", "previous", "self", "next", "first", "special", "sink",
+)  # fmt: skip
+"""The measures that stand under a head's picture."""
+
+
+@dataclass(frozen=True, eq=False)
+class OneHead:
+    """One head's picture, its figures, and the call that it was seen in."""
+
+    heatmap: Heatmap
+    figures: HeadFigures
+    seen: SiteRecord
+
+
+def one_head(model: Model, prepared: Prepared, choice: Choice) -> OneHead:
+    """Run the model once, and keep and measure the one head that is meant.
+
+    Where it exists in several kinds of attention the first is shown, and a note names the others. Raises
+    ``SelectionError`` if there is no such head.
+    """
+    fold, measured = Fold(choice.folding(LARGEST)), Measured()
+    record = model.run(prepared, [Only(choice.heads, [fold, measured])])
+    expect(fold.maps, record, choice)
+    kinds = kinds_of(folded.site for folded in fold.maps)
+    folded = next(folded for folded in fold.maps if folded.site.kind == kinds[0])
+    (found,) = (head for head in measured.figures() if head.site == folded.site)
+    figures = replace(found, head=choice.head or 0)  # alone among those measured it was number 0
+    weights, hidden = labelled(folded, choice, LARGEST)
+    notes = [*model.notes, *prepared.notes, *hiding([hidden], choice, "its attention")]
+    notes += remarks([folded], prepared)
+    if choice.words or choice.hide_special:
+        notes.append("the figures count every token")
+    if len(kinds) > 1:
+        others = " and ".join(kinds[1:])
+        notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
+    notes += pooling(folded, weights)
+    seen = next(site for site in record.sites if site.site == folded.site)
+    picture = head_picture(alone(weights, 0), figures, seen, model.title, choice, tuple(notes))
+    return OneHead(picture, figures, seen)
+
+
+def head_picture(
+    weights: Weights,
+    figures: HeadFigures,
+    seen: SiteRecord,
+    title: str,
+    choice: Choice,
+    notes: tuple[str, ...],
+) -> Heatmap:
+    """A head ``[query, key]`` with what was measured of it; ``title`` names the model."""
+    return heatmap(
+        weights,
+        title=f"{figures.name} · {title} · {kind_title(seen.site.kind)}",
+        subtitle=figures.role.sentence if figures.role else provenance([seen]),
+        scale=choice.scale,
+        signed=bool((weights.values < 0).any()),
+        notes=notes,
+        readings=tuple(_readings(figures)),
+    )
+
+
+def alone(weights: Weights, head: int) -> Weights:
+    """One head of several.  [head, query, key] -> [query, key]"""
+    allowed = np.broadcast_to(weights.allowed, weights.values.shape)[head]
+    return replace(weights, values=weights.values[head], allowed=allowed)
+
+
+def _readings(head: HeadFigures) -> Iterator[Reading]:
+    for name in READINGS:
+        figure = head.figures.get(name)
+        if figure is not None and not (name == "sink" and abs(figure.value) < 1e-4):
+            yield Reading(name, figure.value, figure.baseline, MEASURES[name].unit)

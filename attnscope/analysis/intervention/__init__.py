@@ -1,0 +1,1 @@
+"""What a model's predictions lose when a head is gated or taken away."""

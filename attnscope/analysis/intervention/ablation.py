@@ -1,0 +1,128 @@
+"""What a model guesses with one head's output set to zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnscope.analysis.corpus.batches import joined
+from attnscope.analysis.intervention.importance import gated_sites, guessed_side
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.sentences import expect, kind_title
+from attnscope.attention import Kind
+from attnscope.capture import recording
+from attnscope.capture.hooks.gate import gated, zeroed
+from attnscope.errors import SelectionError
+from attnscope.models import Model, Prepared
+from attnscope.models.guesses import questions
+from attnscope.models.tokens import readable
+from attnscope.models.writing import Vocabulary
+
+LIKELIEST = 3
+"""Guesses that are named at each token."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """One guess before and after: ``divergence`` is KL(before || after) in nats.
+
+    ``token`` is how the text has it and ``wanted`` how the vocabulary does. ``before`` and ``after`` are the
+    likeliest tokens with their probabilities, ``right`` the probabilities of the one that stands in the text.
+    """
+
+    token: str
+    wanted: str
+    position: int
+    divergence: float
+    before: tuple[tuple[str, float], ...]
+    after: tuple[tuple[str, float], ...]
+    right: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What changed in a model's guesses, those that changed most first.
+
+    ``divergence`` is the mean over the guesses, ``losses`` the mean cross-entropy before and after, in nats.
+    """
+
+    head: str
+    kind: Kind
+    title: str
+    changed: tuple[Changed, ...]
+    divergence: float
+    losses: tuple[float, float]
+    notes: tuple[str, ...]
+
+
+def ablated(model: Model, prepared: Prepared, choice: Choice) -> Ablation:
+    """Ask the model for its guesses as it is, and with the output of ``choice``'s head set to zero.
+
+    A causal model guesses each next token; a masked one each token, hidden in turns. Raises ``ModelError``
+    for a model without an output head or whose heads cannot be gated, ``SelectionError`` for a head that does
+    not exist, and ``InputError`` for a text with nothing to guess.
+    """
+    if choice.head is None or choice.layer is None:
+        raise SelectionError("which head is to be taken away? name one, like L5H3")
+    head = choice.head
+    batch = joined([prepared])
+    tokens = guessed_side(batch.labels)[0]
+    vocabulary = model.asked.vocabulary
+    found: list[Changed] = []
+    losses: list[Tensor] = []
+    kind: Kind = "encoder"
+    for question in questions(model, batch.prepared, [tokens]):
+        with torch.no_grad(), model.threads(question.prepared):
+            with gated(lambda number, heads: None) as gates, recording(model.module) as record:
+                before = question.logits(model)
+            gated_sites(model, record, gates)
+            meant = [call for call, site in enumerate(record.sites) if choice.heads(site.site, site.heads)]
+            expect(meant, record, choice)
+            kind = record.sites[meant[0]].site.kind
+            with gated(zeroed(meant[0], head)):
+                after = question.logits(model)
+        pair = (
+            torch.stack([before, after]).double().cpu().log_softmax(-1)
+        )  # [before | after, guess, vocabulary]
+        right = pair.gather(-1, question.wanted.expand(2, -1)[..., None])[..., 0]  # [before | after, guess]
+        losses.append(-right)
+        divergence = F.kl_div(pair[1], pair[0], reduction="none", log_target=True).sum(-1)  # [guess]
+        tops = pair.exp().topk(LIKELIEST)
+        for number, guess in enumerate(question.guesses):
+            named = [
+                tuple((_read(vocabulary, id_), share) for id_, share in zip(ids, shares, strict=True))
+                for ids, shares in zip(
+                    tops.indices[:, number].tolist(), tops.values[:, number].tolist(), strict=True
+                )
+            ]
+            one, other = right[:, number].exp().tolist()
+            found.append(
+                Changed(
+                    tokens[guess.position].text,
+                    _read(vocabulary, guess.id),
+                    guess.position,
+                    float(divergence[number]),
+                    named[0],
+                    named[1],
+                    (one, other),
+                )
+            )
+    was, is_ = torch.cat(losses, 1).mean(1).tolist()
+    return Ablation(
+        head=f"L{choice.layer}H{head}",
+        kind=kind,
+        title=f"{model.title} · {kind_title(kind)}",
+        changed=tuple(sorted(found, key=lambda one: -one.divergence)),
+        divergence=sum(one.divergence for one in found) / len(found),
+        losses=(was, is_),
+        notes=(*model.notes, *prepared.notes),
+    )
+
+
+def _read(vocabulary: Vocabulary, id_: int) -> str:
+    """A token of the vocabulary as a person reads it."""
+    spelled = vocabulary.spell([id_])[0]
+    return spelled if spelled.startswith("##") else readable(vocabulary.decode([id_])) or spelled

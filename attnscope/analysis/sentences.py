@@ -1,0 +1,161 @@
+"""What is said beside a picture: what ran, what was hidden, pooled or broken, and what does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from attnscope.analysis.selection import Choice
+from attnscope.attention import Site
+from attnscope.axes import Weights
+from attnscope.capture import Record, SiteRecord
+from attnscope.capture.observers.coarsen import Folded
+from attnscope.errors import SelectionError
+from attnscope.models import Prepared
+
+KINDS = ("encoder", "decoder", "cross")
+
+SHARED = "keys of a cell are summed, queries averaged"
+"""What the cells of a pooled map hold, unless something else was asked for."""
+
+
+def kinds_of(sites: Iterable[Site]) -> tuple[str, ...]:
+    """The kinds of attention among the sites, in the order in which they are shown."""
+    present = {site.kind for site in sites}
+    return tuple(kind for kind in KINDS if kind in present)
+
+
+def kind_title(kind: str) -> str:
+    """A kind of attention in words."""
+    return "cross-attention" if kind == "cross" else f"{kind} attention"
+
+
+def provenance(seen: Sequence[SiteRecord]) -> str:
+    """What ran, in one line: sizes, kernel, type, and how the weights were had."""
+    sizes = list(dict.fromkeys(_size(site.queries, site.keys) for site in seen))
+    tokens = " and ".join(sizes) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
+    return f"{extent(seen)} · {tokens} tokens · {means(seen)}"
+
+
+def _size(queries: int, keys: int) -> str:
+    return f"{queries:,}" if queries == keys else f"{queries:,} × {keys:,}"
+
+
+def extent(seen: Sequence[SiteRecord]) -> str:
+    """How many layers and heads there are."""
+    heads = spans({site.heads for site in seen})
+    return f"{len(seen)} layers × {heads} heads" if len(seen) > 1 else f"{heads} heads"
+
+
+def means(seen: Sequence[SiteRecord]) -> str:
+    """Kernel, type, and how the weights were had."""
+    kernels = " and ".join(dict.fromkeys(site.kernel for site in seen))
+    types = " and ".join(dict.fromkeys(str(site.dtype).removeprefix("torch.") for site in seen))
+    had = " and ".join(dict.fromkeys(_HAD[site.source] for site in seen))
+    return f"{kernels}, {types}, {had}"
+
+
+_HAD = {
+    "kernel": "weights from the kernel",
+    "recomputed": "weights recomputed from its inputs",
+    "softmax": "weights from its softmax",
+    "module": "weights from the module",
+    "file": "weights as the file has them",
+}
+
+
+def hiding(shares: Sequence[float], choice: Choice, whose: str) -> list[str]:
+    """A note on the attention that went to special tokens, if those are hidden."""
+    if not choice.hide_special:
+        return []
+    return [f"special tokens hidden: they take {sum(shares) / len(shares):.0%} of {whose}"]
+
+
+def pooling(folded: Folded, shown: Weights) -> list[str]:
+    """A note, if a map was pooled to be shown; a file's map that was pooled before says so itself."""
+    queries, keys = len(folded.queries), len(folded.keys)
+    pooled = any(place.pooled for place in (*shown.queries, *shown.keys))
+    if not pooled or shown.values.shape[-2:] == (queries, keys):
+        return []
+    return [pooled_from(queries, keys, SHARED)]
+
+
+def pooled_from(queries: int, keys: int, held: str) -> str:
+    """The note on a pooled map: what it was, and what its cells hold."""
+    return f"pooled: {queries:,} × {keys:,} tokens; {held}"
+
+
+def broken(maps: Sequence[Folded]) -> list[str]:
+    """A note for every site whose weights were not all finite numbers."""
+    return [
+        f"weights of {folded.site.name} that are not finite numbers: {folded.broken:,}, drawn as closed"
+        for folded in maps
+        if folded.broken
+    ]
+
+
+def remarks(maps: Sequence[Folded], prepared: Prepared) -> list[str]:
+    """Notes on what was drawn of some maps: numbers that are none, and batches drawn as their mean."""
+    notes = broken(maps)
+    counts: dict[int, list[Folded]] = {}
+    for folded in maps:
+        counts.setdefault(len(folded.values), []).append(folded)
+    for count, alike in counts.items():
+        if count > 1:
+            layers = _layers(alike)
+            what = (
+                f"windows of {len(alike[0].queries):,} patches" if prepared.picture else "texts of the batch"
+            )
+            inside = ", each of which attends within itself" if prepared.picture else ""
+            notes.append(f"{layers}: shown is the mean of {count:,} {what}{inside}")
+    sizes: dict[str, list[Folded]] = {}
+    for folded in maps:
+        sizes.setdefault(_size(len(folded.queries), len(folded.keys)), []).append(folded)
+    if len(sizes) > 1:
+        notes.append("sizes: " + ", ".join(f"{size} in {_layers(alike)}" for size, alike in sizes.items()))
+    bare = [folded for folded in counts.get(1, ()) if isinstance(folded.keys, range)]
+    if prepared.picture is not None and bare:
+        notes.append(f"{_layers(bare)}: rows and columns are positions, no patches of the picture")
+    return notes
+
+
+def _layers(maps: Sequence[Folded]) -> str:
+    """The layers of some maps, in words."""
+    numbers = {folded.site.layer for folded in maps}
+    return f"layer{'s' * (len(numbers) > 1)} {spans(numbers)}"
+
+
+def expect(found: Sequence[object], record: Record, choice: Choice) -> None:
+    """Raise ``SelectionError`` that says what exists, if nothing was found of what was asked for."""
+    sites = [seen for seen in record.sites if choice.kind in (None, seen.site.kind)]
+    layers = {seen.site.layer for seen in sites}
+    missing = set(choice.layers or ()) - layers
+    if found and not missing:
+        return
+    kinds = kinds_of(seen.site for seen in record.sites)
+    if choice.kind is not None and choice.kind not in kinds:
+        have = " and ".join(kind_title(kind) for kind in kinds)
+        asked = kind_title(choice.kind) if choice.kind in KINDS else f"kind {choice.kind!r}"
+        raise SelectionError(f"no {asked}: this model has {have}")
+    asked = f"layer {spans(missing) if missing else choice.layer}"
+    if choice.head is not None:
+        asked = f"head {choice.head}" if choice.layer is None else f"head L{choice.layer}H{choice.head}"
+    raise SelectionError(
+        f"no {asked}: this model has layers {spans(layers)}, heads {_head_numbers(sites, choice)}"
+    )
+
+
+def _head_numbers(sites: Sequence[SiteRecord], choice: Choice) -> str:
+    """Which heads exist in the layer that was asked for, or else in any."""
+    here = [seen for seen in sites if seen.site.layer == choice.layer] or sites
+    return spans(range(max(seen.heads for seen in here)))
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers with runs of neighbours drawn together: ``0-5, 7``."""
+    runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    parts = []
+    for _, run in runs:
+        members = [number for _, number in run]
+        parts.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else f"{members[0]}")
+    return ", ".join(parts)

@@ -1,0 +1,114 @@
+"""The figures of every head of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from attnscope.analysis.corpus.batches import joined
+from attnscope.analysis.intervention.importance import Importance, Importances
+from attnscope.analysis.layers import WholeLayers
+from attnscope.analysis.pooled import CELLS, pooled_layers
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.sentences import expect, provenance
+from attnscope.attention import Site
+from attnscope.capture import Record
+from attnscope.capture.fused_kernel import StandIn, StreamedPool
+from attnscope.capture.observers.only import Only
+from attnscope.capture.observers.pool import How
+from attnscope.capture.recorder import Observer
+from attnscope.fused.fused_pass import SHORTEST, SinglePass
+from attnscope.measures import DEFAULT, HeadFigures, Measured
+from attnscope.models import Model, Prepared
+
+
+@dataclass(frozen=True, eq=False)
+class Stats:
+    """The figures of the heads that are meant, what ran, and what to know.
+
+    ``ran`` says whether the kernels ran beside the measuring, or a single pass in their place. ``importance``
+    is empty unless it was asked for, and so is ``maps``, every head on at most 256 × 256 cells.
+    """
+
+    heads: tuple[HeadFigures, ...]
+    title: str
+    ran: str
+    notes: tuple[str, ...]
+    importance: Mapping[tuple[Site, int], Importance] = field(default_factory=dict)
+    maps: WholeLayers | None = None
+
+
+def stats(
+    model: Model,
+    prepared: Prepared,
+    choice: Choice,
+    *,
+    names: tuple[str, ...] = DEFAULT,
+    exact_kernel: bool = False,
+    importance: bool = False,
+    pool: How | None = None,
+) -> Stats:
+    """Run the model once and measure every head that is meant.
+
+    From 512 tokens on, on the CPU, a single pass over blocks stands in for torch's fused kernel: it computes
+    the layer's output (within 1e-4) and the figures together, where computing the scores again beside the
+    kernel would cost several times as much. ``exact_kernel`` always leaves the kernel alone. ``importance``
+    asks for each head's importance, too, of a model with an output head (see ``look.importance``). ``pool``
+    asks for a small map of every head out of the same pass (``capture.Pool`` says what its cells may hold).
+    Raises ``SelectionError`` for a layer, kind or measure that does not exist.
+    """
+    measured = Measured(names)
+    maps = StreamedPool(CELLS, pool) if pool else None
+    ids = [[token.id for token in prepared.tokens]]
+    record, taken = measuring_pass(
+        model, prepared, measured, choice, ids, exact_kernel=exact_kernel, maps=maps
+    )
+    heads = measured.figures()
+    expect(heads, record, choice)
+    important = Importances()
+    if importance:
+        batch = joined([prepared])
+        important.add(model, batch.prepared, batch.labels)
+    return Stats(
+        tuple(heads),
+        f"{model.title} · {provenance(record.sites)}",
+        what_ran(taken, len(record.sites)),
+        (*model.notes, *prepared.notes),
+        important.figures(),
+        pooled_layers(maps, model, prepared, record) if maps else None,
+    )
+
+
+def measuring_pass(
+    model: Model,
+    prepared: Prepared,
+    measured: Measured,
+    choice: Choice,
+    ids: Sequence[Sequence[int]],
+    *,
+    exact_kernel: bool = False,
+    maps: StreamedPool | None = None,
+) -> tuple[Record, int]:
+    """One forward pass, measured; how many calls of it ran as a single pass.
+
+    ``ids`` are the token ids of each text of the batch; ``maps`` sees the same heads.
+    """
+    long = any(len(text) >= SHORTEST for text in ids)
+    cells = maps.cells if maps and maps.how != "max" else None
+    stand_in = StandIn(SinglePass(ids, cells=cells)) if long and not exact_kernel else None
+    observers: list[Observer] = [measured, *([maps] if maps else [])]
+    chosen: list[Observer] = observers if choice == Choice() else [Only(choice.heads, observers)]
+    with stand_in or nullcontext():
+        record = model.run(prepared, chosen if stand_in is None else [stand_in.shown_to(chosen)])
+    if stand_in is None:
+        return record, 0
+    stand_in.told(record)
+    return record, stand_in.taken
+
+
+def what_ran(taken: int, calls: int) -> str:
+    """How the figures were had, in words."""
+    if taken:
+        return f"{taken:,} of {calls:,} calls ran as a single pass in the kernel's place"
+    return "figures measured beside the kernel"

@@ -1,0 +1,119 @@
+"""What can be seen of a model: every attention call of one pass, and what the model says of itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attnscope.analysis.reported import fault
+from attnscope.attention import Attention
+from attnscope.capture import Hole, RowSums, SiteRecord
+from attnscope.models import Model, Prepared
+
+Verdict: TypeAlias = Literal["right", "wrong", "none"]
+
+OWN_NAMES = {
+    "encoder": ("encoder_attentions", "attentions"),
+    "decoder": ("decoder_attentions", "attentions"),
+    "cross": ("cross_attentions",),
+}
+"""Where transformers' models put the attention of each kind in their outputs."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One attention call: what it is, the range of its rows' sums, and whether the model reports it rightly.
+
+    ``report`` compares the model's own eager ``output_attentions`` with the captured weights: "right",
+    "wrong" (other numbers, or another shape), or "none". ``fault`` says what it is instead.
+    """
+
+    seen: SiteRecord
+    low: float
+    high: float
+    report: Verdict
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Every attention call of a pass, the layers that have none, and what to know about the model."""
+
+    sightings: tuple[Sighting, ...]
+    holes: tuple[Hole, ...]
+    notes: tuple[str, ...]
+
+
+def survey(model: Model, prepared: Prepared) -> Survey:
+    """Run the model once with eager ``output_attentions`` and once as it is, and compare the two.
+
+    Holds what the model reports of all layers at once, so the text should be short.
+    """
+    outputs = _own_outputs(model, prepared)
+    sums, compared = RowSums(), _Compared({kind: _reported(outputs, kind) for kind in OWN_NAMES})
+    record = model.run(prepared, [sums, compared])
+    sightings = [
+        Sighting(seen, row_sum.low, row_sum.high, *compared.verdict(number, seen.site.kind))
+        for number, (seen, row_sum) in enumerate(zip(record.sites, sums.sums, strict=True))
+    ]
+    return Survey(tuple(sightings), tuple(record.holes), (*model.notes, *prepared.notes))
+
+
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """Compares every call with what the model reported of it: of each kind the n-th with the n-th."""
+
+    reported: Mapping[str, Sequence[Tensor | None]]
+    met: Counter[str] = field(default_factory=Counter)
+    faults: list[str | None] = field(default_factory=list)
+
+    def observe(self, attention: Attention) -> None:
+        theirs = self.reported[attention.site.kind]
+        number = self.met[attention.site.kind]
+        own = theirs[number] if number < len(theirs) else None
+        self.met[attention.site.kind] += 1
+        self.faults.append("nothing for this call" if own is None else fault(own, attention))
+
+    def verdict(self, call: int, kind: str) -> tuple[Verdict, str | None]:
+        theirs, met = self.reported[kind], self.met[kind]
+        if not theirs:
+            return "none", None
+        if len(theirs) != met:
+            return "wrong", f"{len(theirs):,} tensors for {met:,} calls"
+        return ("right", None) if self.faults[call] is None else ("wrong", self.faults[call])
+
+
+def _own_outputs(model: Model, prepared: Prepared) -> Any:
+    """What the model returns when asked for its attention, ``None`` if it cannot be asked."""
+    if not hasattr(model.module, "set_attn_implementation"):
+        return None
+    try:
+        with _eager(model.module), torch.inference_mode():
+            run = getattr(model.module, prepared.entry)
+            return run(**prepared.inputs, **prepared.settings, output_attentions=True, return_dict=True)
+    except Exception:  # a model that fails when asked reports nothing
+        return None
+
+
+@contextmanager
+def _eager(module: Any) -> Iterator[None]:
+    before = module.config._attn_implementation
+    module.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        module.set_attn_implementation(before)
+
+
+def _reported(outputs: Any, kind: str) -> Sequence[Tensor | None]:
+    for name in OWN_NAMES[kind]:
+        found = getattr(outputs, name, None)
+        if isinstance(found, (tuple, list)) and found:
+            return found
+    return ()

@@ -1,0 +1,213 @@
+"""One token: what it looks at, and who looks at it, in one head or on average over several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from attnscope.analysis.selection import Choice, tensor
+from attnscope.analysis.sentences import expect, kind_title, kinds_of, remarks, spans
+from attnscope.attention import Attention, Axis
+from attnscope.axes import Place
+from attnscope.axes.folding import AxisFolding
+from attnscope.axes.weights import Array
+from attnscope.capture import SiteRecord
+from attnscope.capture.observers.coarsen import Fold, Folded, Folding
+from attnscope.capture.observers.only import Only
+from attnscope.errors import SelectionError
+from attnscope.models import Model, Prepared
+from attnscope.models.images import Picture
+from attnscope.views import Bars, Focus, Lit, ranked
+
+TOP = 10
+"""Tokens that are listed on each side."""
+
+BESIDE = 5
+"""As many beside a picture that shows them all."""
+
+
+def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
+    """Run the model once, and rank the row and the column of the token that is meant.
+
+    With a layer and a head: of that head; otherwise the mean over the heads of that layer, or of all.
+    In cross-attention a token of the decoder has a row, and one of the encoder a column; a number is one
+    of the decoder's. Raises ``SelectionError`` if there is no such token, layer or head.
+    """
+    rows, columns = Fold(_one_row(choice)), Fold(_one_column(choice))
+    record = model.run(prepared, [Only(choice.heads, [rows, columns])])
+    seen = [site for site in record.sites if choice.heads(site.site, site.heads)]
+    expect(seen, record, choice)
+    kind = kinds_of(site.site for site in seen)[0]
+    seen = [site for site in seen if site.site.kind == kind]
+    size = seen[0].queries, seen[0].keys  # towers and stages of other sizes have other tokens
+    seen = [site for site in seen if (site.queries, site.keys) == size]
+    meant_sites = {site.site for site in seen}
+    queries, keys = (choice.fold(axis) for axis in _axes(prepared, seen[0]))
+    meant = _meant(queries, keys, choice)
+    if meant.row:
+        place, again = queries.places[meant.row[0]], [queries.places[other].start for other in meant.row[1:]]
+    elif meant.column:
+        place, again = keys.places[meant.column[0]], [keys.places[other].start for other in meant.column[1:]]
+    else:
+        raise SelectionError(_nowhere(choice, prepared, queries, keys))
+    looks_at = [folded for folded in rows.maps if folded.site in meant_sites]
+    looked_at_by = [folded for folded in columns.maps if folded.site in meant_sites]
+    notes = (*model.notes, *prepared.notes, *remarks(looks_at or looked_at_by, prepared))
+    if again:
+        notes += (f"token {place.start} is shown; the same text stands at {spans(again)} too",)
+    lit = _lit(prepared.picture, place, looks_at, looked_at_by, keys.places, queries.places)
+    top = TOP if lit is None else BESIDE
+    return Focus(
+        label=place.label,
+        position=place.start,
+        looks_at=_rank(looks_at, keys.places, top) if looks_at else None,
+        looked_at_by=_rank(looked_at_by, queries.places, top) if looked_at_by else None,
+        title=f"{_which(choice, seen)} · {model.title} · {kind_title(kind)}",
+        notes=notes,
+        lit=lit,
+    )
+
+
+def _axes(prepared: Prepared, seen: SiteRecord) -> tuple[Axis, Axis]:
+    """The tokens of a site's rows and columns, or bare positions where there are none for them."""
+    axes = prepared.axes.get(seen.site.kind)
+    if axes is not None and (len(axes[0]), len(axes[1])) == (seen.queries, seen.keys):
+        return axes
+    return range(seen.queries), range(seen.keys)
+
+
+class _Meant(NamedTuple):
+    """The places that a token's name fits, the first of them meant; in cross-attention on one axis only."""
+
+    row: list[int]
+    column: list[int]
+
+
+def _meant(queries: AxisFolding, keys: AxisFolding, choice: Choice) -> _Meant:
+    for fits in (_exactly, _loosely):
+        row = fits(queries, (choice.token or "").strip())
+        if queries.places == keys.places:
+            column = row
+        else:
+            column = [] if row else fits(keys, (choice.token or "").strip())
+        if row or column:
+            return _Meant(row, column)
+    return _Meant([], [])
+
+
+def _exactly(folding: AxisFolding, wanted: str) -> list[int]:
+    if wanted.isascii() and wanted.isdigit():
+        return [i for i, place in enumerate(folding.places) if place.start <= int(wanted) < place.stop]
+    return [i for i, place in enumerate(folding.places) if wanted in (place.text.strip(), place.label)]
+
+
+def _loosely(folding: AxisFolding, wanted: str) -> list[int]:
+    folded = wanted.casefold().removeprefix("patch ")
+    return [i for i, place in enumerate(folding.places) if folded in _names(place)]
+
+
+def _names(place: Place) -> tuple[str, ...]:
+    """What a place may be called: its text, and a special token also without its brackets."""
+    name = place.text.strip().casefold()
+    return (name, name.strip("[]<>|")) if place.special else (name,)
+
+
+def _one_row(choice: Choice) -> Callable[[Attention], Folding | None]:
+    """The row of the token, averaged over its pieces; its columns as they are shown."""
+
+    def matrices(attention: Attention) -> Folding | None:
+        queries, keys = choice.fold(attention.queries), choice.fold(attention.keys)
+        row = _meant(queries, keys, choice).row
+        return (_tokens(queries, row[0], mean=True), tensor(keys.summing())) if row else None
+
+    return matrices
+
+
+def _one_column(choice: Choice) -> Callable[[Attention], Folding | None]:
+    """The column of the token, summed over its pieces; its rows as they are shown."""
+
+    def matrices(attention: Attention) -> Folding | None:
+        queries, keys = choice.fold(attention.queries), choice.fold(attention.keys)
+        column = _meant(queries, keys, choice).column
+        return (tensor(queries.averaging()), _tokens(keys, column[0], mean=False)) if column else None
+
+    return matrices
+
+
+def _tokens(folding: AxisFolding, place: int, *, mean: bool) -> torch.Tensor:
+    """What takes one place out of an axis.  -> [1, token]"""
+    tokens = [token for word in folding.parts[place] for token in word]
+    matrix = torch.zeros(1, folding.size)
+    matrix[0, tokens] = 1 / len(tokens) if mean else 1.0
+    return matrix
+
+
+def _nowhere(choice: Choice, prepared: Prepared, *foldings: AxisFolding) -> str:
+    picture = prepared.picture
+    if picture is not None and picture.grid is not None and foldings[0].size == len(picture.tokens):
+        rows, columns = picture.grid
+        special = [place.label for place in foldings[0].places if place.special]
+        return (
+            f"no patch {choice.token!r}: the picture has patches from 0,0 to {rows - 1},{columns - 1}"
+            f"{' and ' * bool(special)}{', '.join(special)}"
+        )
+    places = [place for folding in foldings for place in folding.places]
+    known = list(dict.fromkeys(place.label for place in places))
+    listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+    last = max(place.stop for place in places) - 1
+    return f"no token {choice.token!r}: the text has the tokens 0-{last}, which read {listed}"
+
+
+def _which(choice: Choice, seen: Sequence[SiteRecord]) -> str:
+    if choice.head is not None:
+        return f"L{choice.layer}H{choice.head}"
+    heads = sum(site.heads for site in seen)
+    where = f"layer {choice.layer}" if choice.layer is not None else f"{len(seen)} layers"
+    return f"mean of {heads} heads of {where}"
+
+
+def _rank(maps: Sequence[Folded], places: Sequence[Place], top: int) -> Bars:
+    """The heads' mean, ranked; what was folded aside is not listed."""
+    opened = np.concatenate([folded.opened.flatten(1).cpu().numpy() for folded in maps])
+    size = len(places)
+    return ranked(_mean(maps)[:size], np.logical_or.reduce(opened[:, :size]), places, top)
+
+
+def _mean(maps: Sequence[Folded]) -> Array:
+    """The mean over all heads of one row or column.  -> [place]"""
+    weights = np.concatenate([folded.mean.flatten(1).cpu().numpy() for folded in maps])  # [head, place]
+    mean: Array = weights.mean(0)
+    return mean
+
+
+def _lit(
+    picture: Picture | None,
+    place: Place,
+    looks_at: Sequence[Folded],
+    looked_at_by: Sequence[Folded],
+    keys: Sequence[Place],
+    queries: Sequence[Place],
+) -> Lit | None:
+    """The picture with what the place looks at, and who looks at it; ``None`` where there are no patches."""
+    if picture is None or picture.grid is None:
+        return None
+    row, column = (
+        _on_grid(picture, maps, places) for maps, places in ((looks_at, keys), (looked_at_by, queries))
+    )
+    if row is None and column is None:
+        return None
+    before = next(number for number, token in enumerate(picture.tokens) if not token.special)
+    patch = None if place.special else divmod(place.start - before, picture.grid[1])
+    return Lit(picture.pixels, row, column, patch)
+
+
+def _on_grid(picture: Picture, maps: Sequence[Folded], places: Sequence[Place]) -> Array | None:
+    """A weight a patch.  -> [patch row, patch column]"""
+    patches = [number for number, place in enumerate(places) if not place.special]
+    assert picture.grid is not None
+    if not maps or len(patches) != picture.grid[0] * picture.grid[1]:
+        return None
+    return _mean(maps)[patches].reshape(picture.grid)

@@ -1,0 +1,139 @@
+"""Which module is running: a stack of the modules that the pass is inside of.
+
+It is kept by ``nn.Module.__call__``, which every module call goes through: hooks on each module would change
+a model that another thread may be running.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from attnscope.capture.hooks.tap import Tap
+
+PLAIN = (nn.Softmax, nn.Dropout, nn.Identity)
+"""Modules that hold one function; what runs in them belongs to the module around them."""
+
+FROM_ELSEWHERE = ("key_value_states", "encoder_hidden_states", "memory", "context")
+CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params", "cache")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of one module: its path, its how-many-th call in this pass, and what it was given."""
+
+    name: str
+    module: nn.Module
+    invocation: int
+    tensors: tuple[Tensor, ...]
+    cached: bool
+    foreign: bool  # was given the states of another sequence by name
+    stored: dict[str, int]  # the tensors that the module held as attributes before, by identity
+
+    @property
+    def first(self) -> Tensor | None:
+        """The first tensor that the module was given."""
+        return self.tensors[0] if self.tensors else None
+
+
+@dataclass(eq=False)
+class ModuleStack:
+    """The calls that the pass is inside of, outermost first; ``watch`` fills it for one thread.
+
+    ``on_pass`` is called when the outermost module is entered, ``on_enter`` for every module after it was
+    pushed, ``on_leave`` with every module's output before it is popped, unless it failed.
+    """
+
+    root: nn.Module
+    on_pass: Callable[[], None]
+    on_enter: Callable[[Call], None]
+    on_leave: Callable[[Call, object], None]
+    calls: list[Call] = field(default_factory=list)
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.names = {id(module): name for name, module in self.root.named_modules()}
+
+    def name_of(self, module: object) -> str | None:
+        """The path of a module of this model, or None."""
+        return self.names.get(id(module))
+
+    def watch(self) -> AbstractContextManager[None]:
+        """Keep the stack while the block runs; the model itself is not touched."""
+        return _tap.listening(nn.Module, self)
+
+    def run(
+        self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module with its entry on the stack."""
+        name = self.names.get(id(module))
+        if name is None:
+            return call(*args, **kwargs)
+        depth = len(self.calls)
+        if depth == 0:
+            self._counts.clear()
+            self.on_pass()
+        entry = _call(name, module, self._counts[name], args, kwargs)
+        self._counts[name] += 1
+        self.calls.append(entry)
+        try:
+            self.on_enter(entry)
+            output = call(*args, **kwargs)
+            self.on_leave(entry, output)
+            return output
+        finally:
+            del self.calls[depth:]
+
+
+def _call(
+    name: str, module: nn.Module, invocation: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call:
+    """The entry of one call of one module."""
+    return Call(
+        name=name,
+        module=module,
+        invocation=invocation,
+        tensors=tuple(tensors_in(args, kwargs)),
+        cached=any(kwargs.get(key) is not None for key in CACHES),
+        foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
+        stored=stored(module),
+    )
+
+
+def _told(original: Callable[..., Any], listeners: Callable[[], list[ModuleStack]]) -> Callable[..., Any]:
+    """The method that calls a module by way of every stack on this thread."""
+
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(original, self)
+        for stack in listeners():
+            call = functools.partial(_through, stack, self, call)
+        return call(*args, **kwargs)
+
+    return __call__
+
+
+def _through(
+    stack: ModuleStack, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    return stack.run(module, call, args, kwargs)
+
+
+_tap: Tap[ModuleStack] = Tap("__call__", _told)
+
+
+def stored(module: nn.Module) -> dict[str, int]:
+    """The tensors that a module holds as plain attributes, by identity."""
+    return {name: id(value) for name, value in vars(module).items() if isinstance(value, Tensor)}
+
+
+def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors among a call's own arguments, in their order."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value

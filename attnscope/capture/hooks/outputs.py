@@ -1,0 +1,63 @@
+"""Step 3: attention weights that a module returned or stored itself, where nothing else was seen in it.
+
+For attention that is computed in ways that show no softmax: by exponentials and sums, in integers, in a
+compiled function. A tensor is taken for weights if its name or its module's says attention, it is
+``[..., query, key]`` over lengths of what the module was given, has no negative number, no row above
+1, and most of its rows sum to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.hooks.modules import Call, stored
+
+SURPLUS = 1e-3
+
+
+def may_show(call: Call, output: object) -> bool:
+    """Whether a call left any tensor that could be its weights; quick, for every module is asked."""
+    return next(_candidates(call, output), None) is not None
+
+
+def shown(call: Call, output: object) -> Tensor | None:
+    """The attention weights that a module's call left in its output or its attributes, if any."""
+    for tensor in _candidates(call, output):
+        if are_weights(tensor, call.tensors):
+            return tensor.detach()
+    return None
+
+
+def _candidates(call: Call, output: object) -> Iterator[Tensor]:
+    """Tensors behind the first in a tuple, named ones in a mapping, attributes new in this call."""
+    named: list[tuple[str, object]] = []
+    if isinstance(output, dict):
+        named += [(str(name), part) for name, part in output.items()]
+    elif isinstance(output, (tuple, list)):
+        named += [("", part) for part in output[1:]]
+    named += [
+        (name, vars(call.module)[name])
+        for name, identity in stored(call.module).items()
+        if call.stored.get(name) != identity
+    ]
+    if named:
+        says = "att" in f"{call.name} {type(call.module).__name__}".lower()
+        for name, part in named:
+            if isinstance(part, Tensor) and (says or "att" in name.lower()):
+                yield part
+
+
+def are_weights(tensor: Tensor, given: tuple[Tensor, ...]) -> bool:
+    """Whether a tensor is shaped like attention over the sequences that a module was given."""
+    if tensor.ndim < 3 or not tensor.is_floating_point() or tensor.shape[-1] < 2:
+        return False
+    lengths = {length for states in given for length in states.shape[:-1]}
+    if not lengths.issuperset(tensor.shape[-2:]):
+        return False
+    with torch.no_grad():
+        rows = tensor.detach().float().sum(-1)
+        whole = ((rows - 1).abs() <= SURPLUS).float().mean()
+        return bool((tensor >= 0).all()) and float(rows.amax()) <= 1 + SURPLUS and float(whole) > 0.5

@@ -1,0 +1,252 @@
+"""Step 2, by hand-written attention: follow the result of a softmax until it weighs values.
+
+A softmax is attention when its result, through views, permutations, slices, casts, dropout and
+element-wise masks, is one side of a product with something that is no parameter. A router's softmax
+picks experts, an output head's is returned, an indexer's ranks keys: none of them gets there. Gates do
+(the kernels of a dynamic convolution, the mixing of parallel streams), but they come straight from a
+linear layer with several outputs, where attention scores are products of two activations or, in additive
+attention, one output a pair of positions. So a softmax of such a layer's output is not followed.
+
+The weights reported are that operand of the product: what values were truly weighted with. The open keys
+come from the softmax's input: closed is -inf, what ``rows.CLOSED_BELOW`` calls closed, and whatever lies
+``FAR_BELOW`` or more under the largest score of its row, where no float holds a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from attnscope.fused.runs import CLOSED_BELOW
+
+SOFTMAX = frozenset({"softmax", "_softmax", "_safe_softmax"})
+PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "einsum"})
+
+# fmt: off
+RESHAPING = frozenset((
+    "view", "reshape", "view_as", "reshape_as", "permute", "transpose", "transpose_", "swapaxes",
+    "swapdims", "movedim", "moveaxis", "t", "mT", "flatten", "unflatten", "squeeze", "unsqueeze", "expand",
+    "expand_as", "contiguous", "clone", "detach", "__getitem__", "narrow", "select", "index_select",
+    "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "repeat_interleave", "roll", "__get__",
+))
+# fmt: on
+"""Functions that move, cut or copy weights; the mask follows through the same call."""
+
+# fmt: off
+ELEMENTWISE = frozenset((
+    "to", "type", "type_as", "float", "half", "bfloat16", "double", "cpu", "cuda", "dropout", "dropout_",
+    "feature_dropout", "alpha_dropout", "masked_fill", "masked_fill_", "where", "mul", "mul_", "__mul__",
+    "__rmul__", "__imul__", "multiply", "div", "div_", "__truediv__", "__itruediv__", "add", "__add__",
+    "__radd__", "sub", "__sub__", "nan_to_num", "nan_to_num_", "clamp", "clamp_", "tril", "triu",
+))
+# fmt: on
+"""Functions that keep weights in their places."""
+
+FAR_BELOW = 5e3
+ROUNDING = 0.01  # a row of 16-bit weights may sum to a little over 1
+
+
+@dataclass(frozen=True, eq=False)
+class Trail:
+    """One tensor on the way from a softmax to the product that makes it attention."""
+
+    path: tuple[str, ...]  # the modules that were running at the softmax, outermost first
+    closed: Tensor | None  # bool, laid out as the tensor
+    shapes: tuple[torch.Size, ...]  # every 4-D shape on the way
+
+
+@dataclass(frozen=True, eq=False)
+class Weighing:
+    """Attention weights as they met the values, with whatever axes the module gave them."""
+
+    trail: Trail
+    weights: Tensor  # [..., query, key]
+    closed: Tensor | None  # [..., query, key]
+    grouped: bool  # whether neighbouring heads share their values along an axis of their own
+
+
+class Trails:
+    """The tensors of one pass that hold softmax results; gone as soon as the model drops them."""
+
+    def __init__(self) -> None:
+        self._trails: Any = WeakTensorKeyDictionary()
+        self._gates: Any = WeakTensorKeyDictionary()
+
+    def project(self, weight: Tensor, result: Tensor) -> None:
+        """Note the output of a linear layer, which makes gates and no scores."""
+        if weight.shape[0] > 1 and _is_parameter(weight):
+            self._gates[result] = True
+
+    def start(self, path: tuple[str, ...], scores: Tensor, axis: int, result: Tensor) -> bool:
+        """Follow the result of a softmax over ``axis`` of ``scores``; False if the scores are gates."""
+        if scores in self._gates:
+            return False
+        if result.ndim >= 2 and result.is_floating_point():
+            shapes = tuple(t.shape for t in (result,) if t.ndim == 4)
+            self._trails[result] = Trail(path, closed_keys(scores, axis), shapes)
+        return True
+
+    def follow(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Carry the trail of the first followed argument on to the result of a harmless function."""
+        if self._gates and _holds_tensors(result) and self._are_gates(args):
+            for part in (result,) if isinstance(result, Tensor) else result:
+                self._gates[part] = True
+        if not self._trails:
+            return
+        source = next((arg for arg in args if isinstance(arg, Tensor) and arg in self._trails), None)
+        if source is None:
+            return
+        trail = self._trails[source]
+        if name in RESHAPING and source is args[0] and _holds_tensors(result):
+            closed = None if trail.closed is None else func(trail.closed, *args[1:], **kwargs)
+            if isinstance(result, Tensor):
+                self._carry(trail, result, closed)
+            else:
+                for index, part in enumerate(result):
+                    self._carry(trail, part, None if closed is None else closed[index])
+        elif name in ELEMENTWISE and isinstance(result, Tensor) and result.shape == source.shape:
+            self._carry(trail, result, trail.closed)
+
+    def _are_gates(self, args: Sequence[Any]) -> bool:
+        """Whether nothing but gates, parameters and masks went into a function."""
+        given = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+        gates = [arg for arg in given if arg in self._gates]
+        return bool(gates) and all(arg in self._gates or _is_parameter(arg) for arg in given)
+
+    def _carry(self, trail: Trail, result: Tensor, closed: Tensor | None) -> None:
+        shapes = (*trail.shapes, result.shape) if result.ndim == 4 else trail.shapes
+        self._trails[result] = replace(trail, closed=closed, shapes=shapes)
+
+    def weighing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Weighing | None:
+        """The attention weights among the operands of a product, if there are any."""
+        if not self._trails:
+            return None
+        if name == "einsum":
+            return self._einsum(args)
+        operands = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if name == "baddbmm":
+            operands = operands[1:]
+        if len(operands) < 2:
+            return None
+        left, right = (operands[1], operands[0]) if name == "__rmatmul__" else operands[:2]
+        followed = [operand in self._trails for operand in (left, right)]
+        if followed == [True, False] and left.ndim >= 2:
+            trail = self._trails[left]
+            return _attention(trail, left, trail.closed, right)
+        if followed == [False, True] and right.ndim >= 2:
+            trail = self._trails[right]
+            return _attention(trail, right.mT, None if trail.closed is None else trail.closed.mT, left)
+        return None
+
+    def _einsum(self, args: Sequence[Any]) -> Weighing | None:
+        """Attention weights in ``einsum(equation, weights, values)``, in either order."""
+        if not args or not isinstance(args[0], str):
+            return None
+        operands = list(args[1]) if isinstance(args[1], (list, tuple)) else list(args[1:])
+        followed = [index for index, operand in enumerate(operands) if operand in self._trails]
+        if len(operands) != 2 or len(followed) != 1:
+            return None
+        weights, values = operands[followed[0]], operands[1 - followed[0]]
+        inputs, _, output = _spelled_out(args[0], operands).partition("->")
+        names = inputs.split(",")
+        ours, theirs = names[followed[0]], names[1 - followed[0]]
+        keys = [axis for axis in ours if axis in theirs and axis not in output]
+        queries = [axis for axis in ours if axis not in theirs and axis in output]
+        shared = [axis for axis in ours if axis in theirs and axis in output]
+        if len(keys) != 1 or not queries or len(keys) + len(queries) + len(shared) != len(ours):
+            return None
+        # heads that share their values have an axis that the values lack; the last such axis is the queries
+        places = [ours.index(axis) for axis in (*shared, *queries, keys[0])]
+        trail = self._trails[weights]
+        closed = None if trail.closed is None else trail.closed.permute(places)
+        return _attention(trail, weights.permute(places), closed, values, grouped=len(queries) > 1)
+
+
+def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
+    """An einsum equation with letters in the place of its dots."""
+    equation = equation.replace(" ", "")
+    if "..." not in equation:
+        return equation
+    first = equation.split("->")[0].split(",")[0]
+    count = operands[0].ndim - len(first.replace("...", ""))
+    free = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
+    return equation.replace("...", "".join(free[:count]))
+
+
+def _attention(
+    trail: Trail, weights: Tensor, closed: Tensor | None, values: Tensor, grouped: bool | None = None
+) -> Weighing | None:
+    """The weighing, unless the values are a parameter or the rows are no distribution over keys."""
+    if _is_parameter(values) or values.ndim < 2:
+        return None
+    if float(weights.detach().float().sum(-1).amax()) > 1 + ROUNDING:
+        return None
+    if grouped is None:
+        grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])
+    return Weighing(trail, weights.detach(), closed, grouped)
+
+
+def _holds_tensors(result: Any) -> bool:
+    """Whether a function returned a tensor or several, and no size, type or number."""
+    if isinstance(result, (tuple, list)):
+        return bool(result) and all(isinstance(part, Tensor) for part in result)
+    return isinstance(result, Tensor)
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one."""
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
+def closed_keys(scores: Tensor, axis: int) -> Tensor | None:
+    """The scores that a mask closed, or None where all are open."""
+    scores = scores.detach()
+    highest = scores.amax(axis, keepdim=True)
+    closed = (scores <= CLOSED_BELOW) | (scores < highest - FAR_BELOW)
+    return closed if bool(closed.any()) else None
+
+
+def as_weighing(weights: Tensor) -> Weighing:
+    """Weights that came from elsewhere, with no mask known."""
+    return Weighing(Trail((), None, ()), weights, None, grouped=False)
+
+
+def headed(weighing: Weighing, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """Weights and open keys with a batch and a head axis, whatever axes the module had.
+
+    Five axes and more: those between the first and the queries are heads in groups that share their values;
+    else all but the last of them are batch (windows, blocks), unless it is the second that has as many
+    entries as the module says it has ``heads``. Three: [batch·head, query, key], split as a
+    4-D shape on the weights' way says, else by the batch that the module was given.
+    -> [batch, head, query, key]
+    """
+    weights, closed = weighing.weights, weighing.closed
+    if weights.ndim == 5 and not weighing.grouped and weights.shape[1] == heads != weights.shape[2]:
+        weights, closed = weights.transpose(1, 2), None if closed is None else closed.transpose(1, 2)
+    size = weights.shape[-2:]
+    if weights.ndim == 2:
+        shape = (1, 1, *size)
+    elif weights.ndim == 3:
+        shape = (*_split(weighing, batch), *size)
+    elif weights.ndim > 4 and not weighing.grouped:
+        shape = (-1, weights.shape[-3], *size)
+    else:
+        shape = (weights.shape[0], -1, *size)
+    opened = None if closed is None else ~closed.expand(weights.shape).reshape(shape)
+    return weights.reshape(shape), opened
+
+
+def _split(weighing: Weighing, batch: int) -> tuple[int, int]:
+    """Batch and heads of [batch·head, query, key] weights."""
+    count, *size = weighing.weights.shape
+    for shape in reversed(weighing.trail.shapes):
+        if list(shape[2:]) == size and shape[0] * shape[1] == count:
+            return shape[0], shape[1]
+    return (batch, count // batch) if batch and count % batch == 0 else (count, 1)

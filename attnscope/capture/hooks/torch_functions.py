@@ -1,0 +1,61 @@
+"""Step 2: see softmax, products and attention functions of torch as the pass calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.overrides import TorchFunctionMode
+
+from attnscope.capture.hooks.softmax import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Trails
+from attnscope.capture.rows import projection
+from attnscope.capture.rows.found import SdpaCall
+
+if TYPE_CHECKING:
+    from attnscope.capture.recorder import Recorder
+
+FOLLOWED = RESHAPING | ELEMENTWISE
+
+
+class AttentionMode(TorchFunctionMode):
+    """Calls every torch function as it was called, and tells a recorder of those that attend.
+
+    While a mode is active torch's fused encoder layers, which skip Python, take their plain path, on
+    this thread only: they ask whether any argument has a torch function.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.trails = Trails()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func``; the mode itself is off while this method runs."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        recorder = self.recorder
+        if not recorder.listens:
+            return result
+        name = getattr(func, "__name__", "")
+        if recorder.trace is not None:
+            recorder.trace.note(name, args, result)
+        elif name in FOLLOWED:
+            self.trails.follow(name, func, args, kwargs, result)
+        elif name in PRODUCTS:
+            weighing = self.trails.weighing(name, args, kwargs)
+            if weighing is not None:
+                recorder.saw_weighing(weighing)
+        elif name in SOFTMAX:
+            scores = args[0] if args else kwargs["input"]
+            axis = args[1] if len(args) > 1 else kwargs.get("dim")
+            if isinstance(axis, int) and not self.trails.start(recorder.path, scores, axis, result):
+                recorder.saw_gate()
+        elif name == "linear":
+            self.trails.project(args[1] if len(args) > 1 else kwargs["weight"], result)
+        elif name == "scaled_dot_product_attention":
+            recorder.saw_sdpa(SdpaCall.of(args, kwargs))
+        elif name == "multi_head_attention_forward":
+            recorder.saw_projection(projection.bound(args, kwargs))
+        return result

@@ -1,0 +1,1 @@
+"""What looks at attention while the model runs: coarsen, keep, sample, row sums."""

@@ -1,0 +1,143 @@
+"""Which kind of attention a call is, and where its queries stand among its keys.
+
+Both come from the module's path and class, from the tensors, and from how the module was called; never
+from the model's config, which lies or raises for mixed models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Attention, Kind
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.rows.found import Found
+
+CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention|encoder_decoder", re.I)
+DECODER = re.compile(r"(^|[._])decoders?($|[._])|decoder_?layer", re.I)
+
+
+def is_cross(found: Found, name: str, calls: Sequence[Call]) -> bool:
+    """Whether queries and keys come from different sequences.
+
+    The call may have said so; else the path or the two innermost classes do; else the module was given the
+    states of two sequences. ``calls`` are the running modules around and at ``name``, outermost first.
+    """
+    if found.crossed is not None:
+        return found.crossed
+    if _is_cross_by_name(name, [type(call.module).__name__ for call in calls[-2:]]):
+        return True
+    at = calls[-1] if calls and calls[-1].name == name else None
+    return at is not None and _given_elsewhere(at, found)
+
+
+def self_kind(attention: Attention, call: Call | None, known: Kind | None) -> Kind:
+    """Encoder or decoder, of attention over one sequence.
+
+    Decoder if no query sees what comes after it, or the path says decoder. One query alone, or one open
+    key, cannot tell: then it is what the site was before (``known``), or what the module says of itself. A
+    module that calls itself causal and fills a cache is a decoder though it sees a prefix from both sides.
+    """
+    if is_causal(attention) or DECODER.search(attention.site.name):
+        return "decoder"
+    module = None if call is None else call.module
+    causal = getattr(module, "is_causal", False) is True
+    if not bool((attention.allowed(0, 1)[..., 1:]).any()) or len(attention.queries) == 1:
+        if known is not None:
+            return known
+        if causal or getattr(module, "is_decoder", False) is True:
+            return "decoder"
+    return "decoder" if causal and call is not None and call.cached else "encoder"
+
+
+def is_causal(attention: Attention) -> bool:
+    """Whether no query sees a key behind its own position, and later queries see more than the first.
+
+    A handful of rows across the map tell. (Padding may close what lies behind, but for all rows alike.)
+    """
+    count = len(attention.queries)
+    if attention.offset is None or count < 2:
+        return False
+    for row in sorted({round(step * (count - 1) / 7) for step in range(8)}):
+        later = attention.allowed(row, row + 1)[..., row + attention.offset + 1 :]
+        if bool(later.any()):
+            return False
+    first, last = attention.allowed(0, 1), attention.allowed(count - 1, count)
+    return bool((last & ~first).any())
+
+
+def offset_of(attention: Attention) -> int:
+    """The position of query 0 on the key axis of self-attention: the count of keys that came before it.
+
+    Equal lengths say 0. Otherwise the mask says it, if it is causal: the row whose last open key lies
+    furthest right of its own number sees itself there (a static cache has empty keys behind that). Under
+    a mask that is wide open the queries are the last of the keys.
+    """
+    queries, keys = len(attention.queries), len(attention.keys)
+    if queries == keys:
+        return 0
+    allowed = attention.allowed(0, queries)  # [batch or 1, head or 1, query, key]
+    position = torch.arange(keys, device=allowed.device)
+    last = torch.where(allowed, position, -1).amax(-1).amax((0, 1))  # [query]
+    lag = last - torch.arange(queries, device=last.device)
+    furthest = int(lag[last >= 0].max()) if bool((last >= 0).any()) else keys
+    return max(0, min(furthest, keys - queries))
+
+
+def heads_of(module: object) -> int | None:
+    """The count of heads that a module itself holds, under one of its usual names."""
+    for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads"):
+        if isinstance(count := getattr(module, name, None), int):
+            return count
+    return None
+
+
+def texts_in_batch(calls: Sequence[Call], queries: int) -> int:
+    """Texts in the batch, from what the innermost modules were given; 0 where that cannot tell."""
+    for call in reversed(calls):
+        for tensor in call.tensors:
+            if tensor.ndim == 3:
+                return int(tensor.shape[0] if tensor.shape[1] == queries else _other(tensor, queries))
+            if tensor.ndim == 2 and tensor.is_floating_point():
+                return 1
+            if tensor.ndim >= 4:
+                return int(tensor.shape[0])
+    return 0
+
+
+def _other(tensor: Tensor, queries: int) -> int:
+    """The batch of [query, batch, size] states; the first axis where no axis has the queries' length."""
+    return int(tensor.shape[1] if tensor.shape[0] == queries else tensor.shape[0])
+
+
+def _is_cross_by_name(name: str, classes: Sequence[str]) -> bool:
+    """Whether a module's path behind its last number, or a class around it, says cross-attention."""
+    parts = name.split(".")
+    numbers = [index for index, part in enumerate(parts) if part.isdigit()]
+    tail = parts[numbers[-1] + 1 if numbers else 0 :][-3:]
+    return any(CROSS.search(part) for part in tail) or any("cross" in part.lower() for part in classes)
+
+
+def _given_elsewhere(call: Call, found: Found) -> bool:
+    """Whether a module was given the states of two sequences, the second of which are the keys."""
+    if call.cached:
+        return False
+    if call.foreign:
+        return True
+    if found.queries == found.keys:
+        return False
+    lengths = [_lengths(tensor, found.batch) for tensor in call.tensors if tensor.is_floating_point()]
+    asking = any(found.queries in length for length in lengths)
+    answering = any(found.keys in length and found.queries not in length for length in lengths)
+    return asking and answering
+
+
+def _lengths(states: Tensor, batch: int) -> list[int]:
+    """The axes of states that may be positions: all but the last, and but one of the batch's size."""
+    axes = list(states.shape[:-1])
+    if batch in axes[:2] and len(axes) > 1:
+        axes.remove(batch)
+    return axes

@@ -1,0 +1,201 @@
+"""The steps of a generation as one attention a site: the whole text at once, one row a token."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Attention, Axis, HeldRows, Kind, RowSource
+from attnscope.capture.record import Record, SiteRecord
+from attnscope.capture.recorder import Observer
+from attnscope.capture.rows.scores import ScoredRows
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A generation that was recorded, one attention a site, ready to be observed again and again."""
+
+    attentions: tuple[Attention, ...]
+    record: Record
+
+    def shown_to(self, observers: Sequence[Observer]) -> Record:
+        """Show every attention to each observer, as a recording of one pass would."""
+        with torch.inference_mode():
+            for attention in self.attentions:
+                for observer in observers:
+                    observer.observe(attention)
+        return self.record
+
+
+@dataclass(eq=False)
+class Steps:
+    """An observer that holds a prefill and the cached steps behind it, to join them site by site.
+
+    What it holds is what a cache holds, and the queries: weights are computed when the joined attention is
+    read, never all of them at once. Only a call whose weights came as such keeps those.
+    """
+
+    _sites: dict[tuple[str, int], _Steps] = field(default_factory=dict)
+
+    def observe(self, attention: Attention) -> None:
+        """Hold one call."""
+        key = attention.site.name, attention.site.call
+        self._sites.setdefault(key, _Steps()).add(attention)
+
+    def joined(self, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> tuple[Attention, ...]:
+        """One attention a site and call, in the order in which they first ran.
+
+        Self-attention becomes a lower triangle over all positions: a step's row goes under the rows before
+        it, and its keys to the positions that they are of, also where a sliding cache has dropped the first
+        ones or a static cache holds places yet empty. Cross-attention grows by rows alone. Attention that
+        ran once (an encoder's) stays as it is. Keys that a step no longer had are closed. ``axes`` labels
+        them where the lengths agree, as in ``recording``.
+
+        Raises ``ValueError`` if the steps of a site have different heads or batches.
+        """
+        return tuple(_labelled(steps.joined(), axes or {}) for steps in self._sites.values())
+
+    def replay(self, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> Replay:
+        """What ``joined`` gives, with the record of the recording it was seen in, as of one pass."""
+        windows = {seen.site: seen.window for seen in record.sites}
+        attentions = self.joined(axes)
+        sites = [SiteRecord.of(attention, 0, windows[attention.site]) for attention in attentions]
+        return Replay(attentions, Record(sites, record.holes))
+
+
+@dataclass(eq=False)
+class _Steps:
+    """The calls of one site, with the keys that they share held once."""
+
+    calls: list[Attention] = field(default_factory=list)
+    spans: list[tuple[_Keys, int, int] | None] = field(default_factory=list)  # where each call's keys are
+    keys: dict[tuple[int, ...], _Keys] = field(default_factory=dict)  # by batch, heads and size
+
+    def add(self, attention: Attention) -> None:
+        read, span = attention.read, None
+        if isinstance(read, ScoredRows):
+            key = read.key
+            shared = self.keys.setdefault((*key.shape[:-2], key.shape[-1]), _Keys())
+            end = shared.take_in(key, len(attention.queries))
+            span = shared, end - key.shape[-2], end
+            read = replace(read, query=read.query.clone(), key=key[..., :0, :].clone())
+        elif isinstance(read, HeldRows):
+            opened = None if read.open_keys is None else read.open_keys.clone()
+            read = HeldRows(read.weights.clone(), opened)
+        self.calls.append(replace(attention, read=read))
+        self.spans.append(span)
+
+    def joined(self) -> Attention:
+        first = self.calls[0]
+        if len({(call.heads, call.batch) for call in self.calls}) > 1:
+            raise ValueError(f"the steps of {first.site.name} differ in their heads or their batch")
+        reads = [_with_keys(call, span) for call, span in zip(self.calls, self.spans, strict=True)]
+        if len(reads) == 1:
+            return replace(first, read=reads[0])
+        starts, shifts = [0], []
+        for call in self.calls:
+            shifts.append(0 if call.offset is None else starts[-1] - call.offset)
+            starts.append(starts[-1] + len(call.queries))
+        keys = first.keys if first.offset is None else range(starts[-1])
+        rows = SteppedRows(tuple(reads), tuple(starts), tuple(shifts), len(keys))
+        return replace(first, queries=range(starts[-1]), keys=keys, read=rows)
+
+
+def _with_keys(call: Attention, span: tuple[_Keys, int, int] | None) -> RowSource:
+    if span is None or not isinstance(call.read, ScoredRows):
+        return call.read
+    keys, start, stop = span
+    return replace(call.read, key=keys.whole()[..., start:stop, :])
+
+
+@dataclass(eq=False)
+class _Keys:
+    """The keys of many calls strung together, each bit once where a call repeats those before it."""
+
+    parts: list[Tensor] = field(default_factory=list)  # [batch, key_head, key, size]
+    last: Tensor | None = None
+
+    def take_in(self, key: Tensor, queries: int) -> int:
+        """Add what a call's keys have more than the last call's; where they end, counted from the first."""
+        count = key.shape[-2]
+        new = next((new for new in (0, queries) if self._goes_on(key, new)), count)
+        self.parts.append(key[..., count - new :, :].clone())
+        self.last = key
+        return sum(part.shape[-2] for part in self.parts)
+
+    def _goes_on(self, key: Tensor, new: int) -> bool:
+        """Whether keys are the last ones of those before, bit for bit, and ``new`` more.
+
+        A buffer that is written in place is never taken for what it was before.
+        """
+        last, old = self.last, key.shape[-2] - new
+        if last is None or last.data_ptr() == key.data_ptr() or not 0 <= old <= last.shape[-2]:
+            return False
+        return torch.equal(last[..., last.shape[-2] - old :, :], key[..., :old, :])
+
+    def whole(self) -> Tensor:
+        """All keys.  -> [batch, key_head, key, size]"""
+        if len(self.parts) > 1:
+            self.parts = [torch.cat(self.parts, -2)]
+        return self.parts[0]
+
+
+def _labelled(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> Attention:
+    queries, keys = axes.get(attention.site.kind, (range(0), range(0)))
+    if (len(queries), len(keys)) == (len(attention.queries), len(attention.keys)):
+        return attention.with_axes(queries, keys)
+    return attention
+
+
+@dataclass(frozen=True, eq=False)
+class SteppedRows:
+    """The rows of several calls under each other, each call's keys moved to where they belong.
+
+    ``starts`` are the rows at which the calls begin and the last one ends, ``shifts`` how far keys move.
+    """
+
+    calls: tuple[RowSource, ...]
+    starts: tuple[int, ...]
+    shifts: tuple[int, ...]
+    keys: int
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
+        parts = [
+            self._placed(self.calls[number].rows(first, last, heads), number)
+            for number, first, last in self._spans(start, stop)
+        ]
+        return torch.cat(parts, 2)
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """Keys that a call had and its mask left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        parts = [
+            self._placed(self.calls[number].allowed(first, last), number)
+            for number, first, last in self._spans(start, stop)
+        ]
+        batch, heads = (max(part.shape[axis] for part in parts) for axis in (0, 1))
+        return torch.cat([part.expand(batch, heads, -1, -1) for part in parts], 2)
+
+    def _spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """The calls that some rows are of, with those rows as the call counts them; one at least."""
+        spans: list[tuple[int, int, int]] = []
+        number = min(bisect_right(self.starts, start) - 1, len(self.calls) - 1)
+        while not spans or (number < len(self.calls) and self.starts[number] < stop):
+            begin, end = self.starts[number], self.starts[number + 1]
+            spans.append((number, max(start, begin) - begin, min(stop, end) - begin))
+            number += 1
+        return spans
+
+    def _placed(self, block: Tensor, number: int) -> Tensor:
+        """A call's keys at their positions; what lies outside is not there.  -> [..., row, key]"""
+        shift = self.shifts[number]
+        start, stop = max(0, shift), min(self.keys, shift + block.shape[-1])
+        if (shift, block.shape[-1]) == (0, self.keys):
+            return block
+        placed = block.new_zeros(*block.shape[:-1], self.keys)
+        placed[..., start:stop] = block[..., start - shift : stop - shift]
+        return placed

@@ -1,0 +1,1 @@
+"""Outputs and row statistics of all heads in one pass over tiles."""

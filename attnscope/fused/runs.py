@@ -1,0 +1,87 @@
+"""Which keys are open to each row, where they are one run of neighbours: causal, whole, windowed, padded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CLOSED_BELOW = -3e4
+"""An additive mask closes a key with -inf or about the lowest number of its type (-65504 in float16)."""
+
+CLASSIC_CLOSED = -1e4
+"""The number with which the original BERT code closed a key; no other use of it is known."""
+
+ROWS = 1024  # rows of a mask that are looked at together
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Row ``i`` may look at the keys ``low[i] <= j < high[i]``; int64, ``[batch or 1, row]``."""
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        """Number of open keys ``n_i``.  -> [batch or 1, row]"""
+        return self.high - self.low
+
+
+def open_runs(mask: Tensor | None, queries: int, keys: int, causal: bool) -> Runs | None:
+    """The runs that a kernel's mask and causality leave open.
+
+    ``mask`` is bool (True is open) or additive, ``[batch or 1, 1, query or 1, key]``; with ``causal`` row
+    ``i`` sees keys up to ``i``, as in torch's ``scaled_dot_product_attention``. ``None`` where the open keys
+    of some row are not one run, where heads have masks of their own, or where a row has no open key.
+    """
+    row = torch.arange(queries)
+    low, high = torch.zeros(1, queries, dtype=torch.int64), torch.full((1, queries), keys)
+    if mask is not None:
+        found = _runs_of(mask, queries)
+        if found is None:
+            return None
+        low, high = found
+    if causal:
+        high = torch.minimum(high, row + 1)
+    return Runs(low, high) if bool((high > low).all()) else None
+
+
+def opens(mask: Tensor) -> Tensor:
+    """Where a mask, bool or additive, leaves keys open, bool."""
+    if mask.dtype == torch.bool:
+        return mask
+    return (mask > CLOSED_BELOW) & (mask != CLASSIC_CLOSED)
+
+
+def is_plain(mask: Tensor) -> bool:
+    """Whether an additive mask only opens and closes, adding nothing to the scores of open keys."""
+    if mask.dtype == torch.bool:
+        return True
+    blocks = torch.split(mask, ROWS, -2)
+    return all(bool(((block == 0) | ~opens(block)).all()) for block in blocks)
+
+
+def _runs_of(mask: Tensor, queries: int) -> tuple[Tensor, Tensor] | None:
+    """First and one past the last open key of each row.  -> two of [batch or 1, row]"""
+    while mask.ndim < 4:
+        mask = mask[None]
+    if mask.shape[1] > 1:
+        first = opens(mask[:, :1])
+        for head in range(1, mask.shape[1]):
+            if not torch.equal(opens(mask[:, head : head + 1]), first):
+                return None
+        mask = mask[:, :1]
+    lows, highs = [], []
+    for block in torch.split(mask[:, 0], ROWS, 1):  # [batch, row, key]
+        open_ = opens(block).to(torch.uint8)
+        count = open_.sum(-1, dtype=torch.int64)
+        low = open_.argmax(-1)
+        last = open_.shape[-1] - 1 - open_.flip(-1).argmax(-1)
+        if bool((last - low + 1 != count).any()):
+            return None
+        lows.append(low)
+        highs.append(last + 1)
+    shape = mask.shape[0], queries
+    return torch.cat(lows, 1).expand(shape), torch.cat(highs, 1).expand(shape)

@@ -1,0 +1,172 @@
+"""Everything about a text as files in a folder: pictures, data, and a manifest that lists them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from attnscope import __version__
+from attnscope.analysis.all_heads import AllHeads, all_heads
+from attnscope.analysis.numbers import site_numbers
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.sentences import spans
+from attnscope.attention import Axis, Token
+from attnscope.errors import SelectionError
+from attnscope.models import Model, Prepared
+from attnscope.render.image import DPI, Album, Drawable
+from attnscope.render.layers import save_layers
+from attnscope.storage.folder import (
+    ALL,
+    Contents,
+    Name,
+    claimed,
+    forget_manifest,
+    listed,
+    refuse_existing,
+    write_manifest,
+)
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "matplotlib")
+"""What the bytes of an export may depend on; the manifest has their versions."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the folder, the manifest's content, and what to warn of."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+
+def export(
+    model: Model,
+    prepared: Prepared,
+    choice: Choice,
+    folder: str | Path,
+    *,
+    formats: tuple[str, ...] = ("png",),
+    heads: Collection[int] | None = None,
+    dpi: float = DPI,
+    size: float | None = None,
+    font: str | None = None,
+    cmap: str | None = None,
+    force: bool = False,
+    command: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Exported:
+    """Run the model once, and write pictures and data of all heads that are meant into a folder.
+
+    Of each of ``formats`` that is a picture: one file a head (``L05H03.png``; only ``heads``, if given),
+    one grid of thumbnails a layer (``L05.png``) and one of all (``overview.png``), led by the kind of
+    attention where there are several. Of each that is data or a page: one file of all heads
+    (``heads.npz``). At last ``manifest.json``. ``size`` is the width of a picture in inches, ``command`` is
+    told in the manifest, ``progress`` is called with the files done and their number. Every file appears
+    whole or not at all, and the same call writes the same bytes.
+
+    Raises ``OutputError`` where a file would be overwritten and ``force`` is not set, where the folder
+    cannot be written to or is being written to; ``SelectionError`` for what does not exist.
+    """
+    folder = Path(folder)
+    contents = Contents(formats, choice.layers, heads)
+    with claimed(folder):
+        if not force:
+            refuse_existing(folder, contents)
+        seen = all_heads(model, prepared, choice)
+        _expect_heads(seen, heads)
+        album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
+        jobs = list(_pictures(seen, contents)) if contents.pictures else []
+        forget_manifest(folder)
+        total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), []
+        for name, view in jobs:
+            drawn = view()
+            for form in contents.pictures:
+                path = folder / str(Name(form, **name))
+                warnings |= dict.fromkeys(album.save(drawn, path))
+                files.append(listed(path) | _what(name))
+                if progress:
+                    progress(len(files), total)
+        for form in contents.wholes:
+            path = folder / f"{ALL}.{form}"
+            save_layers(seen.layers, path, cmap)
+            files.append(listed(path))
+            if progress:
+                progress(len(files), total)
+        manifest = _manifest(model, prepared, seen, command) | {"warnings": list(warnings), "files": files}
+        write_manifest(folder, manifest)
+    return Exported(folder, manifest, tuple(warnings))
+
+
+def _pictures(seen: AllHeads, contents: Contents) -> Iterator[tuple[dict[str, Any], Callable[[], Drawable]]]:
+    """What each picture is called, and what builds it: the overview, then each layer and its heads."""
+    several = len(seen.layers.kinds) > 1
+    for kind, layers in seen.layers.kinds.items():
+        led = {"kind": kind} if several else {}
+        yield led, partial(seen.overview, kind)
+        for layer, weights in layers:
+            yield led | {"layer": layer}, partial(seen.layer, kind, layer)
+            for head in range(len(weights.values)):
+                if contents.heads is None or head in contents.heads:
+                    yield led | {"layer": layer, "head": head}, partial(seen.head, kind, layer, head)
+
+
+def _what(name: dict[str, Any]) -> dict[str, Any]:
+    return {part: name[part] for part in ("kind", "layer", "head") if part in name}
+
+
+def _expect_heads(seen: AllHeads, heads: Collection[int] | None) -> None:
+    most = max(len(weights.values) for weights in seen.weights.values())
+    missing = sorted(head for head in heads or () if head >= most)
+    if missing:
+        raise SelectionError(f"no head {spans(missing)}: these layers have heads 0-{most - 1}")
+
+
+def _manifest(model: Model, prepared: Prepared, seen: AllHeads, command: str | None) -> dict[str, Any]:
+    """What an export came from, without anything that differs from run to run."""
+    texts: list[dict[str, Any]] = []
+    kinds = {}
+    for kind, axes in prepared.axes.items():
+        if kind in seen.layers.kinds:
+            queries, keys = (_text(axis, texts) for axis in axes)
+            kinds[kind] = {"queries": queries, "keys": keys}
+    return {
+        "attnscope": __version__,
+        "command": command,
+        "model": {
+            "name": model.name,
+            "class": type(model.module).__name__,
+            "revision": getattr(getattr(model.module, "config", None), "_commit_hash", None),
+            "parameters": sum(weights.numel() for weights in model.module.parameters()),
+            "device": str(model.device),
+        },
+        "versions": {"python": platform.python_version(), **_versions()},
+        "texts": texts,
+        "kinds": kinds,
+        "sites": [site_numbers(site) for site in seen.layers.record.sites],
+        "notes": list(seen.layers.notes),
+    }
+
+
+def _text(axis: Axis, texts: list[dict[str, Any]]) -> int | None:
+    """The number of an axis among the texts, to which it is added if it is new; ``None`` without tokens."""
+    tokens = [token for token in axis if isinstance(token, Token)]
+    if not tokens:
+        return None
+    text = {"tokens": [token.text for token in tokens], "ids": [token.id for token in tokens]}
+    if text not in texts:
+        texts.append(text)
+    return texts.index(text)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[library] = version(library)
+    return found

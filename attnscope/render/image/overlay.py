@@ -1,0 +1,73 @@
+"""A picture lit by attention, as a figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.render.image import axis
+from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, frame, sheet
+from attnscope.render.overlay import levels_of, lit, scaled
+from attnscope.views.focus import Focus
+from attnscope.views.overlay import Lit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SIDE = 2.8  # inches of a picture's width
+BETWEEN = 0.25
+FINEST = 448  # pixels of a picture's shorter side, at least, so that patches have sharp edges
+
+
+def lit_figure(view: Focus, shown: Lit, style: Style) -> Figure:
+    """The picture itself, and one for each map with its patches lit; full light is the heaviest weight."""
+    tall, wide = shown.pixels.shape[:2]
+    count = 1 + len(shown.maps)
+    side = SIDE if not style.width else max((style.width - BETWEEN * (count - 1) - 0.2) / count, 0.8)
+    whole = side * count + BETWEEN * (count - 1)
+    figure, axes = sheet(
+        whole,
+        side * tall / wide,
+        Margins(0.15, 0.15, 0.3, 0.3),
+        title=view.title,
+        subtitle=view.subtitle,
+        notes=view.notes,
+    )
+    box = axes.get_position()
+    share = box.width / whole
+    grow = max(1, -(-FINEST // min(tall, wide)))
+    pixels = scaled(shown.pixels, tall * grow, wide * grow)
+    label = axis.short(view.label)
+    for number, (title, weights) in enumerate((("as the model sees it", None), *shown.maps)):
+        if number:
+            axes = figure.add_axes((0, 0, 1, 1))
+        left = box.x0 + number * (side + BETWEEN) * share
+        axes.set_position((left, box.y0, side * share, box.height))
+        frame(axes)
+        if weights is None:
+            axes.imshow(pixels.astype("uint8"), interpolation="nearest", aspect="auto")
+            axes.set_title(title, size=NORMAL, loc="left", color=GREY)
+            continue
+        levels, top = levels_of(weights)
+        spread = scaled(levels, tall * grow, wide * grow)
+        axes.imshow(lit(pixels, spread, style.cmap), interpolation="nearest", aspect="auto")
+        axes.set_title(f"{label} {title}", size=NORMAL, loc="left", weight="bold")
+        axes.text(
+            0, -0.03, f"full light is {top:.2g}", transform=axes.transAxes, size=SMALL, color=GREY, va="top"
+        )
+        _mark(axes, shown, pixels.shape[0], pixels.shape[1])
+    return figure
+
+
+def _mark(axes: Axes, shown: Lit, tall: int, wide: int) -> None:
+    """A frame around the patch itself."""
+    from matplotlib.patches import Rectangle
+
+    if shown.patch is None:
+        return
+    rows, columns = shown.maps[0][1].shape
+    row, column = shown.patch
+    corner = (column * wide / columns - 0.5, row * tall / rows - 0.5)
+    axes.add_patch(
+        Rectangle(corner, wide / columns, tall / rows, fill=False, edgecolor="white", linewidth=1.5)
+    )

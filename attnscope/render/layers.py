@@ -1,0 +1,36 @@
+"""Every head in full, written as a page or as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnscope.analysis.layers import WholeLayers
+from attnscope.errors import OutputError
+
+
+def save_layers(layers: WholeLayers, path: Path, cmap: str | None = None) -> None:
+    """Write all heads as a page (.html) or as data, as the suffix says; ``cmap`` is for the page.
+
+    Raises ``OutputError`` for a place that cannot be written to, or a suffix that does not exist.
+    """
+    if path.suffix.lower() == ".html":
+        if layers.least < 0:
+            raise OutputError(
+                f"cannot write {path}: a page shows weights from 0 up, and there are negative ones; "
+                "save a picture or .npz"
+            )
+        from attnscope.render.page import save as save_page
+
+        save_page(
+            layers.kinds,
+            path,
+            title=layers.title,
+            subtitle=layers.subtitle,
+            notes=layers.notes,
+            cmap=cmap,
+            top=layers.top,
+        )
+    else:
+        from attnscope.storage.arrays import save as save_data
+
+        save_data(layers.kinds, path, title=layers.title, notes=layers.notes)

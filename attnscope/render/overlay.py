@@ -1,0 +1,48 @@
+"""Pictures dimmed, and lit where attention goes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attnscope.axes.weights import Array
+from attnscope.render.colour import STEPS, table
+
+DIMMED = 0.3
+"""How much of a picture's own light a patch without any attention keeps."""
+
+GLOW = 0.3
+"""How much of the colour map's own light full attention adds, so that dark patches show it too."""
+
+
+def lit(pixels: Array, levels: Array, cmap: str) -> Array:
+    """A picture lit by levels from 0 to 1.  [row, column, 3], [row, column] -> [row, column, 3], uint8"""
+    glow = table(cmap)[np.rint(levels * (STEPS - 1)).astype(int)]  # [row, column, 3]
+    level = levels[..., None]
+    own = pixels * (DIMMED + (1 - DIMMED) * level)
+    shown: Array = np.clip(np.rint(own * (1 - GLOW * level) + glow * GLOW * level), 0, 255).astype(np.uint8)
+    return shown
+
+
+def levels_of(weights: Array) -> tuple[Array, float]:
+    """Levels of which 1 is the heaviest weight, and that weight.  [row, column] -> the same"""
+    top = float(weights.max(initial=0))
+    return np.clip(weights / (top or 1.0), 0, 1), top
+
+
+def scaled(field: Array, rows: int, columns: int) -> Array:
+    """A picture or a map in other sizes: means of what is merged, repeated where it grows.
+
+    [row, column, ...] -> [rows, columns, ...]
+    """
+    for axis, size in enumerate((rows, columns)):
+        edges = np.linspace(0, field.shape[axis], size + 1)
+        starts = np.minimum(edges[:-1].astype(int), field.shape[axis] - 1)
+        stops = np.maximum(np.ceil(edges[1:] - 1e-9).astype(int), starts + 1)
+        if size >= field.shape[axis]:
+            middles = np.minimum(((edges[:-1] + edges[1:]) / 2).astype(int), field.shape[axis] - 1)
+            field = np.take(field, middles, axis)
+        else:
+            sums = np.cumsum(np.insert(field.astype(np.float64), 0, 0, axis), axis)
+            counts = (stops - starts).reshape([-1 if axis == i else 1 for i in range(field.ndim)])
+            field = (np.take(sums, stops, axis) - np.take(sums, starts, axis)) / counts
+    return field

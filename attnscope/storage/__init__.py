@@ -1,0 +1,1 @@
+"""Everything that touches files: whole-or-nothing writes, arrays, export folders, corpora."""

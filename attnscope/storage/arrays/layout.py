@@ -1,0 +1,90 @@
+"""How attention lies in a file of arrays: which array is which layer, and what its rows and columns are.
+
+Every layer is one array ``[head, query, key]`` named by its kind and number, ``encoder.05``. Where the
+mask closed anything, ``encoder.05.allowed`` (bool, ``[head or 1, query, key]``) tells what it left open.
+One description in JSON says the rest::
+
+    {"format": 1, "title": ..., "notes": [...],
+     "axes": [{"queries": [place, ...], "keys": [place, ...]}, ...],
+     "layers": [{"kind": "encoder", "layer": 5, "array": "encoder.05", "axes": 0}, ...]}
+
+A place is ``[text, first token, token after its last, special, word, id]``: ``word`` is ``[segment,
+number]`` for a piece of a word, ``id`` a single token's number in the vocabulary, both else null.
+Layers with the same labels share one entry of ``axes``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnscope.axes.places import Place
+from attnscope.axes.weights import Weights
+
+Layers = Iterable[tuple[int, Weights]]
+
+FORMAT = 1
+DESCRIPTION = "attnscope"
+"""The name of the description among the arrays, or in a file's metadata."""
+
+
+@dataclass(eq=False)
+class Description:
+    """What a file says about its arrays; it grows while layers are written."""
+
+    title: str = ""
+    notes: tuple[str, ...] = ()
+    axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, kind: str, layer: int, weights: Weights) -> str:
+        """Describe one layer; return the name of its array."""
+        name = f"{kind}.{layer:02}"
+        axes = self.axes.setdefault((weights.queries, weights.keys), len(self.axes))
+        self.layers.append({"kind": kind, "layer": layer, "array": name, "axes": axes})
+        return name
+
+    def content(self) -> dict[str, Any]:
+        """The description as it stands in a file."""
+        axes = [{"queries": _stored(queries), "keys": _stored(keys)} for queries, keys in self.axes]
+        notes = list(self.notes)
+        return {"format": FORMAT, "title": self.title, "notes": notes, "axes": axes, "layers": self.layers}
+
+    def text(self) -> str:
+        """The description as JSON."""
+        return json.dumps(self.content(), ensure_ascii=False)
+
+    def tokens(self) -> list[str] | None:
+        """The texts of the keys, where all layers have the same."""
+        found = {keys for _, keys in self.axes}
+        return [place.text for place in next(iter(found))] if len(found) == 1 else None
+
+
+def each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights]]:
+    """All layers of all kinds; asks for one at a time."""
+    for kind, layers in kinds.items():
+        for layer, weights in layers:
+            if weights.values.ndim != 3:
+                raise ValueError(f"a file holds heads [head, query, key], not {weights.values.shape}")
+            yield kind, layer, weights
+
+
+def _stored(axis: tuple[Place, ...]) -> list[list[Any]]:
+    return [
+        [place.text, place.start, place.stop, place.special, place.word and list(place.word), place.id]
+        for place in axis
+    ]
+
+
+def restored(axis: list[list[Any]]) -> tuple[Place, ...]:
+    """The places of an axis from a description."""
+    return tuple(_place(*stored) for stored in axis)
+
+
+def _place(text: Any, start: Any, stop: Any, special: Any, word: Any, number: Any) -> Place:
+    segment_and_word = None if word is None else (int(word[0]), int(word[1]))
+    known = None if number is None else int(number)
+    pooled = word is None and int(stop) - int(start) > 1  # pieces merged into a word still name it
+    return Place(str(text), int(start), int(stop), bool(special), segment_and_word, pooled, known)

@@ -1,0 +1,74 @@
+"""Sums of an unfinished run in a file, so that the run can go on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from attnscope.errors import InputError
+from attnscope.storage.whole import write_whole
+
+FORMAT = 1
+SAMPLED = 64
+"""Numbers of each weight that tell a model from others."""
+
+
+def save(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Write what was added up so far, as JSON, whole or not at all. Raises ``OutputError``."""
+    content = {
+        "attnscope checkpoint": FORMAT,
+        "of": identity,
+        "state": state,
+        "sha256": _sum(identity, state),
+    }
+    write_whole(path, json.dumps(content).encode())
+
+
+def load(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What ``save`` wrote, if there is such a file.
+
+    Raises ``InputError`` for a file that is none, and for one of another model, other texts or other
+    measures: the sentence names what differs.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        if content["attnscope checkpoint"] != FORMAT:
+            raise KeyError
+        of, state = dict(content["of"]), dict(content["state"])
+        if content["sha256"] != _sum(of, state):
+            raise ValueError
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(
+            f"{path} is no checkpoint of attnscope, or a damaged one: delete it, or name another file"
+        ) from None
+    differing = [name for name in identity if of.get(name) != json.loads(json.dumps(identity[name]))]
+    if differing:
+        raise InputError(
+            f"{path} belongs to a run with another {' and '.join(differing)}: delete it, or name another file"
+        )
+    return state
+
+
+def _sum(identity: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    """The checksum of a checkpoint's content: a number that changed would be a wrong figure later."""
+    return hashlib.sha256(json.dumps([identity, state]).encode()).hexdigest()
+
+
+def fingerprint(module: nn.Module) -> str:
+    """What tells a model from others: names, shapes and types of its weights, and a few numbers of each."""
+    found = hashlib.sha256()
+    for name, weights in sorted(module.state_dict().items()):
+        few = (
+            weights.detach().reshape(-1)[:SAMPLED].double().tolist() if weights.device.type != "meta" else []
+        )
+        found.update(f"{name} {list(weights.shape)} {weights.dtype} {few}\n".encode())
+    return found.hexdigest()

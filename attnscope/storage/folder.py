@@ -1,0 +1,171 @@
+"""A folder of pictures and data: its files are named by kind, layer and head, and a manifest lists them.
+
+Names are made of numbers and of three known words only, so that no name can leave the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import OutputError
+from attnscope.storage.arrays import FORMATS as DATA
+from attnscope.storage.whole import write_whole
+
+PICTURES = ("png", "svg", "pdf")
+"""The formats of pictures."""
+
+FORMATS = (*PICTURES, *DATA, "html")
+"""What a folder can be filled with: a picture a head, or one file of all heads."""
+
+MANIFEST, OVERVIEW, ALL = "manifest.json", "overview", "heads"
+
+_NAME = re.compile(
+    rf"(?:(?:encoder|decoder|cross)-)?(?:{OVERVIEW}|L(?P<layer>\d+)(?:H(?P<head>\d+))?)\.(?P<form>\w+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The name of a picture: of one head, of a layer (``head`` is ``None``), or of all layers.
+
+    ``kind`` is left out of it where a model has but one kind of attention.
+    """
+
+    form: str
+    layer: int | None = None
+    head: int | None = None
+    kind: str | None = None
+
+    def __str__(self) -> str:
+        led = f"{self.kind}-" if self.kind else ""
+        if self.layer is None:
+            return f"{led}{OVERVIEW}.{self.form}"
+        head = "" if self.head is None else f"H{self.head:02}"
+        return f"{led}L{self.layer:02}{head}.{self.form}"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is to be written into a folder; ``None`` stands for all layers, or all heads.
+
+    Raises ``OutputError`` for a format that does not exist.
+    """
+
+    formats: tuple[str, ...]
+    layers: Collection[int] | None = None
+    heads: Collection[int] | None = None
+
+    def __post_init__(self) -> None:
+        for form in self.formats:
+            if form not in FORMATS:
+                raise OutputError(f"no format {form!r}: there are {', '.join(FORMATS)}")
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """The formats that make a file a head."""
+        return tuple(form for form in self.formats if form in PICTURES)
+
+    @property
+    def wholes(self) -> tuple[str, ...]:
+        """The formats that make one file of all heads."""
+        return tuple(form for form in self.formats if form not in PICTURES)
+
+    def covers(self, name: str) -> bool:
+        """Whether a file of that name may be written, whatever the model turns out to have."""
+        if name == MANIFEST or name in [f"{ALL}.{form}" for form in self.wholes]:
+            return True
+        match = _NAME.fullmatch(name)
+        if match is None or match["form"] not in self.pictures:
+            return False
+        return _among(match["layer"], self.layers) and _among(match["head"], self.heads)
+
+
+def _among(number: str | None, chosen: Collection[int] | None) -> bool:
+    return number is None or chosen is None or int(number) in chosen
+
+
+def refuse_existing(folder: Path, contents: Contents) -> None:
+    """Raise ``OutputError`` where the folder holds a file that would be overwritten."""
+    if not folder.is_dir():
+        return
+    found = sorted(name for name in os.listdir(folder) if contents.covers(name))
+    if found:
+        more = f" and {len(found) - 1} more files" if len(found) > 1 else ""
+        raise OutputError(
+            f"{folder} holds {found[0]}{more} that this would overwrite: "
+            "give another folder, or --force to overwrite"
+        )
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make the folder if there is none, and keep it from other exports until the block ends.
+
+    Raises ``OutputError`` where it cannot be made, or another export is writing into it. Nothing is left
+    behind: the lock is the system's, and ends with the process.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {error.strerror or error}") from error
+    with _locked(folder):
+        yield
+
+
+if os.name == "posix":
+    import fcntl
+
+    @contextmanager
+    def _locked(folder: Path) -> Iterator[None]:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise OutputError(
+                f"another export is writing into {folder}: wait for it, or give another folder"
+            ) from None
+        finally:
+            os.close(handle)
+
+else:
+
+    @contextmanager
+    def _locked(folder: Path) -> Iterator[None]:
+        """Only POSIX can lock a folder; elsewhere each file by itself is whole."""
+        yield
+
+
+def listed(path: Path) -> dict[str, Any]:
+    """A file as a manifest lists it: name, size and checksum."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
+        size = file.tell()
+    return {"name": path.name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _digest(file: Any) -> Any:
+    """``hashlib.file_digest`` for Python 3.10."""
+    digest = hashlib.sha256()
+    while part := file.read(1 << 20):
+        digest.update(part)
+    return digest
+
+
+def forget_manifest(folder: Path) -> None:
+    """Take an older manifest away: from the first new file on it would not be true."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+
+
+def write_manifest(folder: Path, content: dict[str, Any]) -> None:
+    """Write the manifest; the same content gives the same bytes."""
+    text = json.dumps(content, ensure_ascii=False, indent=1)
+    write_whole(folder / MANIFEST, (text + "\n").encode())

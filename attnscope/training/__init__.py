@@ -1,0 +1,1 @@
+"""How the encoder is made: data, optimizer, checkpoints."""

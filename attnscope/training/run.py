@@ -1,0 +1,235 @@
+"""A whole training run: text files in, a folder with a model out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from attnscope.errors import AttnscopeError, InputError, ModelError, OutputError
+from attnscope.network.config import EncoderConfig
+from attnscope.network.encoder import Encoder
+from attnscope.network.folder import TOKENIZER, load, save
+from attnscope.network.tokenizer import load_tokenizer
+from attnscope.storage.atomic import write_atomically
+from attnscope.training.checkpoint import Progress
+from attnscope.training.data import Cutter, Lines, read_stream, split, write_stream
+from attnscope.training.guide import parse_guides
+from attnscope.training.tokenizer import train_tokenizer
+from attnscope.training.train import Settings, evaluate, train
+
+WORK = "training"
+"""What a run needs to resume, inside the model's folder; gone when the run is over."""
+CHECKPOINT = "checkpoint.safetensors"
+CHANGEABLE = ("steps", "minutes", "save_minutes", "device", "guides", "guidance")
+"""Settings that a resumed run may change: how long, where, and what heads are guided to."""
+GUESSED = 0.15
+"""Share of tokens that are hidden when a masked encoder's loss is measured."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained on what: the encoder's shape, its tokenizer, and how rows are cut.
+
+    ``config.vocabulary`` is what is asked for; little text may give less. The other fields are those of
+    ``Cutter`` and ``train_tokenizer``.
+    """
+
+    config: EncoderConfig
+    tokenizer: str = "wordpiece"
+    lowercase: bool = True
+    length: int = 128
+    guessed: float = 0.3
+    short: float = 0.25
+    repeats: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 16 <= self.length <= self.config.max_positions:
+            raise ModelError(
+                f"the sequence length is from 16 to the model's {self.config.max_positions} positions, "
+                f"not {self.length}"
+            )
+        for name, least in (("guessed", 0.01), ("short", 0.0), ("repeats", 0.0)):
+            if not least <= getattr(self, name) <= 1:
+                raise ModelError(f"{name} is a share from {least} to 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; ``done`` says whether at its planned end, ``held_out`` names the files kept aside."""
+
+    encoder: Encoder
+    tokenizer: Tokenizer
+    progress: Progress
+    done: bool
+    held_out: tuple[str, ...]
+
+
+def train_on_files(
+    files: Sequence[Path],
+    folder: Path,
+    recipe: Recipe,
+    settings: Settings,
+    held_out: Sequence[Path] = (),
+    resume: bool = False,
+    start: Path | None = None,
+    observe: Callable[[Progress], None] = lambda progress: None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Outcome:
+    """Train an encoder on text files and save it in ``folder``, also when it is stopped before its end.
+
+    ``start`` names the folder of an encoder to go on from, whose config ``recipe`` must have; its tokenizer
+    is taken too. ``say`` hears what is being prepared, ``observe`` every step. Raises ``InputError`` for
+    text that cannot be used, ``ModelError`` for a run that cannot be resumed, ``OutputError`` for a folder
+    that holds something already; all before any training.
+    """
+    work = folder / WORK
+    parse_guides(settings.guides, recipe.config.layers, recipe.config.heads)
+    training_lines, held_out_lines = split(files, held_out, settings.seed)
+    terms = {
+        **_terms(training_lines, held_out_lines, recipe, settings),
+        "start": str(start) if start else None,
+    }
+    first = None if start is None else load(start)
+    if first is not None and replace(first[0].config, trained=True) != replace(recipe.config, trained=True):
+        raise ModelError(f"the encoder in {start} has another shape than what is to be trained")
+    if resume:
+        _check_terms(work, terms)
+    elif folder.is_file() or any(not path.is_dir() for path in folder.rglob("*")):
+        raise OutputError(
+            f"{folder} exists already: choose another folder, or continue its run with --resume"
+        )
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        write_atomically(work / "terms.json", json.dumps(terms, indent=2).encode())
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
+    try:
+        tokenizer = first[1] if first is not None else _tokenizer(work, training_lines, recipe, say)
+        config = replace(recipe.config, vocabulary=tokenizer.get_vocab_size(), trained=True)
+        cutters = []
+        for lines, name in ((training_lines, "training"), (held_out_lines, "held-out")):
+            path = _stream(work, lines, name, tokenizer, say)
+            stream = read_stream(path)
+            cutters.append(Cutter(stream, tokenizer, recipe.length, config.causal, seed=settings.seed))
+            if cutters[-1].count < 1:
+                raise InputError(
+                    f"the {name} text has {len(stream)} tokens, but sequences of {recipe.length} "
+                    f"need {2 * cutters[-1].stretch} or more: give more text, or shorter sequences"
+                )
+    except AttnscopeError:
+        if not resume:
+            shutil.rmtree(folder)
+        raise
+    guessed = 1.0 if config.causal else GUESSED
+    training = replace(cutters[0], guessed=recipe.guessed, short=recipe.short, repeats=recipe.repeats)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        encoder = Encoder(config)
+        if first is not None:
+            encoder.load_state_dict(first[0].state_dict())
+        going_on = resume and (work / CHECKPOINT).is_file()
+        progress, done = train(
+            encoder,
+            training,
+            replace(cutters[1], guessed=guessed),
+            settings,
+            work / CHECKPOINT,
+            going_on,
+            observe,
+        )
+    encoder.cpu()
+    if progress.step:
+        save(folder, encoder, tokenizer)
+    if done:
+        summary = {**terms, "progress": asdict(progress), "torch": torch.__version__}
+        write_atomically(folder / "training.json", (json.dumps(summary, indent=2) + "\n").encode())
+        shutil.rmtree(work)
+    return Outcome(encoder, tokenizer, progress, done, tuple(path.name for path in held_out_lines.files))
+
+
+def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: int = 0) -> tuple[float, int]:
+    """The loss of a saved encoder on text files: nats a guessed token, and how many were guessed.
+
+    A masked encoder guesses ``GUESSED`` of the tokens of each row, a causal one every next token. The same
+    files, length and seed ask the same questions.
+    """
+    import tempfile
+
+    encoder, tokenizer = load(folder)
+    causal = encoder.config.causal
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "tokens"
+        write_stream(Lines(tuple(files)), tokenizer, path)
+        cutter = Cutter(read_stream(path), tokenizer, length, causal, 1.0 if causal else GUESSED, seed=seed)
+        if cutter.count < 1:
+            raise InputError(
+                f"the text has {len(cutter.stream)} tokens: that is too few for rows of {length}"
+            )
+        return evaluate(encoder, cutter, Settings(steps=1)), cutter.count * (length - 2)
+
+
+def _terms(training: Lines, held_out: Lines, recipe: Recipe, settings: Settings) -> dict[str, Any]:
+    """All that a run's result depends on, as JSON holds it; raises ``InputError`` for missing files."""
+    sides = {}
+    for name, lines in (("training", training), ("held_out", held_out)):
+        try:
+            sides[name] = [{"file": path.name, "bytes": os.stat(path).st_size} for path in lines.files]
+        except OSError as error:
+            raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
+    if not any(file["bytes"] for file in sides["training"]):
+        raise InputError("there is no text to train on: the files are empty")
+    terms = {"recipe": asdict(recipe), "settings": asdict(settings), "files": sides}
+    result: dict[str, Any] = json.loads(json.dumps(terms))
+    return result
+
+
+def _check_terms(work: Path, terms: dict[str, Any]) -> None:
+    """Raise ``ModelError`` unless the run was started on the same terms, but for ``CHANGEABLE``."""
+    path = work / "terms.json"
+    if not path.is_file():
+        over = (work.parent / "training.json").is_file()
+        raise ModelError(
+            f"there is nothing to resume in {work.parent}: "
+            + ("its run is over" if over else "it holds no run")
+        )
+    before = json.loads(path.read_bytes())
+    for part, what in (("files", "on other files"), ("start", "from another encoder")):
+        if before[part] != terms[part]:
+            raise ModelError(f"the run in {work.parent} was started {what}: give the same")
+    for part in ("recipe", "settings"):
+        old = {**before[part].pop("config", {}), **before[part]}
+        new = {**terms[part].get("config", {}), **terms[part]}
+        new.pop("config", None)
+        for name, value in new.items():
+            if name not in CHANGEABLE and old.get(name) != value:
+                raise ModelError(
+                    f"the run in {work.parent} was started with {name} {old.get(name)}, not {value}: "
+                    "give the same"
+                )
+
+
+def _tokenizer(work: Path, lines: Lines, recipe: Recipe, say: Callable[[str], None]) -> Tokenizer:
+    path = work / TOKENIZER
+    if not path.is_file():
+        say("learning the vocabulary")
+        tokenizer = train_tokenizer(lines, recipe.config.vocabulary, recipe.tokenizer, recipe.lowercase)
+        write_atomically(path, tokenizer.to_str().encode())
+    return load_tokenizer(path)
+
+
+def _stream(work: Path, lines: Lines, name: str, tokenizer: Tokenizer, say: Callable[[str], None]) -> Path:
+    path = work / f"{name}.tokens"
+    if not path.is_file():
+        say(f"reading the {name} text")
+        draft = path.with_suffix(".draft")
+        write_stream(lines, tokenizer, draft)
+        draft.replace(path)
+    return path

@@ -1,0 +1,27 @@
+"""A picture, and the attention between one place and each of its patches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnscope.axes.weights import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Lit:
+    """What a place looks at in a picture, and which patches look at it.
+
+    ``looks_at`` and ``looked_at_by`` hold a weight a patch, ``[patch row, patch column]``; either is ``None``
+    where there is no such row or column. ``patch`` is the place itself, ``None`` for a special token.
+    """
+
+    pixels: Array  # [row, column, 3], uint8
+    looks_at: Array | None  # [patch row, patch column]
+    looked_at_by: Array | None  # [patch row, patch column]
+    patch: tuple[int, int] | None = None
+
+    @property
+    def maps(self) -> tuple[tuple[str, Array], ...]:
+        """Each map that there is, with the words that lead to it."""
+        both = (("looks at", self.looks_at), ("is looked at by", self.looked_at_by))
+        return tuple((verb, weights) for verb, weights in both if weights is not None)

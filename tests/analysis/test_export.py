@@ -1,0 +1,262 @@
+"""A folder of everything: what is in it, that it is true, and that nobody loses anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+
+import numpy as np
+import pytest
+
+from attnscope.analysis.head import one_head
+from attnscope.analysis.selection import Choice
+from attnscope.errors import OutputError, SelectionError
+from attnscope.models import load
+from attnscope.render.export import export
+from attnscope.render.image import save
+from attnscope.storage import folder as room
+from attnscope.storage.arrays import read
+from attnscope.storage.folder import FORMATS, Contents, Name, claimed
+from tests.models.folders import t5
+
+TEXT = "The cat sat on the mat."
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load("own")
+
+
+@pytest.fixture(scope="module")
+def text(model):
+    return model.prepare(TEXT)
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_there_is_a_file_a_head_one_a_layer_one_of_all_and_a_manifest(model, text, tmp_path):
+    export(model, text, Choice(layers=(0, 2)), tmp_path / "out", dpi=40)
+    heads = [f"L{layer:02}H{head:02}.png" for layer in (0, 2) for head in range(8)]
+    assert names(tmp_path / "out") == sorted([*heads, "L00.png", "L02.png", "overview.png", "manifest.json"])
+
+
+def test_a_head_is_the_picture_that_show_saves(model, text, tmp_path):
+    export(model, text, Choice(layers=(1,)), tmp_path, heads=(3,), dpi=60)
+    save(one_head(model, text, Choice(layer=1, head=3)).heatmap, tmp_path / "shown.png", dpi=60)
+    assert (tmp_path / "L01H03.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
+
+
+def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_layers(model, text, tmp_path):
+    export(model, text, Choice(layers=(1,)), tmp_path, heads=(0, 7), formats=("png", "npz"), dpi=40)
+    assert names(tmp_path) == [
+        "L01.png", "L01H00.png", "L01H07.png", "heads.npz", "manifest.json", "overview.png",
+    ]  # fmt: skip
+    ((layer, weights),) = read(tmp_path / "heads.npz").kinds["encoder"]
+    assert (layer, weights.values.shape) == (1, (8, 9, 9))
+
+
+def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(model, text, tmp_path):
+    for name in ("first", "second"):
+        export(model, text, Choice(layers=(3,)), tmp_path / name, heads=(1,), formats=FORMATS, dpi=40)
+    found = names(tmp_path / "first")
+    assert {name.split(".")[1] for name in found} == set(FORMATS)
+    assert found == names(tmp_path / "second")
+    for name in found:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+
+
+def test_the_manifest_tells_where_it_all_came_from(model, text, tmp_path):
+    done = export(model, text, Choice(layers=(0,)), tmp_path, heads=(2,), dpi=40, command="attnscope export")
+    manifest = json.loads((tmp_path / "manifest.json").read_text("utf-8"))
+    assert manifest == json.loads(json.dumps(done.manifest))
+    assert manifest["command"] == "attnscope export"
+    assert manifest["model"] | {"parameters": 0} == {
+        "name": "own", "class": "Encoder", "revision": None, "parameters": 0, "device": "cpu",
+    }  # fmt: skip
+    assert manifest["texts"][manifest["kinds"]["encoder"]["queries"]] == {
+        "tokens": [token.text for token in text.tokens],
+        "ids": [token.id for token in text.tokens],
+    }
+    (site,) = (site for site in manifest["sites"] if site["layer"] == 0)
+    assert (site["kernel"], site["dtype"], site["heads"]) == ("sdpa", "float32", 8)
+    assert {"python", "torch", "matplotlib", "numpy"} <= manifest["versions"].keys()
+    assert {"name": "L00H02.png", "layer": 0, "head": 2}.items() <= manifest["files"][-1].items()
+
+
+def test_checksums_are_those_of_the_files(model, text, tmp_path):
+    done = export(model, text, Choice(layers=(0,)), tmp_path, heads=(2,), formats=("png", "json"), dpi=40)
+    listed = {file["name"]: file for file in done.manifest["files"]}
+    assert sorted([*listed, "manifest.json"]) == names(tmp_path)
+    for name, file in listed.items():
+        content = (tmp_path / name).read_bytes()
+        assert file["sha256"] == hashlib.sha256(content).hexdigest()
+        assert file["bytes"] == len(content)
+
+
+def test_kinds_of_attention_lead_the_names_where_there_are_several(tmp_path):
+    pair = load(t5(tmp_path / "model"))
+    export(pair, pair.prepare(TEXT, "It sat."), Choice(layers=(0,)), tmp_path / "out", heads=(1,), dpi=40)
+    assert names(tmp_path / "out") == sorted(
+        [f"{kind}-{name}.png" for kind in ("encoder", "decoder", "cross") for name in ("L00", "L00H01")]
+        + [f"{kind}-overview.png" for kind in ("encoder", "decoder", "cross")]
+        + ["manifest.json"]
+    )
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
+    assert len(manifest["texts"]) == 2
+    assert manifest["kinds"]["cross"] == {"queries": 1, "keys": 0}
+
+
+def test_nothing_is_overwritten_unless_asked_and_nothing_else_is_touched(model, text, tmp_path):
+    (tmp_path / "L00H02.png").write_bytes(b"mine")
+    (tmp_path / "notes.txt").write_bytes(b"mine")
+    with pytest.raises(OutputError, match=r"holds L00H02.png that this would overwrite.*--force"):
+        export(model, text, Choice(layers=(0,)), tmp_path, dpi=40)
+    assert names(tmp_path) == ["L00H02.png", "notes.txt"]
+    export(model, text, Choice(layers=(0,)), tmp_path, heads=(2,), dpi=40, force=True)
+    assert (tmp_path / "L00H02.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "notes.txt").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "covered"),
+    [
+        ("manifest.json", True), ("overview.png", True), ("cross-L07H11.png", True), ("L07.png", True),
+        ("L06H11.png", False), ("L07H10.png", False), ("L07H11.svg", False), ("heads.npz", True),
+        ("heads.csv", False), ("photo.png", False), ("L07H11.png.bak", False),
+    ],
+)  # fmt: skip
+def test_what_may_be_written_is_known_before_the_model_is(name, covered):
+    assert Contents(("png", "npz"), layers=(7,), heads=(11,)).covers(name) is covered
+
+
+def test_a_second_export_into_the_folder_is_refused_while_one_writes(model, text, tmp_path):
+    with claimed(tmp_path), pytest.raises(OutputError, match="another export is writing into"):
+        export(model, text, Choice(layers=(0,)), tmp_path)
+    assert names(tmp_path) == []
+    with claimed(tmp_path):
+        pass  # the claim has ended with its block
+
+
+def _write(folder, layers, barrier, answers):
+    model = load("own")
+    barrier.wait()
+    try:
+        export(model, model.prepare(TEXT), Choice(layers=layers), folder, heads=(0,), dpi=40)
+        answers.put("done")
+    except OutputError as error:
+        answers.put(str(error))
+
+
+def test_two_processes_exporting_into_one_folder_leave_one_whole_export(tmp_path):
+    start = multiprocessing.get_context("spawn")
+    barrier, answers = start.Barrier(2), start.Queue()
+    processes = [
+        start.Process(target=_write, args=(tmp_path / "out", layers, barrier, answers))
+        for layers in ((0, 1), (1, 2))
+    ]
+    for process in processes:
+        process.start()
+    found = sorted(answers.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join()
+    assert found.count("done") == 1
+    assert any("another export is writing" in answer or "would overwrite" in answer for answer in found)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
+    assert sorted(["manifest.json", *(file["name"] for file in manifest["files"])]) == names(tmp_path / "out")
+    for file in manifest["files"]:
+        content = (tmp_path / "out" / file["name"]).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == file["sha256"]
+
+
+def test_an_interruption_leaves_whole_files_and_no_manifest(model, text, tmp_path):
+    def stop(done: int, total: int) -> None:
+        assert total == 1 + 1 + 8
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(model, text, Choice(layers=(0,)), tmp_path, dpi=40, progress=stop)
+    assert names(tmp_path) == ["L00.png", "L00H00.png", "overview.png"]
+    export(model, text, Choice(layers=(0,)), tmp_path, dpi=40, force=True)
+    assert "manifest.json" in names(tmp_path)
+
+
+def test_names_are_numbers_and_known_words_only():
+    assert str(Name("png", 5, 3)) == "L05H03.png"
+    assert str(Name("svg", 120, 3, "cross")) == "cross-L120H03.svg"
+    assert str(Name("pdf", kind="decoder")) == "decoder-overview.pdf"
+    every = [
+        Name("png", layer, head, kind)
+        for layer in (None, 0, 99)
+        for head in (None, 5)
+        for kind in (None, "cross")
+    ]
+    assert all(
+        re.fullmatch(r"[\w-]+\.\w+", str(name)) and Contents(("png",)).covers(str(name)) for name in every
+    )
+
+
+def test_a_link_in_the_folder_is_replaced_and_not_followed(model, text, tmp_path):
+    outside = tmp_path / "outside.png"
+    outside.write_bytes(b"mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "overview.png").symlink_to(outside)
+    export(model, text, Choice(layers=(0,)), tmp_path / "out", heads=(0,), dpi=40, force=True)
+    assert outside.read_bytes() == b"mine"
+    assert not (tmp_path / "out" / "overview.png").is_symlink()
+
+
+def test_what_does_not_exist_is_told_with_what_does(model, text, tmp_path):
+    with pytest.raises(SelectionError, match="no layer 7, 9: this model has layers 0-3"):
+        export(model, text, Choice(layers=(0, 7, 9)), tmp_path / "a")
+    with pytest.raises(SelectionError, match="no head 8: these layers have heads 0-7"):
+        export(model, text, Choice(), tmp_path / "b", heads=(0, 8))
+    with pytest.raises(OutputError, match="no format 'gif': there are png, svg, pdf, npz"):
+        export(model, text, Choice(), tmp_path / "c", formats=("gif",))
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match="cannot write into"):
+        export(model, text, Choice(), tmp_path / "file")
+
+
+def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(model, text, tmp_path, monkeypatch):
+    real, calls = os.replace, []
+
+    def full(source, target):
+        calls.append(target)
+        if len(calls) > 2:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        export(model, text, Choice(layers=(0,)), tmp_path, dpi=40)
+    assert names(tmp_path) == ["L00.png", "overview.png"]
+
+
+def test_merged_words_and_hidden_tokens_reach_the_data(model, text, tmp_path):
+    export(model, text, Choice(layers=(0,), hide_special=True), tmp_path, formats=("npz",))
+    found = read(tmp_path / "heads.npz")
+    assert [place.text for place in found.kinds["encoder"][0][1].keys] == [
+        "The",
+        "cat",
+        "sat",
+        "on",
+        "the",
+        "mat",
+        ".",
+    ]
+    assert any("special tokens hidden" in note for note in found.notes)
+    assert np.all(found.kinds["encoder"][0][1].values.sum(-1) <= 1 + 1e-5)
+
+
+def test_python_without_file_digest_gives_the_same_checksum(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"x" * 3_000_000)
+    expected = room.listed(tmp_path / "a")
+    monkeypatch.delattr(hashlib, "file_digest", raising=False)
+    assert room.listed(tmp_path / "a") == expected
+    assert expected["sha256"] == hashlib.sha256(b"x" * 3_000_000).hexdigest()

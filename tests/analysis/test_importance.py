@@ -1,0 +1,265 @@
+"""Importance is the slope that finite differences find; ablation is W_O without the head's columns."""
+
+import copy
+import math
+
+import pytest
+import torch
+import transformers
+from torch.nn import functional as F
+
+from attnscope.analysis.corpus.corpus_stats import corpus_stats
+from attnscope.analysis.intervention.ablation import ablated
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.stats import stats
+from attnscope.capture import recording
+from attnscope.capture.hooks.gate import gated
+from attnscope.errors import InputError, ModelError, SelectionError
+from attnscope.models import load
+from attnscope.models.guesses import HIDDEN, questions
+from attnscope.storage.corpus import Listed
+from tests.models.folders import gpt2, mamba, minilm, t5
+
+TEXT = "The cat sat on the mat because it was tired."
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def saved(folder, model):
+    """A tiny random model beside the bundled encoder's tokenizer."""
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=load("own").reader.tokenizer,
+        mask_token="[MASK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    )
+    torch.manual_seed(0)
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.15)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def bert(folder):
+    return saved(folder, transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=8192, **SIZES)))
+
+
+def grouped(folder):
+    config = transformers.Starcoder2Config(vocab_size=8192, num_key_value_heads=2, **SIZES)
+    return saved(folder, transformers.Starcoder2ForCausalLM(config))
+
+
+FOLDERS = {"bert": bert, "gpt2": gpt2, "grouped": grouped}
+
+
+@pytest.fixture(scope="module", params=["own", "own-causal", *FOLDERS])
+def model(request, tmp_path_factory):
+    """Models that guess hidden tokens and models that guess the next one, in float64."""
+    made = request.param
+    name = FOLDERS[made](tmp_path_factory.mktemp(made)) if made in FOLDERS else made
+    model = load(name, guessing=True)
+    (getattr(model, "writer", None) or model.module).double()
+    return model
+
+
+def losses(model, gate):
+    """The mean loss of every copy of the text under a gate, computed by itself.  -> [copy]"""
+    prepared = model.prepare(TEXT)
+    found = []
+    with torch.no_grad():
+        for question in questions(model, prepared, [prepared.tokens]):
+            with gated(gate):
+                logits = question.logits(model)
+            each = F.cross_entropy(logits, question.wanted, reduction="none")
+            for number in range(len(question.texts)):
+                mine = [i for i, guess in enumerate(question.guesses) if guess.copy == number]
+                found.append(each[mine].mean())
+    return torch.stack(found)
+
+
+def slopes(model, call, head, step=1e-4):
+    """Central differences of every copy's loss at one gate.  -> [copy]"""
+
+    def at(factor):
+        def gate(number, heads):
+            factors = torch.ones(1, heads, dtype=torch.float64)
+            factors[0, head] = factor
+            return factors if number == call else None
+
+        return losses(model, gate)
+
+    return (at(1 + step) - at(1 - step)) / (2 * step)
+
+
+def test_importance_is_what_finite_differences_find(model):
+    found = stats(model, model.prepare(TEXT), Choice(), importance=True).importance
+    sites = list(dict.fromkeys(site for site, _ in found))
+    for call, head in ((0, 0), (0, 3), (1, 1), (len(sites) - 1, 2)):
+        expected = slopes(model, call, head).abs().mean().item()
+        assert found[sites[call], head].value == pytest.approx(expected, rel=1e-5, abs=1e-9)
+        assert expected > 1e-6
+
+
+def without(model, layer, head):
+    """A copy of the model whose output projection has no columns for the head."""
+    other = copy.deepcopy(model)
+    ends = (
+        f"layers.{layer}.self_attn.out_proj",
+        f"layers.{layer}.self_attn.o_proj",
+        f"layer.{layer}.attention.output.dense",
+        f"h.{layer}.attn.c_proj",
+    )
+    for name, module in other.module.named_modules():
+        if not name.endswith(ends):
+            continue
+        columns = module.weight.T if name.endswith("c_proj") else module.weight  # a Conv1D is transposed
+        size = columns.shape[1]
+        heads = other.module.config.heads if hasattr(other.module.config, "heads") else 4
+        with torch.no_grad():
+            columns[:, head * size // heads : (head + 1) * size // heads] = 0
+        return other
+    raise AssertionError("no output projection")
+
+
+def test_ablation_is_an_output_projection_without_the_heads_columns(model):
+    prepared = model.prepare(TEXT)
+    seen = ablated(model, prepared, Choice(layer=1, head=2))
+    other = without(model, 1, 2)
+    divergence, before, after = {}, {}, {}
+    with torch.no_grad():
+        for question in questions(model, prepared, [prepared.tokens]):
+            p = question.logits(model).softmax(-1)
+            q = question.logits(other).softmax(-1)
+            for number, guess in enumerate(question.guesses):
+                divergence[guess.position] = (p[number] * (p[number] / q[number]).log()).sum().item()
+                before[guess.position], after[guess.position] = (
+                    p[number, guess.id].item(),
+                    q[number, guess.id].item(),
+                )
+    assert {one.position: one.divergence for one in seen.changed} == pytest.approx(divergence, abs=1e-9)
+    assert seen.divergence == pytest.approx(sum(divergence.values()) / len(divergence))
+    assert seen.losses[0] == pytest.approx(-sum(map(math.log, before.values())) / len(before))
+    assert seen.losses[1] == pytest.approx(-sum(map(math.log, after.values())) / len(after))
+    listed = [one.divergence for one in seen.changed]
+    assert listed == sorted(listed, reverse=True)
+    assert listed[0] > 1e-6
+    for one in seen.changed:
+        assert one.token == prepared.tokens[one.position].text
+        assert one.right == pytest.approx((before[one.position], after[one.position]))
+
+
+def test_a_gate_of_one_changes_no_bit(model):
+    prepared = model.prepare(TEXT)
+    for question in questions(model, prepared, [prepared.tokens]):
+        with torch.no_grad():
+            plain = question.logits(model)
+            with gated(lambda number, heads: torch.ones(1, heads)) as gates:
+                assert torch.equal(question.logits(model), plain)
+            with recording(model.module) as record:
+                question.logits(model)
+    assert gates.heads == [site.heads for site in record.sites]
+
+
+def test_every_plain_token_is_asked_for_once_and_hidden_where_it_is():
+    model = load("own")
+    prepared = model.prepare(TEXT)
+    (question,) = questions(model, prepared, [prepared.tokens])
+    ids = question.prepared.inputs["ids"]
+    mask = model.reader.tokenizer.token_to_id("[MASK]")
+    assert sorted(guess.position for guess in question.guesses) == list(range(1, len(prepared.tokens) - 1))
+    assert len(ids) == HIDDEN
+    for number, row in enumerate(ids.tolist()):
+        hidden = {guess.position for guess in question.guesses if guess.copy == number}
+        assert row == [mask if i in hidden else token.id for i, token in enumerate(prepared.tokens)]
+
+
+def test_a_causal_model_is_asked_for_each_next_token():
+    model = load("own-causal")
+    prepared = model.prepare(TEXT)
+    (question,) = questions(model, prepared, [prepared.tokens])
+    for guess in question.guesses:
+        assert (guess.at, guess.id) == (guess.position - 1, prepared.tokens[guess.position].id)
+    assert question.prepared.inputs["ids"].tolist() == [[token.id for token in prepared.tokens]]
+
+
+def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
+    texts = [
+        TEXT,
+        "The dog slept on the mat.",
+        "It was tired of the cat because it sat.",
+        "a",
+        "The dog sat on the rug.",
+    ]
+    seen = corpus_stats(model, Listed(texts), importance=True).importance
+    alone = [found for text in texts if (found := importance_of(model, text)) is not None]
+    for key, figure in seen.items():
+        values = [one[key].value for one in alone]
+        mean = sum(values) / len(values)
+        error = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+        assert figure.texts == len(values)
+        assert figure.value == pytest.approx(mean, rel=1e-6)
+        assert figure.error == pytest.approx(error, rel=1e-5)
+
+
+def importance_of(model, text):
+    """What one text says, or None where it has no token to guess."""
+    try:
+        return stats(model, model.prepare(text), Choice(), importance=True).importance
+    except InputError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda folder: minilm(), "guesses no tokens: it has no language-model head"),
+        (mamba, "no attention"),
+        (lambda folder: "torch.nn:Identity", "guesses no tokens: it has no output head"),
+    ],
+)
+def test_a_model_that_cannot_be_asked_says_so(tmp_path, make, sentence):
+    def ask():
+        model = load(make(tmp_path), guessing=True)
+        ablated(model, model.prepare(TEXT), Choice(layer=0, head=0))
+
+    with pytest.raises(ModelError, match=sentence):
+        ask()
+
+
+def test_heads_that_cannot_be_gated_are_named_with_how_they_attend(tmp_path):
+    model = load(gpt2(tmp_path), guessing=True)
+    attend = model.module.h[0].attn.forward
+
+    def by_hand(hidden, *args, **kwargs):
+        weights = torch.softmax(hidden @ hidden.mT, -1)
+        return weights @ hidden, weights
+
+    model.module.h[0].attn.forward = by_hand
+    with pytest.raises(ModelError, match="cannot be gated: it attends by"):
+        ablated(model, model.prepare(TEXT), Choice(layer=1, head=0))
+    model.module.h[0].attn.forward = attend
+
+
+def test_a_head_that_does_not_exist_and_a_text_without_a_guess_are_refused():
+    model = load("own")
+    with pytest.raises(SelectionError, match="no head L9H0: this model has layers 0-3"):
+        ablated(model, model.prepare(TEXT), Choice(layer=9, head=0))
+    with pytest.raises(SelectionError, match="which head is to be taken away"):
+        ablated(model, model.prepare(TEXT), Choice(layer=1))
+    causal = load("own-causal")
+    with pytest.raises(InputError, match="no token to guess"):
+        ablated(causal, causal.prepare("cat", max_tokens=2), Choice(layer=0, head=0))
+
+
+def test_an_encoder_decoder_is_asked_for_its_targets_tokens(tmp_path):
+    model = load(t5(tmp_path), guessing=True)
+    prepared = model.prepare("The cat sat.", "It was tired.")
+    found = stats(model, prepared, Choice(), importance=True).importance
+    assert {site.kind for site, _ in found} == {"encoder", "decoder", "cross"}
+    seen = ablated(model, prepared, Choice(layer=0, head=1, kind="cross"))
+    assert seen.kind == "cross"
+    tokens = prepared.axes["decoder"][0]
+    assert all(tokens[one.position].text == one.token for one in seen.changed)

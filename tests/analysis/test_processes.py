@@ -1,0 +1,86 @@
+"""Processes that share a corpus have the figures of one: bit for bit in counts, within 1e-9 in averages."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnscope.analysis.corpus.corpus_stats import corpus_stats
+from attnscope.models import load
+from attnscope.storage.corpus import Listed
+from tests.analysis.shared_run import TEXTS, figures
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(*arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    return subprocess.run(
+        [*command, *map(str, arguments)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def assert_same(found, expected):
+    assert [head["head"] for head in found] == [head["head"] for head in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name in one.keys() - {"head"}:
+            for part, number in other[name].items():
+                if isinstance(number, int) or number is None:
+                    assert one[name][part] == number, (name, part)
+                else:
+                    assert one[name][part] == pytest.approx(number, rel=0, abs=1e-9), (name, part)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnscope.analysis.corpus.batches.WINDOW_TEXTS", 7)
+        return corpus_stats(load("own"), Listed(TEXTS))
+
+
+def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, alone):
+    out, kept = tmp_path / "out.json", tmp_path / "sums.json"
+    died = launch("tests.analysis.shared_run", out, kept, 20)
+    assert died.returncode != 0
+    assert "the power went out" in died.stderr
+    assert not out.exists()
+    assert json.loads(kept.read_text())["state"]["progress"]["texts"] == 14
+    went_on = launch("tests.analysis.shared_run", out, kept)
+    assert went_on.returncode == 0, went_on.stderr
+    found = json.loads(out.read_text())
+    assert (found["title"], found["ran"]) == (alone.title, alone.ran)
+    assert_same(found["heads"], json.loads(json.dumps(figures(alone))))
+
+
+def test_the_command_prints_one_table_whatever_the_number_of_processes(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join([*TEXTS, "too long " * 600]), "utf-8")
+    shared = launch("attnscope", "stats", "--texts", path, "--sort", "previous", "--top", "5")
+    assert shared.returncode == 0, shared.stderr
+    command = [
+        sys.executable,
+        "-m",
+        "attnscope",
+        "stats",
+        "--texts",
+        path,
+        "--sort",
+        "previous",
+        "--top",
+        "5",
+    ]
+    environment = os.environ | {"COLUMNS": "80"}
+    alone = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert shared.stdout == alone.stdout
+    assert alone.stdout.count("L2H1") == 1
+    assert shared.stderr.count("skipped line 31") == 1

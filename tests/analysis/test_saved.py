@@ -1,0 +1,115 @@
+"""A file in a model's place: the same pictures and figures, without any model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attnscope.analysis.head import alone, one_head
+from attnscope.analysis.layers import whole_layers
+from attnscope.analysis.overview import overview
+from attnscope.analysis.selection import Choice
+from attnscope.analysis.token import one_token
+from attnscope.axes import Weights, places
+from attnscope.errors import InputError
+from attnscope.models import load
+from attnscope.models.weights_file import SavedWeights
+from attnscope.render.layers import save_layers
+from tests.models.folders import gpt2, t5
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A model with its text, and the file of its weights with the same text, by name of the model."""
+    made = {}
+    folder = tmp_path_factory.mktemp("saved")
+    for name, place in (("own", "own"), ("gpt2", gpt2(folder / "gpt2")), ("t5", t5(folder / "t5"))):
+        model = load(place)
+        prepared = model.prepare(TEXT, "It slept." if name == "t5" else None)
+        save_layers(whole_layers(model, prepared, Choice()), folder / f"{name}.npz")
+        saved = SavedWeights(folder / f"{name}.npz")
+        made[name] = (model, prepared), (saved, saved.prepared)
+    return made
+
+
+@pytest.mark.parametrize("name", ["own", "gpt2", "t5"])
+def test_figures_and_thumbnails_are_those_of_the_model(pair, name):
+    live, saved = (overview(*given, Choice()) for given in pair[name])
+    assert list(live.grids) == list(saved.grids)
+    for kind, grid in live.grids.items():
+        for one, other in zip(grid.layers, saved.grids[kind].layers, strict=True):
+            np.testing.assert_allclose(one.values, other.values, atol=1e-6)
+            np.testing.assert_array_equal(one.masked, other.masked)
+    by_kind = [sorted(seen.heads, key=lambda head: (head.site.kind, head.name)) for seen in (live, saved)]
+    for one, other in zip(*by_kind, strict=True):
+        assert (one.name, one.role and one.role.name) == (other.name, other.role and other.role.name)
+        assert one.absent.keys() == other.absent.keys()
+        for measure, figure in one.figures.items():
+            assert figure.value == pytest.approx(other.figures[measure].value, abs=1e-5), measure
+            assert figure.baseline == pytest.approx(other.figures[measure].baseline, abs=1e-5), measure
+
+
+@pytest.mark.parametrize("changes", [{}, {"words": True}, {"hide_special": True}, {"scale": "row"}])
+def test_a_head_is_the_same_picture(pair, changes):
+    choice = Choice(layer=1, head=3, **changes)
+    live, saved = (one_head(*given, choice).heatmap for given in pair["own"])
+    np.testing.assert_allclose(live.values, saved.values, atol=1e-6)
+    assert live.weights.keys == saved.weights.keys
+    assert (live.title, live.subtitle, live.readings) == (saved.title, saved.subtitle, saved.readings)
+
+
+def test_a_token_is_ranked_alike(pair):
+    live, saved = (one_token(*given, Choice(token="cat")) for given in pair["own"])
+    assert live.title == saved.title
+    assert [bar.label for bar in live.looks_at.bars] == [bar.label for bar in saved.looks_at.bars]
+
+
+def test_it_says_that_a_file_told_it(pair):
+    seen = overview(*pair["own"][1], Choice())
+    assert seen.grids["encoder"].subtitle.endswith("13 tokens · npz, float32, weights as the file has them")
+
+
+def test_a_file_reads_no_text(pair):
+    with pytest.raises(InputError, match="is a file of weights and reads no text"):
+        pair["own"][1][0].prepare("x")
+
+
+def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_place(tmp_path):
+    maps = np.random.default_rng(0).dirichlet(np.ones(5), (2, 3, 5))
+    maps[1, 2, 3, 4], maps[1, 2, 0, 0] = np.nan, np.inf
+    np.savez(tmp_path / "odd.npz", maps)
+    saved = SavedWeights(tmp_path / "odd.npz")
+    head = one_head(saved, saved.prepared, Choice(layer=1, head=2))
+    assert np.argwhere(head.heatmap.masked).tolist() == [[0, 0], [3, 4]]
+    told = "weights of encoder layer 1 that are not finite numbers: 2, drawn as closed"
+    assert told in head.heatmap.notes
+    assert head.figures.role is None
+    for seen in (
+        overview(saved, saved.prepared, Choice()),
+        one_token(saved, saved.prepared, Choice(token="3")),
+    ):
+        assert told in seen.notes
+    other = one_head(saved, saved.prepared, Choice(layer=1, head=1))
+    assert not other.heatmap.masked.any()
+    assert other.figures.role is not None
+
+
+def test_one_head_is_taken_out_with_the_mask_that_all_of_them_share():
+    values, allowed = np.random.default_rng(0).random((3, 4, 4)), np.tril(np.ones((4, 4), bool))
+    for mask in (allowed, allowed[None], np.stack([allowed] * 3)):
+        one = alone(Weights(values, mask, places(range(4)), places(range(4))), 2)
+        np.testing.assert_array_equal(one.values, values[2])
+        np.testing.assert_array_equal(one.allowed, allowed)
+
+
+def test_negative_weights_are_drawn_with_0_in_the_middle(tmp_path):
+    maps = np.random.default_rng(0).dirichlet(np.ones(5), (1, 2, 5))
+    maps[0, 1, 2, 3] = -0.5
+    np.savez(tmp_path / "odd.npz", maps)
+    saved = SavedWeights(tmp_path / "odd.npz")
+    picture = one_head(saved, saved.prepared, Choice(layer=0, head=1)).heatmap
+    assert (picture.signed, picture.limits, picture.values[2, 3]) == (True, (-1.0, 1.0), -0.5)
+    assert overview(saved, saved.prepared, Choice()).grids["encoder"].signed
+    assert not one_head(saved, saved.prepared, Choice(layer=0, head=0)).heatmap.signed

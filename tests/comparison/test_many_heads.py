@@ -1,0 +1,123 @@
+"""Groups, points, partners and alignments: answers that are known beforehand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import pdist, squareform
+from scipy.stats import spearmanr
+
+from attnscope.comparison import align, averaged, groups, matches, plane
+from attnscope.comparison.groups import silhouette
+
+
+def clouds(sizes, seed=0, far=10.0):
+    """Points in clouds around far centres, and the cloud of each."""
+    random = np.random.default_rng(seed)
+    labels = np.repeat(range(len(sizes)), sizes)
+    centres = far * np.eye(len(sizes), 5)
+    return centres[labels] + random.normal(size=(len(labels), 5)), labels
+
+
+def squared(points):
+    return squareform(pdist(points)) ** 2
+
+
+def test_heads_that_are_alike_make_a_group_and_one_that_is_not_is_a_loner():
+    points, labels = clouds([4, 6, 1])
+    found = groups(squared(points))
+    assert {frozenset(group) for group in found.members} == {
+        frozenset(np.flatnonzero(labels == cloud).tolist()) for cloud in range(3)
+    }
+    assert found.loners == (10,)
+    assert sorted(found.order) == list(range(11))
+    assert found.silhouette > 0.8
+
+
+def test_the_silhouette_is_that_of_its_definition():
+    points, labels = clouds([3, 4, 1], far=2.0)
+    distances = squareform(pdist(points))
+    scores = []
+    for i, label in enumerate(labels):
+        own = [distances[i, j] for j in range(8) if labels[j] == label and j != i]
+        if not own:
+            scores.append(0)
+            continue
+        others = [distances[i, labels == other].mean() for other in set(labels) - {label}]
+        a, b = np.mean(own), min(others)
+        scores.append((b - a) / max(a, b))
+    assert silhouette(distances, labels) == pytest.approx(np.mean(scores))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 999), scale=st.floats(1e-3, 1e3))
+def test_groups_are_nearer_within_than_pairs_are_in_general_at_any_scale(seed, scale):
+    distances = squared(np.random.default_rng(seed).normal(size=(15, 3)))
+    found = groups(distances)
+    assert groups(scale * distances).members == found.members
+    median = np.median(distances[np.triu_indices(15, 1)])
+    for i, group in enumerate(found.members):
+        for other in found.members[:i]:
+            assert distances[np.ix_(group, other)].mean() > 0.75 * median  # else they would have been joined
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_heads_that_are_all_the_same_are_one_group(count):
+    assert groups(np.zeros((count, count))).members == (tuple(range(count)),)
+
+
+def test_points_on_a_plane_are_found_again_up_to_a_turn():
+    points = np.random.default_rng(0).normal(size=(12, 2))
+    found = plane(squared(points))
+    assert squared(found.points) == pytest.approx(squared(points), abs=1e-9)
+    assert found.kept == pytest.approx(1)
+
+
+def test_what_a_plane_cannot_show_is_told():
+    found = plane(squared(np.eye(5)))  # four equal axes
+    assert found.kept == pytest.approx(0.5)
+    assert plane(np.zeros((1, 1))).points.tolist() == [[0, 0]]
+
+
+def test_a_shuffled_copy_is_matched_exactly():
+    random = np.random.default_rng(1)
+    points, shuffle = random.normal(size=(20, 6)), random.permutation(20)
+    distances = ((points[:, None] - points[shuffle]) ** 2).sum(-1)
+    assert [(row, shuffle[column]) for row, column in matches(distances)] == [(i, i) for i in range(20)]
+
+
+def test_of_more_heads_some_stay_alone():
+    assert matches(np.array([[5.0, 1.0], [2.0, 3.0], [1.0, 9.0]])) == ((0, 1), (2, 0))
+
+
+def test_what_is_put_in_left_out_and_replaced_is_told_apart():
+    one = ["the", "cat", "sat", "on", "the", "mat"]
+    other = ["the", "dog", "sat", "on", "the", "very", "old", "mat", "."]
+    assert align(one, other).steps == (
+        (0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (None, 5), (None, 6), (5, 7), (None, 8),
+    )  # fmt: skip
+    assert align(["a", "b", "c"], ["a", "x", "y", "c"]).steps == (
+        (0, 0), (1, None), (None, 1), (None, 2), (2, 3),
+    )  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(one=st.lists(st.sampled_from("abc")), other=st.lists(st.sampled_from("abc")))
+def test_an_alignment_has_every_token_once_and_in_order(one, other):
+    steps = align(one, other).steps
+    assert [i for i, _ in steps if i is not None] == list(range(len(one)))
+    assert [j for _, j in steps if j is not None] == list(range(len(other)))
+    assert align(one, one).pairs == tuple((i, i) for i in range(len(one)))
+
+
+def test_texts_count_once_each_and_their_agreement_is_a_rank_correlation():
+    random = np.random.default_rng(0)
+    tables = [squared(random.normal(size=(6, 3))) for _ in range(4)]
+    found = averaged(tables)
+    stack = np.stack(tables)
+    assert found.mean == pytest.approx(stack.mean(0))
+    assert found.error == pytest.approx(stack.std(0, ddof=1) / 2)
+    upper = np.triu_indices(6, 1)
+    expected = [spearmanr(stack[i][upper], np.delete(stack, i, 0).mean(0)[upper]).statistic for i in range(4)]
+    assert found.stability == pytest.approx(np.mean(expected))
+    assert averaged([tables[0], 2 * tables[0]]).stability == pytest.approx(1)

@@ -1,0 +1,13 @@
+"""A few inputs of every hostile kind; ``python -m tests.tools.fuzz`` tries thousands."""
+
+import pytest
+
+from tests.tools.fuzz.__main__ import try_kind
+from tests.tools.fuzz.kinds import KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")
+def test_whatever_comes_in_a_result_or_one_sentence_comes_out(kind, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert try_kind(kind, inputs=25, start=1) >= 25

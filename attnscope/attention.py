@@ -7,6 +7,7 @@ Rows are queries, columns are keys, heads and layers count from 0.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
@@ -67,6 +68,44 @@ class Site:
     call: int
     kind: Kind
     layer: int
+
+
+_HEAD = re.compile(r"(?:(encoder|decoder|cross)[ .])?(?:[Ll](\d+)[Hh](\d+)|(\d+)[.-](\d+))", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True, init=False)
+class Head:
+    """The one address of a head: ``Head("L5H3")``, ``Head("5.3")``, ``Head("cross L0H1")``, ``Head(5, 3)``.
+
+    ``kind`` is ``None`` where a model has the head in one kind of attention alone, or where nobody said which.
+    Raises ``SelectionError`` for a text that names no head.
+    """
+
+    layer: int
+    head: int
+    kind: Kind | None = None
+
+    def __init__(self, layer: int | str, head: int | None = None, kind: Kind | None = None) -> None:
+        if isinstance(layer, str):
+            match = _HEAD.fullmatch(layer.strip())
+            if match is None or head is not None:
+                raise SelectionError(
+                    f"{layer!r} is no head: write L5H3, 5.3 or 5-3, with a kind before it: cross L5H3"
+                )
+            kind = kind if match[1] is None else match[1]  # type: ignore[assignment]
+            layer, head = (int(number) for number in match.groups()[1:] if number is not None)
+        if head is None:
+            raise SelectionError(f"which head of layer {layer}? write L{layer}H0")
+        for name, value in (("layer", layer), ("head", head), ("kind", kind)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def name(self) -> str:
+        """Layer and head alone: ``L5H3``."""
+        return f"L{self.layer}H{self.head}"
+
+    def __str__(self) -> str:
+        return self.name if self.kind is None else f"{self.kind} {self.name}"
 
 
 class RowSource(Protocol):

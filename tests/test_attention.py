@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnscope.attention import Attention, HeldRows, Site, Token
+from attnscope.attention import Attention, Head, HeldRows, Site, Token
 from attnscope.errors import SelectionError
 
 
@@ -87,3 +87,23 @@ def test_some_heads_alone_are_numbered_anew(weights):
 def test_a_mask_that_all_heads_share_stays_shared(weights):
     mask = torch.ones(1, 1, 5, 7).tril().bool()
     assert torch.equal(attention(weights, mask).only([1]).allowed(0, 5), mask)
+
+
+@pytest.mark.parametrize("spelling", ["L5H3", "l5h3", "5.3", "5-3", " L5H3 "])
+def test_a_head_is_read_in_every_usual_spelling(spelling):
+    assert Head(spelling) == Head(5, 3)
+    assert str(Head(spelling)) == "L5H3"
+
+
+def test_a_head_carries_its_kind_where_it_is_said():
+    head = Head("cross L0H1")
+    assert (head.layer, head.head, head.kind) == (0, 1, "cross")
+    assert str(head) == "cross L0H1"
+    assert head.name == "L0H1"
+    assert Head("cross.L0H1") == head
+
+
+@pytest.mark.parametrize("spelling", ["", "L5", "H3", "5", "L5H3H1", "sideways L0H1", "L-1H2"])
+def test_what_names_no_head_is_refused_in_one_sentence(spelling):
+    with pytest.raises(SelectionError, match="write L5H3"):
+        Head(spelling)

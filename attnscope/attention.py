@@ -77,7 +77,7 @@ _HEAD = re.compile(r"(?:(encoder|decoder|cross)[ .])?(?:[Ll](\d+)[Hh](\d+)|(\d+)
 class Head:
     """The one address of a head: ``Head("L5H3")``, ``Head("5.3")``, ``Head("cross L0H1")``, ``Head(5, 3)``.
 
-    ``kind`` is ``None`` where a model has the head in one kind of attention alone, or where nobody said which.
+    ``kind`` is ``None`` where nobody said which of a model's kinds of attention is meant.
     Raises ``SelectionError`` for a text that names no head.
     """
 

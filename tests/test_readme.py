@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from attnscope.cli import app
-from tests import readme
+from tests.tools import readme
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 SHADE = re.compile(r"[░▒▓█▏▎▍▌▋▊▉]+")

@@ -1,4 +1,4 @@
-"""The commands ``train`` and ``loss`` as a user meets them; what they compute is tested in tests/network."""
+"""The commands ``train`` and ``loss`` as a user meets them; what they compute is tested in tests/training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from attnscope.cli.train import loss, train
 from attnscope.errors import AttnscopeError, InputError, ModelError
-from tests.network.corpus import write_corpus
+from tests.training.corpus import write_corpus
 
 TINY = ["--layers=1", "--heads=2", "--width=16", "--length=16", "--batch=4", "--vocabulary=80"]
 app = typer.Typer()

@@ -1,6 +1,6 @@
 """The README's commands: take them out, run them, and write their real output back.
 
-``python -m tests.readme`` runs every ``$ attnscope ...`` command of a console block in README.md, as it
+``python -m tests.tools.readme`` runs every ``$ attnscope ...`` command of a console block in README.md, as it
 would run in a pipe of 80 columns, and replaces what stands below it.
 """
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```console\n\$ (attnscope [^\n]*)\n(.*?)```", re.S)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)

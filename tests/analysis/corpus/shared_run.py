@@ -1,6 +1,6 @@
 """Run by torchrun in tests: a corpus in small windows, its figures written to a file by process 0.
 
-python -m torch.distributed.run --nproc-per-node 2 -m tests.analysis.shared_run OUT CHECKPOINT [TEXTS]
+python -m torch.distributed.run --nproc-per-node 2 -m tests.analysis.corpus.shared_run OUT CHECKPOINT [TEXTS]
 
 With a number of texts, process 1 dies when so many were counted.
 """

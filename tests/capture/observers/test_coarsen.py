@@ -7,7 +7,7 @@ from attnscope import memory
 from attnscope.capture.observers import coarsen as folding
 from attnscope.capture.observers.coarsen import Fold
 from attnscope.errors import SizeError
-from tests.capture.test_pool import random_attention
+from tests.capture.observers.test_pool import random_attention
 
 DOWN = torch.tensor([[0.5, 0.5] + [0.0] * 9, [0.0] * 2 + [1 / 9] * 9])
 ACROSS = torch.eye(13).view(13, 13)[[0, 4, 12]] + torch.eye(13)[[1, 5, 11]]

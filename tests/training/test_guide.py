@@ -11,7 +11,7 @@ from attnscope.network import Encoder, EncoderConfig
 from attnscope.training.data import Cutter
 from attnscope.training.guide import Guide, guiding, parse_guide, parse_guides, pattern_keys
 from attnscope.training.train import Settings, train
-from tests.network.corpus import sentences
+from tests.training.corpus import sentences
 
 CONFIG = EncoderConfig(vocabulary=40, width=32, layers=2, heads=4, hidden=64, max_positions=32)
 IDS = torch.tensor([[2, 7, 8, 7, 4, 7, 4, 3]])

@@ -17,7 +17,7 @@ from attnscope.training.checkpoint import Progress
 from attnscope.training.data import Cutter, Lines, read_stream, write_stream
 from attnscope.training.tokenizer import train_tokenizer
 from attnscope.training.train import Settings, evaluate, rows_loss, schedule, train
-from tests.network.corpus import sentences, write_corpus
+from tests.training.corpus import sentences, write_corpus
 
 CONFIG = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=32)
 SETTINGS = Settings(steps=12, batch=8, rate=5e-3, evaluate_every=4, evaluate_rows=8)

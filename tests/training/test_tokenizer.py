@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ KINDS = ["wordpiece", "bpe"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_lines_give_the_same_tokenizer(kind: str) -> None:
-    path = Path(__file__)
-    lines = list(islice(path.parent.joinpath("test_folder.py").open(encoding="utf-8"), 200))
+    lines = Path(__file__).with_name("test_data.py").read_text("utf-8").splitlines(keepends=True)
     texts = {train_tokenizer(lines, 400, kind).to_str() for _ in range(4)}
     assert len(texts) == 1
 

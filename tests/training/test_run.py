@@ -16,7 +16,7 @@ from attnscope.network import EncoderConfig, load
 from attnscope.training.checkpoint import Progress
 from attnscope.training.run import Outcome, Recipe, held_out_loss, train_on_files
 from attnscope.training.train import Settings
-from tests.network.corpus import write_corpus
+from tests.training.corpus import write_corpus
 
 CONFIG = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=64)
 RECIPE = Recipe(CONFIG, length=32, repeats=0.1)

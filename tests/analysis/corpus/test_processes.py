@@ -11,9 +11,9 @@ import pytest
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.models import load
 from attnscope.storage.corpus import Listed
-from tests.analysis.shared_run import TEXTS, figures
+from tests.analysis.corpus.shared_run import TEXTS, figures
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def launch(*arguments):
@@ -50,12 +50,12 @@ def alone():
 
 def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, alone):
     out, kept = tmp_path / "out.json", tmp_path / "sums.json"
-    died = launch("tests.analysis.shared_run", out, kept, 20)
+    died = launch("tests.analysis.corpus.shared_run", out, kept, 20)
     assert died.returncode != 0
     assert "the power went out" in died.stderr
     assert not out.exists()
     assert json.loads(kept.read_text())["state"]["progress"]["texts"] == 14
-    went_on = launch("tests.analysis.shared_run", out, kept)
+    went_on = launch("tests.analysis.corpus.shared_run", out, kept)
     assert went_on.returncode == 0, went_on.stderr
     found = json.loads(out.read_text())
     assert (found["title"], found["ran"]) == (alone.title, alone.ran)

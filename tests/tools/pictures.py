@@ -1,4 +1,4 @@
-"""The README's picture, drawn anew: ``python -m tests.pictures``."""
+"""The README's picture, drawn anew: ``python -m tests.tools.pictures``."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from attnscope.cli.answers import of_overview, save
 from attnscope.models import load
 
 TEXT = "The cat sat on the mat because it was tired."
-PICTURES = Path(__file__).parent.parent / ".pictures"
+PICTURES = Path(__file__).parents[2] / ".pictures"
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ The public face, each name loaded when it is first used:
     Choice, overview, one_head, one_token   look at a text through it
     stats, survey, whole_layers             measure its heads, list its sites, keep its weights
     all_heads, export                       any picture from one pass; all of it as files
-    SavedWeights                            a file of weights in a model's place
+    WeightsFile                            a file of weights in a model's place
     read_corpus, corpus_stats               measure its heads over many texts
     ablated, claim                          take a head away, check what is said of heads
     compare, through_layers                 compare all heads, or one head number through the layers
@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "Attention": "attnscope.attention",
     "Choice": "attnscope.analysis.selection",
-    "SavedWeights": "attnscope.models.weights_file",
+    "WeightsFile": "attnscope.models.weights_file",
     "Site": "attnscope.attention",
     "Token": "attnscope.attention",
     "ablated": "attnscope.analysis.intervention.ablation",

@@ -11,7 +11,7 @@ import attnscope
 FACE = [
     "Attention",
     "Choice",
-    "SavedWeights",
+    "WeightsFile",
     "Site",
     "Token",
     "ablated",

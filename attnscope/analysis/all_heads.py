@@ -13,7 +13,7 @@ from attnscope.analysis.sentences import kind_title, provenance
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
 from attnscope.measures import HeadFigures, Measured
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.views import Focus, Grid, Heatmap, focus, grid
 
 
@@ -72,7 +72,7 @@ class AllHeads:
         return replace(picture, size=(seen[0].queries, seen[0].keys))
 
 
-def all_heads(model: Model, prepared: Prepared, choice: Choice) -> AllHeads:
+def all_heads(model: Model, prepared: ModelInput, choice: Choice) -> AllHeads:
     """Run the model once, and keep and measure all heads of the layers that are meant.
 
     Raises ``SelectionError`` if the choice names something that does not exist.

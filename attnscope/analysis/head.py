@@ -15,7 +15,7 @@ from attnscope.capture import SiteRecord
 from attnscope.capture.observers.coarsen import Fold
 from attnscope.capture.observers.only import Only
 from attnscope.measures import MEASURES, HeadFigures, Measured
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.views import Heatmap, Reading, heatmap
 
 LARGEST = 1024
@@ -36,7 +36,7 @@ class OneHead:
     seen: SiteRecord
 
 
-def one_head(model: Model, prepared: Prepared, choice: Choice) -> OneHead:
+def one_head(model: Model, prepared: ModelInput, choice: Choice) -> OneHead:
     """Run the model once, and keep and measure the one head that is meant.
 
     Where it exists in several kinds of attention the first is shown, and a note names the others. Raises

@@ -12,7 +12,7 @@ from attnscope.axes import Weights
 from attnscope.capture import Observer, Record
 from attnscope.capture.observers.coarsen import Fold
 from attnscope.capture.observers.only import Only
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 
 LARGEST = 512
 """Rows and columns of each head; a longer text is pooled to as many."""
@@ -43,7 +43,7 @@ class WholeLayers:
 
 
 def whole_layers(
-    model: Model, prepared: Prepared, choice: Choice, observers: Sequence[Observer] = ()
+    model: Model, prepared: ModelInput, choice: Choice, observers: Sequence[Observer] = ()
 ) -> WholeLayers:
     """Run the model once and keep all heads of the layers that are meant; ``observers`` see them too.
 

@@ -13,7 +13,7 @@ from attnscope.capture import Record
 from attnscope.capture.observers.coarsen import Fold, Folded
 from attnscope.capture.observers.only import Only
 from attnscope.measures import HeadFigures, Measured
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.views import Grid, grid
 
 THUMBNAIL = 64
@@ -30,7 +30,7 @@ class Overview:
     notes: tuple[str, ...]
 
 
-def overview(model: Model, prepared: Prepared, choice: Choice) -> Overview:
+def overview(model: Model, prepared: ModelInput, choice: Choice) -> Overview:
     """Run the model once, and fold and measure every head that is meant.
 
     Raises ``SelectionError`` if the choice names something that does not exist.

@@ -11,7 +11,7 @@ from attnscope.axes import Place, Weights, places
 from attnscope.axes.places import joined
 from attnscope.capture import Pool, Record
 from attnscope.capture.observers.pool import Pooled
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 
 CELLS = 256
 """Rows and columns of a map, at most."""
@@ -23,7 +23,7 @@ HELD = {
 }
 
 
-def pooled_layers(pool: Pool, model: Model, prepared: Prepared, record: Record) -> WholeLayers:
+def pooled_layers(pool: Pool, model: Model, prepared: ModelInput, record: Record) -> WholeLayers:
     """What a pool has kept, with the ranges of tokens that its rows and columns stand for.
 
     Where an attention ran over a batch (windows of an image), its mean is kept.

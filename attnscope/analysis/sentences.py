@@ -11,7 +11,7 @@ from attnscope.axes import Weights
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers.coarsen import Folded
 from attnscope.errors import SelectionError
-from attnscope.models import Prepared
+from attnscope.models import ModelInput
 
 KINDS = ("encoder", "decoder", "cross")
 
@@ -94,7 +94,7 @@ def broken(maps: Sequence[Folded]) -> list[str]:
     ]
 
 
-def remarks(maps: Sequence[Folded], prepared: Prepared) -> list[str]:
+def remarks(maps: Sequence[Folded], prepared: ModelInput) -> list[str]:
     """Notes on what was drawn of some maps: numbers that are none, and batches drawn as their mean."""
     notes = broken(maps)
     counts: dict[int, list[Folded]] = {}

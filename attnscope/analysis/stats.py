@@ -20,7 +20,7 @@ from attnscope.capture.observers.pool import How
 from attnscope.capture.recorder import Observer
 from attnscope.fused.fused_pass import SHORTEST, SinglePass
 from attnscope.measures import DEFAULT, HeadFigures, Measured
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Stats:
 
 def stats(
     model: Model,
-    prepared: Prepared,
+    prepared: ModelInput,
     choice: Choice,
     *,
     names: tuple[str, ...] = DEFAULT,
@@ -82,7 +82,7 @@ def stats(
 
 def measuring_pass(
     model: Model,
-    prepared: Prepared,
+    prepared: ModelInput,
     measured: Measured,
     choice: Choice,
     ids: Sequence[Sequence[int]],

@@ -14,7 +14,7 @@ from torch import Tensor
 from attnscope.analysis.reported import fault
 from attnscope.attention import Attention
 from attnscope.capture import Hole, RowSums, SiteRecord
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 
 Verdict: TypeAlias = Literal["right", "wrong", "none"]
 
@@ -50,7 +50,7 @@ class Survey:
     notes: tuple[str, ...]
 
 
-def survey(model: Model, prepared: Prepared) -> Survey:
+def survey(model: Model, prepared: ModelInput) -> Survey:
     """Run the model once with eager ``output_attentions`` and once as it is, and compare the two.
 
     Holds what the model reports of all layers at once, so the text should be short.
@@ -89,7 +89,7 @@ class _Compared:
         return ("right", None) if self.faults[call] is None else ("wrong", self.faults[call])
 
 
-def _own_outputs(model: Model, prepared: Prepared) -> Any:
+def _own_outputs(model: Model, prepared: ModelInput) -> Any:
     """What the model returns when asked for its attention, ``None`` if it cannot be asked."""
     if not hasattr(model.module, "set_attn_implementation"):
         return None

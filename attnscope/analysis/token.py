@@ -18,7 +18,7 @@ from attnscope.capture import SiteRecord
 from attnscope.capture.observers.coarsen import Fold, Folded, Folding
 from attnscope.capture.observers.only import Only
 from attnscope.errors import SelectionError
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.models.images import Picture
 from attnscope.views import Bars, Focus, Lit, ranked
 
@@ -29,7 +29,7 @@ BESIDE = 5
 """As many beside a picture that shows them all."""
 
 
-def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
+def one_token(model: Model, prepared: ModelInput, choice: Choice) -> Focus:
     """Run the model once, and rank the row and the column of the token that is meant.
 
     With a layer and a head: of that head; otherwise the mean over the heads of that layer, or of all.
@@ -71,7 +71,7 @@ def one_token(model: Model, prepared: Prepared, choice: Choice) -> Focus:
     )
 
 
-def _axes(prepared: Prepared, seen: SiteRecord) -> tuple[Axis, Axis]:
+def _axes(prepared: ModelInput, seen: SiteRecord) -> tuple[Axis, Axis]:
     """The tokens of a site's rows and columns, or bare positions where there are none for them."""
     axes = prepared.axes.get(seen.site.kind)
     if axes is not None and (len(axes[0]), len(axes[1])) == (seen.queries, seen.keys):
@@ -145,7 +145,7 @@ def _tokens(folding: AxisFolding, place: int, *, mean: bool) -> torch.Tensor:
     return matrix
 
 
-def _nowhere(choice: Choice, prepared: Prepared, *foldings: AxisFolding) -> str:
+def _nowhere(choice: Choice, prepared: ModelInput, *foldings: AxisFolding) -> str:
     picture = prepared.picture
     if picture is not None and picture.grid is not None and foldings[0].size == len(picture.tokens):
         rows, columns = picture.grid

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from attnscope.analysis.intervention.ablation import Ablation, Changed
-    from attnscope.models import Model, Prepared
+    from attnscope.models import Model, ModelInput
 
 MOST = 8
 """Tokens whose guess changed most that are listed."""
 
 
-def show_ablation(context: typer.Context, model: Model, prepared: Prepared) -> None:
+def show_ablation(context: typer.Context, model: Model, prepared: ModelInput) -> None:
     """Take the head of --ablate away, and print what changes in the model's guesses."""
     from attnscope.analysis.intervention.ablation import ablated
     from attnscope.analysis.selection import Choice

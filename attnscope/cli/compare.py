@@ -19,7 +19,7 @@ from attnscope.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from attnscope.cli.compared import Compared
-    from attnscope.models import Model, Prepared
+    from attnscope.models import Model, ModelInput
 
 EXAMPLES = """Examples:
 
@@ -144,7 +144,7 @@ def compare(
     choice = Choice(layer=layer, head=number, kind=kind, words=words, hide_special=hide_special)
     loaded = load_model(context)
 
-    def prepare(reader: Model, one: str, other: str | None) -> Prepared:
+    def prepare(reader: Model, one: str, other: str | None) -> ModelInput:
         return reader.prepare(one, other, max_tokens=max_tokens, truncate=truncate)
 
     prepared = [prepare(loaded, *each) for each in given]

@@ -13,7 +13,7 @@ from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
 
 if TYPE_CHECKING:
-    from attnscope.models import Model, Prepared
+    from attnscope.models import Model, ModelInput
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Given:
     saved: bool = False
     image: Path | None = None
 
-    def prepare(self, model: Model) -> Prepared:
+    def prepare(self, model: Model) -> ModelInput:
         """The input as the model reads it, with what it writes on. Raises ``AttnscopeError``."""
         prepared = self._read(model)
         if self.count is None:
@@ -41,11 +41,11 @@ class Given:
         with waiting(f"{model.name} writes up to {self.count:,} tokens"):
             return model.generate(prepared, self.count, temperature=self.temperature, seed=self.seed)
 
-    def _read(self, model: Model) -> Prepared:
+    def _read(self, model: Model) -> ModelInput:
         if self.saved:
-            from attnscope.models.weights_file import SavedWeights
+            from attnscope.models.weights_file import WeightsFile
 
-            assert isinstance(model, SavedWeights)
+            assert isinstance(model, WeightsFile)
             return model.prepared
         if self.image is not None:
             return model.prepare_image(self.image, self.text or None)

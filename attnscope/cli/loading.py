@@ -21,9 +21,9 @@ def load_model(context: typer.Context) -> Model:
     Raises ``ModelError``, or ``InputError`` for a file that cannot be read.
     """
     if context.params.get("saved") is not None:
-        from attnscope.models.weights_file import SavedWeights
+        from attnscope.models.weights_file import WeightsFile
 
-        return SavedWeights(context.params["saved"])
+        return WeightsFile(context.params["saved"])
     from attnscope.models import load
 
     name = context.params["model"]
@@ -33,5 +33,5 @@ def load_model(context: typer.Context) -> Model:
             name,
             **{option: asked[option] for option in OPTIONS},
             generative=asked.get("generate") is not None,
-            guessing=bool(asked.get("importance") or asked.get("ablate")),
+            predicting=bool(asked.get("importance") or asked.get("ablate")),
         )

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from attnscope.errors import InputError, ModelError
-from attnscope.models.model import Model, Prepared
+from attnscope.models.inputs import ModelInput
+from attnscope.models.model import Model
 from attnscope.network.folder import BUNDLED, is_encoder_folder
 
-__all__ = ["DTYPES", "Model", "Prepared", "load", "prepare_tensors"]
+__all__ = ["DTYPES", "Model", "ModelInput", "load", "prepare_tensors"]
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
@@ -27,7 +28,7 @@ def load(
     allow_pickle: bool = False,
     tokenizer: str = "own",
     generative: bool = False,
-    guessing: bool = False,
+    predicting: bool = False,
     device_map: str | Mapping[str, str] | None = None,
 ) -> Model:
     """Load a model by name.
@@ -39,7 +40,7 @@ def load(
     ``DTYPES`` (auto keeps the type of the stored weights).
     Code in a model's folder runs only with ``trust_remote_code``, pickled weights load only with
     ``allow_pickle``. ``generative`` brings the head with which a Hugging Face model writes on, for
-    ``Model.generate``; ``guessing`` the one that it was trained with, for head importance and ablation.
+    ``Model.generate``; ``predicting`` the one that it was trained with, for head importance and ablation.
 
     ``device_map`` spreads a Hugging Face model that is too large for one device over all there are ("auto",
     "balanced", "sequential", or a place for every module), and needs accelerate. Raises ``ModelError``.
@@ -54,7 +55,7 @@ def load(
         raise ModelError(f"{name} lives on one device: a device map is for Hugging Face models")
     if module:
         from attnscope.models.module import ModuleModel, load_module
-        from attnscope.models.reading import load_reader
+        from attnscope.models.reader import load_reader
 
         return ModuleModel(name, load_module(name, device=place, dtype=kind), load_reader(tokenizer))
     if name in BUNDLED or is_encoder_folder(folder):
@@ -77,12 +78,12 @@ def load(
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
         generative=generative,
-        guessing=guessing,
+        predicting=predicting,
         device_map=device_map,
     )
 
 
-def prepare_tensors(model: Model, file: Path) -> Prepared:
+def prepare_tensors(model: Model, file: Path) -> ModelInput:
     """A module's own inputs, from a file of named tensors. Raises ``InputError``."""
     from attnscope.models.module import ModuleModel, load_tensors
 

@@ -40,12 +40,12 @@ def load_huggingface(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     generative: bool = False,
-    guessing: bool = False,
+    predicting: bool = False,
     device_map: str | Mapping[str, str] | None = None,
 ) -> HuggingFaceModel | VisionModel:
     """Load a hub id or a local folder. ``dtype`` ``None`` takes the type that the weights are stored in.
 
-    ``generative`` loads the language-model head with which it writes on, ``guessing`` the one that it was
+    ``generative`` loads the language-model head with which it writes on, ``predicting`` the one that it was
     trained with. ``device_map`` spreads the layers over devices (needs accelerate); then ``device`` says
     nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded,
     ``SizeError`` if its weights would not fit the memory that is free.
@@ -64,7 +64,7 @@ def load_huggingface(
         instead = "take a smaller --dtype, or a smaller model"
         require(weights_size(name, revision, dtype), f"{name} with its weights", instead)
     try:
-        loaded, loading = _class(config, generative, guessing).from_pretrained(
+        loaded, loading = _class(config, generative, predicting).from_pretrained(
             name,
             config=config,
             dtype="auto" if dtype is None else dtype,
@@ -77,13 +77,13 @@ def load_huggingface(
         raise ModelError(_reason(name, error)) from error
     if device_map is None:
         loaded.to(device)
-    headed = generative or guessing
+    headed = generative or predicting
     module = loaded.base_model if headed else loaded
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
     if headed:
         _expect_head(name, loaded, missing)
     notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
-    writer = _plainly_writing(loaded) if generative else loaded if guessing else None
+    writer = _plainly_writing(loaded) if generative else loaded if predicting else None
     processor = functools.partial(load_processor, name, **asked)
     if not accepts(module, "input_ids"):
         if not accepts(module, "pixel_values"):
@@ -96,7 +96,7 @@ def load_huggingface(
     )
 
 
-def _class(config: Any, generative: bool, guessing: bool) -> Any:
+def _class(config: Any, generative: bool, predicting: bool) -> Any:
     """The automatic class that loads what is wanted.
 
     Some types exist as masked and as causal models; what the folder says it was saved from decides, and a
@@ -104,7 +104,7 @@ def _class(config: Any, generative: bool, guessing: bool) -> Any:
     """
     import transformers
 
-    if not generative and not guessing:
+    if not generative and not predicting:
         return transformers.AutoModel
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
@@ -113,7 +113,7 @@ def _class(config: Any, generative: bool, guessing: bool) -> Any:
     masked = type(config) in transformers.AutoModelForMaskedLM._model_mapping
     return (
         transformers.AutoModelForMaskedLM
-        if guessing and masked and not causal
+        if predicting and masked and not causal
         else transformers.AutoModelForCausalLM
     )
 
@@ -125,7 +125,7 @@ def _expect_head(name: str, writer: Any, missing: Sequence[str]) -> None:
     outside = {id(weights) for weights in (head.parameters() if head is not None else ())}
     for key, weights in writer.named_parameters():
         if key in missing and (id(weights) in outside or (base is not writer and id(weights) not in inside)):
-            raise ModelError(f"{name} guesses no tokens: it has no language-model head (no {key})")
+            raise ModelError(f"{name} predicts no tokens: it has no language-model head (no {key})")
 
 
 def _plainly_writing(writer: Any) -> Any:

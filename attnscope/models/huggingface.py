@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError, first_line
+from attnscope.models.generation import Drawing, account, opened, write_cached
 from attnscope.models.images import read_image
-from attnscope.models.model import Asked, Model, Prepared, accepts
+from attnscope.models.inputs import ModelInput, Objective
+from attnscope.models.model import Model, accepts
 from attnscope.models.tokens import tokens_of, tokens_of_ids
 from attnscope.models.vision import fitting, patch_axes
-from attnscope.models.writing import Drawing, Vocabulary, account, opened, write_cached
+from attnscope.models.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class HuggingFaceModel(Model):
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> Prepared:
+    ) -> ModelInput:
         """The inputs and labelled axes of a text; a second text is its pair, or a decoder's target.
 
         Without a target an encoder-decoder model reads the text on both sides, and a note says so; one that
@@ -73,7 +75,7 @@ class HuggingFaceModel(Model):
         }
         return replace(prepared, inputs=inputs, entry=entry)
 
-    def prepare_image(self, path: Path, text: str | None = None) -> Prepared:
+    def prepare_image(self, path: Path, text: str | None = None) -> ModelInput:
         """An image for the image tower of a model that has one, or with a text for both of its towers."""
         alone = hasattr(self.module, "get_image_features")
         if self._processor is None or not accepts(self.module, "pixel_values"):
@@ -83,7 +85,7 @@ class HuggingFaceModel(Model):
         if text is None and not alone:
             raise InputError(f"{self.name} reads a text beside the image: give both")
         fields, picture = read_image(path, self._processor(), self.module)
-        prepared = Prepared({}, patch_axes(picture), picture.tokens, picture=picture)
+        prepared = ModelInput({}, patch_axes(picture), picture.tokens, picture=picture)
         if text is None:
             entry = "get_image_features"
             inputs = {name: fields[name] for name in fields if accepts(self.module, name, entry)}
@@ -105,7 +107,7 @@ class HuggingFaceModel(Model):
         reply: bool = False,
         max_tokens: int | None = None,
         truncate: bool = False,
-    ) -> Prepared:
+    ) -> ModelInput:
         """A text as a user's message, by the chat template of the tokenizer."""
         if not getattr(self.tokenizer, "chat_template", None):
             return super().prepare_chat(text)
@@ -120,8 +122,8 @@ class HuggingFaceModel(Model):
         return self._source_and_target(read, None, truncate) if self.encoder_decoder else self._one(read)
 
     def generate(
-        self, prepared: Prepared, count: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> Prepared:
+        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> ModelInput:
         """The text with up to ``count`` tokens that the model writes on, recorded while it writes."""
         if self.writer is None:
             raise ModelError(f"{self.name} was loaded without what writes: load it with generative=True")
@@ -159,14 +161,14 @@ class HuggingFaceModel(Model):
             return replace(written, notes=(*notes, note))
         return replace(written, replay=steps.replay(record, axes))
 
-    def _one(self, read: _Read) -> Prepared:
+    def _one(self, read: _Read) -> ModelInput:
         axes: dict[Kind, tuple[Axis, Axis]] = {
             "encoder": (read.tokens, read.tokens),
             "decoder": (read.tokens, read.tokens),
         }
-        return Prepared(self._tensors(read.fields), axes, read.tokens, read.notes, self.settings)
+        return ModelInput(self._tensors(read.fields), axes, read.tokens, read.notes, self.settings)
 
-    def _source_and_target(self, source: _Read, target: str | None, truncate: bool) -> Prepared:
+    def _source_and_target(self, source: _Read, target: str | None, truncate: bool) -> ModelInput:
         start, notes = self._start(), source.notes
         if target is not None:
             wanted = self._read([target], None, truncate)
@@ -184,7 +186,7 @@ class HuggingFaceModel(Model):
             "decoder": (decoder, decoder),
             "cross": (decoder, source.tokens),
         }
-        return Prepared(inputs, axes, source.tokens, notes, self.settings)
+        return ModelInput(inputs, axes, source.tokens, notes, self.settings)
 
     def _fields(self, texts: Sequence[str], **asked: Any) -> Any:
         """What the tokenizer makes of texts. Raises ``ModelError`` if it fails, as a damaged one does."""
@@ -220,22 +222,20 @@ class HuggingFaceModel(Model):
         return {*self.tokenizer.all_special_ids, *(id_ for id_, token in added.items() if token.special)}
 
     @property
-    def asked(self) -> Asked:
+    def objective(self) -> Objective:
         """Hidden tokens of a masked model, else each next one. Raises ``ModelError`` without a head."""
         if self.writer is None:
-            raise ModelError(f"{self.name} was loaded without its output head: load it with guessing=True")
+            raise ModelError(f"{self.name} was loaded without its output head: load it with predicting=True")
         mask = None
         if type(self.writer).__name__.endswith("ForMaskedLM"):
             mask = self.tokenizer.mask_token_id
             if mask is None:
-                raise ModelError(
-                    f"{self.name} guesses hidden tokens, but its tokenizer has no token for them"
-                )
+                raise ModelError(f"{self.name} predicts masked tokens, but its tokenizer has no mask token")
         side = "decoder_input_ids" if self.encoder_decoder else "input_ids"
-        return Asked(side, mask, self._vocabulary())
+        return Objective(side, mask, self._vocabulary())
 
-    def logits(self, prepared: Prepared, copies: Tensor, at: Tensor) -> Tensor:
-        """One pass: scores over the vocabulary at some positions.  [guess], [guess] -> [guess, vocabulary]"""
+    def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
+        """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]"""
         scores: Tensor = self.writer(**prepared.inputs, **prepared.settings).logits
         return scores[copies.to(scores.device), at.to(scores.device)]
 

@@ -4,62 +4,25 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.memory import out_of_memory, require
+from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.size import pass_size
 
 if TYPE_CHECKING:
-    from attnscope.capture import Observer, Record, Replay
-    from attnscope.models.images import Picture
-    from attnscope.models.writing import Vocabulary
+    from attnscope.capture import Observer, Record
 
 SMALL_PASS = 4e9
 """Floating-point operations of a pass below which threads cost more than they bring."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A text as a model reads it.
-
-    ``inputs`` go into the model's forward as keywords, ``axes`` labels the queries and keys of every
-    kind of attention, ``tokens`` is the text itself, ``notes`` says what was done to it (cut, joined),
-    ``settings`` are further keywords, ``arguments`` go in by position. ``replay`` holds a generation that
-    was recorded while it ran: then nothing runs again. ``picture`` is the image that was read, ``entry`` the
-    method of the module to call where that is not the whole forward.
-    """
-
-    inputs: Mapping[str, Tensor]  # each [batch, token]
-    axes: Mapping[Kind, tuple[Axis, Axis]]
-    tokens: tuple[Token, ...]
-    notes: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    arguments: tuple[Tensor, ...] = ()
-    replay: Replay | None = None
-    picture: Picture | None = None
-    entry: str = "__call__"
-
-
-class Asked(NamedTuple):
-    """How a model guesses tokens.
-
-    ``input`` names the ids among its inputs. ``mask`` is the id that hides a token, which it then guesses at
-    its place; ``None`` if it guesses each next token.
-    """
-
-    input: str
-    mask: int | None
-    vocabulary: Vocabulary
 
 
 class Model(ABC):
@@ -98,7 +61,7 @@ class Model(ABC):
     @abstractmethod
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> Prepared:
+    ) -> ModelInput:
         """The inputs and labelled axes of one text, or of a pair of texts.
 
         ``max_tokens`` cuts the text at that many tokens. A text longer than the model's positions
@@ -107,11 +70,13 @@ class Model(ABC):
 
     def prepare_all(
         self, texts: Sequence[str], *, max_tokens: int | None = None, truncate: bool = False
-    ) -> list[Prepared | InputError]:
+    ) -> list[ModelInput | InputError]:
         """``prepare`` for many texts, with what it raised in the place of a text that it refused."""
         return [self._prepare_or_refuse(text, max_tokens, truncate) for text in texts]
 
-    def _prepare_or_refuse(self, text: str, max_tokens: int | None, truncate: bool) -> Prepared | InputError:
+    def _prepare_or_refuse(
+        self, text: str, max_tokens: int | None, truncate: bool
+    ) -> ModelInput | InputError:
         try:
             return self.prepare(text, max_tokens=max_tokens, truncate=truncate)
         except InputError as error:
@@ -125,7 +90,7 @@ class Model(ABC):
         reply: bool = False,
         max_tokens: int | None = None,
         truncate: bool = False,
-    ) -> Prepared:
+    ) -> ModelInput:
         """A text as a user's message in the model's chat format; ``system`` is a message before it.
 
         ``reply`` opens the model's turn, for it to write on. Raises ``InputError`` for a model that has no
@@ -133,7 +98,7 @@ class Model(ABC):
         """
         raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
 
-    def prepare_image(self, path: Path, text: str | None = None) -> Prepared:
+    def prepare_image(self, path: Path, text: str | None = None) -> ModelInput:
         """An image file, or a text and an image, as the model reads them.
 
         Raises ``InputError`` for a model that reads no images, or for a file that is none.
@@ -141,8 +106,8 @@ class Model(ABC):
         raise InputError(f"{self.name} reads text, not images: leave out --image, or choose a vision model")
 
     def generate(
-        self, prepared: Prepared, count: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> Prepared:
+        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> ModelInput:
         """The text with up to ``count`` tokens that the model writes on, fewer if it ends the text itself.
 
         At temperature 0 each token is the likeliest one; above, it is drawn with ``seed``. A model with a
@@ -152,18 +117,18 @@ class Model(ABC):
         raise ModelError(f"{self.name} does not write text: it has no output that is scores of a next token")
 
     @property
-    def asked(self) -> Asked:
-        """How the model is asked to guess a token. Raises ``ModelError`` for one without an output head."""
-        raise ModelError(f"{self.name} guesses no tokens: it has no output head over a vocabulary")
+    def objective(self) -> Objective:
+        """How the model predicts a token. Raises ``ModelError`` for one without an output head."""
+        raise ModelError(f"{self.name} predicts no tokens: it has no output head over a vocabulary")
 
-    def logits(self, prepared: Prepared, copies: Tensor, at: Tensor) -> Tensor:
-        """One pass: scores over the vocabulary at some positions.  [guess], [guess] -> [guess, vocabulary]
+    def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
+        """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]
 
         ``copies`` and ``at`` say where in the batch. Raises ``ModelError`` for one without an output head.
         """
-        raise ModelError(f"{self.name} guesses no tokens: it has no output head over a vocabulary")
+        raise ModelError(f"{self.name} predicts no tokens: it has no output head over a vocabulary")
 
-    def run(self, prepared: Prepared, observers: Sequence[Observer]) -> Record:
+    def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
         """One forward pass, or one recorded generation, seen by ``observers``.
 
         Raises ``ModelError`` if no attention happens in it, and for whatever the model raises, quoting it;
@@ -184,7 +149,7 @@ class Model(ABC):
             run(*prepared.arguments, **prepared.inputs, **prepared.settings)
         return self._attended(record)
 
-    def _require_memory(self, prepared: Prepared) -> None:
+    def _require_memory(self, prepared: ModelInput) -> None:
         """Refuse what is sure not to fit: a machine may end the whole process for it."""
         if self.device.type != "cpu" or not prepared.tokens:
             return
@@ -194,7 +159,7 @@ class Model(ABC):
         require(size, f"{self.name} on {tokens:,} tokens", "cut the text with --max-tokens")
 
     @contextmanager
-    def _quoting(self, prepared: Prepared) -> Iterator[None]:
+    def _quoting(self, prepared: ModelInput) -> Iterator[None]:
         """Turn what a model raises into a ``ModelError``; a lack of memory stays what it is."""
         try:
             yield
@@ -215,7 +180,7 @@ class Model(ABC):
         return record
 
     @contextmanager
-    def threads(self, prepared: Prepared) -> Iterator[None]:
+    def threads(self, prepared: ModelInput) -> Iterator[None]:
         """One thread for a short text on the CPU, where several would only wait for each other."""
         operations = 2.0 * sum(weights.numel() for weights in self.module.parameters()) * len(prepared.tokens)
         before = torch.get_num_threads()

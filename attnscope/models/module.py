@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import AttnscopeError, InputError, ModelError, first_line
-from attnscope.models.model import Model, Prepared
-from attnscope.models.reading import Reader
-from attnscope.models.writing import Drawing, account, opened, written
+from attnscope.models.generation import Drawing, account, opened, written
+from attnscope.models.inputs import ModelInput
+from attnscope.models.model import Model
+from attnscope.models.reader import Reader
 
 
 class ModuleModel(Model):
@@ -33,7 +34,7 @@ class ModuleModel(Model):
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> Prepared:
+    ) -> ModelInput:
         """Token ids as the module's one argument, labelled with the tokenizer's tokens."""
         ids, tokens = self.reader.read(text, second)
         keep, notes = self._fit(len(ids), max_tokens=max_tokens, truncate=truncate)
@@ -42,8 +43,8 @@ class ModuleModel(Model):
         return self._prepared(tokens, notes)
 
     def generate(
-        self, prepared: Prepared, count: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> Prepared:
+        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> ModelInput:
         """The text with up to ``count`` tokens written on, by whole passes; one more shows them all.
 
         The module returns the scores of the next token behind every token or behind the last one, alone, as
@@ -78,16 +79,16 @@ class ModuleModel(Model):
             )
         return found.reshape(-1, found.shape[-1])[-1, :size]
 
-    def _prepared(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> Prepared:
+    def _prepared(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
         axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (tokens, tokens), "decoder": (tokens, tokens)}
         argument = torch.tensor([[token.id for token in tokens]], device=self.device)  # [1, token]
-        return Prepared({}, axes, tokens, notes, arguments=(argument,))
+        return ModelInput({}, axes, tokens, notes, arguments=(argument,))
 
-    def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> Prepared:
+    def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
         """The user's own tensors, by the names of the forward's arguments, or numbered ``0``, ``1``, ..."""
         placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         if all(name.isdigit() for name in placed):
-            return Prepared({}, {}, (), arguments=tuple(placed[name] for name in sorted(placed, key=int)))
+            return ModelInput({}, {}, (), arguments=tuple(placed[name] for name in sorted(placed, key=int)))
         parameters = inspect.signature(self.module.forward).parameters
         unknown = [name for name in placed if name not in parameters]
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -95,7 +96,7 @@ class ModuleModel(Model):
                 f"{self.name} has no input {unknown[0]!r}: its forward takes {', '.join(parameters)}; "
                 "name the tensors so, or number them 0, 1, ..."
             )
-        return Prepared(placed, {}, ())
+        return ModelInput(placed, {}, ())
 
 
 def load_module(name: str, *, device: torch.device, dtype: torch.dtype | None) -> nn.Module:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError
-from attnscope.models.model import Asked, Model, Prepared
-from attnscope.models.reading import Reader
-from attnscope.models.writing import Drawing, account, opened, written
+from attnscope.models.generation import Drawing, account, opened, written
+from attnscope.models.inputs import ModelInput, Objective
+from attnscope.models.model import Model
+from attnscope.models.reader import Reader
 from attnscope.network import Encoder, load, untrained
 from attnscope.network.folder import BUNDLED, PRETRAINED, WEIGHTS
 from attnscope.network.tokenizer import MASK
@@ -31,7 +32,7 @@ class OwnModel(Model):
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> Prepared:
+    ) -> ModelInput:
         """The inputs and labelled axes of a text, or of a pair that the model reads as two segments."""
         ids, tokens = self.reader.read(text, second)
         keep, notes = self._fit(len(ids), max_tokens=max_tokens, truncate=truncate)
@@ -41,11 +42,11 @@ class OwnModel(Model):
 
     def prepare_all(
         self, texts: Sequence[str], *, max_tokens: int | None = None, truncate: bool = False
-    ) -> list[Prepared | InputError]:
+    ) -> list[ModelInput | InputError]:
         """``prepare`` for many texts, tokenized together."""
         limit = min(limit for limit in (max_tokens, self.positions) if limit is not None)
 
-        def prepared(text: str, ids: list[int], tokens: tuple[Token, ...]) -> Prepared | InputError:
+        def prepared(text: str, ids: list[int], tokens: tuple[Token, ...]) -> ModelInput | InputError:
             if len(ids) > limit:
                 return self._prepare_or_refuse(text, max_tokens, truncate)
             return self._prepared(ids, tokens, ())
@@ -55,8 +56,8 @@ class OwnModel(Model):
         ]
 
     def generate(
-        self, prepared: Prepared, count: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> Prepared:
+        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> ModelInput:
         """The text with up to ``count`` tokens written on. It keeps no cache: one pass shows them all."""
         encoder: Encoder = self.module  # type: ignore[assignment]
         if not encoder.config.causal:
@@ -76,25 +77,25 @@ class OwnModel(Model):
         return self._prepared([token.id for token in whole], whole, notes)
 
     @property
-    def asked(self) -> Asked:
+    def objective(self) -> Objective:
         """Hidden tokens, or each next one of a causal encoder."""
         encoder: Encoder = self.module  # type: ignore[assignment]
         mask = None if encoder.config.causal else self.reader.tokenizer.token_to_id(MASK)
-        return Asked("ids", mask, self.reader.vocabulary)
+        return Objective("ids", mask, self.reader.vocabulary)
 
-    def logits(self, prepared: Prepared, copies: Tensor, at: Tensor) -> Tensor:
-        """One pass: scores over the vocabulary at some positions.  [guess], [guess] -> [guess, vocabulary]"""
+    def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
+        """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]"""
         encoder: Encoder = self.module  # type: ignore[assignment]
         return encoder.logits(encoder(**prepared.inputs)[copies, at])
 
-    def _prepared(self, ids: list[int], tokens: tuple[Token, ...], notes: tuple[str, ...]) -> Prepared:
+    def _prepared(self, ids: list[int], tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
         encoder: Encoder = self.module  # type: ignore[assignment]
         device = encoder.embedding.weight.device  # at once, where ``self.device`` searches the module
         inputs = {"ids": torch.tensor([ids], device=device)}  # [1, token]
         if self.segmented:
             inputs["segments"] = torch.tensor([[token.segment for token in tokens]], device=device)
         axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (tokens, tokens), "decoder": (tokens, tokens)}
-        return Prepared(inputs, axes, tokens, notes)
+        return ModelInput(inputs, axes, tokens, notes)
 
 
 def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = None) -> OwnModel:

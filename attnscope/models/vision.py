@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind
 from attnscope.errors import InputError
 from attnscope.models.images import Picture, read_image
-from attnscope.models.model import Model, Prepared, accepts
+from attnscope.models.inputs import ModelInput
+from attnscope.models.model import Model, accepts
 
 
 class VisionModel(Model):
@@ -31,11 +32,11 @@ class VisionModel(Model):
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> Prepared:
+    ) -> ModelInput:
         """Refuse the text: raises ``InputError`` that says what to give instead."""
         raise InputError(f"{self.name} reads images, not text: give it one with --image FILE")
 
-    def prepare_image(self, path: Path, text: str | None = None) -> Prepared:
+    def prepare_image(self, path: Path, text: str | None = None) -> ModelInput:
         """An image file, with its patches as tokens."""
         if text is not None:
             raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
@@ -43,7 +44,7 @@ class VisionModel(Model):
         inputs = {
             name: tensor.to(self.device) for name, tensor in fields.items() if accepts(self.module, name)
         }
-        return Prepared(fitting(inputs, self.module), patch_axes(picture), picture.tokens, picture=picture)
+        return ModelInput(fitting(inputs, self.module), patch_axes(picture), picture.tokens, picture=picture)
 
 
 def patch_axes(picture: Picture) -> dict[Kind, tuple[Axis, Axis]]:

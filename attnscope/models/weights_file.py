@@ -13,11 +13,11 @@ from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token
 from attnscope.axes import Place, Weights
 from attnscope.capture import Observer, Record, SiteRecord
 from attnscope.errors import InputError
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.storage.arrays import read
 
 
-class SavedWeights(Model):
+class WeightsFile(Model):
     """A file of weights in a model's place: observers see its layers as if they had just been computed.
 
     Raises what ``attnscope.storage.arrays.read`` raises. Where a file holds no ids of its tokens, those of
@@ -41,18 +41,18 @@ class SavedWeights(Model):
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> Prepared:
+    ) -> ModelInput:
         """Raises ``InputError``: a file reads no text; ask for ``prepared``."""
         raise InputError(f"{self.name} is a file of weights and reads no text")
 
     @property
-    def prepared(self) -> Prepared:
+    def prepared(self) -> ModelInput:
         """The text that the weights belong to, as far as the file tells."""
         axes = {layer.site.kind: (layer.queries, layer.keys) for layer in reversed(self.layers)}
         tokens = self.layers[0].keys
-        return Prepared({}, axes, tokens if isinstance(tokens, tuple) else ())
+        return ModelInput({}, axes, tokens if isinstance(tokens, tuple) else ())
 
-    def run(self, prepared: Prepared, observers: Sequence[Observer]) -> Record:
+    def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
         """Show every layer to every observer."""
         record = Record()
         for layer in self.layers:

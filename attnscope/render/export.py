@@ -18,7 +18,7 @@ from attnscope.analysis.selection import Choice
 from attnscope.analysis.sentences import spans
 from attnscope.attention import Axis, Token
 from attnscope.errors import SelectionError
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.render.image import DPI, Album, Drawable
 from attnscope.render.layers import save_layers
 from attnscope.storage.folder import (
@@ -47,7 +47,7 @@ class Exported:
 
 def export(
     model: Model,
-    prepared: Prepared,
+    prepared: ModelInput,
     choice: Choice,
     folder: str | Path,
     *,
@@ -127,7 +127,7 @@ def _expect_heads(seen: AllHeads, heads: Collection[int] | None) -> None:
         raise SelectionError(f"no head {spans(missing)}: these layers have heads 0-{most - 1}")
 
 
-def _manifest(model: Model, prepared: Prepared, seen: AllHeads, command: str | None) -> dict[str, Any]:
+def _manifest(model: Model, prepared: ModelInput, seen: AllHeads, command: str | None) -> dict[str, Any]:
     """What an export came from, without anything that differs from run to run."""
     texts: list[dict[str, Any]] = []
     kinds = {}

@@ -10,7 +10,7 @@ from attnscope.analysis.selection import Choice
 from attnscope.analysis.stats import stats
 from attnscope.axes.folding import fold_axis
 from attnscope.models import load
-from attnscope.models.weights_file import SavedWeights
+from attnscope.models.weights_file import WeightsFile
 from attnscope.render.layers import save_layers
 from tests.models.folders import gpt2
 
@@ -105,7 +105,7 @@ def test_a_short_text_is_kept_token_by_token(model):
 def test_what_was_saved_is_read_back_with_its_ranges(model, prepared, tmp_path):
     maps = stats(model, prepared, Choice(), pool="share").maps
     save_layers(maps, tmp_path / "maps.npz")
-    saved = SavedWeights(tmp_path / "maps.npz")
+    saved = WeightsFile(tmp_path / "maps.npz")
     assert [len(layer.keys) for layer in saved.layers] == [256, 256]
     np.testing.assert_array_equal(saved.layers[1].rows(0, 256)[0], maps.kinds["decoder"][1][1].values)
     assert any("pooled: 700 × 700 tokens; keys of a cell are summed" in note for note in saved.notes)
@@ -126,7 +126,7 @@ def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_pa
     prepared = model.prepare(WORDS, max_tokens=300)
     maps = stats(model, prepared, Choice(), pool="share").maps
     save_layers(maps, tmp_path / "maps.npz")
-    read = SavedWeights(tmp_path / "maps.npz")
+    read = WeightsFile(tmp_path / "maps.npz")
     (_, layer), *_ = maps.kinds["decoder"]
     assert {place.stop - place.start for place in layer.keys} == {1, 2}
     assert fold_axis(read.layers[0].keys).places == layer.keys

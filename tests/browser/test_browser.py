@@ -14,7 +14,7 @@ from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Choice
 from attnscope.browser import Browser
 from attnscope.models import load
-from attnscope.models.weights_file import SavedWeights
+from attnscope.models.weights_file import WeightsFile
 from attnscope.render.image import save
 from tests.models.folders import t5
 
@@ -175,7 +175,7 @@ def test_a_file_of_weights_is_browsed_too_and_numbers_that_are_none_are_told(tmp
     maps = np.random.default_rng(0).dirichlet(np.ones(5), (1, 2, 5))
     maps[0, 1, 2, 3] = np.nan
     np.savez(tmp_path / "odd.npz", maps)
-    saved = SavedWeights(tmp_path / "odd.npz")
+    saved = WeightsFile(tmp_path / "odd.npz")
     _, shown = browsed(all_heads(saved, saved.prepared, Choice()), "right", "enter", size=(80, 40))
     assert "no role: its figures are no finite numbers" in shown
     assert "not finite numbers: 1" in " ".join(shown.split())
@@ -191,7 +191,7 @@ def test_tokens_cannot_steer_the_screen(heads):
 
 def test_many_layers_scroll_to_the_chosen_one(tmp_path):
     np.savez(tmp_path / "deep.npz", np.random.default_rng(0).dirichlet(np.ones(6), (24, 16, 6)))
-    saved = SavedWeights(tmp_path / "deep.npz")
+    saved = WeightsFile(tmp_path / "deep.npz")
     deep = all_heads(saved, saved.prepared, Choice())
     _, shown = browsed(deep, *["up"] * 4, size=(80, 24))
     assert "▐" in shown

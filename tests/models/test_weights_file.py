@@ -13,7 +13,7 @@ from attnscope.analysis.token import one_token
 from attnscope.axes import Weights, places
 from attnscope.errors import InputError
 from attnscope.models import load
-from attnscope.models.weights_file import SavedWeights
+from attnscope.models.weights_file import WeightsFile
 from attnscope.render.layers import save_layers
 from tests.models.folders import gpt2, t5
 
@@ -29,7 +29,7 @@ def pair(tmp_path_factory):
         model = load(place)
         prepared = model.prepare(TEXT, "It slept." if name == "t5" else None)
         save_layers(whole_layers(model, prepared, Choice()), folder / f"{name}.npz")
-        saved = SavedWeights(folder / f"{name}.npz")
+        saved = WeightsFile(folder / f"{name}.npz")
         made[name] = (model, prepared), (saved, saved.prepared)
     return made
 
@@ -80,7 +80,7 @@ def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_pla
     maps = np.random.default_rng(0).dirichlet(np.ones(5), (2, 3, 5))
     maps[1, 2, 3, 4], maps[1, 2, 0, 0] = np.nan, np.inf
     np.savez(tmp_path / "odd.npz", maps)
-    saved = SavedWeights(tmp_path / "odd.npz")
+    saved = WeightsFile(tmp_path / "odd.npz")
     head = one_head(saved, saved.prepared, Choice(layer=1, head=2))
     assert np.argwhere(head.heatmap.masked).tolist() == [[0, 0], [3, 4]]
     told = "weights of encoder layer 1 that are not finite numbers: 2, drawn as closed"
@@ -108,7 +108,7 @@ def test_negative_weights_are_drawn_with_0_in_the_middle(tmp_path):
     maps = np.random.default_rng(0).dirichlet(np.ones(5), (1, 2, 5))
     maps[0, 1, 2, 3] = -0.5
     np.savez(tmp_path / "odd.npz", maps)
-    saved = SavedWeights(tmp_path / "odd.npz")
+    saved = WeightsFile(tmp_path / "odd.npz")
     picture = one_head(saved, saved.prepared, Choice(layer=0, head=1)).heatmap
     assert (picture.signed, picture.limits, picture.values[2, 3]) == (True, (-1.0, 1.0), -0.5)
     assert overview(saved, saved.prepared, Choice()).grids["encoder"].signed

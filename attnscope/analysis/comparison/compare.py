@@ -15,7 +15,7 @@ from attnscope.analysis.sentences import kind_title, provenance
 from attnscope.comparison import Averaged, Groups, Plane, Spread, averaged, between, groups, plane
 from attnscope.comparison.groups import CUT
 from attnscope.errors import InputError, SelectionError
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.views.distances import HeadDistances, HeadPlane, distance_map
 
 
@@ -105,7 +105,9 @@ class Comparison:
         return HeadDistances(table, points)
 
 
-def compare(model: Model, texts: Prepared | Sequence[Prepared], choice: Choice | None = None) -> Comparison:
+def compare(
+    model: Model, texts: ModelInput | Sequence[ModelInput], choice: Choice | None = None
+) -> Comparison:
     """Run the model once a text, and measure how far its heads are apart.
 
     ``choice.layer`` compares the heads of one layer, ``choice.head`` the same number in all layers,
@@ -114,7 +116,7 @@ def compare(model: Model, texts: Prepared | Sequence[Prepared], choice: Choice |
     exist, or where fewer than two heads are meant, and ``InputError`` without a text.
     """
     choice = choice or Choice()
-    given = [texts] if isinstance(texts, Prepared) else list(texts)
+    given = [texts] if isinstance(texts, ModelInput) else list(texts)
     if not given:
         raise InputError("there is no text to compare heads on: give one at least")
     found = [_one_text(model, prepared, choice) for prepared in given]
@@ -155,7 +157,7 @@ class _OneText:
     notes: tuple[str, ...]
 
 
-def _one_text(model: Model, prepared: Prepared, choice: Choice) -> _OneText:
+def _one_text(model: Model, prepared: ModelInput, choice: Choice) -> _OneText:
     seen = head_rows(model, prepared, choice)
     if len(seen.heads) < 2:
         raise SelectionError(f"{seen.heads[0].name} alone cannot be compared: there is no other head here")

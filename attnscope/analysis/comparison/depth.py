@@ -16,7 +16,7 @@ from attnscope.capture.observers.coarsen import Fold
 from attnscope.comparison import between
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, HeadFigures, Measured
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.views import grid
 from attnscope.views.strip import Series, Strip
 
@@ -40,7 +40,7 @@ class Depth:
     view: Strip
 
 
-def through_layers(model: Model, prepared: Prepared, head: int, choice: Choice | None = None) -> Depth:
+def through_layers(model: Model, prepared: ModelInput, head: int, choice: Choice | None = None) -> Depth:
     """Run the model once, and compare head number ``head`` of every layer with that of every other.
 
     Raises ``SelectionError`` where there is no such head, or where one layer alone has it.

@@ -18,7 +18,7 @@ from attnscope.capture import Observer, Record, SiteRecord
 from attnscope.capture.observers.only import Only
 from attnscope.capture.observers.sample import Rows, Sample, Sampled
 from attnscope.errors import SelectionError
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.views import HeadMap, head_map
 
 CELLS = 3 << 14
@@ -76,7 +76,7 @@ Choosing = Callable[[Attention], Rows]
 
 def head_rows(
     model: Model,
-    prepared: Prepared,
+    prepared: ModelInput,
     choice: Choice,
     choosing: Choosing | None = None,
     others: Sequence[Observer] = (),

@@ -16,7 +16,7 @@ from attnscope.analysis.sentences import kind_title
 from attnscope.attention import Kind
 from attnscope.comparison import Spread, averaged, between, matches
 from attnscope.errors import InputError, SelectionError
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.views import HeadMap
 from attnscope.views.distances import DistanceMap, distance_map
 
@@ -91,7 +91,7 @@ class ModelComparison:
 def compare_models(
     model: Model,
     other: Model,
-    texts: Sequence[tuple[Prepared, Prepared]],
+    texts: Sequence[tuple[ModelInput, ModelInput]],
     choice: Choice | None = None,
 ) -> ModelComparison:
     """Run both models once a text, each text as both have prepared it, and compare their heads.
@@ -159,7 +159,7 @@ def _what(text: _OneText) -> str:
 
 
 def _one_text(
-    model: Model, other: Model, mine: Prepared, theirs: Prepared, choice: Choice, kind: Kind
+    model: Model, other: Model, mine: ModelInput, theirs: ModelInput, choice: Choice, kind: Kind
 ) -> _OneText:
     if _reads_alike(mine, theirs, kind):
         one, two = (head_rows(each, text, choice) for each, text in ((model, mine), (other, theirs)))
@@ -173,7 +173,7 @@ def _one_text(
     return _OneText(kind, one.heads, two.heads, between(one.rows, two.rows), of, tokens, notes)
 
 
-def _common_kind(model: Model, other: Model, mine: Prepared, theirs: Prepared, choice: Choice) -> Kind:
+def _common_kind(model: Model, other: Model, mine: ModelInput, theirs: ModelInput, choice: Choice) -> Kind:
     """The kind that is asked for, or else the first one that both models run."""
     runs = [
         list(dict.fromkeys(seen.site.kind for seen in each.run(text, []).sites))
@@ -189,7 +189,7 @@ def _common_kind(model: Model, other: Model, mine: Prepared, theirs: Prepared, c
     return common[0]
 
 
-def _reads_alike(mine: Prepared, theirs: Prepared, kind: Kind) -> bool:
+def _reads_alike(mine: ModelInput, theirs: ModelInput, kind: Kind) -> bool:
     """Whether both models see the same tokens."""
     axes = zip(mine.axes.get(kind, ()), theirs.axes.get(kind, ()), strict=True)
     return all(

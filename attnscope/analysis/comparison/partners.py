@@ -15,7 +15,7 @@ from attnscope.axes.folding import AxisFolding, fold_axis
 from attnscope.capture.observers.sample import Rows
 from attnscope.comparison import align, shared
 from attnscope.errors import InputError
-from attnscope.models import Prepared
+from attnscope.models import ModelInput
 
 Pairs = Sequence["tuple[Sequence[int], Sequence[int]]"]
 """Tokens of one axis, and the tokens of the other that they belong to."""
@@ -24,7 +24,7 @@ Pairing = Callable[[Kind], "tuple[Pairs, Pairs]"]
 """The pairs of queries, and those of keys, of a kind of attention."""
 
 
-def pairing(one: Prepared, other: Prepared, pair: Callable[[Axis, Axis], Pairs]) -> Pairing:
+def pairing(one: ModelInput, other: ModelInput, pair: Callable[[Axis, Axis], Pairs]) -> Pairing:
     """Pair the queries and the keys of every kind of attention that is asked for, each once."""
 
     @cache

@@ -17,7 +17,7 @@ from attnscope.capture.observers.only import Only
 from attnscope.capture.observers.sample import Sample
 from attnscope.comparison import align, divergence, sampling_error
 from attnscope.errors import InputError
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.views import HeadMap, Heatmap, heatmap
 from attnscope.views.aligned import AlignedTexts, Step, joint_difference
 
@@ -51,7 +51,7 @@ class TextComparison:
 
 
 def compare_texts(
-    model: Model, prepared: Prepared, other: Prepared, choice: Choice | None = None
+    model: Model, prepared: ModelInput, other: ModelInput, choice: Choice | None = None
 ) -> TextComparison:
     """Run the model once on each text, and compare what its heads do on the tokens that both have.
 

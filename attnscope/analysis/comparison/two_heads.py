@@ -24,7 +24,7 @@ from attnscope.capture.observers.sample import Sample, Sampled
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.comparison import divergence, sampling_error
 from attnscope.errors import SelectionError
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.views.pair import HeadPair, Parting, head_pair
 
 CELLS = 1 << 24
@@ -57,7 +57,7 @@ class HeadComparison:
 
 def compare_heads(
     model: Model,
-    prepared: Prepared,
+    prepared: ModelInput,
     one: tuple[int, int],
     other: tuple[int, int],
     choice: Choice | None = None,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from attnscope.attention import Kind, Token
-from attnscope.models import Prepared
+from attnscope.models import ModelInput
 from attnscope.storage.corpus import Entry
 
 WINDOW_TEXTS = 8192
@@ -22,7 +22,7 @@ BATCH_TOKENS = 4096
 class Batch(NamedTuple):
     """Texts of one length: what the model reads, and the tokens of the queries and keys of each text."""
 
-    prepared: Prepared
+    prepared: ModelInput
     labels: Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
     texts: int
     tokens: int
@@ -42,9 +42,9 @@ def windows(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield window
 
 
-def batches(prepared: Iterable[Prepared]) -> list[Batch]:
+def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
     """The texts in batches, the longest texts first; the same texts always make the same batches."""
-    alike: dict[tuple[object, ...], list[Prepared]] = {}
+    alike: dict[tuple[object, ...], list[ModelInput]] = {}
     for one in prepared:
         alike.setdefault(_shape(one), []).append(one)
     groups = sorted(alike.values(), key=lambda group: -len(group[0].tokens))
@@ -56,7 +56,7 @@ def batches(prepared: Iterable[Prepared]) -> list[Batch]:
     ]
 
 
-def joined(texts: Sequence[Prepared]) -> Batch:
+def joined(texts: Sequence[ModelInput]) -> Batch:
     """One batch of texts whose inputs have the same shapes."""
     first = texts[0]
     inputs = {name: torch.cat([text.inputs[name] for text in texts]) for name in first.inputs}
@@ -70,11 +70,11 @@ def joined(texts: Sequence[Prepared]) -> Batch:
             one_sequence = all(queries is keys for queries, keys in axes)  # then their facts are had once
             labels[kind] = (queries, queries) if one_sequence else (queries, keys)
     tokens = tuple(token for text in texts for token in text.tokens)
-    prepared = Prepared(inputs, {}, tokens, settings=first.settings, arguments=arguments)
+    prepared = ModelInput(inputs, {}, tokens, settings=first.settings, arguments=arguments)
     return Batch(prepared, labels, len(texts), len(tokens))
 
 
-def _shape(text: Prepared) -> tuple[object, ...]:
+def _shape(text: ModelInput) -> tuple[object, ...]:
     return (
         len(text.tokens),
         *((name, tensor.shape) for name, tensor in text.inputs.items()),

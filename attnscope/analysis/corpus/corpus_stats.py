@@ -19,7 +19,7 @@ from attnscope.analysis.stats import Stats, measuring_pass, what_ran
 from attnscope.capture import Record
 from attnscope.errors import InputError
 from attnscope.measures import DEFAULT, Measured
-from attnscope.models import Model, Prepared
+from attnscope.models import Model, ModelInput
 from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.corpus import Corpus, Entry
 
@@ -190,7 +190,7 @@ class _Run:
         progress.done = window[-1].done
         return taken, calls
 
-    def _prepared(self, window: list[Entry], processes: Processes) -> Iterator[Prepared]:
+    def _prepared(self, window: list[Entry], processes: Processes) -> Iterator[ModelInput]:
         """The texts of a window as the model reads them, without those that it cannot read."""
         readable = [entry for entry in window if not entry.fault]
         made = iter(

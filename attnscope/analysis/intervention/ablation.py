@@ -1,4 +1,4 @@
-"""What a model guesses with one head's output set to zero."""
+"""What a model predicts with one head's output set to zero."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnscope.analysis.corpus.batches import joined
-from attnscope.analysis.intervention.importance import gated_sites, guessed_side
+from attnscope.analysis.intervention.importance import gated_sites, predicted_side
 from attnscope.analysis.selection import Choice
 from attnscope.analysis.sentences import expect, kind_title
 from attnscope.attention import Kind
 from attnscope.capture import recording
 from attnscope.capture.hooks.gate import gated, zeroed
 from attnscope.errors import SelectionError
-from attnscope.models import Model, Prepared
-from attnscope.models.guesses import questions
+from attnscope.models import Model, ModelInput
+from attnscope.models.predictions import batch_predictions
 from attnscope.models.tokens import readable
-from attnscope.models.writing import Vocabulary
+from attnscope.models.vocabulary import Vocabulary
 
 LIKELIEST = 3
-"""Guesses that are named at each token."""
+"""Predictions that are named at each token."""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """One guess before and after: ``divergence`` is KL(before || after) in nats.
+    """One prediction before and after: ``divergence`` is KL(before || after) in nats.
 
     ``token`` is how the text has it and ``wanted`` how the vocabulary does. ``before`` and ``after`` are the
     likeliest tokens with their probabilities, ``right`` the probabilities of the one that stands in the text.
@@ -44,9 +44,10 @@ class Changed:
 
 @dataclass(frozen=True)
 class Ablation:
-    """What changed in a model's guesses, those that changed most first.
+    """What changed in a model's predictions, those that changed most first.
 
-    ``divergence`` is the mean over the guesses, ``losses`` the mean cross-entropy before and after, in nats.
+    ``divergence`` is the mean over the predictions, ``losses`` the mean cross-entropy before and after, in
+    nats.
     """
 
     head: str
@@ -58,40 +59,42 @@ class Ablation:
     notes: tuple[str, ...]
 
 
-def ablated(model: Model, prepared: Prepared, choice: Choice) -> Ablation:
-    """Ask the model for its guesses as it is, and with the output of ``choice``'s head set to zero.
+def ablated(model: Model, prepared: ModelInput, choice: Choice) -> Ablation:
+    """Ask the model for its predictions as it is, and with the output of ``choice``'s head set to zero.
 
-    A causal model guesses each next token; a masked one each token, hidden in turns. Raises ``ModelError``
+    A causal model predicts each next token; a masked one each token, hidden in turns. Raises ``ModelError``
     for a model without an output head or whose heads cannot be gated, ``SelectionError`` for a head that does
-    not exist, and ``InputError`` for a text with nothing to guess.
+    not exist, and ``InputError`` for a text with nothing to predict.
     """
     if choice.head is None or choice.layer is None:
         raise SelectionError("which head is to be taken away? name one, like L5H3")
     head = choice.head
     batch = joined([prepared])
-    tokens = guessed_side(batch.labels)[0]
-    vocabulary = model.asked.vocabulary
+    tokens = predicted_side(batch.labels)[0]
+    vocabulary = model.objective.vocabulary
     found: list[Changed] = []
     losses: list[Tensor] = []
     kind: Kind = "encoder"
-    for question in questions(model, batch.prepared, [tokens]):
-        with torch.no_grad(), model.threads(question.prepared):
+    for predictions in batch_predictions(model, batch.prepared, [tokens]):
+        with torch.no_grad(), model.threads(predictions.prepared):
             with gated(lambda number, heads: None) as gates, recording(model.module) as record:
-                before = question.logits(model)
+                before = predictions.logits(model)
             gated_sites(model, record, gates)
             meant = [call for call, site in enumerate(record.sites) if choice.heads(site.site, site.heads)]
             expect(meant, record, choice)
             kind = record.sites[meant[0]].site.kind
             with gated(zeroed(meant[0], head)):
-                after = question.logits(model)
+                after = predictions.logits(model)
         pair = (
             torch.stack([before, after]).double().cpu().log_softmax(-1)
-        )  # [before | after, guess, vocabulary]
-        right = pair.gather(-1, question.wanted.expand(2, -1)[..., None])[..., 0]  # [before | after, guess]
+        )  # [before | after, target, vocabulary]
+        right = pair.gather(-1, predictions.target_ids.expand(2, -1)[..., None])[
+            ..., 0
+        ]  # [before | after, target]
         losses.append(-right)
-        divergence = F.kl_div(pair[1], pair[0], reduction="none", log_target=True).sum(-1)  # [guess]
+        divergence = F.kl_div(pair[1], pair[0], reduction="none", log_target=True).sum(-1)  # [target]
         tops = pair.exp().topk(LIKELIEST)
-        for number, guess in enumerate(question.guesses):
+        for number, target in enumerate(predictions.targets):
             named = [
                 tuple((_read(vocabulary, id_), share) for id_, share in zip(ids, shares, strict=True))
                 for ids, shares in zip(
@@ -101,9 +104,9 @@ def ablated(model: Model, prepared: Prepared, choice: Choice) -> Ablation:
             one, other = right[:, number].exp().tolist()
             found.append(
                 Changed(
-                    tokens[guess.position].text,
-                    _read(vocabulary, guess.id),
-                    guess.position,
+                    tokens[target.position].text,
+                    _read(vocabulary, target.id),
+                    target.position,
                     float(divergence[number]),
                     named[0],
                     named[1],

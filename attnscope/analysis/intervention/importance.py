@@ -1,10 +1,10 @@
-"""How much a model's guesses hang on each head: the gradient of its loss at a gate on the head's output.
+"""How much a model's predictions hang on each head: the gradient of its loss at a gate on the head's output.
 
 Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 4.1: the importance of head h is
 ``E_x |∂L(x)/∂ξ_h|`` with a gate ``ξ_h = 1`` on the head's output. An ``x`` is one text as the model is
-asked: a text whose next tokens a causal model guesses, or a copy in which every seventh token is hidden from
-a masked one; ``L(x)`` is the mean cross-entropy of its guesses in nats. The copies of one text are averaged
-first, and texts count alike. The figures are as they come, not normalised layer by layer.
+asked: a text whose next tokens a causal model predicts, or a copy in which every seventh token is masked from
+a masked one; ``L(x)`` is the mean cross-entropy of its predictions in nats. The copies of one text are
+averaged first, and texts count alike. The figures are as they come, not normalised layer by layer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from attnscope.attention import Kind, Site, Token
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import Gates, gated
 from attnscope.errors import ModelError
-from attnscope.models import Model, Prepared
-from attnscope.models.guesses import Question, questions
+from attnscope.models import Model, ModelInput
+from attnscope.models.predictions import PredictionBatch, batch_predictions
 
 Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
 
@@ -43,19 +43,19 @@ class Importances:
         self.texts = 0
         self._sums: dict[Site, Tensor] = {}  # [value | square, head]
 
-    def add(self, model: Model, prepared: Prepared, labels: Labels) -> None:
+    def add(self, model: Model, prepared: ModelInput, labels: Labels) -> None:
         """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
 
         Raises ``ModelError`` for a model without an output head or with heads that cannot be gated, and
-        ``InputError`` for a text with nothing to guess.
+        ``InputError`` for a text with nothing to predict.
         """
-        texts = guessed_side(labels)
+        texts = predicted_side(labels)
         total: dict[Site, Tensor] = {}
         copies = torch.zeros(len(texts), dtype=torch.float64)
-        for question in questions(model, prepared, texts):
-            rows = torch.tensor(question.texts)
+        for predictions in batch_predictions(model, prepared, texts):
+            rows = torch.tensor(predictions.texts)
             copies.index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64))
-            for site, slopes in _slopes(model, question).items():
+            for site, slopes in _slopes(model, predictions).items():
                 sums = total.setdefault(site, torch.zeros(len(texts), slopes.shape[1], dtype=torch.float64))
                 sums.index_add_(0, rows, slopes.abs().double().cpu())
         asked = copies > 0
@@ -101,8 +101,8 @@ class Importances:
         return made
 
 
-def guessed_side(labels: Labels) -> Sequence[Sequence[Token]]:
-    """The tokens that a model guesses: those of a decoder, where there is one."""
+def predicted_side(labels: Labels) -> Sequence[Sequence[Token]]:
+    """The tokens that a model predicts: those of a decoder, where there is one."""
     return labels["decoder"][0] if "decoder" in labels else labels["encoder"][0]
 
 
@@ -120,24 +120,26 @@ def gated_sites(model: Model, record: Record, gates: Gates) -> list[Site]:
     return [site.site for site in record.sites]
 
 
-def _slopes(model: Model, question: Question) -> dict[Site, Tensor]:
+def _slopes(model: Model, predictions: PredictionBatch) -> dict[Site, Tensor]:
     """The slope of every copy's loss at each head's gate.  -> by site [copy, head]"""
     gates: list[Tensor] = []
 
     def gate(number: int, heads: int) -> Tensor:
-        gates.append(torch.ones(len(question.texts), heads, requires_grad=True))
+        gates.append(torch.ones(len(predictions.texts), heads, requires_grad=True))
         return gates[-1]
 
     with (
         torch.enable_grad(),
-        model.threads(question.prepared),
+        model.threads(predictions.prepared),
         gated(gate) as applied,
         recording(model.module) as record,
     ):
-        logits = question.logits(model).float()
-        losses = F.cross_entropy(logits, question.wanted.to(logits.device), reduction="none")  # [guess]
-        copies = torch.tensor([guess.copy for guess in question.guesses])
-        counts = torch.bincount(copies, minlength=len(question.texts))
+        logits = predictions.logits(model).float()
+        losses = F.cross_entropy(
+            logits, predictions.target_ids.to(logits.device), reduction="none"
+        )  # [target]
+        copies = torch.tensor([target.copy for target in predictions.targets])
+        counts = torch.bincount(copies, minlength=len(predictions.texts))
         loss = (losses / counts[copies].to(losses)).sum()  # the sum over copies of each one's mean
         sites = gated_sites(model, record, applied)
         slopes = torch.autograd.grad(loss, gates)

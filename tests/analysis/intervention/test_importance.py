@@ -16,7 +16,7 @@ from attnscope.capture import recording
 from attnscope.capture.hooks.gate import gated
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
-from attnscope.models.guesses import HIDDEN, questions
+from attnscope.models.predictions import TURNS, batch_predictions
 from attnscope.storage.corpus import Listed
 from tests.models.folders import gpt2, mamba, minilm, t5
 
@@ -57,10 +57,10 @@ FOLDERS = {"bert": bert, "gpt2": gpt2, "grouped": grouped}
 
 @pytest.fixture(scope="module", params=["own", "own-causal", *FOLDERS])
 def model(request, tmp_path_factory):
-    """Models that guess hidden tokens and models that guess the next one, in float64."""
+    """Models that predict hidden tokens and models that predict the next one, in float64."""
     made = request.param
     name = FOLDERS[made](tmp_path_factory.mktemp(made)) if made in FOLDERS else made
-    model = load(name, guessing=True)
+    model = load(name, predicting=True)
     (getattr(model, "writer", None) or model.module).double()
     return model
 
@@ -70,12 +70,12 @@ def losses(model, gate):
     prepared = model.prepare(TEXT)
     found = []
     with torch.no_grad():
-        for question in questions(model, prepared, [prepared.tokens]):
+        for predictions in batch_predictions(model, prepared, [prepared.tokens]):
             with gated(gate):
-                logits = question.logits(model)
-            each = F.cross_entropy(logits, question.wanted, reduction="none")
-            for number in range(len(question.texts)):
-                mine = [i for i, guess in enumerate(question.guesses) if guess.copy == number]
+                logits = predictions.logits(model)
+            each = F.cross_entropy(logits, predictions.target_ids, reduction="none")
+            for number in range(len(predictions.texts)):
+                mine = [i for i, target in enumerate(predictions.targets) if target.copy == number]
                 found.append(each[mine].mean())
     return torch.stack(found)
 
@@ -130,14 +130,14 @@ def test_ablation_is_an_output_projection_without_the_heads_columns(model):
     other = without(model, 1, 2)
     divergence, before, after = {}, {}, {}
     with torch.no_grad():
-        for question in questions(model, prepared, [prepared.tokens]):
-            p = question.logits(model).softmax(-1)
-            q = question.logits(other).softmax(-1)
-            for number, guess in enumerate(question.guesses):
-                divergence[guess.position] = (p[number] * (p[number] / q[number]).log()).sum().item()
-                before[guess.position], after[guess.position] = (
-                    p[number, guess.id].item(),
-                    q[number, guess.id].item(),
+        for predictions in batch_predictions(model, prepared, [prepared.tokens]):
+            p = predictions.logits(model).softmax(-1)
+            q = predictions.logits(other).softmax(-1)
+            for number, target in enumerate(predictions.targets):
+                divergence[target.position] = (p[number] * (p[number] / q[number]).log()).sum().item()
+                before[target.position], after[target.position] = (
+                    p[number, target.id].item(),
+                    q[number, target.id].item(),
                 )
     assert {one.position: one.divergence for one in seen.changed} == pytest.approx(divergence, abs=1e-9)
     assert seen.divergence == pytest.approx(sum(divergence.values()) / len(divergence))
@@ -153,36 +153,38 @@ def test_ablation_is_an_output_projection_without_the_heads_columns(model):
 
 def test_a_gate_of_one_changes_no_bit(model):
     prepared = model.prepare(TEXT)
-    for question in questions(model, prepared, [prepared.tokens]):
+    for predictions in batch_predictions(model, prepared, [prepared.tokens]):
         with torch.no_grad():
-            plain = question.logits(model)
+            plain = predictions.logits(model)
             with gated(lambda number, heads: torch.ones(1, heads)) as gates:
-                assert torch.equal(question.logits(model), plain)
+                assert torch.equal(predictions.logits(model), plain)
             with recording(model.module) as record:
-                question.logits(model)
+                predictions.logits(model)
     assert gates.heads == [site.heads for site in record.sites]
 
 
 def test_every_plain_token_is_asked_for_once_and_hidden_where_it_is():
     model = load("own")
     prepared = model.prepare(TEXT)
-    (question,) = questions(model, prepared, [prepared.tokens])
-    ids = question.prepared.inputs["ids"]
+    (predictions,) = batch_predictions(model, prepared, [prepared.tokens])
+    ids = predictions.prepared.inputs["ids"]
     mask = model.reader.tokenizer.token_to_id("[MASK]")
-    assert sorted(guess.position for guess in question.guesses) == list(range(1, len(prepared.tokens) - 1))
-    assert len(ids) == HIDDEN
+    assert sorted(target.position for target in predictions.targets) == list(
+        range(1, len(prepared.tokens) - 1)
+    )
+    assert len(ids) == TURNS
     for number, row in enumerate(ids.tolist()):
-        hidden = {guess.position for guess in question.guesses if guess.copy == number}
+        hidden = {target.position for target in predictions.targets if target.copy == number}
         assert row == [mask if i in hidden else token.id for i, token in enumerate(prepared.tokens)]
 
 
 def test_a_causal_model_is_asked_for_each_next_token():
     model = load("own-causal")
     prepared = model.prepare(TEXT)
-    (question,) = questions(model, prepared, [prepared.tokens])
-    for guess in question.guesses:
-        assert (guess.at, guess.id) == (guess.position - 1, prepared.tokens[guess.position].id)
-    assert question.prepared.inputs["ids"].tolist() == [[token.id for token in prepared.tokens]]
+    (predictions,) = batch_predictions(model, prepared, [prepared.tokens])
+    for target in predictions.targets:
+        assert (target.at, target.id) == (target.position - 1, prepared.tokens[target.position].id)
+    assert predictions.prepared.inputs["ids"].tolist() == [[token.id for token in prepared.tokens]]
 
 
 def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
@@ -205,7 +207,7 @@ def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
 
 
 def importance_of(model, text):
-    """What one text says, or None where it has no token to guess."""
+    """What one text says, or None where it has no token to predict."""
     try:
         return stats(model, model.prepare(text), Choice(), importance=True).importance
     except InputError:
@@ -215,14 +217,14 @@ def importance_of(model, text):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda folder: minilm(), "guesses no tokens: it has no language-model head"),
+        (lambda folder: minilm(), "predicts no tokens: it has no language-model head"),
         (mamba, "no attention"),
-        (lambda folder: "torch.nn:Identity", "guesses no tokens: it has no output head"),
+        (lambda folder: "torch.nn:Identity", "predicts no tokens: it has no output head"),
     ],
 )
 def test_a_model_that_cannot_be_asked_says_so(tmp_path, make, sentence):
     def ask():
-        model = load(make(tmp_path), guessing=True)
+        model = load(make(tmp_path), predicting=True)
         ablated(model, model.prepare(TEXT), Choice(layer=0, head=0))
 
     with pytest.raises(ModelError, match=sentence):
@@ -230,7 +232,7 @@ def test_a_model_that_cannot_be_asked_says_so(tmp_path, make, sentence):
 
 
 def test_heads_that_cannot_be_gated_are_named_with_how_they_attend(tmp_path):
-    model = load(gpt2(tmp_path), guessing=True)
+    model = load(gpt2(tmp_path), predicting=True)
     attend = model.module.h[0].attn.forward
 
     def by_hand(hidden, *args, **kwargs):
@@ -250,12 +252,12 @@ def test_a_head_that_does_not_exist_and_a_text_without_a_guess_are_refused():
     with pytest.raises(SelectionError, match="which head is to be taken away"):
         ablated(model, model.prepare(TEXT), Choice(layer=1))
     causal = load("own-causal")
-    with pytest.raises(InputError, match="no token to guess"):
+    with pytest.raises(InputError, match="no token to predict"):
         ablated(causal, causal.prepare("cat", max_tokens=2), Choice(layer=0, head=0))
 
 
 def test_an_encoder_decoder_is_asked_for_its_targets_tokens(tmp_path):
-    model = load(t5(tmp_path), guessing=True)
+    model = load(t5(tmp_path), predicting=True)
     prepared = model.prepare("The cat sat.", "It was tired.")
     found = stats(model, prepared, Choice(), importance=True).importance
     assert {site.kind for site, _ in found} == {"encoder", "decoder", "cross"}

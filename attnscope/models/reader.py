@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from attnscope.attention import Token
 from attnscope.errors import ModelError
 from attnscope.models.tokens import tokens_of
-from attnscope.models.writing import Vocabulary
+from attnscope.models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,0 +1,50 @@
+"""What goes into a model, and what it is to predict: the data that every kind of model shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from attnscope.attention import Axis, Kind, Token
+
+if TYPE_CHECKING:
+    from attnscope.capture import Replay
+    from attnscope.models.images import Picture
+    from attnscope.models.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """A text as a model reads it.
+
+    ``inputs`` go into the model's forward as keywords, ``axes`` labels the queries and keys of every
+    kind of attention, ``tokens`` is the text itself, ``notes`` says what was done to it (cut, joined),
+    ``settings`` are further keywords, ``arguments`` go in by position. ``replay`` holds a generation that
+    was recorded while it ran: then nothing runs again. ``picture`` is the image that was read, ``entry`` the
+    method of the module to call where that is not the whole forward.
+    """
+
+    inputs: Mapping[str, Tensor]  # each [batch, token]
+    axes: Mapping[Kind, tuple[Axis, Axis]]
+    tokens: tuple[Token, ...]
+    notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    arguments: tuple[Tensor, ...] = ()
+    replay: Replay | None = None
+    picture: Picture | None = None
+    entry: str = "__call__"
+
+
+class Objective(NamedTuple):
+    """How a model predicts tokens.
+
+    ``input`` names the ids among its inputs. ``mask`` is the id that stands for a token, predicted at
+    its place; ``None`` if the model predicts each next token.
+    """
+
+    input: str
+    mask: int | None
+    vocabulary: Vocabulary

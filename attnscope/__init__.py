@@ -3,15 +3,16 @@
 The public face, each name loaded when it is first used:
 
     load                                    a model by name
-    Choice, overview, one_head, one_token   look at a text through it
+    overview, one_head, one_token           look at a text through it
     stats, survey, whole_layers             measure its heads, list its sites, keep its weights
     all_heads, export                       any picture from one pass; all of it as files
-    WeightsFile                            a file of weights in a model's place
+    WeightsFile                             a file of weights in a model's place
     read_corpus, corpus_stats               measure its heads over many texts
     ablated, claim                          take a head away, check what is said of heads
     compare, through_layers                 compare all heads, or one head number through the layers
     compare_heads, _texts, _models          compare two heads, two texts, two models
     recording                               watch the attention of any forward pass
+    Selection, Head                         which layers, heads and kind; the address of one head
     Attention, Site, Token                  what is seen there
 """
 
@@ -24,10 +25,11 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Attention": "attnscope.attention",
-    "Choice": "attnscope.analysis.selection",
-    "WeightsFile": "attnscope.models.weights_file",
+    "Head": "attnscope.attention",
+    "Selection": "attnscope.analysis.selection",
     "Site": "attnscope.attention",
     "Token": "attnscope.attention",
+    "WeightsFile": "attnscope.models.weights_file",
     "ablated": "attnscope.analysis.intervention.ablation",
     "all_heads": "attnscope.analysis.all_heads",
     "claim": "attnscope.analysis.claims",

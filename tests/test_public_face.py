@@ -10,10 +10,11 @@ import attnscope
 
 FACE = [
     "Attention",
-    "Choice",
-    "WeightsFile",
+    "Head",
+    "Selection",
     "Site",
     "Token",
+    "WeightsFile",
     "ablated",
     "all_heads",
     "claim",
@@ -46,7 +47,7 @@ def test_every_public_name_says_what_it_is(name):
 
 
 def test_what_is_not_there_is_met_with_what_is():
-    with pytest.raises(AttributeError, match="no attribute 'show': it has Attention, Choice"):
+    with pytest.raises(AttributeError, match="no attribute 'show': it has Attention, Head, Selection"):
         attnscope.show  # noqa: B018
 
 

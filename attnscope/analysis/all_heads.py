@@ -8,7 +8,7 @@ from functools import cached_property
 
 from attnscope.analysis.head import alone, head_picture
 from attnscope.analysis.layers import WholeLayers, whole_layers
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, provenance
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
@@ -27,13 +27,13 @@ class AllHeads:
 
     layers: WholeLayers
     figures: Mapping[tuple[str, int], tuple[HeadFigures, ...]]
-    choice: Choice
+    selection: Selection
 
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
         """One head with its figures, as ``one_head`` shows it."""
         figures, seen = self.figures[kind, layer][head], self._seen[kind, layer]
         weights = alone(self.weights[kind, layer], head)
-        return head_picture(weights, figures, seen, self.layers.title, self.choice, self.layers.notes)
+        return head_picture(weights, figures, seen, self.layers.title, self.selection, self.layers.notes)
 
     def layer(self, kind: str, layer: int) -> Grid:
         """The heads of one layer as thumbnails."""
@@ -43,7 +43,7 @@ class AllHeads:
     def overview(self, kind: str) -> Grid:
         """All heads of a kind of attention as thumbnails."""
         picture = self._grid(kind, [layer for layer, _ in self.layers.kinds[kind]], "")
-        return replace(picture, whole=self.choice.every_layer)
+        return replace(picture, whole=self.selection.every_layer)
 
     def token(self, kind: str, layer: int, head: int, query: int | None, key: int | None) -> Focus:
         """What the token ``query`` looks at in one head, and who looks at the token ``key``."""
@@ -66,23 +66,23 @@ class AllHeads:
             ((layer, self.weights[kind, layer]) for layer in layers),
             title=f"{led}{self.layers.title} · {kind_title(kind)}",
             subtitle=provenance(seen),
-            scale=self.choice.scale,
+            scale=self.selection.scale,
             notes=self.layers.notes,
         )
         return replace(picture, size=(seen[0].queries, seen[0].keys))
 
 
-def all_heads(model: Model, prepared: ModelInput, choice: Choice) -> AllHeads:
+def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHeads:
     """Run the model once, and keep and measure all heads of the layers that are meant.
 
-    Raises ``SelectionError`` if the choice names something that does not exist.
+    Raises ``SelectionError`` if the selection names something that does not exist.
     """
     measured = Measured()
-    layers = whole_layers(model, prepared, choice, [measured])
-    if choice.words or choice.hide_special:
+    layers = whole_layers(model, prepared, selection, [measured])
+    if selection.words or selection.hide_special:
         layers = replace(layers, notes=(*layers.notes, "the figures count every token"))
     figures: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
     for head in measured.figures():
         place = head.site.kind, head.site.layer
         figures[place] = (*figures.get(place, ()), head)
-    return AllHeads(layers, figures, choice)
+    return AllHeads(layers, figures, selection)

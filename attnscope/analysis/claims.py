@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attnscope.analysis.conditions import OPERATORS, Condition, conditions
+from attnscope.attention import Head
 from attnscope.errors import SelectionError
 from attnscope.measures import Figure, HeadFigures
 
@@ -41,9 +42,7 @@ class Claim(ABC):
 class _OneHead(Claim):
     """``L0H2.previous > 0.9``, ``cross.L0H2.entropy < 1`` or ``L0H2.role = previous``."""
 
-    kind: str | None
-    layer: int
-    head: int
+    head: Head
     condition: Condition
 
     @property
@@ -51,14 +50,13 @@ class _OneHead(Claim):
         return _names([self.condition])
 
     def judged(self, heads: Sequence[HeadFigures]) -> Verdict:
-        meant = [head for head in heads if (head.site.layer, head.head) == (self.layer, self.head)]
-        meant = [head for head in meant if self.kind in (None, head.site.kind)]
-        name = f"L{self.layer}H{self.head}"
+        name, kind = self.head.name, self.head.kind
+        meant = [head for head in heads if head.name == name and kind in (None, head.site.kind)]
         if len({head.site.kind for head in meant}) > 1:
             raise SelectionError(f"which {name}? write {' or '.join(f'{h.site.kind}.{name}' for h in meant)}")
         if not meant:
             last = f"{heads[0].name} to {heads[-1].name}"
-            raise SelectionError(f"no head {self.kind + '.' if self.kind else ''}{name}: there are {last}")
+            raise SelectionError(f"no head {kind + '.' if kind else ''}{name}: there are {last}")
         (head,) = meant
         if self.condition.name == "role":
             found = head.role.name if head.role is not None else "no role"
@@ -126,9 +124,9 @@ def claim(text: str) -> Claim:
     some = re.fullmatch(r"(any|all)\.(.+)", plain)
     if some is not None:
         return _SomeHead(plain, some[1] == "all", _single(some[2], plain))
-    one = re.fullmatch(r"(?:(encoder|decoder|cross)\.)?[Ll](\d+)[Hh](\d+)\.(.+)", plain, re.ASCII)
+    one = re.fullmatch(r"((?:\w+\.)?[Ll]\d+[Hh]\d+)\.(.+)", plain, re.ASCII)
     if one is not None:
-        return _OneHead(plain, one[1], int(one[2]), int(one[3]), _single(one[4], plain))
+        return _OneHead(plain, Head(one[1]), _single(one[2], plain))
     raise SelectionError(
         f"cannot read the claim {text!r}: write one like 'L0H2.previous > 0.9', 'L0H2.role = previous', "
         "'any.induction > 0.4', 'all.entropy < 3' or 'count(previous > 0.5) >= 2'"

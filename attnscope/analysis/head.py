@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnscope.analysis.overview import labelled
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Asked, Selection, selection_of
 from attnscope.analysis.sentences import expect, hiding, kind_title, kinds_of, pooling, provenance, remarks
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
 from attnscope.capture.observers.coarsen import Fold
 from attnscope.capture.observers.only import Only
+from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, HeadFigures, Measured
 from attnscope.models import Model, ModelInput
 from attnscope.views import Heatmap, Reading, heatmap
@@ -36,30 +37,33 @@ class OneHead:
     seen: SiteRecord
 
 
-def one_head(model: Model, prepared: ModelInput, choice: Choice) -> OneHead:
+def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     """Run the model once, and keep and measure the one head that is meant.
 
     Where it exists in several kinds of attention the first is shown, and a note names the others. Raises
     ``SelectionError`` if there is no such head.
     """
-    fold, measured = Fold(choice.folding(LARGEST)), Measured()
-    record = model.run(prepared, [Only(choice.heads, [fold, measured])])
-    expect(fold.maps, record, choice)
+    selection = selection_of(asked)
+    if selection.head is None:
+        raise SelectionError("which head is to be shown? name one, like L5H3")
+    fold, measured = Fold(selection.folding(LARGEST)), Measured()
+    record = model.run(prepared, [Only(selection.heads, [fold, measured])])
+    expect(fold.maps, record, selection)
     kinds = kinds_of(folded.site for folded in fold.maps)
     folded = next(folded for folded in fold.maps if folded.site.kind == kinds[0])
     (found,) = (head for head in measured.figures() if head.site == folded.site)
-    figures = replace(found, head=choice.head or 0)  # alone among those measured it was number 0
-    weights, hidden = labelled(folded, choice, LARGEST)
-    notes = [*model.notes, *prepared.notes, *hiding([hidden], choice, "its attention")]
+    figures = replace(found, head=selection.head.head)  # alone among those measured it was number 0
+    weights, hidden = labelled(folded, selection, LARGEST)
+    notes = [*model.notes, *prepared.notes, *hiding([hidden], selection, "its attention")]
     notes += remarks([folded], prepared)
-    if choice.words or choice.hide_special:
+    if selection.words or selection.hide_special:
         notes.append("the figures count every token")
     if len(kinds) > 1:
         others = " and ".join(kinds[1:])
         notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
     notes += pooling(folded, weights)
     seen = next(site for site in record.sites if site.site == folded.site)
-    picture = head_picture(alone(weights, 0), figures, seen, model.title, choice, tuple(notes))
+    picture = head_picture(alone(weights, 0), figures, seen, model.title, selection, tuple(notes))
     return OneHead(picture, figures, seen)
 
 
@@ -68,7 +72,7 @@ def head_picture(
     figures: HeadFigures,
     seen: SiteRecord,
     title: str,
-    choice: Choice,
+    selection: Selection,
     notes: tuple[str, ...],
 ) -> Heatmap:
     """A head ``[query, key]`` with what was measured of it; ``title`` names the model."""
@@ -76,7 +80,7 @@ def head_picture(
         weights,
         title=f"{figures.name} · {title} · {kind_title(seen.site.kind)}",
         subtitle=figures.role.sentence if figures.role else provenance([seen]),
-        scale=choice.scale,
+        scale=selection.scale,
         signed=bool((weights.values < 0).any()),
         notes=notes,
         readings=tuple(_readings(figures)),

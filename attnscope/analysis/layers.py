@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnscope.analysis.overview import labelled
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, hiding, kind_title, kinds_of, pooling, provenance, remarks
 from attnscope.axes import Weights
 from attnscope.capture import Observer, Record
@@ -43,21 +43,21 @@ class WholeLayers:
 
 
 def whole_layers(
-    model: Model, prepared: ModelInput, choice: Choice, observers: Sequence[Observer] = ()
+    model: Model, prepared: ModelInput, selection: Selection, observers: Sequence[Observer] = ()
 ) -> WholeLayers:
     """Run the model once and keep all heads of the layers that are meant; ``observers`` see them too.
 
-    Raises ``SelectionError`` if the choice names something that does not exist.
+    Raises ``SelectionError`` if the selection names something that does not exist.
     """
-    fold = Fold(choice.folding(LARGEST))
-    record = model.run(prepared, [Only(choice.heads, [fold, *observers])])
-    expect(fold.maps, record, choice)
+    fold = Fold(selection.folding(LARGEST))
+    record = model.run(prepared, [Only(selection.heads, [fold, *observers])])
+    expect(fold.maps, record, selection)
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes]
     for kind in kinds_of(folded.site for folded in fold.maps):
         maps = [folded for folded in fold.maps if folded.site.kind == kind]
-        pairs, shares = zip(*(labelled(folded, choice, LARGEST) for folded in maps), strict=True)
+        pairs, shares = zip(*(labelled(folded, selection, LARGEST) for folded in maps), strict=True)
         kinds[kind] = [(folded.site.layer, weights) for folded, weights in zip(maps, pairs, strict=True)]
-        notes += hiding(shares, choice, f"the {kind_title(kind)}") + remarks(maps, prepared)
+        notes += hiding(shares, selection, f"the {kind_title(kind)}") + remarks(maps, prepared)
         notes += pooling(maps[0], pairs[0])
     return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)), record)

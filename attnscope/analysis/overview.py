@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, hiding, kind_title, kinds_of, provenance, remarks
 from attnscope.axes import Weights
 from attnscope.axes.folding import unfolded
@@ -30,21 +30,21 @@ class Overview:
     notes: tuple[str, ...]
 
 
-def overview(model: Model, prepared: ModelInput, choice: Choice) -> Overview:
+def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overview:
     """Run the model once, and fold and measure every head that is meant.
 
-    Raises ``SelectionError`` if the choice names something that does not exist.
+    Raises ``SelectionError`` if the selection names something that does not exist.
     """
-    fold, measured = Fold(choice.folding(THUMBNAIL)), Measured()
-    record = model.run(prepared, [Only(choice.heads, [fold, measured])])
-    expect(fold.maps, record, choice)
+    fold, measured = Fold(selection.folding(THUMBNAIL)), Measured()
+    record = model.run(prepared, [Only(selection.heads, [fold, measured])])
+    expect(fold.maps, record, selection)
     grids: dict[str, Grid] = {}
     notes = [*model.notes, *prepared.notes]
     for kind in kinds_of(folded.site for folded in fold.maps):
         maps = [folded for folded in fold.maps if folded.site.kind == kind]
         layers, shares = [], []
         for folded in maps:
-            thumbnails, hidden = labelled(folded, choice, THUMBNAIL)
+            thumbnails, hidden = labelled(folded, selection, THUMBNAIL)
             layers.append((folded.site.layer, thumbnails))
             shares.append(hidden)
         sites = {folded.site for folded in maps}
@@ -53,18 +53,18 @@ def overview(model: Model, prepared: ModelInput, choice: Choice) -> Overview:
             layers,
             title=f"{model.title} · {kind_title(kind)}",
             subtitle=provenance(seen),
-            scale=choice.scale,
+            scale=selection.scale,
         )
-        grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=choice.every_layer)
-        notes += hiding(shares, choice, f"the {kind_title(kind)}") + remarks(maps, prepared)
+        grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=selection.every_layer)
+        notes += hiding(shares, selection, f"the {kind_title(kind)}") + remarks(maps, prepared)
     return Overview(grids, tuple(measured.figures()), record, tuple(notes))
 
 
-def labelled(folded: Folded, choice: Choice, most: int) -> tuple[Weights, float]:
+def labelled(folded: Folded, selection: Selection, most: int) -> tuple[Weights, float]:
     """The weights of one text, [head, query place, key place], and the share that was hidden."""
     return unfolded(
         folded.mean.cpu().numpy(),
         folded.opened.cpu().numpy(),
-        choice.fold(folded.queries, most),
-        choice.fold(folded.keys, most),
+        selection.fold(folded.queries, most),
+        selection.fold(folded.keys, most),
     )

@@ -3,50 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 
-from attnscope.attention import Attention, Axis, Site
+from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.axes.folding import AxisFolding, fold_axis
 from attnscope.axes.weights import Array
 from attnscope.capture.observers.coarsen import Folding
+from attnscope.errors import SelectionError
 from attnscope.views import Scale
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """Which attention to look at, and how. ``None`` means: not said.
 
+    ``head`` is one head, ``layers`` some layers, ``number`` the heads of that number in each of them.
     ``token`` is a word of the text or a token's number, ``words`` merges the pieces of words,
-    ``hide_special`` leaves special tokens out, ``scale`` is one of ``attnscope.views.SCALES``. ``layers``
-    names several layers at once.
+    ``hide_special`` leaves special tokens out, ``scale`` is one of ``attnscope.views.SCALES``.
     """
 
-    layer: int | None = None
-    head: int | None = None
+    head: Head | None = None
+    layers: tuple[int, ...] | None = None
+    number: int | None = None
     kind: str | None = None
     token: str | None = None
     words: bool = False
     hide_special: bool = False
     scale: Scale = "fixed"
-    layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.head is not None and self.head.kind is not None:
+            if self.kind not in (None, self.head.kind):
+                raise SelectionError(
+                    f"{self.head} is no head of {self.kind} attention: leave one of them out"
+                )
+            object.__setattr__(self, "kind", self.head.kind)
+
+    def of(self, head: Head | str) -> Selection:
+        """The same of one head: ``"L2H1"`` or a ``Head``."""
+        return replace(self, head=head_of(head))
 
     @property
     def every_layer(self) -> bool:
         """Whether no layer is left out."""
-        return self.layer is None and self.layers is None
+        return self.head is None and self.layers is None
+
+    def meets(self, site: Site) -> bool:
+        """Whether a layer is meant."""
+        layers = self.layers if self.head is None else (self.head.layer,)
+        return self.kind in (None, site.kind) and (layers is None or site.layer in layers)
 
     def heads(self, site: Site, count: int) -> Sequence[int] | None:
-        """The heads that are meant, among the ``count`` ones of a site."""
-        if self.layer not in (None, site.layer) or self.kind not in (None, site.kind):
+        """The numbers of the heads that are meant, among the ``count`` ones of a site."""
+        number = self.number if self.head is None else self.head.head
+        if not self.meets(site):
             return None
-        if self.layers is not None and site.layer not in self.layers:
-            return None
-        if self.head is None:
+        if number is None:
             return range(count)
-        return [self.head] if self.head < count else None
+        return [number] if number < count else None
 
     def fold(self, axis: Axis, most: int | None = None) -> AxisFolding:
         """An axis as it is shown, in at most so many places."""
@@ -61,6 +79,20 @@ class Choice:
             return tensor(down), tensor(across)
 
         return matrices
+
+
+Asked: TypeAlias = Selection | Head | str
+"""What a function takes that looks at one head: its address alone, or a selection that names it."""
+
+
+def head_of(head: Head | str) -> Head:
+    """A head's address, as it is or read: ``"L2H1"``."""
+    return Head(head) if isinstance(head, str) else head
+
+
+def selection_of(asked: Asked) -> Selection:
+    """A head's address as a selection; a selection stays as it is."""
+    return asked if isinstance(asked, Selection) else Selection().of(asked)
 
 
 @lru_cache(maxsize=8)

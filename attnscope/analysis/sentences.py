@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.attention import Site
 from attnscope.axes import Weights
 from attnscope.capture import Record, SiteRecord
@@ -64,9 +64,9 @@ _HAD = {
 }
 
 
-def hiding(shares: Sequence[float], choice: Choice, whose: str) -> list[str]:
+def hiding(shares: Sequence[float], selection: Selection, whose: str) -> list[str]:
     """A note on the attention that went to special tokens, if those are hidden."""
-    if not choice.hide_special:
+    if not selection.hide_special:
         return []
     return [f"special tokens hidden: they take {sum(shares) / len(shares):.0%} of {whose}"]
 
@@ -121,33 +121,41 @@ def remarks(maps: Sequence[Folded], prepared: ModelInput) -> list[str]:
 
 def _layers(maps: Sequence[Folded]) -> str:
     """The layers of some maps, in words."""
-    numbers = {folded.site.layer for folded in maps}
+    return layers_of(folded.site for folded in maps)
+
+
+def layers_of(sites: Iterable[Site]) -> str:
+    """The layers of some sites, in words."""
+    numbers = {site.layer for site in sites}
     return f"layer{'s' * (len(numbers) > 1)} {spans(numbers)}"
 
 
-def expect(found: Sequence[object], record: Record, choice: Choice) -> None:
+def expect(found: Sequence[object], record: Record, selection: Selection) -> None:
     """Raise ``SelectionError`` that says what exists, if nothing was found of what was asked for."""
-    sites = [seen for seen in record.sites if choice.kind in (None, seen.site.kind)]
+    sites = [seen for seen in record.sites if selection.kind in (None, seen.site.kind)]
     layers = {seen.site.layer for seen in sites}
-    missing = set(choice.layers or ()) - layers
+    wanted = set(selection.layers or ()) if selection.head is None else {selection.head.layer}
+    missing = wanted - layers
     if found and not missing:
         return
     kinds = kinds_of(seen.site for seen in record.sites)
-    if choice.kind is not None and choice.kind not in kinds:
+    if selection.kind is not None and selection.kind not in kinds:
         have = " and ".join(kind_title(kind) for kind in kinds)
-        asked = kind_title(choice.kind) if choice.kind in KINDS else f"kind {choice.kind!r}"
+        asked = kind_title(selection.kind) if selection.kind in KINDS else f"kind {selection.kind!r}"
         raise SelectionError(f"no {asked}: this model has {have}")
-    asked = f"layer {spans(missing) if missing else choice.layer}"
-    if choice.head is not None:
-        asked = f"head {choice.head}" if choice.layer is None else f"head L{choice.layer}H{choice.head}"
+    asked = f"layer {spans(missing)}"
+    if selection.head is not None:
+        asked = f"head {selection.head.name}"
+    elif selection.number is not None and not missing:
+        asked = f"head {selection.number}"
     raise SelectionError(
-        f"no {asked}: this model has layers {spans(layers)}, heads {_head_numbers(sites, choice)}"
+        f"no {asked}: this model has layers {spans(layers)}, heads {_head_numbers(sites, selection)}"
     )
 
 
-def _head_numbers(sites: Sequence[SiteRecord], choice: Choice) -> str:
+def _head_numbers(sites: Sequence[SiteRecord], selection: Selection) -> str:
     """Which heads exist in the layer that was asked for, or else in any."""
-    here = [seen for seen in sites if seen.site.layer == choice.layer] or sites
+    here = [seen for seen in sites if selection.meets(seen.site)] or sites
     return spans(range(max(seen.heads for seen in here)))
 
 

@@ -10,9 +10,9 @@ from attnscope.analysis.corpus.batches import joined
 from attnscope.analysis.intervention.importance import Importance, Importances
 from attnscope.analysis.layers import WholeLayers
 from attnscope.analysis.pooled import CELLS, pooled_layers
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, provenance
-from attnscope.attention import Site
+from attnscope.attention import Head
 from attnscope.capture import Record
 from attnscope.capture.fused_kernel import StandIn, StreamedPool
 from attnscope.capture.observers.only import Only
@@ -35,14 +35,14 @@ class Stats:
     title: str
     ran: str
     notes: tuple[str, ...]
-    importance: Mapping[tuple[Site, int], Importance] = field(default_factory=dict)
+    importance: Mapping[Head, Importance] = field(default_factory=dict)
     maps: WholeLayers | None = None
 
 
 def stats(
     model: Model,
     prepared: ModelInput,
-    choice: Choice,
+    selection: Selection,
     *,
     names: tuple[str, ...] = DEFAULT,
     exact_kernel: bool = False,
@@ -62,10 +62,10 @@ def stats(
     maps = StreamedPool(CELLS, pool) if pool else None
     ids = [[token.id for token in prepared.tokens]]
     record, taken = measuring_pass(
-        model, prepared, measured, choice, ids, exact_kernel=exact_kernel, maps=maps
+        model, prepared, measured, selection, ids, exact_kernel=exact_kernel, maps=maps
     )
     heads = measured.figures()
-    expect(heads, record, choice)
+    expect(heads, record, selection)
     important = Importances()
     if importance:
         batch = joined([prepared])
@@ -84,7 +84,7 @@ def measuring_pass(
     model: Model,
     prepared: ModelInput,
     measured: Measured,
-    choice: Choice,
+    selection: Selection,
     ids: Sequence[Sequence[int]],
     *,
     exact_kernel: bool = False,
@@ -98,7 +98,7 @@ def measuring_pass(
     cells = maps.cells if maps and maps.how != "max" else None
     stand_in = StandIn(SinglePass(ids, cells=cells)) if long and not exact_kernel else None
     observers: list[Observer] = [measured, *([maps] if maps else [])]
-    chosen: list[Observer] = observers if choice == Choice() else [Only(choice.heads, observers)]
+    chosen: list[Observer] = observers if selection == Selection() else [Only(selection.heads, observers)]
     with stand_in or nullcontext():
         record = model.run(prepared, chosen if stand_in is None else [stand_in.shown_to(chosen)])
     if stand_in is None:

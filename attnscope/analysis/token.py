@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from attnscope.analysis.selection import Choice, tensor
-from attnscope.analysis.sentences import expect, kind_title, kinds_of, remarks, spans
+from attnscope.analysis.selection import Selection, tensor
+from attnscope.analysis.sentences import expect, kind_title, kinds_of, layers_of, remarks, spans
 from attnscope.attention import Attention, Axis
 from attnscope.axes import Place
 from attnscope.axes.folding import AxisFolding
@@ -29,30 +29,30 @@ BESIDE = 5
 """As many beside a picture that shows them all."""
 
 
-def one_token(model: Model, prepared: ModelInput, choice: Choice) -> Focus:
+def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus:
     """Run the model once, and rank the row and the column of the token that is meant.
 
     With a layer and a head: of that head; otherwise the mean over the heads of that layer, or of all.
     In cross-attention a token of the decoder has a row, and one of the encoder a column; a number is one
     of the decoder's. Raises ``SelectionError`` if there is no such token, layer or head.
     """
-    rows, columns = Fold(_one_row(choice)), Fold(_one_column(choice))
-    record = model.run(prepared, [Only(choice.heads, [rows, columns])])
-    seen = [site for site in record.sites if choice.heads(site.site, site.heads)]
-    expect(seen, record, choice)
+    rows, columns = Fold(_one_row(selection)), Fold(_one_column(selection))
+    record = model.run(prepared, [Only(selection.heads, [rows, columns])])
+    seen = [site for site in record.sites if selection.heads(site.site, site.heads)]
+    expect(seen, record, selection)
     kind = kinds_of(site.site for site in seen)[0]
     seen = [site for site in seen if site.site.kind == kind]
     size = seen[0].queries, seen[0].keys  # towers and stages of other sizes have other tokens
     seen = [site for site in seen if (site.queries, site.keys) == size]
     meant_sites = {site.site for site in seen}
-    queries, keys = (choice.fold(axis) for axis in _axes(prepared, seen[0]))
-    meant = _meant(queries, keys, choice)
+    queries, keys = (selection.fold(axis) for axis in _axes(prepared, seen[0]))
+    meant = _meant(queries, keys, selection)
     if meant.row:
         place, again = queries.places[meant.row[0]], [queries.places[other].start for other in meant.row[1:]]
     elif meant.column:
         place, again = keys.places[meant.column[0]], [keys.places[other].start for other in meant.column[1:]]
     else:
-        raise SelectionError(_nowhere(choice, prepared, queries, keys))
+        raise SelectionError(_nowhere(selection, prepared, queries, keys))
     looks_at = [folded for folded in rows.maps if folded.site in meant_sites]
     looked_at_by = [folded for folded in columns.maps if folded.site in meant_sites]
     notes = (*model.notes, *prepared.notes, *remarks(looks_at or looked_at_by, prepared))
@@ -65,7 +65,7 @@ def one_token(model: Model, prepared: ModelInput, choice: Choice) -> Focus:
         position=place.start,
         looks_at=_rank(looks_at, keys.places, top) if looks_at else None,
         looked_at_by=_rank(looked_at_by, queries.places, top) if looked_at_by else None,
-        title=f"{_which(choice, seen)} · {model.title} · {kind_title(kind)}",
+        title=f"{_which(selection, seen)} · {model.title} · {kind_title(kind)}",
         notes=notes,
         lit=lit,
     )
@@ -86,13 +86,13 @@ class _Meant(NamedTuple):
     column: list[int]
 
 
-def _meant(queries: AxisFolding, keys: AxisFolding, choice: Choice) -> _Meant:
+def _meant(queries: AxisFolding, keys: AxisFolding, selection: Selection) -> _Meant:
     for fits in (_exactly, _loosely):
-        row = fits(queries, (choice.token or "").strip())
+        row = fits(queries, (selection.token or "").strip())
         if queries.places == keys.places:
             column = row
         else:
-            column = [] if row else fits(keys, (choice.token or "").strip())
+            column = [] if row else fits(keys, (selection.token or "").strip())
         if row or column:
             return _Meant(row, column)
     return _Meant([], [])
@@ -115,23 +115,23 @@ def _names(place: Place) -> tuple[str, ...]:
     return (name, name.strip("[]<>|")) if place.special else (name,)
 
 
-def _one_row(choice: Choice) -> Callable[[Attention], Folding | None]:
+def _one_row(selection: Selection) -> Callable[[Attention], Folding | None]:
     """The row of the token, averaged over its pieces; its columns as they are shown."""
 
     def matrices(attention: Attention) -> Folding | None:
-        queries, keys = choice.fold(attention.queries), choice.fold(attention.keys)
-        row = _meant(queries, keys, choice).row
+        queries, keys = selection.fold(attention.queries), selection.fold(attention.keys)
+        row = _meant(queries, keys, selection).row
         return (_tokens(queries, row[0], mean=True), tensor(keys.summing())) if row else None
 
     return matrices
 
 
-def _one_column(choice: Choice) -> Callable[[Attention], Folding | None]:
+def _one_column(selection: Selection) -> Callable[[Attention], Folding | None]:
     """The column of the token, summed over its pieces; its rows as they are shown."""
 
     def matrices(attention: Attention) -> Folding | None:
-        queries, keys = choice.fold(attention.queries), choice.fold(attention.keys)
-        column = _meant(queries, keys, choice).column
+        queries, keys = selection.fold(attention.queries), selection.fold(attention.keys)
+        column = _meant(queries, keys, selection).column
         return (tensor(queries.averaging()), _tokens(keys, column[0], mean=False)) if column else None
 
     return matrices
@@ -145,27 +145,27 @@ def _tokens(folding: AxisFolding, place: int, *, mean: bool) -> torch.Tensor:
     return matrix
 
 
-def _nowhere(choice: Choice, prepared: ModelInput, *foldings: AxisFolding) -> str:
+def _nowhere(selection: Selection, prepared: ModelInput, *foldings: AxisFolding) -> str:
     picture = prepared.picture
     if picture is not None and picture.grid is not None and foldings[0].size == len(picture.tokens):
         rows, columns = picture.grid
         special = [place.label for place in foldings[0].places if place.special]
         return (
-            f"no patch {choice.token!r}: the picture has patches from 0,0 to {rows - 1},{columns - 1}"
+            f"no patch {selection.token!r}: the picture has patches from 0,0 to {rows - 1},{columns - 1}"
             f"{' and ' * bool(special)}{', '.join(special)}"
         )
     places = [place for folding in foldings for place in folding.places]
     known = list(dict.fromkeys(place.label for place in places))
     listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
     last = max(place.stop for place in places) - 1
-    return f"no token {choice.token!r}: the text has the tokens 0-{last}, which read {listed}"
+    return f"no token {selection.token!r}: the text has the tokens 0-{last}, which read {listed}"
 
 
-def _which(choice: Choice, seen: Sequence[SiteRecord]) -> str:
-    if choice.head is not None:
-        return f"L{choice.layer}H{choice.head}"
+def _which(selection: Selection, seen: Sequence[SiteRecord]) -> str:
+    if selection.head is not None:
+        return selection.head.name
     heads = sum(site.heads for site in seen)
-    where = f"layer {choice.layer}" if choice.layer is not None else f"{len(seen)} layers"
+    where = f"{len(seen)} layers" if selection.layers is None else layers_of(site.site for site in seen)
     return f"mean of {heads} heads of {where}"
 
 

@@ -1,6 +1,6 @@
 """All heads of a text, browsed in the terminal with the keyboard; needs Textual.
 
-Browser(all_heads(model, prepared, Choice())).run()
+Browser(all_heads(model, prepared, Selection())).run()
 """
 
 from attnscope.browser.app import Browser

@@ -196,8 +196,8 @@ class Browser(App[None]):
 
     def action_scale(self) -> None:
         """The next thing that full colour stands for."""
-        scale = SCALES[(SCALES.index(self.heads.choice.scale) + 1) % len(SCALES)]
-        self.heads = replace(self.heads, choice=replace(self.heads.choice, scale=scale))
+        scale = SCALES[(SCALES.index(self.heads.selection.scale) + 1) % len(SCALES)]
+        self.heads = replace(self.heads, selection=replace(self.heads.selection, scale=scale))
         self.notify(
             {"fixed": "full colour is 1", "row": "full colour is the largest of the row"}.get(
                 scale, "full colour is the largest of the head"

@@ -24,14 +24,18 @@ MOST = 8
 def show_ablation(context: typer.Context, model: Model, prepared: ModelInput) -> None:
     """Take the head of --ablate away, and print what changes in the model's guesses."""
     from attnscope.analysis.intervention.ablation import ablated
-    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.selection import Selection
+    from attnscope.attention import Head
 
     asked = context.params
     if asked["out"] is not None:
         raise typer.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
-    layer, head = parse_head(asked["ablate"], asked["layer"])
+    layer, number = parse_head(asked["ablate"], asked["layer"])
+    if layer is None or number is None:
+        raise typer.BadParameter("name one head, like L5H3", param_hint="--ablate")
+    selection = Selection(Head(layer, number), kind=asked["kind"])
     with waiting(f"{model.name} guesses with and without {asked['ablate']}"):
-        seen = ablated(model, prepared, Choice(layer=layer, head=head, kind=asked["kind"]))
+        seen = ablated(model, prepared, selection)
     if asked["as_json"]:
         print_plain(asdict(seen))
     else:

@@ -75,11 +75,11 @@ def browse(
             "browsing needs Textual, which is not installed: pip install 'attnscope[browse]'"
         ) from None
     from attnscope.analysis.all_heads import all_heads
-    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.selection import Selection
 
     loaded = load_model(context)
     prepared = asked.prepare(loaded)
     with waiting(f"{loaded.name} reads {len(prepared.tokens):,} tokens"):
-        choice = Choice(words=words, hide_special=hide_special, scale=scale.value)
-        heads = all_heads(loaded, prepared, choice)
+        selection = Selection(words=words, hide_special=hide_special, scale=scale.value)
+        heads = all_heads(loaded, prepared, selection)
     Browser(heads, out, cmap).run()

@@ -88,7 +88,7 @@ def check(
     """
     from attnscope.analysis.claims import claim
     from attnscope.analysis.corpus.processes import launched
-    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.selection import Selection
     from attnscope.analysis.snapshot import save_snapshot
     from attnscope.analysis.stats import stats
     from attnscope.measures import DEFAULT
@@ -102,7 +102,7 @@ def check(
         if text is not None or file is not None:
             raise typer.BadParameter("give a text or --texts, not both", param_hint="--text")
         source = read_corpus(texts, field)
-        seen = corpus.measure_corpus(context, load_model(context), source, Choice(), names)
+        seen = corpus.measure_corpus(context, load_model(context), source, Selection(), names)
     else:
         corpus.refuse_without_texts(context)
         if text is None and file is None:
@@ -111,7 +111,7 @@ def check(
         loaded = load_model(context)
         prepared = loaded.prepare(first, max_tokens=max_tokens, truncate=truncate)
         with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
-            seen = stats(loaded, prepared, Choice(), names=names)
+            seen = stats(loaded, prepared, Selection(), names=names)
     loud = launched().number == 0
     holds = _judge(seen, read, loud)
     if against is not None:

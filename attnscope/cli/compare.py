@@ -138,10 +138,19 @@ def compare(
             f"{out} cannot be written: a comparison is saved as {', '.join(SAVED)}; --json and --csv print it"
         )
     options.check_picture(out, cmap, one=False)
-    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.selection import Selection
+    from attnscope.attention import Head
     from attnscope.cli import answers
 
-    choice = Choice(layer=layer, head=number, kind=kind, words=words, hide_special=hide_special)
+    one = None if with_text is None or layer is None or number is None else Head(layer, number)
+    selection = Selection(
+        head=one,
+        layers=None if layer is None or one else (layer,),
+        number=None if one else number,
+        kind=kind,
+        words=words,
+        hide_special=hide_special,
+    )
     loaded = load_model(context)
 
     def prepare(reader: Model, one: str, other: str | None) -> ModelInput:
@@ -155,31 +164,33 @@ def compare(
             from attnscope.analysis.comparison.two_heads import compare_heads
             from attnscope.cli.compared import of_two_heads
 
-            one, other = ((of_layer or 0, of_head or 0) for of_layer, of_head in pair)
-            found = of_two_heads(compare_heads(loaded, prepared[0], one, other, choice))
+            both = [Head(of_layer or 0, of_head or 0) for of_layer, of_head in pair]
+            found = of_two_heads(compare_heads(loaded, prepared[0], both[0], both[1], selection))
         elif with_text is not None:
             from attnscope.analysis.comparison.texts import compare_texts
             from attnscope.cli.compared_across import of_texts
 
             changed = prepare(loaded, *read_text(with_text, second_text, None, None))
-            found = of_texts(compare_texts(loaded, prepared[0], changed, choice), command)
+            found = of_texts(compare_texts(loaded, prepared[0], changed, selection), command)
         elif with_model is not None:
             from attnscope.analysis.comparison.models import compare_models
             from attnscope.cli.compared_across import of_models
 
             rival = _load_other(context, with_model)
-            both = [(mine, prepare(rival, *each)) for mine, each in zip(prepared, given, strict=True)]
-            found = of_models(compare_models(loaded, rival, both, choice))
+            texts_of_both = [
+                (mine, prepare(rival, *each)) for mine, each in zip(prepared, given, strict=True)
+            ]
+            found = of_models(compare_models(loaded, rival, texts_of_both, selection))
         elif number is not None and texts is None:
             from attnscope.analysis.comparison.depth import through_layers
             from attnscope.cli.compared import of_depth
 
-            found = of_depth(through_layers(loaded, prepared[0], number, choice))
+            found = of_depth(through_layers(loaded, prepared[0], number, selection))
         else:
             from attnscope.analysis.comparison.compare import compare as compare_all
             from attnscope.cli.compared import of_heads
 
-            found = of_heads(compare_all(loaded, prepared, choice), command)
+            found = of_heads(compare_all(loaded, prepared, selection), command)
     if as_json:
         answers.print_json(found.answer)
     elif as_csv:

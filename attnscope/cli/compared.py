@@ -10,8 +10,8 @@ import numpy as np
 
 from attnscope.analysis.comparison.compare import Comparison, Pair
 from attnscope.analysis.comparison.depth import Depth
-from attnscope.analysis.comparison.head_rows import Head
 from attnscope.analysis.comparison.two_heads import HeadComparison
+from attnscope.attention import Head
 from attnscope.axes.weights import Array
 from attnscope.cli.answers import Answer
 from attnscope.render.terminal import View
@@ -71,7 +71,7 @@ def of_heads(seen: Comparison, command: str | None) -> Compared:
     for number, group in enumerate(seen.groups.members):
         member[list(group)] = number
     arrays = {
-        "heads": np.array(seen.heads),
+        "heads": numbers_of(seen.heads),
         "distances": seen.distances,
         "error": seen.error,
         "groups": member,
@@ -99,7 +99,7 @@ def of_depth(seen: Depth) -> Compared:
         for number, head in enumerate(seen.heads)
     ]
     arrays = {
-        "heads": np.array(seen.heads),
+        "heads": numbers_of(seen.heads),
         "distances": seen.distances,
         "error": seen.error,
         **{each.name.replace(" ", "_"): np.array(each.values, float) for each in series},
@@ -135,7 +135,7 @@ def of_two_heads(seen: HeadComparison) -> Compared:
         "notes": list(seen.view.notes),
     }
     arrays = {
-        "heads": np.array(seen.heads),
+        "heads": numbers_of(seen.heads),
         "rows": np.array(seen.rows),
         "by_row": seen.by_row,
         "one": one,
@@ -162,6 +162,11 @@ def _opening(command: str | None, pair: Pair) -> str:
 def names(heads: Iterable[Head]) -> list[str]:
     """The heads as people write them."""
     return [head.name for head in heads]
+
+
+def numbers_of(heads: Iterable[Head]) -> Array:
+    """The heads as arrays have them.  -> [head, layer | head]"""
+    return np.array([(head.layer, head.head) for head in heads])
 
 
 def pair_numbers(pair: Pair) -> dict[str, Any]:

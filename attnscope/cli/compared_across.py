@@ -10,7 +10,7 @@ from attnscope.analysis.comparison.compare import Pair
 from attnscope.analysis.comparison.models import ModelComparison
 from attnscope.analysis.comparison.texts import TextComparison
 from attnscope.cli.answers import Answer
-from attnscope.cli.compared import Compared, apart, names, pair_numbers, pair_table, rounded
+from attnscope.cli.compared import Compared, apart, names, numbers_of, pair_numbers, pair_table, rounded
 from attnscope.views import Ranked, Ranking
 
 LISTED = 8
@@ -44,7 +44,7 @@ def of_texts(seen: TextComparison, command: str | None) -> Compared:
     table += [
         [seen.heads[head].name, float(seen.change[head]), float(seen.error[head])] for head in seen.ranked
     ]
-    arrays = {"heads": np.array(seen.heads), "change": seen.change, "error": seen.error}
+    arrays = {"heads": numbers_of(seen.heads), "change": seen.change, "error": seen.error}
     if seen.difference is None:
         return Compared(
             Answer((seen.aligned, seen.view, ranking), {"change": seen.view}, numbers), table, arrays
@@ -91,8 +91,8 @@ def of_models(seen: ModelComparison) -> Compared:
         "notes": list(seen.notes),
     }
     arrays = {
-        "heads": np.array(seen.heads),
-        "others": np.array(seen.others),
+        "heads": numbers_of(seen.heads),
+        "others": numbers_of(seen.others),
         "distances": seen.distances,
         "error": seen.error,
         "matches": np.array(

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from attnscope.analysis.corpus.corpus_stats import Progress
-    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.selection import Selection
     from attnscope.analysis.stats import Stats
     from attnscope.models import Model
     from attnscope.storage.corpus import Corpus
@@ -49,7 +49,7 @@ def refuse_without_texts(context: typer.Context) -> None:
 
 
 def measure_corpus(
-    context: typer.Context, model: Model, corpus: Corpus, choice: Choice, names: tuple[str, ...]
+    context: typer.Context, model: Model, corpus: Corpus, selection: Selection, names: tuple[str, ...]
 ) -> Stats:
     """The figures of a corpus as the command's options ask for them, with a bar while it runs.
 
@@ -63,7 +63,7 @@ def measure_corpus(
             return corpus_stats(
                 model,
                 corpus,
-                choice,
+                selection,
                 names=names,
                 exact_kernel=asked.get("exact_kernel", False),
                 importance=asked.get("importance", False),

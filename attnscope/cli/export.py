@@ -123,7 +123,7 @@ def export(
     contents = Contents(asked, chosen, parse_numbers(heads, "--heads"))
     if not force:
         refuse_existing(out, contents)
-    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.selection import Selection
     from attnscope.render.export import export as write
 
     loaded = load_model(context)
@@ -132,7 +132,7 @@ def export(
         done = write(
             loaded,
             prepared,
-            Choice(kind=kind, words=words, hide_special=hide_special, scale=scale.value, layers=chosen),
+            Selection(kind=kind, words=words, hide_special=hide_special, scale=scale.value, layers=chosen),
             out,
             formats=asked,
             heads=contents.heads,

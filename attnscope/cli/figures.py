@@ -29,7 +29,7 @@ IMPORTANCE = "importance"
 def figure(seen: Stats, head: HeadFigures, name: str) -> Figure | Importance | None:
     """A head's figure, or its importance."""
     if name == IMPORTANCE:
-        return seen.importance.get((head.site, head.head))
+        return seen.importance.get(head.address)
     return head.figures.get(name)
 
 
@@ -76,7 +76,7 @@ def print_json(seen: Stats, heads: list[HeadFigures]) -> None:
     numbers = {
         "ran": seen.ran,
         "notes": list(seen.notes),
-        "heads": [head_numbers(head) | important.get((head.site, head.head), {}) for head in heads],
+        "heads": [head_numbers(head) | important.get(head.address, {}) for head in heads],
     }
     print_plain(numbers)
 
@@ -98,7 +98,7 @@ def print_csv(seen: Stats, heads: list[HeadFigures], names: tuple[str, ...]) -> 
             told = ("", "", "") if known is None else (known.value, known.baseline, known.error)
             cells += told if errors else told[:2]
         if seen.importance:
-            found = seen.importance[head.site, head.head]
+            found = seen.importance[head.address]
             cells += [found.value, found.error]
         writer.writerow([head.site.kind, head.site.layer, head.head, *role, *cells])
 

@@ -86,11 +86,20 @@ def show(
     from attnscope.analysis.head import one_head
     from attnscope.analysis.layers import whole_layers
     from attnscope.analysis.overview import overview
-    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.selection import Selection
     from attnscope.analysis.token import one_token
+    from attnscope.attention import Head
     from attnscope.cli import answers
 
-    choice = Choice(layer, number, kind, token, words, hide_special, scale.value)
+    selection = Selection(
+        head=None if layer is None or number is None else Head(layer, number),
+        layers=None if layer is None or number is not None else (layer,),
+        kind=kind,
+        token=token,
+        words=words,
+        hide_special=hide_special,
+        scale=scale.value,
+    )
     loaded = load_model(context)
     prepared = asked.prepare(loaded)
     if ablate is not None:
@@ -98,14 +107,14 @@ def show(
         return
     with waiting(f"{loaded.name} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
         if out is not None and out.suffix.lower() in options.WHOLE:
-            answers.save_layers(whole_layers(loaded, prepared, choice), out, cmap)
+            answers.save_layers(whole_layers(loaded, prepared, selection), out, cmap)
             return
         if token is not None:
-            answer = answers.of_token(one_token(loaded, prepared, choice))
+            answer = answers.of_token(one_token(loaded, prepared, selection))
         elif number is not None:
-            answer = answers.of_head(one_head(loaded, prepared, choice))
+            answer = answers.of_head(one_head(loaded, prepared, selection))
         else:
-            answer = answers.of_overview(overview(loaded, prepared, choice), repeated(context))
+            answer = answers.of_overview(overview(loaded, prepared, selection), repeated(context))
     if as_json:
         answers.print_json(answer)
     elif out is not None:

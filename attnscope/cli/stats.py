@@ -152,7 +152,7 @@ def stats(
         raise typer.BadParameter("give a text or --texts, not both", param_hint="TEXT")
     from attnscope.analysis.conditions import conditions
     from attnscope.analysis.corpus.processes import launched
-    from attnscope.analysis.selection import Choice
+    from attnscope.analysis.selection import Selection
     from attnscope.analysis.stats import stats as measure
     from attnscope.measures import DEFAULT, MEASURES
     from attnscope.storage.corpus import read_corpus
@@ -174,10 +174,10 @@ def stats(
             raise typer.BadParameter("it goes with one text, not with --texts", param_hint="--pooled")
         options.check_data(pooled)
     names = tuple(dict.fromkeys((*DEFAULT, *asked)))
-    choice = Choice(layer=layer, kind=kind)
+    selection = Selection(layers=None if layer is None else (layer,), kind=kind)
     if texts is not None:
         source = read_corpus(texts, field)
-        seen = corpus.measure_corpus(context, load_model(context), source, choice, names)
+        seen = corpus.measure_corpus(context, load_model(context), source, selection, names)
         if launched().number:
             return
     else:
@@ -187,7 +187,7 @@ def stats(
             seen = measure(
                 loaded,
                 prepared,
-                choice,
+                selection,
                 names=names,
                 exact_kernel=exact_kernel,
                 importance=importance,

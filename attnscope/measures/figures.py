@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnscope.attention import Site
+from attnscope.attention import Head, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,11 @@ class HeadFigures:
     positional: FixedOffset | None
 
     @property
+    def address(self) -> Head:
+        """Layer, head and kind of attention."""
+        return Head(self.site.layer, self.head, self.site.kind)
+
+    @property
     def name(self) -> str:
         """The head as users write it, ``L5H3``."""
-        return f"L{self.site.layer}H{self.head}"
+        return self.address.name

@@ -14,7 +14,7 @@ from typing import Any
 from attnscope import __version__
 from attnscope.analysis.all_heads import AllHeads, all_heads
 from attnscope.analysis.numbers import site_numbers
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import spans
 from attnscope.attention import Axis, Token
 from attnscope.errors import SelectionError
@@ -48,7 +48,7 @@ class Exported:
 def export(
     model: Model,
     prepared: ModelInput,
-    choice: Choice,
+    selection: Selection,
     folder: str | Path,
     *,
     formats: tuple[str, ...] = ("png",),
@@ -74,11 +74,11 @@ def export(
     cannot be written to or is being written to; ``SelectionError`` for what does not exist.
     """
     folder = Path(folder)
-    contents = Contents(formats, choice.layers, heads)
+    contents = Contents(formats, selection.layers, heads)
     with claimed(folder):
         if not force:
             refuse_existing(folder, contents)
-        seen = all_heads(model, prepared, choice)
+        seen = all_heads(model, prepared, selection)
         _expect_heads(seen, heads)
         album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
         jobs = list(_pictures(seen, contents)) if contents.pictures else []

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.models import load
 from tests.models.folders import gpt2
@@ -36,7 +36,7 @@ def largest(model, tokens, **how):
     prepared = model.prepare(WORDS * (tokens // 8), max_tokens=tokens)
     assert len(prepared.tokens) == tokens
     with Largest() as seen:
-        found = stats(model, prepared, Choice(), **how)
+        found = stats(model, prepared, Selection(), **how)
     assert found.heads[0].figures["entropy"].rows == tokens - 1
     return seen.bytes
 

@@ -8,9 +8,10 @@ import transformers
 from attnscope.analysis.head import one_head
 from attnscope.analysis.layers import whole_layers
 from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.analysis.token import one_token
+from attnscope.attention import Head
 from attnscope.models import load
 from tests.models.test_generation import DECODERS, writer_folder
 
@@ -31,7 +32,7 @@ def seen(tmp_path_factory):
 
 def test_every_thumbnail_is_of_the_whole_text(seen):
     model, text, eager = seen
-    view = overview(model, text, Choice())
+    view = overview(model, text, Selection())
     for layer in view.grids["decoder"].layers:
         np.testing.assert_allclose(layer.values, eager[layer.layer], atol=1e-5)
         closed = np.triu(np.ones(eager.shape[-2:], bool), 1)
@@ -41,7 +42,7 @@ def test_every_thumbnail_is_of_the_whole_text(seen):
 
 def test_a_head_and_its_figures_are_over_all_rows(seen):
     model, text, eager = seen
-    head = one_head(model, text, Choice(1, 2))
+    head = one_head(model, text, "L1H2")
     np.testing.assert_allclose(head.heatmap.values, eager[1, 2], atol=1e-5)
     assert [place.text for place in head.heatmap.weights.keys] == [token.text for token in text.tokens]
     rows = eager[1, 2]
@@ -55,7 +56,7 @@ def test_a_head_and_its_figures_are_over_all_rows(seen):
 def test_a_generated_token_looks_back_and_the_window_closes_behind_it(seen):
     model, text, eager = seen
     last = len(text.tokens) - 1
-    focus = one_token(model, text, Choice(0, 1, token=str(last)))
+    focus = one_token(model, text, Selection(Head("L0H1"), token=str(last)))
     assert {bar.position for bar in focus.looks_at.bars} == set(range(last - 3, last + 1))
     for bar in focus.looks_at.bars:
         assert bar.weight == pytest.approx(eager[0, 1, last, bar.position], abs=1e-5)
@@ -63,9 +64,9 @@ def test_a_generated_token_looks_back_and_the_window_closes_behind_it(seen):
 
 def test_layers_and_figures_of_all_heads_come_from_the_same_replay(seen):
     model, text, eager = seen
-    layers = dict(whole_layers(model, text, Choice()).kinds["decoder"])
+    layers = dict(whole_layers(model, text, Selection()).kinds["decoder"])
     np.testing.assert_allclose(layers[2].values, eager[2], atol=1e-5)
-    found = stats(model, text, Choice(layer=2)).heads
+    found = stats(model, text, Selection(layers=(2,))).heads
     assert [head.head for head in found] == [0, 1, 2, 3]
     for head in found:
         first = head.figures["first"]

@@ -8,8 +8,9 @@ import transformers
 from attnscope.analysis.head import one_head
 from attnscope.analysis.layers import whole_layers
 from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.token import one_token
+from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from tests.models import images
@@ -45,7 +46,7 @@ def windows(tmp_path_factory, picture):
 
 def test_a_patch_is_drawn_over_the_picture_both_ways(seen):
     model, prepared, weights = seen
-    focus = one_token(model, prepared, Choice(1, 1, token="2,3"))
+    focus = one_token(model, prepared, Selection(Head("L1H1"), token="2,3"))
     place = 5 + 2 * 4 + 3
     assert (focus.label, focus.position, focus.lit.patch) == ("2,3", place, (2, 3))
     np.testing.assert_allclose(focus.lit.looks_at, weights[1, 1, place, 5:].reshape(4, 4), atol=1e-5)
@@ -56,26 +57,26 @@ def test_a_patch_is_drawn_over_the_picture_both_ways(seen):
 @pytest.mark.parametrize("name", ["CLS", "[CLS]", "cls", "0"])
 def test_a_special_token_is_found_with_and_without_its_brackets(seen, name):
     model, prepared, weights = seen
-    focus = one_token(model, prepared, Choice(0, 1, token=name))
+    focus = one_token(model, prepared, Selection(Head("L0H1"), token=name))
     assert (focus.label, focus.lit.patch) == ("[CLS]", None)
     np.testing.assert_allclose(focus.lit.looks_at, weights[0, 1, 0, 5:].reshape(4, 4), atol=1e-5)
 
 
 def test_a_patch_may_be_called_a_patch(seen):
     model, prepared, _ = seen
-    assert one_token(model, prepared, Choice(0, 0, token="patch 1,2")).lit.patch == (1, 2)
+    assert one_token(model, prepared, Selection(Head("L0H0"), token="patch 1,2")).lit.patch == (1, 2)
 
 
 def test_without_a_head_the_picture_shows_the_mean_of_all(seen):
     model, prepared, weights = seen
-    focus = one_token(model, prepared, Choice(token="REG2"))
+    focus = one_token(model, prepared, Selection(token="REG2"))
     np.testing.assert_allclose(focus.lit.looks_at, weights.mean((0, 1))[3, 5:].reshape(4, 4), atol=1e-5)
     assert "mean of 4 heads of 2 layers" in focus.title
 
 
 def test_special_tokens_may_be_hidden_without_moving_a_patch(seen):
     model, prepared, weights = seen
-    focus = one_token(model, prepared, Choice(0, 0, token="0,1", hide_special=True))
+    focus = one_token(model, prepared, Selection(Head("L0H0"), token="0,1", hide_special=True))
     np.testing.assert_allclose(focus.lit.looks_at, weights[0, 0, 6, 5:].reshape(4, 4), atol=1e-5)
     assert focus.lit.patch == (0, 1)
 
@@ -83,28 +84,28 @@ def test_special_tokens_may_be_hidden_without_moving_a_patch(seen):
 def test_a_patch_that_is_not_there_is_told_what_is(seen):
     model, prepared, _ = seen
     with pytest.raises(SelectionError, match=r"no patch '9,9': .* from 0,0 to 3,3 and \[CLS\], \[REG0\]"):
-        one_token(model, prepared, Choice(token="9,9"))
+        one_token(model, prepared, Selection(token="9,9"))
 
 
 def test_heads_are_drawn_with_patches_on_their_axes(seen):
     model, prepared, weights = seen
-    head = one_head(model, prepared, Choice(1, 0)).heatmap
+    head = one_head(model, prepared, "L1H0").heatmap
     np.testing.assert_allclose(head.values, weights[1, 0], atol=1e-5)
     assert [place.label for place in head.weights.keys][4:7] == ["[REG3]", "0,0", "0,1"]
-    assert overview(model, prepared, Choice()).grids["encoder"].size == (21, 21)
+    assert overview(model, prepared, Selection()).grids["encoder"].size == (21, 21)
 
 
 def test_windows_are_drawn_as_their_mean_which_is_said(windows):
     model, prepared, weights = windows
-    head = one_head(model, prepared, Choice(1, 0)).heatmap  # the last block of the first stage is reported
+    head = one_head(model, prepared, "L1H0").heatmap  # the last block of the first stage is reported
     np.testing.assert_allclose(head.values, weights[0].mean(0)[0], atol=1e-5)
     note = "shown is the mean of 16 windows of 16 patches, each of which attends within itself"
     assert any(note in said for said in head.notes)
-    every = overview(model, prepared, Choice())
+    every = overview(model, prepared, Selection())
     np.testing.assert_allclose(every.grids["encoder"].layers[2].values, weights[1].mean(0), atol=1e-5)
     assert f"layers 0-1: {note}" in every.notes
     assert any("layer 2: shown is the mean of 4 windows" in said for said in every.notes)
-    layers = dict(whole_layers(model, prepared, Choice()).kinds["encoder"])
+    layers = dict(whole_layers(model, prepared, Selection()).kinds["encoder"])
     np.testing.assert_allclose(layers[1].values, weights[0].mean(0), atol=1e-5)
 
 
@@ -113,16 +114,16 @@ def test_detection_tokens_stand_behind_the_patches(tmp_path, picture):
     prepared = model.prepare_image(picture)
     assert [token.text for token in prepared.tokens][-4:] == ["3,3", "[DET0]", "[DET1]", "[DET2]"]
     assert len({token.id for token in prepared.tokens}) == len(prepared.tokens)
-    focus = one_token(model, prepared, Choice(1, 1, token="DET1"))
+    focus = one_token(model, prepared, Selection(Head("L1H1"), token="DET1"))
     assert (focus.position, focus.lit.patch) == (18, None)
-    patch = one_token(model, prepared, Choice(1, 1, token="0,2"))
+    patch = one_token(model, prepared, Selection(Head("L1H1"), token="0,2"))
     assert (patch.position, patch.lit.patch) == (3, (0, 2))
     assert patch.lit.looked_at_by.shape == (4, 4)
 
 
 def test_stages_of_other_sizes_are_named_and_bare_positions_are_said_to_be_such(tmp_path, picture):
     model = load(images.vision(tmp_path, "segformer"))
-    seen = overview(model, model.prepare_image(picture), Choice())
+    seen = overview(model, model.prepare_image(picture), Selection())
     assert "sizes: 256 × 16 in layer 0, 64 × 16 in layer 1" in seen.notes
     assert "layers 0-1: rows and columns are positions, no patches of the picture" in seen.notes
     assert "256 × 16 and 64 × 16 tokens" in seen.grids["encoder"].subtitle
@@ -131,15 +132,15 @@ def test_stages_of_other_sizes_are_named_and_bare_positions_are_said_to_be_such(
 def test_a_token_is_looked_up_in_the_tower_that_it_is_of(tmp_path, picture):
     model = load(images.siglip(tmp_path))
     both = model.prepare_image(picture, "a tired cat")
-    focus = one_token(model, both, Choice(token="0"))
+    focus = one_token(model, both, Selection(token="0"))
     assert "mean of 4 heads of 2 layers" in focus.title
-    alone = one_token(model, model.prepare_image(picture), Choice(token="0"))
+    alone = one_token(model, model.prepare_image(picture), Selection(token="0"))
     np.testing.assert_allclose(focus.lit.looks_at, alone.lit.looks_at, atol=1e-6)
 
 
 def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
     model = load(images.vilt(tmp_path))
-    seen = overview(model, model.prepare_image(picture, "a tired cat"), Choice())
+    seen = overview(model, model.prepare_image(picture, "a tired cat"), Selection())
     assert seen.grids["encoder"].size == (5 + 1 + 16, 5 + 1 + 16)
     with pytest.raises(InputError, match="reads a text beside the image: give both"):
         model.prepare_image(picture)
@@ -147,7 +148,7 @@ def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
 
 def test_a_patch_of_a_window_has_no_place_in_the_picture(windows):
     model, prepared, _ = windows
-    focus = one_token(model, prepared, Choice(1, 0, token="5"))
+    focus = one_token(model, prepared, Selection(Head("L1H0"), token="5"))
     assert focus.lit is None
     with pytest.raises(SelectionError, match="tokens 0-15"):
-        one_token(model, prepared, Choice(1, 0, token="2,3"))
+        one_token(model, prepared, Selection(Head("L1H0"), token="2,3"))

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.axes.folding import fold_axis
 from attnscope.models import load
@@ -68,7 +68,7 @@ def cells(whole, reduce):
 def test_a_long_text_is_pooled_to_256_cells_a_side_as_the_eager_weights_are(
     model, prepared, whole, pool, reduce, exact_kernel
 ):
-    seen = stats(model, prepared, Choice(), pool=pool, exact_kernel=exact_kernel)
+    seen = stats(model, prepared, Selection(), pool=pool, exact_kernel=exact_kernel)
     assert ("single pass" in seen.ran) != exact_kernel
     how = "sdpa, float32, weights recomputed" if exact_kernel else "single pass, float32, weights from the"
     assert how in seen.title
@@ -77,7 +77,7 @@ def test_a_long_text_is_pooled_to_256_cells_a_side_as_the_eager_weights_are(
 
 
 def test_figures_are_the_same_with_maps_and_without(model, prepared):
-    plain, pooled = (stats(model, prepared, Choice(), pool=pool) for pool in (None, "share"))
+    plain, pooled = (stats(model, prepared, Selection(), pool=pool) for pool in (None, "share"))
     for one, other in zip(plain.heads, pooled.heads, strict=True):
         assert (one.site, one.head, list(one.figures)) == (other.site, other.head, list(other.figures))
         for name, figure in one.figures.items():
@@ -86,7 +86,7 @@ def test_figures_are_the_same_with_maps_and_without(model, prepared):
 
 
 def test_rows_and_columns_are_labelled_with_the_tokens_that_they_stand_for(model, prepared):
-    (_, layer), _ = stats(model, prepared, Choice(), pool="share").maps.kinds["decoder"]
+    (_, layer), _ = stats(model, prepared, Selection(), pool="share").maps.kinds["decoder"]
     starts = [(place.start, place.stop) for place in layer.keys]
     assert starts[:3] == [(0, 2), (2, 5), (5, 8)]
     assert starts[-1][1] == TOKENS
@@ -95,7 +95,7 @@ def test_rows_and_columns_are_labelled_with_the_tokens_that_they_stand_for(model
 
 def test_a_short_text_is_kept_token_by_token(model):
     prepared = model.prepare("The cat sat on the mat.")
-    maps = stats(model, prepared, Choice(layer=1), pool="share").maps
+    maps = stats(model, prepared, Selection(layers=(1,)), pool="share").maps
     ((number, layer),) = maps.kinds["decoder"]
     assert (number, len(layer.keys)) == (1, len(prepared.tokens))
     assert not any(place.pooled for place in layer.keys)
@@ -103,13 +103,13 @@ def test_a_short_text_is_kept_token_by_token(model):
 
 
 def test_what_was_saved_is_read_back_with_its_ranges(model, prepared, tmp_path):
-    maps = stats(model, prepared, Choice(), pool="share").maps
+    maps = stats(model, prepared, Selection(), pool="share").maps
     save_layers(maps, tmp_path / "maps.npz")
     saved = WeightsFile(tmp_path / "maps.npz")
     assert [len(layer.keys) for layer in saved.layers] == [256, 256]
     np.testing.assert_array_equal(saved.layers[1].rows(0, 256)[0], maps.kinds["decoder"][1][1].values)
     assert any("pooled: 700 × 700 tokens; keys of a cell are summed" in note for note in saved.notes)
-    shown = one_head(saved, saved.prepared, Choice(layer=1, head=2)).heatmap
+    shown = one_head(saved, saved.prepared, "L1H2").heatmap
     assert shown.weights.keys == maps.kinds["decoder"][1][1].keys
     assert sum(note.startswith("pooled") for note in shown.notes) == 1
     coarser = shown_in(saved, 100)
@@ -124,7 +124,7 @@ def shown_in(saved, most):
 
 def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_path):
     prepared = model.prepare(WORDS, max_tokens=300)
-    maps = stats(model, prepared, Choice(), pool="share").maps
+    maps = stats(model, prepared, Selection(), pool="share").maps
     save_layers(maps, tmp_path / "maps.npz")
     read = WeightsFile(tmp_path / "maps.npz")
     (_, layer), *_ = maps.kinds["decoder"]

@@ -11,7 +11,7 @@ pytest.importorskip("textual", reason="Textual is not installed: there is nothin
 
 from attnscope.analysis.all_heads import all_heads
 from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.browser import Browser
 from attnscope.models import load
 from attnscope.models.weights_file import WeightsFile
@@ -36,7 +36,7 @@ def given():
 
 @pytest.fixture(scope="module")
 def heads(given):
-    return all_heads(*given, Choice())
+    return all_heads(*given, Selection())
 
 
 def screen(app) -> str:
@@ -84,7 +84,7 @@ def test_enter_opens_the_head_that_show_shows_and_escape_goes_back(heads, given)
     app, shown = browsed(heads, "down", "right", "right", "right", "enter", size=(120, 50))
     assert app.opened
     assert "looks at the previous token" in shown
-    figure = one_head(*given, Choice(layer=1, head=3)).figures.figures["entropy"]
+    figure = one_head(*given, "L1H3").figures.figures["entropy"]
     assert f"{figure.value:.2f} nats" in " ".join(shown.split())
     assert "because 7" in shown
     assert not browsed(heads, "enter", "escape")[0].opened
@@ -153,15 +153,15 @@ def test_without_colour_shades_carry_the_weights(heads, monkeypatch):
 
 def test_scales_and_colours_go_round(heads):
     app, shown = browsed(heads, "enter", "x", size=(80, 50))
-    assert app.heads.choice.scale == "row"
+    assert app.heads.selection.scale == "row"
     assert "largest of the row" in shown
-    assert browsed(heads, "x", "x", "x")[0].heads.choice.scale == "fixed"
+    assert browsed(heads, "x", "x", "x")[0].heads.selection.scale == "fixed"
     assert browsed(heads, "c")[0].cmap != browsed(heads)[0].cmap
 
 
 def test_kinds_of_attention_follow_each_other_and_cross_attention_pins_a_row_only(tmp_path):
     pair = load(t5(tmp_path))
-    heads = all_heads(pair, pair.prepare(TEXT, "It slept."), Choice())
+    heads = all_heads(pair, pair.prepare(TEXT, "It slept."), Selection())
     assert [browsed(heads, *["tab"] * count)[0].kind for count in range(4)] == [
         "encoder", "decoder", "cross", "encoder",
     ]  # fmt: skip
@@ -176,14 +176,14 @@ def test_a_file_of_weights_is_browsed_too_and_numbers_that_are_none_are_told(tmp
     maps[0, 1, 2, 3] = np.nan
     np.savez(tmp_path / "odd.npz", maps)
     saved = WeightsFile(tmp_path / "odd.npz")
-    _, shown = browsed(all_heads(saved, saved.prepared, Choice()), "right", "enter", size=(80, 40))
+    _, shown = browsed(all_heads(saved, saved.prepared, Selection()), "right", "enter", size=(80, 40))
     assert "no role: its figures are no finite numbers" in shown
     assert "not finite numbers: 1" in " ".join(shown.split())
 
 
 def test_tokens_cannot_steer_the_screen(heads):
     model = load("own")
-    hostile = all_heads(model, model.prepare("[bold red]x[/] \x1b[2J $a$ [link=x]"), Choice())
+    hostile = all_heads(model, model.prepare("[bold red]x[/] \x1b[2J $a$ [link=x]"), Selection())
     _, shown = browsed(hostile, "j", "j", size=(160, 60))
     assert "\x1b" not in shown
     assert "[ 1" in shown
@@ -192,7 +192,7 @@ def test_tokens_cannot_steer_the_screen(heads):
 def test_many_layers_scroll_to_the_chosen_one(tmp_path):
     np.savez(tmp_path / "deep.npz", np.random.default_rng(0).dirichlet(np.ones(6), (24, 16, 6)))
     saved = WeightsFile(tmp_path / "deep.npz")
-    deep = all_heads(saved, saved.prepared, Choice())
+    deep = all_heads(saved, saved.prepared, Selection())
     _, shown = browsed(deep, *["up"] * 4, size=(80, 24))
     assert "▐" in shown
     assert any(line.startswith(" L20") for line in shown.splitlines())

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from attnscope.analysis.intervention.ablation import ablated
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.models import load
 from tests.models.folders import minilm
@@ -19,7 +19,7 @@ TEXT = "The cat sat on the mat because it was tired."
 def test_what_changes_without_a_head_is_printed(run):
     ran = run("show", TEXT, "--ablate", "L2H1")
     model = load("own")
-    seen = ablated(model, model.prepare(TEXT), Choice(layer=2, head=1))
+    seen = ablated(model, model.prepare(TEXT), "L2H1")
     assert ran.code == 0
     assert f"change by {seen.divergence:.3g} nats on average" in ran.out
     lines = ran.out.splitlines()
@@ -45,7 +45,7 @@ def test_the_numbers_of_an_ablation_are_json(run):
 
 def test_importance_is_a_column_that_sorts(run):
     model = load("own")
-    seen = stats(model, model.prepare(TEXT), Choice(), importance=True)
+    seen = stats(model, model.prepare(TEXT), Selection(), importance=True)
     best = max(seen.importance.items(), key=lambda pair: pair[1].value)
     (site, head), figure = best
     ran = run("stats", TEXT, "--importance", "--top", "3")

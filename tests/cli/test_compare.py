@@ -12,7 +12,7 @@ from attnscope.analysis.comparison.depth import through_layers
 from attnscope.analysis.comparison.models import compare_models
 from attnscope.analysis.comparison.texts import compare_texts
 from attnscope.analysis.comparison.two_heads import compare_heads
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.models import load
 from tests.models.folders import minilm
 
@@ -110,7 +110,7 @@ def test_one_layer(run, own):
 
 
 def test_two_heads_and_the_tokens_where_they_part(run, own):
-    seen = compare_heads(own, own.prepare(TEXT), (0, 1), (2, 3))
+    seen = compare_heads(own, own.prepare(TEXT), "L0H1", "L2H3")
     found = numbers(run, TEXT, "L0H1", "2.3")
     assert found["distance"] == pytest.approx(seen.distance, abs=1e-6)
     assert found["partings"][0]["token"] == seen.view.partings[0].label
@@ -157,7 +157,7 @@ def test_two_models_of_one_shape(run, own):
 
 def test_two_models_of_other_shapes(run, own):
     real = load(minilm())
-    seen = compare_models(own, real, [(own.prepare(TEXT), real.prepare(TEXT))], Choice())
+    seen = compare_models(own, real, [(own.prepare(TEXT), real.prepare(TEXT))], Selection())
     found = numbers(run, TEXT, "--with-model", minilm())
     assert found["drift"] is None
     assert [(m["one"], m["other"]) for m in found["matches"]] == [

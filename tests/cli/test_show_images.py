@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.token import one_token
+from attnscope.attention import Head
 from attnscope.models import load
 from attnscope.render.overlay import lit, scaled
 from attnscope.render.terminal import print_view
@@ -67,7 +68,7 @@ def coloured(view, width=80):
 
 def test_a_terminal_shows_the_picture_where_it_is_looked_at(folder, picture):
     model = load(folder)
-    view = one_token(model, model.prepare_image(picture), Choice(0, 1, token="CLS"))
+    view = one_token(model, model.prepare_image(picture), Selection(Head("L0H1"), token="CLS"))
     out = coloured(view)
     levels = view.lit.looks_at / view.lit.looks_at.max()
     pixels = lit(scaled(view.lit.pixels, 38, 38), scaled(levels, 38, 38), "ember")
@@ -83,7 +84,7 @@ def test_no_line_is_wider_than_the_terminal(folder, picture, width):
     import re
 
     model = load(folder)
-    view = one_token(model, model.prepare_image(picture), Choice(token="3,0"))
+    view = one_token(model, model.prepare_image(picture), Selection(token="3,0"))
     for line in coloured(view, width).splitlines():
         assert len(re.sub(r"\x1b\[[\d;]*m", "", line)) <= width
 

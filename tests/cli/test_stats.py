@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from attnscope.analysis.conditions import conditions
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.errors import SelectionError
 from attnscope.models import load
@@ -112,7 +112,7 @@ def test_what_cannot_be_done_is_one_sentence(run, arguments, sentence):
 
 def test_a_condition_on_a_figure_that_does_not_exist_is_not_met():
     model = load("own")
-    seen = stats(model, model.prepare(TEXT), Choice(layer=0))
+    seen = stats(model, model.prepare(TEXT), Selection(layers=(0,)))
     (condition,) = conditions("segment>=0")
     assert not any(condition.meets(head) for head in seen.heads)
 
@@ -127,8 +127,8 @@ def test_a_long_text_is_measured_in_a_single_pass_to_the_same_figures(tmp_path):
     model = load(gpt2(tmp_path, n_positions=1200, n_layer=1))
     prepared = model.prepare("The cat sat on the mat because it was tired. " * 60, truncate=True)
     assert len(prepared.tokens) >= 512
-    passed = stats(model, prepared, Choice())
-    beside = stats(model, prepared, Choice(), exact_kernel=True)
+    passed = stats(model, prepared, Selection())
+    beside = stats(model, prepared, Selection(), exact_kernel=True)
     assert "1 of 1 calls ran as a single pass" in passed.ran
     assert beside.ran == "figures measured beside the kernel"
     for one, other in zip(passed.heads, beside.heads, strict=True):

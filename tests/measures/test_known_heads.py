@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.models import load
 from attnscope.network import Encoder, EncoderConfig, save
@@ -93,7 +93,7 @@ def text():
 
 def test_every_hand_written_head_is_named(folder, text):
     model = load(folder)
-    seen = {head.name: head for head in stats(model, model.prepare(text), Choice()).heads}
+    seen = {head.name: head for head in stats(model, model.prepare(text), Selection()).heads}
     assert {name: head.role.name for name, head in seen.items()} == {
         "L0H0": "previous",
         "L0H1": "first",
@@ -111,7 +111,7 @@ def test_induction_needs_the_head_below(encoder, folder, text):
     model = load(folder)
     with torch.no_grad():
         model.module.layers[0].self_attn.out_proj.weight.zero_()
-    seen = {head.name: head for head in stats(model, model.prepare(text), Choice()).heads}
+    seen = {head.name: head for head in stats(model, model.prepare(text), Selection()).heads}
     assert seen["L1H0"].figures["induction"].value < 0.2
     assert seen["L1H0"].role.name != "induction"
 

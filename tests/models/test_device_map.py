@@ -4,7 +4,8 @@ import pytest
 
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
+from attnscope.attention import Head
 from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.storage.corpus import Listed
@@ -24,7 +25,9 @@ def test_a_layer_that_lives_on_disk_shows_the_same_attention(folder):
     whole, spread = load(folder), load(folder, device_map=SPREAD)
     assert {weights.device.type for weights in spread.module.h[1].parameters()} == {"meta"}
     for layer in (0, 1):
-        one, other = (one_head(m, m.prepare(TEXT), Choice(layer, 2)).heatmap.values for m in (whole, spread))
+        one, other = (
+            one_head(m, m.prepare(TEXT), Selection(Head(layer, 2))).heatmap.values for m in (whole, spread)
+        )
         assert (one == other).all()
     one, other = (corpus_stats(model, Listed([TEXT, TEXT[:20]])).heads for model in (whole, spread))
     assert one == other

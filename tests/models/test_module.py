@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from attnscope.analysis.head import one_head
 from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load, prepare_tensors
 from attnscope.models.module import load_tensors
@@ -95,7 +95,7 @@ def file(tmp_path_factory):
 )
 def test_an_instance_a_class_and_a_function_all_make_a_model(file, name, layers):
     model = load(f"{file}:{name}")
-    seen = overview(model, model.prepare("The cat sat."), Choice())
+    seen = overview(model, model.prepare("The cat sat."), Selection())
     assert [layer.layer for layer in seen.grids["decoder"].layers] == list(range(layers))
 
 
@@ -107,7 +107,7 @@ def test_a_module_that_can_be_imported_is_found_by_its_dotted_name():
 def test_its_head_is_what_the_formula_says(file):
     model = load(f"{file}:model")
     prepared = model.prepare("The cat sat on the mat.")
-    found = one_head(model, prepared, Choice(0, 1)).heatmap
+    found = one_head(model, prepared, "L0H1").heatmap
     with torch.inference_mode():
         x = model.module.embed(prepared.arguments[0])
         query, key, _ = model.module.blocks[0].qkv(x).split(32, 2)
@@ -142,7 +142,7 @@ def test_tensors_go_in_by_the_names_of_the_forward(file, tmp_path, suffix, write
     path = tmp_path / f"inputs{suffix}"
     write(path, tensors)
     model = load(f"{file}:Cross")
-    seen = overview(model, prepare_tensors(model, path), Choice())
+    seen = overview(model, prepare_tensors(model, path), Selection())
     assert seen.grids["cross"].size == (3, 7)
     expected = model.module.attend(
         tensors["queries"], tensors["keys"], tensors["keys"], average_attn_weights=False
@@ -222,10 +222,10 @@ def test_a_file_that_does_not_exist_or_does_not_run_is_one_sentence(tmp_path):
 def test_a_module_that_fails_is_quoted_with_the_shape_it_was_given(file):
     model = load(f"{file}:small")
     with pytest.raises(ModelError, match=r"fails on inputs of shape \[1, 6\]: IndexError"):
-        overview(model, model.prepare("The cat sat."), Choice())
+        overview(model, model.prepare("The cat sat."), Selection())
 
 
 def test_a_module_without_attention_says_what_it_computes_instead():
     model = load("torch.nn:Identity")
     with pytest.raises(ModelError, match="has no attention to show"):
-        overview(model, model.prepare("The cat sat."), Choice())
+        overview(model, model.prepare("The cat sat."), Selection())

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope import memory
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.errors import SizeError
 from attnscope.models import load
@@ -83,4 +83,4 @@ def test_a_text_too_long_for_the_memory_is_refused_before_the_model_runs(folder,
     monkeypatch.setattr(memory, "UNNOTICED", 0)
     monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     with pytest.raises(SizeError, match=r"tokens would take .* are free: cut the text with --max-tokens"):
-        stats(model, prepared, Choice())
+        stats(model, prepared, Selection())

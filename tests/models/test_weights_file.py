@@ -8,8 +8,9 @@ import pytest
 from attnscope.analysis.head import alone, one_head
 from attnscope.analysis.layers import whole_layers
 from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.token import one_token
+from attnscope.attention import Head
 from attnscope.axes import Weights, places
 from attnscope.errors import InputError
 from attnscope.models import load
@@ -28,7 +29,7 @@ def pair(tmp_path_factory):
     for name, place in (("own", "own"), ("gpt2", gpt2(folder / "gpt2")), ("t5", t5(folder / "t5"))):
         model = load(place)
         prepared = model.prepare(TEXT, "It slept." if name == "t5" else None)
-        save_layers(whole_layers(model, prepared, Choice()), folder / f"{name}.npz")
+        save_layers(whole_layers(model, prepared, Selection()), folder / f"{name}.npz")
         saved = WeightsFile(folder / f"{name}.npz")
         made[name] = (model, prepared), (saved, saved.prepared)
     return made
@@ -36,7 +37,7 @@ def pair(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["own", "gpt2", "t5"])
 def test_figures_and_thumbnails_are_those_of_the_model(pair, name):
-    live, saved = (overview(*given, Choice()) for given in pair[name])
+    live, saved = (overview(*given, Selection()) for given in pair[name])
     assert list(live.grids) == list(saved.grids)
     for kind, grid in live.grids.items():
         for one, other in zip(grid.layers, saved.grids[kind].layers, strict=True):
@@ -53,21 +54,21 @@ def test_figures_and_thumbnails_are_those_of_the_model(pair, name):
 
 @pytest.mark.parametrize("changes", [{}, {"words": True}, {"hide_special": True}, {"scale": "row"}])
 def test_a_head_is_the_same_picture(pair, changes):
-    choice = Choice(layer=1, head=3, **changes)
-    live, saved = (one_head(*given, choice).heatmap for given in pair["own"])
+    selection = Selection(Head("L1H3"), **changes)
+    live, saved = (one_head(*given, selection).heatmap for given in pair["own"])
     np.testing.assert_allclose(live.values, saved.values, atol=1e-6)
     assert live.weights.keys == saved.weights.keys
     assert (live.title, live.subtitle, live.readings) == (saved.title, saved.subtitle, saved.readings)
 
 
 def test_a_token_is_ranked_alike(pair):
-    live, saved = (one_token(*given, Choice(token="cat")) for given in pair["own"])
+    live, saved = (one_token(*given, Selection(token="cat")) for given in pair["own"])
     assert live.title == saved.title
     assert [bar.label for bar in live.looks_at.bars] == [bar.label for bar in saved.looks_at.bars]
 
 
 def test_it_says_that_a_file_told_it(pair):
-    seen = overview(*pair["own"][1], Choice())
+    seen = overview(*pair["own"][1], Selection())
     assert seen.grids["encoder"].subtitle.endswith("13 tokens · npz, float32, weights as the file has them")
 
 
@@ -81,17 +82,17 @@ def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_pla
     maps[1, 2, 3, 4], maps[1, 2, 0, 0] = np.nan, np.inf
     np.savez(tmp_path / "odd.npz", maps)
     saved = WeightsFile(tmp_path / "odd.npz")
-    head = one_head(saved, saved.prepared, Choice(layer=1, head=2))
+    head = one_head(saved, saved.prepared, "L1H2")
     assert np.argwhere(head.heatmap.masked).tolist() == [[0, 0], [3, 4]]
     told = "weights of encoder layer 1 that are not finite numbers: 2, drawn as closed"
     assert told in head.heatmap.notes
     assert head.figures.role is None
     for seen in (
-        overview(saved, saved.prepared, Choice()),
-        one_token(saved, saved.prepared, Choice(token="3")),
+        overview(saved, saved.prepared, Selection()),
+        one_token(saved, saved.prepared, Selection(token="3")),
     ):
         assert told in seen.notes
-    other = one_head(saved, saved.prepared, Choice(layer=1, head=1))
+    other = one_head(saved, saved.prepared, "L1H1")
     assert not other.heatmap.masked.any()
     assert other.figures.role is not None
 
@@ -109,7 +110,7 @@ def test_negative_weights_are_drawn_with_0_in_the_middle(tmp_path):
     maps[0, 1, 2, 3] = -0.5
     np.savez(tmp_path / "odd.npz", maps)
     saved = WeightsFile(tmp_path / "odd.npz")
-    picture = one_head(saved, saved.prepared, Choice(layer=0, head=1)).heatmap
+    picture = one_head(saved, saved.prepared, "L0H1").heatmap
     assert (picture.signed, picture.limits, picture.values[2, 3]) == (True, (-1.0, 1.0), -0.5)
-    assert overview(saved, saved.prepared, Choice()).grids["encoder"].signed
-    assert not one_head(saved, saved.prepared, Choice(layer=0, head=0)).heatmap.signed
+    assert overview(saved, saved.prepared, Selection()).grids["encoder"].signed
+    assert not one_head(saved, saved.prepared, "L0H0").heatmap.signed

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.errors import OutputError, SelectionError
 from attnscope.models import load
 from attnscope.render.export import export
@@ -40,19 +40,19 @@ def names(folder) -> list[str]:
 
 
 def test_there_is_a_file_a_head_one_a_layer_one_of_all_and_a_manifest(model, text, tmp_path):
-    export(model, text, Choice(layers=(0, 2)), tmp_path / "out", dpi=40)
+    export(model, text, Selection(layers=(0, 2)), tmp_path / "out", dpi=40)
     heads = [f"L{layer:02}H{head:02}.png" for layer in (0, 2) for head in range(8)]
     assert names(tmp_path / "out") == sorted([*heads, "L00.png", "L02.png", "overview.png", "manifest.json"])
 
 
 def test_a_head_is_the_picture_that_show_saves(model, text, tmp_path):
-    export(model, text, Choice(layers=(1,)), tmp_path, heads=(3,), dpi=60)
-    save(one_head(model, text, Choice(layer=1, head=3)).heatmap, tmp_path / "shown.png", dpi=60)
+    export(model, text, Selection(layers=(1,)), tmp_path, heads=(3,), dpi=60)
+    save(one_head(model, text, "L1H3").heatmap, tmp_path / "shown.png", dpi=60)
     assert (tmp_path / "L01H03.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
 
 
 def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_layers(model, text, tmp_path):
-    export(model, text, Choice(layers=(1,)), tmp_path, heads=(0, 7), formats=("png", "npz"), dpi=40)
+    export(model, text, Selection(layers=(1,)), tmp_path, heads=(0, 7), formats=("png", "npz"), dpi=40)
     assert names(tmp_path) == [
         "L01.png", "L01H00.png", "L01H07.png", "heads.npz", "manifest.json", "overview.png",
     ]  # fmt: skip
@@ -62,7 +62,7 @@ def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_laye
 
 def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(model, text, tmp_path):
     for name in ("first", "second"):
-        export(model, text, Choice(layers=(3,)), tmp_path / name, heads=(1,), formats=FORMATS, dpi=40)
+        export(model, text, Selection(layers=(3,)), tmp_path / name, heads=(1,), formats=FORMATS, dpi=40)
     found = names(tmp_path / "first")
     assert {name.split(".")[1] for name in found} == set(FORMATS)
     assert found == names(tmp_path / "second")
@@ -71,7 +71,9 @@ def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(
 
 
 def test_the_manifest_tells_where_it_all_came_from(model, text, tmp_path):
-    done = export(model, text, Choice(layers=(0,)), tmp_path, heads=(2,), dpi=40, command="attnscope export")
+    done = export(
+        model, text, Selection(layers=(0,)), tmp_path, heads=(2,), dpi=40, command="attnscope export"
+    )
     manifest = json.loads((tmp_path / "manifest.json").read_text("utf-8"))
     assert manifest == json.loads(json.dumps(done.manifest))
     assert manifest["command"] == "attnscope export"
@@ -89,7 +91,7 @@ def test_the_manifest_tells_where_it_all_came_from(model, text, tmp_path):
 
 
 def test_checksums_are_those_of_the_files(model, text, tmp_path):
-    done = export(model, text, Choice(layers=(0,)), tmp_path, heads=(2,), formats=("png", "json"), dpi=40)
+    done = export(model, text, Selection(layers=(0,)), tmp_path, heads=(2,), formats=("png", "json"), dpi=40)
     listed = {file["name"]: file for file in done.manifest["files"]}
     assert sorted([*listed, "manifest.json"]) == names(tmp_path)
     for name, file in listed.items():
@@ -100,7 +102,7 @@ def test_checksums_are_those_of_the_files(model, text, tmp_path):
 
 def test_kinds_of_attention_lead_the_names_where_there_are_several(tmp_path):
     pair = load(t5(tmp_path / "model"))
-    export(pair, pair.prepare(TEXT, "It sat."), Choice(layers=(0,)), tmp_path / "out", heads=(1,), dpi=40)
+    export(pair, pair.prepare(TEXT, "It sat."), Selection(layers=(0,)), tmp_path / "out", heads=(1,), dpi=40)
     assert names(tmp_path / "out") == sorted(
         [f"{kind}-{name}.png" for kind in ("encoder", "decoder", "cross") for name in ("L00", "L00H01")]
         + [f"{kind}-overview.png" for kind in ("encoder", "decoder", "cross")]
@@ -115,9 +117,9 @@ def test_nothing_is_overwritten_unless_asked_and_nothing_else_is_touched(model, 
     (tmp_path / "L00H02.png").write_bytes(b"mine")
     (tmp_path / "notes.txt").write_bytes(b"mine")
     with pytest.raises(OutputError, match=r"holds L00H02.png that this would overwrite.*--force"):
-        export(model, text, Choice(layers=(0,)), tmp_path, dpi=40)
+        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
     assert names(tmp_path) == ["L00H02.png", "notes.txt"]
-    export(model, text, Choice(layers=(0,)), tmp_path, heads=(2,), dpi=40, force=True)
+    export(model, text, Selection(layers=(0,)), tmp_path, heads=(2,), dpi=40, force=True)
     assert (tmp_path / "L00H02.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "notes.txt").read_bytes() == b"mine"
 
@@ -136,7 +138,7 @@ def test_what_may_be_written_is_known_before_the_model_is(name, covered):
 
 def test_a_second_export_into_the_folder_is_refused_while_one_writes(model, text, tmp_path):
     with claimed(tmp_path), pytest.raises(OutputError, match="another export is writing into"):
-        export(model, text, Choice(layers=(0,)), tmp_path)
+        export(model, text, Selection(layers=(0,)), tmp_path)
     assert names(tmp_path) == []
     with claimed(tmp_path):
         pass  # the claim has ended with its block
@@ -146,7 +148,7 @@ def _write(folder, layers, barrier, answers):
     model = load("own")
     barrier.wait()
     try:
-        export(model, model.prepare(TEXT), Choice(layers=layers), folder, heads=(0,), dpi=40)
+        export(model, model.prepare(TEXT), Selection(layers=layers), folder, heads=(0,), dpi=40)
         answers.put("done")
     except OutputError as error:
         answers.put(str(error))
@@ -180,9 +182,9 @@ def test_an_interruption_leaves_whole_files_and_no_manifest(model, text, tmp_pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export(model, text, Choice(layers=(0,)), tmp_path, dpi=40, progress=stop)
+        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40, progress=stop)
     assert names(tmp_path) == ["L00.png", "L00H00.png", "overview.png"]
-    export(model, text, Choice(layers=(0,)), tmp_path, dpi=40, force=True)
+    export(model, text, Selection(layers=(0,)), tmp_path, dpi=40, force=True)
     assert "manifest.json" in names(tmp_path)
 
 
@@ -206,21 +208,21 @@ def test_a_link_in_the_folder_is_replaced_and_not_followed(model, text, tmp_path
     outside.write_bytes(b"mine")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "overview.png").symlink_to(outside)
-    export(model, text, Choice(layers=(0,)), tmp_path / "out", heads=(0,), dpi=40, force=True)
+    export(model, text, Selection(layers=(0,)), tmp_path / "out", heads=(0,), dpi=40, force=True)
     assert outside.read_bytes() == b"mine"
     assert not (tmp_path / "out" / "overview.png").is_symlink()
 
 
 def test_what_does_not_exist_is_told_with_what_does(model, text, tmp_path):
     with pytest.raises(SelectionError, match="no layer 7, 9: this model has layers 0-3"):
-        export(model, text, Choice(layers=(0, 7, 9)), tmp_path / "a")
+        export(model, text, Selection(layers=(0, 7, 9)), tmp_path / "a")
     with pytest.raises(SelectionError, match="no head 8: these layers have heads 0-7"):
-        export(model, text, Choice(), tmp_path / "b", heads=(0, 8))
+        export(model, text, Selection(), tmp_path / "b", heads=(0, 8))
     with pytest.raises(OutputError, match="no format 'gif': there are png, svg, pdf, npz"):
-        export(model, text, Choice(), tmp_path / "c", formats=("gif",))
+        export(model, text, Selection(), tmp_path / "c", formats=("gif",))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="cannot write into"):
-        export(model, text, Choice(), tmp_path / "file")
+        export(model, text, Selection(), tmp_path / "file")
 
 
 def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(model, text, tmp_path, monkeypatch):
@@ -234,12 +236,12 @@ def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(model, text, 
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OutputError, match="No space left on device"):
-        export(model, text, Choice(layers=(0,)), tmp_path, dpi=40)
+        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
     assert names(tmp_path) == ["L00.png", "overview.png"]
 
 
 def test_merged_words_and_hidden_tokens_reach_the_data(model, text, tmp_path):
-    export(model, text, Choice(layers=(0,), hide_special=True), tmp_path, formats=("npz",))
+    export(model, text, Selection(layers=(0,), hide_special=True), tmp_path, formats=("npz",))
     found = read(tmp_path / "heads.npz")
     assert [place.text for place in found.kinds["encoder"][0][1].keys] == [
         "The",

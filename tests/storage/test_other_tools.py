@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from attnscope.analysis.layers import whole_layers
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.models import load
 from attnscope.render.layers import save_layers
 from attnscope.storage import arrays as data
@@ -19,7 +19,7 @@ EXAMPLES = dict(re.findall(r"(\w+)::\n\n((?:    .*\n)+)", data.__doc__))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     model, folder = load("own"), tmp_path_factory.mktemp("heads")
-    layers = whole_layers(model, model.prepare("The cat sat on the mat."), Choice())
+    layers = whole_layers(model, model.prepare("The cat sat on the mat."), Selection())
     for suffix in ("npz", "safetensors"):
         save_layers(layers, folder / f"heads.{suffix}")
     return folder

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.cli.answers import of_overview, save
 from attnscope.models import load
 
@@ -14,7 +14,9 @@ PICTURES = Path(__file__).parents[2] / ".pictures"
 def main() -> None:
     """Draw every head of the bundled encoder on the README's sentence."""
     model = load("own")
-    save(of_overview(overview(model, model.prepare(TEXT), Choice()), None), PICTURES / "overview.png", None)
+    save(
+        of_overview(overview(model, model.prepare(TEXT), Selection()), None), PICTURES / "overview.png", None
+    )
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.analysis.comparison.head_rows import Head, head_rows
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.comparison.head_rows import head_rows
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, provenance
+from attnscope.attention import Head
 from attnscope.comparison import Averaged, Groups, Plane, Spread, averaged, between, groups, plane
 from attnscope.comparison.groups import CUT
 from attnscope.errors import InputError, SelectionError
@@ -106,20 +107,20 @@ class Comparison:
 
 
 def compare(
-    model: Model, texts: ModelInput | Sequence[ModelInput], choice: Choice | None = None
+    model: Model, texts: ModelInput | Sequence[ModelInput], selection: Selection | None = None
 ) -> Comparison:
     """Run the model once a text, and measure how far its heads are apart.
 
-    ``choice.layer`` compares the heads of one layer, ``choice.head`` the same number in all layers,
-    ``choice.kind`` a kind of attention; ``words`` and ``hide_special`` fold rows and keys first. Up to 221
+    ``layers`` of the selection compares the heads of some layers, ``number`` the same number in all layers,
+    ``kind`` a kind of attention; ``words`` and ``hide_special`` fold rows and keys first. Up to 221
     tokens every row is compared, of longer texts an even sample. Raises ``SelectionError`` for what does not
     exist, or where fewer than two heads are meant, and ``InputError`` without a text.
     """
-    choice = choice or Choice()
+    selection = selection or Selection()
     given = [texts] if isinstance(texts, ModelInput) else list(texts)
     if not given:
         raise InputError("there is no text to compare heads on: give one at least")
-    found = [_one_text(model, prepared, choice) for prepared in given]
+    found = [_one_text(model, prepared, selection) for prepared in given]
     first = found[0]
     if len({text.heads for text in found}) > 1:
         raise SelectionError("the texts run through different layers: compare them one by one")
@@ -157,8 +158,8 @@ class _OneText:
     notes: tuple[str, ...]
 
 
-def _one_text(model: Model, prepared: ModelInput, choice: Choice) -> _OneText:
-    seen = head_rows(model, prepared, choice)
+def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> _OneText:
+    seen = head_rows(model, prepared, selection)
     if len(seen.heads) < 2:
         raise SelectionError(f"{seen.heads[0].name} alone cannot be compared: there is no other head here")
     notes = (*prepared.notes, *seen.notes)

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.analysis.comparison.compare import sure
-from attnscope.analysis.comparison.head_rows import Head, head_rows
+from attnscope.analysis.comparison.head_rows import head_rows
 from attnscope.analysis.overview import THUMBNAIL, labelled
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import hiding, kind_title, provenance
+from attnscope.attention import Head
 from attnscope.capture.observers.coarsen import Fold
 from attnscope.comparison import between
 from attnscope.errors import SelectionError
@@ -40,19 +41,21 @@ class Depth:
     view: Strip
 
 
-def through_layers(model: Model, prepared: ModelInput, head: int, choice: Choice | None = None) -> Depth:
+def through_layers(
+    model: Model, prepared: ModelInput, head: int, selection: Selection | None = None
+) -> Depth:
     """Run the model once, and compare head number ``head`` of every layer with that of every other.
 
     Raises ``SelectionError`` where there is no such head, or where one layer alone has it.
     """
-    choice = replace(choice or Choice(), head=head)
-    fold, measured = Fold(choice.folding(THUMBNAIL)), Measured()
-    seen = head_rows(model, prepared, choice, others=[fold, measured])
+    selection = replace(selection or Selection(), number=head)
+    fold, measured = Fold(selection.folding(THUMBNAIL)), Measured()
+    seen = head_rows(model, prepared, selection, others=[fold, measured])
     if len(seen.heads) < 2:
         raise SelectionError(f"{seen.heads[0].name} is in one layer alone: there is none to compare it with")
     spread = between(seen.rows)
     thumbnails = [
-        (folded.site.layer, *labelled(folded, choice, THUMBNAIL))
+        (folded.site.layer, *labelled(folded, selection, THUMBNAIL))
         for folded in fold.maps
         if folded.site.kind == seen.kind
     ]
@@ -62,11 +65,11 @@ def through_layers(model: Model, prepared: ModelInput, head: int, choice: Choice
         *model.notes,
         *prepared.notes,
         *seen.notes,
-        *hiding([share for _, _, share in thumbnails], choice, f"the {kind_title(seen.kind)}"),
+        *hiding([share for _, _, share in thumbnails], selection, f"the {kind_title(seen.kind)}"),
         *sure(spread.rows, seen.of, error),
     )
     steps = [float(spread.mean[number, number + 1]) for number in range(len(seen.heads) - 1)]
-    picture = grid([(layer, weights) for layer, weights, _ in thumbnails], scale=choice.scale)
+    picture = grid([(layer, weights) for layer, weights, _ in thumbnails], scale=selection.scale)
     size = (seen.seen[0].queries, seen.seen[0].keys)
     view = Strip(
         names=tuple(each.name for each in seen.heads),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.analysis.selection import Choice, tensor
+from attnscope.analysis.selection import Selection, tensor
 from attnscope.analysis.sentences import expect, kind_title, kinds_of
-from attnscope.attention import Attention, Kind
+from attnscope.attention import Attention, Head, Kind
 from attnscope.capture import Observer, Record, SiteRecord
 from attnscope.capture.observers.only import Only
 from attnscope.capture.observers.sample import Rows, Sample, Sampled
@@ -29,18 +28,6 @@ SMALL = 0.1
 
 FEWEST = 32
 """Rows that are compared at least, however long they are."""
-
-
-class Head(NamedTuple):
-    """A head by its numbers."""
-
-    layer: int
-    head: int
-
-    @property
-    def name(self) -> str:
-        """As people write it: ``L5H3``."""
-        return f"L{self.layer}H{self.head}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,19 +64,19 @@ Choosing = Callable[[Attention], Rows]
 def head_rows(
     model: Model,
     prepared: ModelInput,
-    choice: Choice,
+    selection: Selection,
     choosing: Choosing | None = None,
     others: Sequence[Observer] = (),
 ) -> HeadRows:
     """Run the model once and keep the same rows of every head that is meant, an even sample if they are many.
 
-    Without ``choice.kind`` the kind that the model runs first is taken; self- and cross-attention are never
+    Without a ``kind`` the one that the model runs first is taken; self- and cross-attention are never
     mixed. ``choosing`` picks rows and keys of its own, ``others`` see the same heads. Raises
     ``SelectionError`` for what does not exist, and where layers see different numbers of tokens.
     """
-    sample = Sample(_OneKind(choice, choosing or even_rows(choice)))
-    record = model.run(prepared, [Only(choice.heads, [sample, *others])])
-    expect(sample.maps, record, choice)
+    sample = Sample(_OneKind(selection, choosing or even_rows(selection)))
+    record = model.run(prepared, [Only(selection.heads, [sample, *others])])
+    expect(sample.maps, record, selection)
     maps = sample.maps
     kind = maps[0].site.kind
     sizes = {(len(kept.queries), len(kept.keys), len(kept.values)) for kept in maps}
@@ -99,14 +86,16 @@ def head_rows(
             f"heads can be compared that see the same tokens, and the layers see {listed}: "
             "choose one with --layer"
         )
-    heads = tuple(Head(kept.site.layer, head) for kept in maps for head in _numbers(kept, record, choice))
+    heads = tuple(
+        Head(kept.site.layer, head, kind) for kept in maps for head in _numbers(kept, record, selection)
+    )
     return HeadRows(
         kind=kind,
         heads=heads,
         rows=torch.cat([kept.values.transpose(0, 1).flatten(1, 2).cpu() for kept in maps]),
-        of=len(choice.fold(maps[0].queries).places) * len(maps[0].values),
+        of=len(selection.fold(maps[0].queries).places) * len(maps[0].values),
         record=record,
-        notes=(*_kinds(kind, record, choice), *oddities(maps)),
+        notes=(*_kinds(kind, record, selection), *oddities(maps)),
     )
 
 
@@ -132,11 +121,11 @@ def map_of_nats(
     return head_map(layers, name, unit=unit, title=title, subtitle=subtitle, notes=notes)
 
 
-def even_rows(choice: Choice, cells: int = CELLS) -> Choosing:
-    """All rows as the choice folds them, or an even sample of at most ``cells`` weights; all keys."""
+def even_rows(selection: Selection, cells: int = CELLS) -> Choosing:
+    """All rows as the selection folds them, or an even sample of at most ``cells`` weights; all keys."""
 
     def choose(attention: Attention) -> Rows:
-        queries, keys = choice.fold(attention.queries), choice.fold(attention.keys)
+        queries, keys = selection.fold(attention.queries), selection.fold(attention.keys)
         parts = [[token for word in part for token in word] for part in queries.parts]
         return Rows(
             [parts[row] for row in evenly(len(parts), len(keys.places), cells)], tensor(keys.summing())
@@ -155,25 +144,25 @@ def evenly(rows: int, keys: int, cells: int = CELLS) -> list[int]:
 class _OneKind:
     """Passes on the calls of one kind: the one that is asked for, or else the first that comes by."""
 
-    choice: Choice
+    selection: Selection
     choose: Choosing
     kind: str | None = None
 
     def __call__(self, attention: Attention) -> Rows | None:
-        self.kind = self.kind or self.choice.kind or attention.site.kind
+        self.kind = self.kind or self.selection.kind or attention.site.kind
         return self.choose(attention) if attention.site.kind == self.kind else None
 
 
-def _numbers(kept: Sampled, record: Record, choice: Choice) -> Sequence[int]:
+def _numbers(kept: Sampled, record: Record, selection: Selection) -> Sequence[int]:
     """The numbers of the heads that were passed on."""
     (count,) = {seen.heads for seen in record.sites if seen.site == kept.site}
-    return choice.heads(kept.site, count) or ()
+    return selection.heads(kept.site, count) or ()
 
 
-def _kinds(kind: str, record: Record, choice: Choice) -> list[str]:
+def _kinds(kind: str, record: Record, selection: Selection) -> list[str]:
     """A note on the kinds that were left aside."""
     others = [other for other in kinds_of(seen.site for seen in record.sites) if other != kind]
-    if choice.kind is not None or not others:
+    if selection.kind is not None or not others:
         return []
     listed = " and ".join(kind_title(other) for other in others)
     return [f"{kind_title(kind)} alone is compared; --kind {others[0]} compares others ({listed} exist too)"]

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.analysis.comparison.compare import Pair, sure
-from attnscope.analysis.comparison.head_rows import Head, head_rows, map_of_nats
+from attnscope.analysis.comparison.head_rows import head_rows, map_of_nats
 from attnscope.analysis.comparison.partners import by_word, paired_rows, pairing
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title
-from attnscope.attention import Kind
+from attnscope.attention import Head, Kind
 from attnscope.comparison import Spread, averaged, between, matches
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -92,20 +92,20 @@ def compare_models(
     model: Model,
     other: Model,
     texts: Sequence[tuple[ModelInput, ModelInput]],
-    choice: Choice | None = None,
+    selection: Selection | None = None,
 ) -> ModelComparison:
     """Run both models once a text, each text as both have prepared it, and compare their heads.
 
     Models that read a text as the same tokens are compared token by token, others on the words that both
-    have, special tokens counting as one more key. ``choice.layer`` and ``choice.kind`` choose heads of both.
+    have, special tokens counting as one more key. ``layers`` and ``kind`` choose heads of both.
     Raises ``SelectionError`` for models without a common kind of attention, ``InputError`` for texts that
     they read without a common word.
     """
-    choice = choice or Choice()
+    selection = selection or Selection()
     if not texts:
         raise InputError("there is no text to compare models on: give one at least")
-    kind = _common_kind(model, other, *texts[0], choice)
-    found = [_one_text(model, other, *prepared, replace(choice, kind=kind), kind) for prepared in texts]
+    kind = _common_kind(model, other, *texts[0], selection)
+    found = [_one_text(model, other, *prepared, replace(selection, kind=kind), kind) for prepared in texts]
     first = found[0]
     if any((text.heads, text.others) != (first.heads, first.others) for text in found):
         raise SelectionError("the texts run through different layers: compare the models on one at a time")
@@ -159,30 +159,32 @@ def _what(text: _OneText) -> str:
 
 
 def _one_text(
-    model: Model, other: Model, mine: ModelInput, theirs: ModelInput, choice: Choice, kind: Kind
+    model: Model, other: Model, mine: ModelInput, theirs: ModelInput, selection: Selection, kind: Kind
 ) -> _OneText:
     if _reads_alike(mine, theirs, kind):
-        one, two = (head_rows(each, text, choice) for each, text in ((model, mine), (other, theirs)))
+        one, two = (head_rows(each, text, selection) for each, text in ((model, mine), (other, theirs)))
         of, tokens = one.of, True
     else:
         pairs = pairing(mine, theirs, by_word)
-        one = head_rows(model, mine, choice, paired_rows(pairs, 0))
-        two = head_rows(other, theirs, choice, paired_rows(pairs, 1))
+        one = head_rows(model, mine, selection, paired_rows(pairs, 0))
+        two = head_rows(other, theirs, selection, paired_rows(pairs, 1))
         of, tokens = len(pairs(kind)[0]), False
     notes = (*mine.notes, *theirs.notes, *one.notes, *two.notes)
     return _OneText(kind, one.heads, two.heads, between(one.rows, two.rows), of, tokens, notes)
 
 
-def _common_kind(model: Model, other: Model, mine: ModelInput, theirs: ModelInput, choice: Choice) -> Kind:
+def _common_kind(
+    model: Model, other: Model, mine: ModelInput, theirs: ModelInput, selection: Selection
+) -> Kind:
     """The kind that is asked for, or else the first one that both models run."""
     runs = [
         list(dict.fromkeys(seen.site.kind for seen in each.run(text, []).sites))
         for each, text in ((model, mine), (other, theirs))
     ]
-    common = [kind for kind in runs[0] if kind in runs[1] and choice.kind in (None, kind)]
+    common = [kind for kind in runs[0] if kind in runs[1] and selection.kind in (None, kind)]
     if not common:
         have = [" and ".join(kind_title(kind) for kind in kinds) for kinds in runs]
-        asked = "kind of attention" if choice.kind is None else kind_title(choice.kind)
+        asked = "kind of attention" if selection.kind is None else kind_title(selection.kind)
         raise SelectionError(
             f"the models have no {asked} in common: {model.name} has {have[0]}, {other.name} has {have[1]}"
         )

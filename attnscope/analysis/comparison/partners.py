@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from attnscope.analysis.comparison.head_rows import CELLS, Choosing, evenly
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title
 from attnscope.attention import Attention, Axis, Kind
 from attnscope.axes.folding import AxisFolding, fold_axis
@@ -50,14 +50,14 @@ def paired_rows(pairs: Pairing, side: int, cells: int = CELLS) -> Choosing:
     return choose
 
 
-def by_place(choice: Choice) -> Callable[[Axis, Axis], Pairs]:
+def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
     """Pair the places of two texts, tokens or words, also those that replace each other.
 
     Raises ``InputError`` where the texts have no token in common but special ones.
     """
 
     def pair(one: Axis, other: Axis) -> Pairs:
-        mine, theirs = choice.fold(one), choice.fold(other)
+        mine, theirs = selection.fold(one), selection.fold(other)
         pairs = align(texts(mine), texts(theirs)).pairs
         alike = [(i, j) for i, j in pairs if mine.places[i].text == theirs.places[j].text]
         if all(mine.places[i].special for i, _ in alike):

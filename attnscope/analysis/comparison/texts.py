@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.analysis.comparison.compare import sure
-from attnscope.analysis.comparison.head_rows import Head, head_rows, map_of_nats
+from attnscope.analysis.comparison.head_rows import head_rows, map_of_nats
 from attnscope.analysis.comparison.partners import by_place, paired_rows, pairing, texts
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, kind_title, provenance
-from attnscope.attention import Axis
+from attnscope.attention import Axis, Head
 from attnscope.capture.observers.only import Only
 from attnscope.capture.observers.sample import Sample
 from attnscope.comparison import align, divergence, sampling_error
@@ -51,33 +51,32 @@ class TextComparison:
 
 
 def compare_texts(
-    model: Model, prepared: ModelInput, other: ModelInput, choice: Choice | None = None
+    model: Model, prepared: ModelInput, other: ModelInput, selection: Selection | None = None
 ) -> TextComparison:
     """Run the model once on each text, and compare what its heads do on the tokens that both have.
 
-    As many tokens in the place of as many others are compared with those. ``choice.layer`` alone leaves its
-    heads; with ``choice.head`` too, all heads stay and the difference map of that one is added. Raises
+    As many tokens in the place of as many others are compared with those. ``layers`` of the selection leaves
+    their heads; with a ``head``, all heads stay and the difference map of that one is added. Raises
     ``InputError`` for texts that share no token, ``SelectionError`` for what does not exist.
     """
-    choice = choice or Choice()
-    # with a head chosen the layer says which one, and all others stay for comparison
-    every = replace(choice, layer=None if choice.head is not None else choice.layer, head=None)
-    pairs = pairing(prepared, other, by_place(choice))
+    selection = selection or Selection()
+    every = replace(selection, head=None)
+    pairs = pairing(prepared, other, by_place(selection))
     found, chosen = [], []
     for side, text in enumerate((prepared, other)):
         whole = Sample(paired_rows(pairs, side, LARGEST * LARGEST))
-        others = [Only(choice.heads, [whole])] if choice.head is not None else []
+        others = [Only(selection.heads, [whole])] if selection.head is not None else []
         found.append(head_rows(model, text, every, paired_rows(pairs, side), others))
         chosen += [kept.values[0, 0].cpu().numpy() for kept in whole.maps if kept.site.kind == found[0].kind]
     one, two = found
-    asked = [site for site in one.seen if choice.heads(site.site, site.heads)]
-    expect(asked, one.record, choice)
+    asked = [site for site in one.seen if selection.heads(site.site, site.heads)]
+    expect(asked, one.record, selection)
     apart = divergence(one.rows, two.rows)  # [head, row]
     count = len(pairs(one.kind)[0])
     error = np.array([sampling_error(head, count) for head in apart])
     change = apart.double().mean(1).numpy()
     queries, keys = (
-        _steps(*axes, choice) for axes in zip(prepared.axes[one.kind], other.axes[one.kind], strict=True)
+        _steps(*axes, selection) for axes in zip(prepared.axes[one.kind], other.axes[one.kind], strict=True)
     )
     notes = (*model.notes, *prepared.notes, *other.notes, *one.notes, *sure(apart.shape[1], count, error))
     notes = tuple(dict.fromkeys(notes))
@@ -95,14 +94,14 @@ def compare_texts(
             subtitle=provenance(one.seen),
             notes=notes,
         ),
-        difference=_difference(chosen, queries, keys, choice) if chosen else None,
+        difference=_difference(chosen, queries, keys, selection) if chosen else None,
         notes=notes,
     )
 
 
-def _steps(one: Axis, other: Axis, choice: Choice) -> tuple[Step, ...]:
+def _steps(one: Axis, other: Axis, selection: Selection) -> tuple[Step, ...]:
     """Two axes as places that belong together."""
-    mine, theirs = choice.fold(one), choice.fold(other)
+    mine, theirs = selection.fold(one), selection.fold(other)
     return tuple(
         (None if i is None else mine.places[i], None if j is None else theirs.places[j])
         for i, j in align(texts(mine), texts(theirs)).steps
@@ -110,7 +109,7 @@ def _steps(one: Axis, other: Axis, choice: Choice) -> tuple[Step, ...]:
 
 
 def _difference(
-    chosen: list[NDArray[np.float32]], queries: tuple[Step, ...], keys: tuple[Step, ...], choice: Choice
+    chosen: list[NDArray[np.float32]], queries: tuple[Step, ...], keys: tuple[Step, ...], selection: Selection
 ) -> Heatmap:
     """The map of one head, the second text's minus the first one's."""
     if len(queries) > LARGEST:
@@ -118,7 +117,8 @@ def _difference(
             f"a difference map shows at most {LARGEST:,} tokens, and these texts have {len(queries):,}: "
             "cut them with --max-tokens"
         )
-    title = f"{Head(choice.layer or 0, choice.head or 0).name} · the second text minus the first"
+    assert selection.head is not None
+    title = f"{selection.head.name} · the second text minus the first"
     return heatmap(
         joint_difference((chosen[0], chosen[1]), queries, keys), title=title, scale="head", signed=True
     )

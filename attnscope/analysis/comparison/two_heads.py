@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.analysis.comparison.compare import sure
-from attnscope.analysis.comparison.head_rows import Head, even_rows, evenly, oddities
+from attnscope.analysis.comparison.head_rows import even_rows, evenly, oddities
 from attnscope.analysis.head import LARGEST
 from attnscope.analysis.overview import labelled
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection, head_of
 from attnscope.analysis.sentences import expect, hiding, kind_title
-from attnscope.attention import Site
+from attnscope.attention import Head, Site
 from attnscope.axes import Place, Weights
 from attnscope.capture import Record
 from attnscope.capture.observers.coarsen import Fold, Folded
@@ -58,35 +58,35 @@ class HeadComparison:
 def compare_heads(
     model: Model,
     prepared: ModelInput,
-    one: tuple[int, int],
-    other: tuple[int, int],
-    choice: Choice | None = None,
+    one: Head | str,
+    other: Head | str,
+    selection: Selection | None = None,
 ) -> HeadComparison:
-    """Run the model once, and compare two heads, each ``(layer, head)``, of one kind of attention.
+    """Run the model once, and compare two heads, each ``"L2H1"`` or a ``Head``, of one kind of attention.
 
     Raises ``SelectionError`` where one of them does not exist, or where they see different tokens.
     """
-    choice = choice or Choice()
-    heads = Head(*one), Head(*other)
-    fold, sample = Fold(choice.folding(LARGEST)), Sample(even_rows(choice, CELLS))
+    selection = selection or Selection()
+    heads = head_of(one), head_of(other)
+    fold, sample = Fold(selection.folding(LARGEST)), Sample(even_rows(selection, CELLS))
 
     def select(site: Site, count: int) -> list[int]:
-        if choice.kind not in (None, site.kind):
+        if selection.kind not in (None, site.kind):
             return []
         return sorted({head.head for head in heads if head.layer == site.layer and head.head < count})
 
     record = model.run(prepared, [Only(select, [fold, sample])])
-    kind = _kind(heads, record, choice)
+    kind = _kind(heads, record, selection)
     both = [_OneHead.of(head, kind, select, fold, sample) for head in heads]
     if any(len(each.sampled.values) > 1 for each in both):
         raise SelectionError("these heads see several pieces by themselves: compare all heads instead")
     if both[0].size != both[1].size:
         sizes = " and ".join(f"{rows} × {columns}" for rows, columns in (each.size for each in both))
         raise SelectionError(f"{heads[0].name} and {heads[1].name} see different tokens: {sizes}")
-    queries, keys = choice.fold(both[0].folded.queries), choice.fold(both[0].folded.keys)
+    queries, keys = selection.fold(both[0].folded.queries), selection.fold(both[0].folded.keys)
     positions = evenly(len(queries.places), len(keys.places), CELLS)
     apart = divergence(both[0].rows, both[1].rows)  # [row]
-    shown, shares = zip(*(_labelled(each, choice) for each in both), strict=True)
+    shown, shares = zip(*(_labelled(each, selection) for each in both), strict=True)
     partings = tuple(
         _parting(queries.places[positions[row]], keys.places, [each.rows[row] for each in both], apart[row])
         for row in np.argsort(-apart.numpy(), kind="stable")[:PARTINGS]
@@ -96,7 +96,7 @@ def compare_heads(
         *model.notes,
         *prepared.notes,
         *oddities([each.sampled for each in both]),
-        *hiding(shares, choice, "their attention"),
+        *hiding(shares, selection, "their attention"),
         *sure(len(positions), len(queries.places), np.array([error])),
     )
     distance = float(apart.double().mean())
@@ -104,7 +104,7 @@ def compare_heads(
         (heads[0].name, heads[1].name),
         (shown[0], shown[1]),
         partings,
-        scale=choice.scale,
+        scale=selection.scale,
         title=f"{heads[0].name} and {heads[1].name} · {model.title} · {kind_title(kind)}",
         subtitle=f"{distance:.3f} nats apart, of {LARGEST_DISTANCE:.3f} at most",
         notes=tuple(dict.fromkeys(notes)),
@@ -139,10 +139,10 @@ class _OneHead:
         return len(self.folded.queries), len(self.folded.keys)
 
 
-def _kind(heads: Sequence[Head], record: Record, choice: Choice) -> str:
+def _kind(heads: Sequence[Head], record: Record, selection: Selection) -> str:
     """The kind of attention that has both heads, the first that runs."""
     for kind in dict.fromkeys(seen.site.kind for seen in record.sites):
-        if choice.kind in (None, kind) and all(
+        if selection.kind in (None, kind) and all(
             any(
                 (seen.site.kind, seen.site.layer) == (kind, head.layer) and head.head < seen.heads
                 for seen in record.sites
@@ -151,17 +151,17 @@ def _kind(heads: Sequence[Head], record: Record, choice: Choice) -> str:
         ):
             return kind
     for head in heads:
-        asked = Choice(layer=head.layer, head=head.head, kind=choice.kind)
+        asked = Selection(head, kind=selection.kind)
         expect([seen for seen in record.sites if asked.heads(seen.site, seen.heads)], record, asked)
     raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
 
 
-def _labelled(head: _OneHead, choice: Choice) -> tuple[Weights, float]:
+def _labelled(head: _OneHead, selection: Selection) -> tuple[Weights, float]:
     """The weights of one head, [query place, key place], and the share that was hidden."""
     folded = head.folded
     mask = folded.open if folded.open.shape[1] == 1 else folded.open[:, [head.number]]
     alone = replace(folded, values=folded.values[:, [head.number]], open=mask)
-    weights, share = labelled(alone, choice, LARGEST)
+    weights, share = labelled(alone, selection, LARGEST)
     return replace(weights, values=weights.values[0], allowed=weights.allowed[0]), share
 
 

@@ -13,7 +13,7 @@ from attnscope.analysis.corpus.batches import Batch, batches, windows
 from attnscope.analysis.corpus.processes import Processes, together
 from attnscope.analysis.corpus.workers import in_order, workers
 from attnscope.analysis.intervention.importance import Importances
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, extent, means
 from attnscope.analysis.stats import Stats, measuring_pass, what_ran
 from attnscope.capture import Record
@@ -52,7 +52,7 @@ class Progress:
 def corpus_stats(
     model: Model,
     corpus: Corpus,
-    choice: Choice | None = None,
+    selection: Selection | None = None,
     *,
     names: tuple[str, ...] = DEFAULT,
     exact_kernel: bool = False,
@@ -78,13 +78,21 @@ def corpus_stats(
     by the rounding of float64 sums alone. The standard error is explained in ``measures.sums.Sums.figures``.
     """
     run = _Run(
-        model, corpus, choice or Choice(), importance, exact_kernel, max_tokens, truncate, strict, report
+        model,
+        corpus,
+        selection or Selection(),
+        importance,
+        exact_kernel,
+        max_tokens,
+        truncate,
+        strict,
+        report,
     )
     identity = {
         "model": checkpoints.fingerprint(model.module),
         "corpus": corpus.fingerprint(),
         "set of measures": list(names),
-        "choice of heads": asdict(run.choice),
+        "selection of heads": asdict(run.selection),
         "limit": [limit, max_tokens, truncate],
         "kernel": exact_kernel,
         "importance": importance,
@@ -141,7 +149,7 @@ class _Run:
 
     model: Model
     corpus: Corpus
-    choice: Choice
+    selection: Selection
     importance: bool
     exact_kernel: bool
     max_tokens: int | None
@@ -180,7 +188,7 @@ class _Run:
                         with suppress(InputError):  # nothing to guess: such texts do not count
                             sums.importances.add(self.model, batch.prepared, batch.labels)
                     if not progress.layout:
-                        expect(sums.measured.figures(), record, self.choice)
+                        expect(sums.measured.figures(), record, self.selection)
                         progress.layout = [extent(record.sites), means(record.sites)]
                 passed += batch.tokens
                 progress.texts += batch.texts
@@ -225,7 +233,7 @@ class _Run:
         sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
         ids = [[token.id for token in text] for text in sides[0]]
         record, taken = measuring_pass(
-            self.model, batch.prepared, measured, self.choice, ids, exact_kernel=self.exact_kernel
+            self.model, batch.prepared, measured, self.selection, ids, exact_kernel=self.exact_kernel
         )
         return measured, record, taken
 

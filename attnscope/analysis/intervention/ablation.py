@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from attnscope.analysis.corpus.batches import joined
 from attnscope.analysis.intervention.importance import gated_sites, predicted_side
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Asked, selection_of
 from attnscope.analysis.sentences import expect, kind_title
 from attnscope.attention import Kind
 from attnscope.capture import recording
@@ -59,16 +59,16 @@ class Ablation:
     notes: tuple[str, ...]
 
 
-def ablated(model: Model, prepared: ModelInput, choice: Choice) -> Ablation:
-    """Ask the model for its predictions as it is, and with the output of ``choice``'s head set to zero.
+def ablated(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
+    """Ask the model for its predictions as it is, and with the output of one head set to zero.
 
     A causal model predicts each next token; a masked one each token, hidden in turns. Raises ``ModelError``
     for a model without an output head or whose heads cannot be gated, ``SelectionError`` for a head that does
     not exist, and ``InputError`` for a text with nothing to predict.
     """
-    if choice.head is None or choice.layer is None:
+    selection = selection_of(asked)
+    if selection.head is None:
         raise SelectionError("which head is to be taken away? name one, like L5H3")
-    head = choice.head
     batch = joined([prepared])
     tokens = predicted_side(batch.labels)[0]
     vocabulary = model.objective.vocabulary
@@ -80,10 +80,10 @@ def ablated(model: Model, prepared: ModelInput, choice: Choice) -> Ablation:
             with gated(lambda number, heads: None) as gates, recording(model.module) as record:
                 before = predictions.logits(model)
             gated_sites(model, record, gates)
-            meant = [call for call, site in enumerate(record.sites) if choice.heads(site.site, site.heads)]
-            expect(meant, record, choice)
+            meant = [call for call, site in enumerate(record.sites) if selection.heads(site.site, site.heads)]
+            expect(meant, record, selection)
             kind = record.sites[meant[0]].site.kind
-            with gated(zeroed(meant[0], head)):
+            with gated(zeroed(meant[0], selection.head.head)):
                 after = predictions.logits(model)
         pair = (
             torch.stack([before, after]).double().cpu().log_softmax(-1)
@@ -115,7 +115,7 @@ def ablated(model: Model, prepared: ModelInput, choice: Choice) -> Ablation:
             )
     was, is_ = torch.cat(losses, 1).mean(1).tolist()
     return Ablation(
-        head=f"L{choice.layer}H{head}",
+        head=selection.head.name,
         kind=kind,
         title=f"{model.title} · {kind_title(kind)}",
         changed=tuple(sorted(found, key=lambda one: -one.divergence)),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.attention import Kind, Site, Token
+from attnscope.attention import Head, Kind, Site, Token
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import Gates, gated
 from attnscope.errors import ModelError
@@ -71,10 +71,10 @@ class Importances:
             self._sums[site] = self._sums[site] + sums if site in self._sums else sums
         self.texts += other.texts
 
-    def figures(self) -> dict[tuple[Site, int], Importance]:
-        """By site and head."""
+    def figures(self) -> dict[Head, Importance]:
+        """By head."""
         return {
-            (site, head): self._figure(*pair)
+            Head(site.layer, head, site.kind): self._figure(*pair)
             for site, sums in self._sums.items()
             for head, pair in enumerate(sums.T.tolist())
         }

@@ -15,8 +15,9 @@ from attnscope.analysis.comparison.compare import compare
 from attnscope.analysis.comparison.depth import through_layers
 from attnscope.analysis.comparison.head_rows import evenly
 from attnscope.analysis.comparison.two_heads import compare_heads
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
+from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from tests.models.folders import gpt2, minilm, t5
@@ -64,10 +65,10 @@ def test_distances_agree_with_scipy_on_the_models_own_attention(eager):
 def test_one_layer_and_one_head_number_are_parts_of_the_whole(own):
     prepared = own.prepare(TEXT)
     whole = compare(own, prepared)
-    layer = compare(own, prepared, Choice(layer=2))
+    layer = compare(own, prepared, Selection(layers=(2,)))
     assert [head.name for head in layer.heads] == [f"L2H{i}" for i in range(8)]
     assert layer.distances == pytest.approx(whole.distances[16:24, 16:24], abs=1e-7)
-    number = compare(own, prepared, Choice(head=5))
+    number = compare(own, prepared, Selection(number=5))
     assert [head.name for head in number.heads] == [f"L{i}H5" for i in range(4)]
     assert number.distances == pytest.approx(whole.distances[5::8, 5::8], abs=1e-7)
 
@@ -88,14 +89,16 @@ def test_words_are_merged_before_heads_are_compared(eager):
         groups[-1].append(number) if same else groups.append([number])
     merged = np.stack([maps[:, group].mean(1) for group in groups], 1)
     merged = np.stack([merged[:, :, group].sum(-1) for group in groups], -1)
-    assert compare(model, prepared, Choice(words=True)).distances == pytest.approx(oracle(merged), abs=1e-6)
+    assert compare(model, prepared, Selection(words=True)).distances == pytest.approx(
+        oracle(merged), abs=1e-6
+    )
 
 
 def test_long_texts_are_compared_on_an_even_sample_that_is_told(own, monkeypatch):
     prepared = own.prepare(TEXT + " " + OTHER)
     exact = compare(own, prepared)
     monkeypatch.setattr(heads, "FEWEST", 8)
-    sampled = compare(own, prepared, replace(Choice()))
+    sampled = compare(own, prepared, replace(Selection()))
     assert sampled.rows == sampled.of
     monkeypatch.setattr(heads.even_rows, "__defaults__", (1,))
     sampled = compare(own, prepared)
@@ -147,7 +150,7 @@ def test_kinds_of_attention_are_never_mixed(pair):
     assert seen.kind == "encoder"
     assert len(seen.heads) == 8
     assert any("--kind" in note for note in seen.notes)
-    cross = compare(pair, prepared, Choice(kind="cross"))
+    cross = compare(pair, prepared, Selection(kind="cross"))
     assert (cross.kind, len(cross.heads)) == ("cross", 8)
     assert cross.distances != pytest.approx(seen.distances, abs=1e-3)
 
@@ -162,7 +165,7 @@ def test_one_head_through_the_layers(own):
         None,
         *(pytest.approx(whole.distances[3 + 8 * i, 11 + 8 * i], abs=1e-7) for i in range(3)),
     )
-    figures = {head.name: head for head in stats(own, prepared, Choice()).heads}
+    figures = {head.name: head for head in stats(own, prepared, Selection()).heads}
     assert list(entropy.values) == [
         pytest.approx(figures[f"L{i}H3"].figures["entropy"].value) for i in range(4)
     ]
@@ -172,7 +175,7 @@ def test_one_head_through_the_layers(own):
 
 def test_two_heads_and_where_they_part(eager):
     model = load(minilm())
-    seen = compare_heads(model, model.prepare(TEXT), (0, 2), (3, 4))
+    seen = compare_heads(model, model.prepare(TEXT), "L0H2", "L3H4")
     one, other = eager[2], eager[40]
     apart = jensenshannon(one, other, axis=-1) ** 2
     assert seen.by_row == pytest.approx(apart, abs=1e-6)
@@ -187,12 +190,12 @@ def test_two_heads_and_where_they_part(eager):
 
 
 def test_a_head_is_at_no_distance_from_itself(own):
-    seen = compare_heads(own, own.prepare(TEXT), (1, 2), (1, 2))
+    seen = compare_heads(own, own.prepare(TEXT), "L1H2", "L1H2")
     assert (seen.distance, seen.error) == (0, 0)
 
 
 def test_hidden_special_tokens_count_as_one_key(own):
-    seen = compare_heads(own, own.prepare(TEXT), (0, 1), (2, 3), Choice(hide_special=True))
+    seen = compare_heads(own, own.prepare(TEXT), "L0H1", "L2H3", Selection(hide_special=True))
     assert len(seen.rows) == 11
     assert seen.view.difference.values.shape == (11, 11)
     assert any("special tokens hidden" in note for note in seen.view.notes)
@@ -202,13 +205,13 @@ def test_hidden_special_tokens_count_as_one_key(own):
     ("call", "sentence"),
     [
         (lambda m, p: compare(m, []), "there is no text"),
-        (lambda m, p: compare(m, p, Choice(layer=9)), "no layer 9: this model has layers 0-3"),
-        (lambda m, p: compare(m, p, Choice(kind="cross")), "no cross-attention: this model has"),
-        (lambda m, p: compare(m, p, Choice(layer=1, head=2)), "L1H2 alone cannot be compared"),
-        (lambda m, p: compare_heads(m, p, (0, 1), (9, 1)), "no head L9H1: this model has layers 0-3"),
-        (lambda m, p: compare_heads(m, p, (0, 1), (0, 8)), "no head L0H8"),
+        (lambda m, p: compare(m, p, Selection(layers=(9,))), "no layer 9: this model has layers 0-3"),
+        (lambda m, p: compare(m, p, Selection(kind="cross")), "no cross-attention: this model has"),
+        (lambda m, p: compare(m, p, Selection(Head("L1H2"))), "L1H2 alone cannot be compared"),
+        (lambda m, p: compare_heads(m, p, "L0H1", "L9H1"), "no head L9H1: this model has layers 0-3"),
+        (lambda m, p: compare_heads(m, p, "L0H1", "L0H8"), "no head L0H8"),
         (lambda m, p: through_layers(m, p, 8), "no head 8"),
-        (lambda m, p: through_layers(m, p, 1, Choice(layer=2)), "L2H1 is in one layer alone"),
+        (lambda m, p: through_layers(m, p, 1, Selection(layers=(2,))), "L2H1 is in one layer alone"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_one_sentence(own, call, sentence):

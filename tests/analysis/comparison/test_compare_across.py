@@ -11,7 +11,8 @@ from scipy.spatial.distance import jensenshannon
 from attnscope.analysis.comparison import partners
 from attnscope.analysis.comparison.models import compare_models
 from attnscope.analysis.comparison.texts import compare_texts
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
+from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from tests.models.folders import gpt2, minilm, t5
@@ -134,7 +135,7 @@ def test_small_drifts_are_drawn_in_thousandths_and_heads_that_were_not_compared_
         for weights in other.module.parameters():
             weights *= 1.001
     prepared = own.prepare(TEXT), other.prepare(TEXT)
-    seen = compare_models(own, other, [prepared], Choice(head=2))
+    seen = compare_models(own, other, [prepared], Selection(number=2))
     assert 0 < seen.drift.max() < 0.1
     assert seen.view.unit == "thousandths of a nat"
     assert seen.view.values[:, 2] == pytest.approx(1000 * seen.drift)
@@ -153,7 +154,7 @@ def test_models_that_read_no_word_alike_are_refused(own):
 
 def test_the_change_of_a_text_agrees_with_scipy():
     model = load(minilm())
-    seen = compare_texts(model, model.prepare(TEXT), model.prepare(LONGER), Choice(layer=1, head=3))
+    seen = compare_texts(model, model.prepare(TEXT), model.prepare(LONGER), Selection(Head("L1H3")))
     one, other = eager(TEXT), eager(LONGER)
     mine = list(range(13))
     theirs = [*range(6), *range(8, 15)]  # "very old" was put in
@@ -182,7 +183,9 @@ def test_the_same_text_changes_nothing(own):
 
 def test_one_layer_may_be_compared_alone(own):
     one, other = own.prepare("The cat sat on the mat."), own.prepare("The dog sat on the old mat.")
-    whole, layer = (compare_texts(own, one, other, choice) for choice in (Choice(), Choice(layer=2)))
+    whole, layer = (
+        compare_texts(own, one, other, selection) for selection in (Selection(), Selection(layers=(2,)))
+    )
     assert {head.layer for head in layer.heads} == {2}
     mine = [head.layer == 2 for head in whole.heads]
     assert np.allclose(layer.change, whole.change[mine], atol=1e-9)
@@ -191,7 +194,7 @@ def test_one_layer_may_be_compared_alone(own):
 def test_a_causal_head_keeps_its_past(causal):
     """What stands behind a token cannot change what a causal head does there."""
     one, other = "The cat sat on the mat.", "The cat sat on the mat, and words look back."
-    seen = compare_texts(causal, causal.prepare(one), causal.prepare(other), Choice(layer=0, head=1))
+    seen = compare_texts(causal, causal.prepare(one), causal.prepare(other), Selection(Head("L0H1")))
     values = np.where(seen.difference.masked, 0, seen.difference.values)
     same = next(
         i for i, (a, b) in enumerate(seen.aligned.steps) if a is None or b is None or a.text != b.text
@@ -201,13 +204,13 @@ def test_a_causal_head_keeps_its_past(causal):
 
 
 @pytest.mark.parametrize(
-    ("other", "choice", "sentence"),
+    ("other", "selection", "sentence"),
     [
-        ("Nobody knows why", Choice(), "no token in common: one begins 'The cat sat"),
-        (LONGER, Choice(layer=7, head=1), "no head L7H1"),
-        (LONGER, Choice(kind="cross"), "no cross-attention"),
+        ("Nobody knows why", Selection(), "no token in common: one begins 'The cat sat"),
+        (LONGER, Selection(Head("L7H1")), "no head L7H1"),
+        (LONGER, Selection(kind="cross"), "no cross-attention"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence(own, other, choice, sentence):
+def test_what_cannot_be_compared_is_one_sentence(own, other, selection, sentence):
     with pytest.raises((InputError, SelectionError), match=sentence):
-        compare_texts(own, own.prepare(TEXT), own.prepare(other), choice)
+        compare_texts(own, own.prepare(TEXT), own.prepare(other), selection)

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Measured
 from attnscope.models import load
@@ -65,7 +65,7 @@ def test_every_figure_is_that_of_the_texts_one_by_one(tmp_path, make):
 
 
 def test_the_standard_error_is_that_of_a_ratio_over_texts(model):
-    seen = corpus_stats(model, Listed(TEXTS), Choice(layer=0))
+    seen = corpus_stats(model, Listed(TEXTS), Selection(layers=(0,)))
     sums = []
     for text in TEXTS:
         (head,) = (head for head in one_by_one(model, [text]) if head.name == "L0H3")
@@ -130,7 +130,7 @@ def test_a_finished_run_answers_from_its_checkpoint_without_a_pass(model, small_
         ({"model": "own-causal"}, "another model:"),
         ({"texts": TEXTS[1:]}, "another corpus:"),
         ({"names": ("entropy",)}, "another set of measures:"),
-        ({"choice": Choice(layer=1)}, "another choice of heads:"),
+        ({"selection": Selection(layers=(1,))}, "another selection of heads:"),
         ({"limit": 5}, "another limit:"),
         ({"exact_kernel": True, "limit": 5}, "another limit and kernel:"),
     ],
@@ -188,4 +188,4 @@ def test_a_corpus_without_a_readable_text_says_so(model):
 
 def test_a_layer_that_does_not_exist_is_met_with_those_that_do(model):
     with pytest.raises(SelectionError, match="no layer 9: this model has layers 0-3"):
-        corpus_stats(model, Listed(TEXTS), Choice(layer=9))
+        corpus_stats(model, Listed(TEXTS), Selection(layers=(9,)))

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.analysis.intervention.ablation import ablated
-from attnscope.analysis.selection import Choice
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
+from attnscope.attention import Head
 from attnscope.capture import recording
 from attnscope.capture.hooks.gate import gated
 from attnscope.errors import InputError, ModelError, SelectionError
@@ -95,7 +96,7 @@ def slopes(model, call, head, step=1e-4):
 
 
 def test_importance_is_what_finite_differences_find(model):
-    found = stats(model, model.prepare(TEXT), Choice(), importance=True).importance
+    found = stats(model, model.prepare(TEXT), Selection(), importance=True).importance
     sites = list(dict.fromkeys(site for site, _ in found))
     for call, head in ((0, 0), (0, 3), (1, 1), (len(sites) - 1, 2)):
         expected = slopes(model, call, head).abs().mean().item()
@@ -126,7 +127,7 @@ def without(model, layer, head):
 
 def test_ablation_is_an_output_projection_without_the_heads_columns(model):
     prepared = model.prepare(TEXT)
-    seen = ablated(model, prepared, Choice(layer=1, head=2))
+    seen = ablated(model, prepared, "L1H2")
     other = without(model, 1, 2)
     divergence, before, after = {}, {}, {}
     with torch.no_grad():
@@ -209,7 +210,7 @@ def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
 def importance_of(model, text):
     """What one text says, or None where it has no token to predict."""
     try:
-        return stats(model, model.prepare(text), Choice(), importance=True).importance
+        return stats(model, model.prepare(text), Selection(), importance=True).importance
     except InputError:
         return None
 
@@ -225,7 +226,7 @@ def importance_of(model, text):
 def test_a_model_that_cannot_be_asked_says_so(tmp_path, make, sentence):
     def ask():
         model = load(make(tmp_path), predicting=True)
-        ablated(model, model.prepare(TEXT), Choice(layer=0, head=0))
+        ablated(model, model.prepare(TEXT), "L0H0")
 
     with pytest.raises(ModelError, match=sentence):
         ask()
@@ -241,27 +242,27 @@ def test_heads_that_cannot_be_gated_are_named_with_how_they_attend(tmp_path):
 
     model.module.h[0].attn.forward = by_hand
     with pytest.raises(ModelError, match="cannot be gated: it attends by"):
-        ablated(model, model.prepare(TEXT), Choice(layer=1, head=0))
+        ablated(model, model.prepare(TEXT), "L1H0")
     model.module.h[0].attn.forward = attend
 
 
 def test_a_head_that_does_not_exist_and_a_text_without_a_guess_are_refused():
     model = load("own")
     with pytest.raises(SelectionError, match="no head L9H0: this model has layers 0-3"):
-        ablated(model, model.prepare(TEXT), Choice(layer=9, head=0))
+        ablated(model, model.prepare(TEXT), "L9H0")
     with pytest.raises(SelectionError, match="which head is to be taken away"):
-        ablated(model, model.prepare(TEXT), Choice(layer=1))
+        ablated(model, model.prepare(TEXT), Selection(layers=(1,)))
     causal = load("own-causal")
     with pytest.raises(InputError, match="no token to predict"):
-        ablated(causal, causal.prepare("cat", max_tokens=2), Choice(layer=0, head=0))
+        ablated(causal, causal.prepare("cat", max_tokens=2), "L0H0")
 
 
 def test_an_encoder_decoder_is_asked_for_its_targets_tokens(tmp_path):
     model = load(t5(tmp_path), predicting=True)
     prepared = model.prepare("The cat sat.", "It was tired.")
-    found = stats(model, prepared, Choice(), importance=True).importance
+    found = stats(model, prepared, Selection(), importance=True).importance
     assert {site.kind for site, _ in found} == {"encoder", "decoder", "cross"}
-    seen = ablated(model, prepared, Choice(layer=0, head=1, kind="cross"))
+    seen = ablated(model, prepared, Selection(Head("L0H1"), kind="cross"))
     assert seen.kind == "cross"
     tokens = prepared.axes["decoder"][0]
     assert all(tokens[one.position].text == one.token for one in seen.changed)

@@ -47,10 +47,10 @@ def test_importance_is_a_column_that_sorts(run):
     model = load("own")
     seen = stats(model, model.prepare(TEXT), Selection(), importance=True)
     best = max(seen.importance.items(), key=lambda pair: pair[1].value)
-    (site, head), figure = best
+    head, figure = best
     ran = run("stats", TEXT, "--importance", "--top", "3")
     first = ran.out.splitlines()[3].split()
-    assert first[0] == f"L{site.layer}H{head}"
+    assert first[0] == head.name
     assert f"{figure.value:.2f}" in first
     numbers = json.loads(run("stats", TEXT, "--importance", "--top", "1", "--json").out)["heads"]
     assert numbers[0]["importance"]["value"] == pytest.approx(figure.value)

@@ -275,7 +275,7 @@ def _save(found: Compared, out: Path, cmap: str | None) -> None:
     if out.suffix.lower() != ".npz":
         answers.save(found.answer, out, cmap)
         return
-    from attnscope.storage.arrays.named import save_arrays
+    from attnscope.storage.arrays.write import save_arrays
 
     save_arrays(found.arrays, out)
     print(f"saved {out}", file=sys.stderr)

@@ -85,13 +85,14 @@ def load(
 
 def prepare_tensors(model: Model, file: Path) -> ModelInput:
     """A module's own inputs, from a file of named tensors. Raises ``InputError``."""
-    from attnscope.models.module import ModuleModel, load_tensors
+    from attnscope.models.module import ModuleModel
+    from attnscope.storage.arrays.files import read_tensors
 
     if not isinstance(model, ModuleModel):
         raise InputError(
             f"{model.name} reads text: tensors of your own go into a module, --model FILE.py:NAME"
         )
-    return model.prepare_tensors(load_tensors(file))
+    return model.prepare_tensors(read_tensors(file))
 
 
 def _device(device: str) -> torch.device:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
-from attnscope.errors import AttnscopeError, InputError, ModelError, first_line
+from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models.generation import Drawing, account, opened, written
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
@@ -148,34 +148,3 @@ def _import(where: str) -> ModuleType:
     except Exception as error:
         raise ModelError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
     return source
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Named tensors from a ``.safetensors``, ``.npz`` or ``.pt`` file; pickled objects are refused.
-
-    Raises ``InputError``.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return dict(load_file(path))
-        if path.suffix == ".npz":
-            import numpy as np
-
-            with np.load(path, allow_pickle=False) as arrays:
-                return {name.removeprefix("arr_"): torch.from_numpy(arrays[name]) for name in arrays.files}
-        if path.suffix in (".pt", ".pth"):
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-            listed = loaded if isinstance(loaded, (tuple, list)) else [loaded]
-            named = loaded if isinstance(loaded, dict) else {str(i): x for i, x in enumerate(listed)}
-            if all(isinstance(x, Tensor) for x in named.values()):
-                return {str(key): x for key, x in named.items()}
-            raise InputError(f"{path} holds something else than tensors: save a dictionary of tensors")
-    except AttnscopeError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
-    except Exception as error:  # three formats, each with exceptions of its own for a damaged file
-        raise InputError(f"{path} cannot be read: {first_line(error)}") from error
-    raise InputError(f"{path} is no tensor file: its name must end in .safetensors, .npz or .pt")

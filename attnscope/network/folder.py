@@ -14,7 +14,8 @@ from attnscope.errors import ModelError, OutputError
 from attnscope.network.config import EncoderConfig
 from attnscope.network.encoder import Encoder
 from attnscope.network.tokenizer import load_tokenizer
-from attnscope.storage.atomic import write_atomically
+from attnscope.storage.arrays.files import read_safetensors
+from attnscope.storage.whole import write_whole
 
 FORMAT = "attnscope-encoder"
 VERSION = 1
@@ -37,11 +38,11 @@ def save(
     config = {"format": FORMAT, "version": VERSION, **encoder.config.as_dict()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
-        write_atomically(folder / WEIGHTS, as_bytes(state, metadata={"format": "pt"}))
-        write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
     except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from error
+    write_whole(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
+    write_whole(folder / WEIGHTS, as_bytes(state, metadata={"format": "pt"}))
+    write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
 def load(folder: str | Path) -> tuple[Encoder, Tokenizer]:
@@ -50,8 +51,6 @@ def load(folder: str | Path) -> tuple[Encoder, Tokenizer]:
     Nothing but safetensors is read. Raises ``ModelError`` for a folder that is not there, a config that
     makes no sense, and weights or a vocabulary that do not fit the config.
     """
-    from safetensors.torch import load_file
-
     folder = Path(folder)
     config = load_config(folder)
     path = folder / WEIGHTS
@@ -66,8 +65,8 @@ def load(folder: str | Path) -> tuple[Encoder, Tokenizer]:
         )
         raise ModelError(f"{folder} has no {WEIGHTS}: {hint}")
     try:
-        state = load_file(path)
-    except Exception as error:  # SafetensorError, and OSError for what cannot be read
+        state, _ = read_safetensors(path)
+    except (ValueError, OSError) as error:
         raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)
     size = tokenizer.get_vocab_size()

@@ -6,14 +6,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
+from attnscope.storage.regular import read_regular
 from attnscope.storage.whole import write_whole
 
+if TYPE_CHECKING:
+    from torch import nn
+
 FORMAT = 1
+LARGEST = 1 << 28
+"""Bytes of a checkpoint, at most."""
 SAMPLED = 64
 """Numbers of each weight that tell a model from others."""
 
@@ -24,7 +28,7 @@ def save(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> N
         "attnscope checkpoint": FORMAT,
         "of": identity,
         "state": state,
-        "sha256": _sum(identity, state),
+        "sha256": _checksum(identity, state),
     }
     write_whole(path, json.dumps(content).encode())
 
@@ -36,11 +40,11 @@ def load(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     measures: the sentence names what differs.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, LARGEST))
         if content["attnscope checkpoint"] != FORMAT:
             raise KeyError
         of, state = dict(content["of"]), dict(content["state"])
-        if content["sha256"] != _sum(of, state):
+        if content["sha256"] != _checksum(of, state):
             raise ValueError
     except FileNotFoundError:
         return None
@@ -58,17 +62,17 @@ def load(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     return state
 
 
-def _sum(identity: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+def _checksum(identity: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     """The checksum of a checkpoint's content: a number that changed would be a wrong figure later."""
     return hashlib.sha256(json.dumps([identity, state]).encode()).hexdigest()
 
 
 def fingerprint(module: nn.Module) -> str:
     """What tells a model from others: names, shapes and types of its weights, and a few numbers of each."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, weights in sorted(module.state_dict().items()):
         few = (
             weights.detach().reshape(-1)[:SAMPLED].double().tolist() if weights.device.type != "meta" else []
         )
-        found.update(f"{name} {list(weights.shape)} {weights.dtype} {few}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{name} {list(weights.shape)} {weights.dtype} {few}\n".encode())
+    return digest.hexdigest()

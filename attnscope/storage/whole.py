@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all: every file that attnscope writes is written here."""
 
 from __future__ import annotations
 
@@ -10,27 +10,33 @@ from pathlib import Path
 from typing import IO
 
 from attnscope.errors import OutputError
+from attnscope.storage.regular import name_other
 
 
 @contextmanager
-def whole(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file to be written under another name beside its place, and moved there when all is written.
+def open_whole(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file to be written beside its place; it takes its name when all of it is on the disk.
 
-    A file that exists is replaced. Raises ``OutputError`` where the folder does not exist or cannot be
-    written to, or the path is a folder; nothing stays behind then.
+    A file that exists is replaced and keeps its permissions; a symbolic link stays, and the file that it
+    leads to is written. Raises ``OutputError`` where the folder does not exist or cannot be written to, or
+    something else than a file stands there; nothing stays behind then.
     """
     path = Path(path)
-    if path.is_dir():
-        raise OutputError(f"cannot write {path}: it is a folder; give the name of a file")
-    if not path.parent.is_dir():
-        raise OutputError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     try:
-        handle, beside = tempfile.mkstemp(prefix=".attnscope-", suffix=path.suffix, dir=path.parent)
+        place = Path(os.path.realpath(path))
+        other = name_other(place)
+        if other is not None:
+            raise OutputError(f"cannot write {path}: it is {other}; give the name of a file")
+        if not place.parent.is_dir():
+            raise OutputError(f"cannot write {path}: there is no folder {place.parent}; create it first")
+        handle, beside = tempfile.mkstemp(prefix=".attnscope-", suffix=place.suffix, dir=place.parent)
         try:
             with os.fdopen(handle, "w+b") as file:
                 yield file
-            os.chmod(beside, 0o666 & ~_umask())
-            os.replace(beside, path)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(beside, place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask())
+            os.replace(beside, place)
         except BaseException:
             os.unlink(beside)
             raise
@@ -39,8 +45,8 @@ def whole(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Write a file whole or not at all; see ``whole``."""
-    with whole(path) as file:
+    """Write a file whole or not at all; see ``open_whole``."""
+    with open_whole(path) as file:
         file.write(content)
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from attnscope.errors import ModelError
 from attnscope.network.encoder import Encoder
-from attnscope.storage.atomic import write_atomically
+from attnscope.storage.arrays.files import read_safetensors
+from attnscope.storage.whole import write_whole
 from attnscope.training.optimizer import Both
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -44,7 +45,7 @@ def save_checkpoint(path: Path, encoder: Encoder, optimizer: Both, progress: Pro
         for key, value in optimizer.state(parameter).items():
             tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
     metadata = {"progress": json.dumps(asdict(progress)), "config": json.dumps(encoder.config.as_dict())}
-    write_atomically(path, save(tensors, metadata=metadata))
+    write_whole(path, save(tensors, metadata=metadata))
 
 
 def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> Progress:
@@ -52,14 +53,10 @@ def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> Progress:
 
     Raises ``ModelError`` if there is nothing to resume, or the checkpoint is of another shape.
     """
-    from safetensors import safe_open
-
     if not path.is_file():
         raise ModelError(f"there is nothing to resume: {path} does not exist")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors, metadata = read_safetensors(path)
         progress: dict[str, Any] = json.loads(metadata["progress"])
         config = json.loads(metadata["config"])
     except Exception as error:
@@ -73,7 +70,7 @@ def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> Progress:
             parameter.copy_(tensors[f"weights.{name}"])
             kept = {
                 key: tensors[f"{key}.{name}"].to(parameter.device)
-                for key in ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
+                for key in MOMENTS
                 if f"{key}.{name}" in tensors
             }
             optimizer.state(parameter).update(kept)

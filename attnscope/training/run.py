@@ -18,7 +18,7 @@ from attnscope.network.config import EncoderConfig
 from attnscope.network.encoder import Encoder
 from attnscope.network.folder import TOKENIZER, load, save
 from attnscope.network.tokenizer import load_tokenizer
-from attnscope.storage.atomic import write_atomically
+from attnscope.storage.whole import write_whole
 from attnscope.training.checkpoint import Progress
 from attnscope.training.data import Cutter, Lines, read_stream, split, write_stream
 from attnscope.training.guide import parse_guides
@@ -108,9 +108,9 @@ def train_on_files(
         )
     try:
         work.mkdir(parents=True, exist_ok=True)
-        write_atomically(work / "terms.json", json.dumps(terms, indent=2).encode())
     except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
+    write_whole(work / "terms.json", json.dumps(terms, indent=2).encode())
     try:
         tokenizer = first[1] if first is not None else _tokenizer(work, training_lines, recipe, say)
         config = replace(recipe.config, vocabulary=tokenizer.get_vocab_size(), trained=True)
@@ -150,7 +150,7 @@ def train_on_files(
         save(folder, encoder, tokenizer)
     if done:
         summary = {**terms, "progress": asdict(progress), "torch": torch.__version__}
-        write_atomically(folder / "training.json", (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(folder / "training.json", (json.dumps(summary, indent=2) + "\n").encode())
         shutil.rmtree(work)
     return Outcome(encoder, tokenizer, progress, done, tuple(path.name for path in held_out_lines.files))
 
@@ -221,7 +221,7 @@ def _tokenizer(work: Path, lines: Lines, recipe: Recipe, say: Callable[[str], No
     if not path.is_file():
         say("learning the vocabulary")
         tokenizer = train_tokenizer(lines, recipe.config.vocabulary, recipe.tokenizer, recipe.lowercase)
-        write_atomically(path, tokenizer.to_str().encode())
+        write_whole(path, tokenizer.to_str().encode())
     return load_tokenizer(path)
 
 

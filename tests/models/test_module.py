@@ -10,7 +10,7 @@ from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load, prepare_tensors
-from attnscope.models.module import load_tensors
+from attnscope.storage.arrays.files import read_tensors
 from tests.models.folders import minilm
 
 SOURCE = '''
@@ -177,22 +177,22 @@ def test_pickled_objects_in_a_tensor_file_are_never_loaded(tmp_path):
     np.savez(tmp_path / "inputs.npz", x=np.array([Planted()], dtype=object))
     for name in ("inputs.pt", "inputs.npz"):
         with pytest.raises(InputError, match=f"{name} cannot be read"):
-            load_tensors(tmp_path / name)
+            read_tensors(tmp_path / name)
     assert not (tmp_path / "planted").exists()
 
 
 @pytest.mark.parametrize("name", ["inputs.safetensors", "inputs.npz", "inputs.pt"])
 def test_a_damaged_or_missing_tensor_file_is_one_sentence(tmp_path, name):
     with pytest.raises(InputError, match=f"no such file: .*{name}"):
-        load_tensors(tmp_path / name)
+        read_tensors(tmp_path / name)
     (tmp_path / name).write_bytes(b"\x00\x01\x02 not a tensor file")
     with pytest.raises(InputError, match=f"{name} cannot be read"):
-        load_tensors(tmp_path / name)
+        read_tensors(tmp_path / name)
 
 
 def test_another_suffix_is_met_with_those_that_are_read(tmp_path):
     with pytest.raises(InputError, match=r"must end in \.safetensors, \.npz or \.pt"):
-        load_tensors(tmp_path / "inputs.csv")
+        read_tensors(tmp_path / "inputs.csv")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 import pytest
 
@@ -32,3 +33,37 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch) -
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_symbolic_link_stays_and_the_file_that_it_leads_to_is_written(tmp_path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "a.txt").symlink_to(tmp_path / "data" / "real.txt")
+    for content in (b"first", b"second"):
+        write_whole(tmp_path / "a.txt", content)
+        assert (tmp_path / "a.txt").is_symlink()
+        assert (tmp_path / "data" / "real.txt").read_bytes() == content
+    assert os.listdir(tmp_path / "data") == ["real.txt"]
+
+
+def test_a_file_that_was_private_stays_private(tmp_path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"old")
+    (tmp_path / "a.txt").chmod(0o600)
+    write_whole(tmp_path / "a.txt", b"new")
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o600
+
+
+def test_pipes_devices_folders_and_links_in_a_circle_are_refused_and_stay(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to_pipe").symlink_to(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    kinds = {"pipe": "a named pipe", "to_pipe": "a named pipe", "null": "a device", "folder": "a folder"}
+    before = sorted(os.listdir(tmp_path))
+    for name, kind in kinds.items():
+        with pytest.raises(OutputError, match=f"cannot write .*{name}: it is {kind}; "):
+            write_whole(tmp_path / name, b"new")
+    with pytest.raises(OutputError, match=r"cannot write .*circle"):
+        write_whole(tmp_path / "circle", b"new")
+    assert sorted(os.listdir(tmp_path)) == before
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)

@@ -26,6 +26,12 @@ from attnscope.axes.weights import Weights
 Layers = Iterable[tuple[int, Weights]]
 
 FORMAT = 1
+LONGEST = 1 << 20
+"""Rows or columns that a file may have, and tokens."""
+
+FARTHEST = 1 << 31
+"""The largest number of a token, or in the vocabulary, that may stand in a description."""
+
 DESCRIPTION = "attnscope"
 """The name of the description among the arrays, or in a file's metadata."""
 
@@ -58,8 +64,8 @@ class Description:
 
     def tokens(self) -> list[str] | None:
         """The texts of the keys, where all layers have the same."""
-        found = {keys for _, keys in self.axes}
-        return [place.text for place in next(iter(found))] if len(found) == 1 else None
+        keys = {keys for _, keys in self.axes}
+        return [place.text for place in next(iter(keys))] if len(keys) == 1 else None
 
 
 def each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights]]:
@@ -78,13 +84,22 @@ def _stored(axis: tuple[Place, ...]) -> list[list[Any]]:
     ]
 
 
-def restored(axis: list[list[Any]]) -> tuple[Place, ...]:
-    """The places of an axis from a description."""
-    return tuple(_place(*stored) for stored in axis)
+def restore_axis(stored: Any) -> tuple[Place, ...]:
+    """The places of an axis from a description. Raises ``ValueError`` where it is none."""
+    if not isinstance(stored, list) or len(stored) > LONGEST:
+        raise ValueError(f"an axis is a list of at most {LONGEST:,} places")
+    return tuple(_restore_place(place) for place in stored)
 
 
-def _place(text: Any, start: Any, stop: Any, special: Any, word: Any, number: Any) -> Place:
-    segment_and_word = None if word is None else (int(word[0]), int(word[1]))
-    known = None if number is None else int(number)
-    pooled = word is None and int(stop) - int(start) > 1  # pieces merged into a word still name it
-    return Place(str(text), int(start), int(stop), bool(special), segment_and_word, pooled, known)
+def _restore_place(stored: Any) -> Place:
+    match stored:
+        case [str(text), int(start), int(stop), bool(special), None | [int(), int()] as word, number]:
+            if 0 <= start < stop <= FARTHEST and (number is None or is_number(number)):
+                pooled = word is None and stop - start > 1  # pieces merged into a word still name it
+                return Place(text, start, stop, special, word and (word[0], word[1]), pooled, number)
+    raise ValueError(f"a row or column is described by {str(stored)[:60]!r}, not by its text and tokens")
+
+
+def is_number(value: Any, most: int = FARTHEST) -> bool:
+    """Whether a value of JSON is a whole number up to ``most``, with either sign."""
+    return type(value) is int and -most <= value <= most

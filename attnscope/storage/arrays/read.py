@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +16,23 @@ import numpy as np
 from attnscope.axes.places import Place
 from attnscope.axes.weights import Array, Weights
 from attnscope.errors import InputError
-from attnscope.storage.arrays.layout import FORMAT, restored
-from attnscope.storage.arrays.readers import READERS
+from attnscope.storage.arrays.files import READERS, read_arrays
+from attnscope.storage.arrays.layout import FORMAT, LONGEST, is_number, restore_axis
+from attnscope.storage.regular import name_other
+
+DAMAGE = (
+    ValueError, TypeError, IndexError, OverflowError, OSError, EOFError, RuntimeError, zipfile.BadZipFile,
+    zlib.error, lzma.LZMAError,
+)  # fmt: skip
+"""What a file that is damaged, encrypted, packed in a way that is not, or a lie is met with."""
 
 OVER = 5e-3
 """How far a row's sum may lie above 1; in half precision it can."""
 
 KINDS = ("encoder", "decoder", "cross")
+
+MOST_LAYERS, MOST_HEADS = 10_000, 100_000
+"""Layers of a kind, and heads of all layers, that a file may have: several times those of any model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,39 +61,51 @@ def read(path: str | Path) -> Saved:
     memory that is free.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
-    if path.suffix.lower() not in READERS:
-        raise InputError(f"cannot read attention from {path}: it is none of {', '.join(READERS)}")
     try:
-        arrays, description = READERS[path.suffix.lower()](path)
-        saved = _described(arrays, description) if description else _foreign(arrays, path)
-    except (ValueError, KeyError, TypeError, IndexError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"cannot read attention from {path}: {_reason(error)}") from error
-    return replace(saved, notes=tuple(dict.fromkeys((*saved.notes, *_odd(saved)))))
+        other = name_other(path)
+        if other is not None:
+            raise ValueError(f"it is {other}, not a file")
+        if path.suffix.lower() not in READERS and path.exists():
+            raise ValueError(f"it is none of {', '.join(READERS)}")
+        path.stat()
+        arrays, description = read_arrays(path)
+        saved = _read_own(arrays, description) if description else _read_foreign(arrays, path)
+        heads = sum(len(weights.values) for layers in saved.kinds.values() for _, weights in layers)
+        if heads > MOST_HEADS:
+            raise ValueError(f"it has {heads:,} heads, and at most {MOST_HEADS:,} are read")
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except KeyError as error:
+        raise InputError(f"cannot read attention from {path}: it says nothing about {error}") from error
+    except DAMAGE as error:
+        raise InputError(f"cannot read attention from {path}: {error}") from error
+    return replace(saved, notes=tuple(dict.fromkeys((*saved.notes, *_name_oddities(saved)))))
 
 
-def _reason(error: Exception) -> str:
-    return f"{error}" if not isinstance(error, KeyError) else f"it says nothing about {error}"
-
-
-def _described(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
+def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
     if description["format"] != FORMAT:
-        raise ValueError(f"its layout is number {description['format']}; this version reads {FORMAT}")
-    axes = [(restored(one["queries"]), restored(one["keys"])) for one in description["axes"]]
-    kinds: dict[str, list[tuple[int, Weights]]] = {}
+        raise ValueError(f"its layout is number {description['format']!s:.40}; this version reads {FORMAT}")
+    axes = [(restore_axis(one["queries"]), restore_axis(one["keys"])) for one in description["axes"]]
+    kinds: dict[str, dict[int, Weights]] = {}
     for layer in description["layers"]:
-        if layer["kind"] not in KINDS:
-            raise ValueError(f"{layer['kind']!r} is no kind of attention: there are {', '.join(KINDS)}")
-        values = _weights_of(layer["array"], arrays[layer["array"]])
-        allowed = arrays.get(f"{layer['array']}.allowed")
-        open_cells = np.ones((1, *values.shape[-2:]), bool) if allowed is None else allowed.astype(bool)
-        weights = Weights(values, open_cells, *axes[layer["axes"]])
-        kinds.setdefault(layer["kind"], []).append((int(layer["layer"]), weights))
+        kind, number, name, labels = (layer[part] for part in ("kind", "layer", "array", "axes"))
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r:.40} is no kind of attention: there are {', '.join(KINDS)}")
+        if not is_number(number, MOST_LAYERS - 1) or number < 0 or number in kinds.get(kind, ()):
+            raise ValueError(f"{kind} layer {number!s:.40} is out of 0-{MOST_LAYERS - 1}, or there twice")
+        if not is_number(labels) or not 0 <= labels < len(axes):
+            raise ValueError(f"{kind} layer {number} has the axes {labels!s:.40}, of {len(axes)}")
+        values = _weights_of(name, arrays.pop(name))
+        allowed = arrays.get(f"{name}.allowed")
+        open_cells = _all_open(values) if allowed is None else allowed.astype(bool)
+        kinds.setdefault(kind, {})[number] = Weights(values, open_cells, *axes[labels])
     if not kinds:
         raise ValueError("it holds no layers")
-    found = {kind: tuple(layers) for kind, layers in kinds.items()}
-    return Saved(found, str(description["title"]), tuple(map(str, description["notes"])))
+    title, notes = description["title"], description["notes"]
+    if not isinstance(title, str) or not isinstance(notes, list):
+        raise ValueError("its title or its notes are no text")
+    ordered = {kind: tuple(layers.items()) for kind, layers in kinds.items()}
+    return Saved(ordered, title, tuple(map(str, notes)))
 
 
 def _weights_of(name: str, values: Array) -> Array:
@@ -91,25 +115,36 @@ def _weights_of(name: str, values: Array) -> Array:
     return values
 
 
-def _foreign(arrays: dict[str, Array], path: Path) -> Saved:
+def _all_open(values: Array) -> Array:
+    """A mask that leaves every cell open and takes no memory.  [head, query, key] -> [1, query, key]"""
+    return np.broadcast_to(np.ones((), bool), (1, *values.shape[-2:]))
+
+
+def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
     tokens = arrays.pop("tokens", None)
-    maps = {name: array for name, array in arrays.items() if array.dtype.kind == "f" and array.ndim >= 2}
+    maps = {
+        name: array
+        for name, array in arrays.items()
+        if array.dtype.kind == "f" and array.ndim >= 2 and array.size
+    }
     if not maps:
         raise ValueError(
             f"it has no array of weights [..., query, key], only {', '.join(arrays) or 'nothing'}"
         )
     names = sorted(maps, key=_natural)
-    layers = _split(maps[names[0]]) if len(names) == 1 else [_one_layer(name, maps[name]) for name in names]
-    if not layers:
-        raise ValueError(f"{names[0]} is {list(maps[names[0]].shape)}: it holds no layers")
+    first = maps[names[0]]
+    count = len(first) if len(names) == 1 and first.ndim > 3 else len(names)
+    if count > MOST_LAYERS or max(max(values.shape[-2:]) for values in maps.values()) > LONGEST:
+        raise ValueError(f"it has more than {MOST_LAYERS:,} layers, or {LONGEST:,} rows or columns")
+    layers = _split(first) if len(names) == 1 else [_one_layer(name, maps[name]) for name in names]
     layers = [_weights_of(f"layer {number}", values) for number, values in enumerate(layers)]
     texts = None if tokens is None else [str(text) for text in tokens.ravel()]
-    kind, known = _kind(layers)
-    labelled = tuple((number, _labelled(values, texts, kind)) for number, values in enumerate(layers))
+    kind, known = _infer_kind(layers)
+    labelled = tuple((number, _label(values, texts, kind)) for number, values in enumerate(layers))
     return Saved({kind: labelled}, path.stem, (f"read from {path.name}: layers count from 0, {known}",))
 
 
-def _kind(layers: Sequence[Array]) -> tuple[str, str]:
+def _infer_kind(layers: Sequence[Array]) -> tuple[str, str]:
     """What kind of attention it must be, and what is known of the mask, in words."""
     if any(values.shape[-2] != values.shape[-1] for values in layers):
         return "cross", "and which cells were masked is not known"
@@ -141,9 +176,9 @@ def _one_layer(name: str, values: Array) -> Array:
     return values
 
 
-def _labelled(values: Array, texts: list[str] | None, kind: str) -> Weights:
+def _label(values: Array, texts: list[str] | None, kind: str) -> Weights:
     queries, keys = (_axis(length, texts) for length in values.shape[-2:])
-    allowed = np.ones((1, *values.shape[-2:]), bool)
+    allowed = _all_open(values)
     return Weights(values, np.tril(allowed) if kind == "decoder" else allowed, queries, keys)
 
 
@@ -152,7 +187,7 @@ def _axis(length: int, texts: list[str] | None) -> tuple[Place, ...]:
     return tuple(Place(text, i, i + 1) for i, text in enumerate(named))
 
 
-def _odd(saved: Saved) -> Iterator[str]:
+def _name_oddities(saved: Saved) -> Iterator[str]:
     """What attention weights are not, said of each layer where it occurs, with how often."""
     for kind, layers in saved.kinds.items():
         for layer, weights in layers:

@@ -16,13 +16,16 @@ from attnscope.axes.weights import Array, Weights
 from attnscope.errors import OutputError
 from attnscope.registry import Registry
 from attnscope.storage.arrays.layout import DESCRIPTION, Description, Layers, each_layer
-from attnscope.storage.whole import whole
+from attnscope.storage.whole import open_whole
 
 Kinds = Mapping[str, Layers]
 Writer = Callable[[Kinds, Description, "IO[bytes]"], None]
 
 FORMATS: Registry[Writer] = Registry("data format")
 """What attention can be written as, by suffix."""
+
+PADDED = 1 << 24
+"""Characters that the array of tokens may take: it gives every token the room of the longest."""
 
 
 def save(kinds: Kinds, path: str | Path, *, title: str = "", notes: tuple[str, ...] = ()) -> None:
@@ -37,18 +40,25 @@ def save(kinds: Kinds, path: str | Path, *, title: str = "", notes: tuple[str, .
         raise OutputError(
             f"cannot write {path}: {path.suffix!r} is no data format; there are {', '.join(FORMATS)}"
         )
-    with whole(path) as file:
+    with open_whole(path) as file:
         FORMATS[form](kinds, Description(title, notes), file)
 
 
+def save_arrays(arrays: Mapping[str, Array], path: str | Path) -> None:
+    """Write named arrays for ``numpy.load``; the file appears whole or not at all. Raises ``OutputError``."""
+    with open_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            _add(archive, name, array)
+
+
 @FORMATS.register("npz")
-def _npz(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+def _write_npz(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for kind, layer, weights in each_layer(kinds):
             for name, array in _arrays(description.add(kind, layer, weights), weights):
                 _add(archive, name, array)
         tokens = description.tokens()
-        if tokens is not None:
+        if tokens and max(map(len, tokens)) * len(tokens) <= PADDED:
             _add(archive, "tokens", np.array(tokens, np.str_))
         _add(archive, DESCRIPTION, np.array(description.text()))
 
@@ -62,19 +72,19 @@ def _add(archive: zipfile.ZipFile, name: str, array: Array) -> None:
 
 
 @FORMATS.register("safetensors")
-def _safetensors(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
-    from safetensors.numpy import save as serialized
+def _write_safetensors(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+    from safetensors.numpy import save as serialize
 
     arrays = {
         name: array
         for kind, layer, weights in each_layer(kinds)
         for name, array in _arrays(description.add(kind, layer, weights), weights)
     }
-    file.write(serialized(arrays, metadata={DESCRIPTION: description.text()}))
+    file.write(serialize(arrays, metadata={DESCRIPTION: description.text()}))
 
 
 def _arrays(name: str, weights: Weights) -> Iterator[tuple[str, Array]]:
-    """The arrays of one layer: its weights, and its mask where anything is closed."""
+    """The arrays of one layer: its weights, and its mask where anything is masked."""
     values = weights.values
     exact = values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)
     yield name, np.ascontiguousarray(exact)
@@ -84,8 +94,8 @@ def _arrays(name: str, weights: Weights) -> Iterator[tuple[str, Array]]:
 
 
 @FORMATS.register("json")
-def _json(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
-    """The description, and ``weights``: array name -> nested lists, ``null`` where the mask closed a cell."""
+def _write_json(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+    """The description, and ``weights``: array name -> nested lists, ``null`` where a cell is masked."""
     file.write(b'{"weights": {')
     for number, (kind, layer, weights) in enumerate(each_layer(kinds)):
         name = json.dumps(description.add(kind, layer, weights))
@@ -96,7 +106,7 @@ def _json(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
 
 
 def _texts(weights: Weights) -> Array:
-    """Each weight in the fewest digits that give it back; ``null`` where it is closed or no number."""
+    """Each weight in the fewest digits that give it back; ``null`` where it is masked or no number."""
     texts = weights.values.astype(str).astype(object)
     texts[~(np.broadcast_to(weights.allowed, texts.shape) & np.isfinite(weights.values))] = "null"
     return texts
@@ -109,7 +119,7 @@ def _nested(texts: Array) -> str:
 
 
 @FORMATS.register("csv")
-def _csv(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+def _write_csv(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
     """One line for each weight that the mask left open; tokens are written as they are."""
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     table = csv.writer(text, lineterminator="\n")
@@ -119,6 +129,6 @@ def _csv(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
         texts = _texts(weights)
         for head, row, column in np.argwhere(open_cells).tolist():
             query, key = weights.queries[row], weights.keys[column]
-            found = texts[head, row, column]
-            table.writerow([kind, layer, head, query.start, query.text, key.start, key.text, found])
+            weight = texts[head, row, column]
+            table.writerow([kind, layer, head, query.start, query.text, key.start, key.text, weight])
     text.detach()

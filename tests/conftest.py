@@ -1,6 +1,29 @@
-"""What holds of every test."""
+"""What holds of every test: how many processes run them, in which order, and how many threads each has."""
 
 import os
 
+import pytest
+
 # Tiny matrices gain nothing from several threads, and lose much where others want the cores, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The whole suite, or a folder of it, takes every core; files that are named run in this process."""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS and all(".py" in name for name in config.args)
+    chosen = getattr(config.option, "numprocesses", 0) is not None  # by -n, or there is no xdist
+    if not (chosen or named or config.option.usepdb or config.option.collectonly):
+        config.option.numprocesses, config.option.dist = "auto", "worksteal"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """A process a core that this one may use; none beside this one where there is a single core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if cores > 1 else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests begin first, so that none is left running alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -51,6 +51,7 @@ def test_what_is_not_there_is_met_with_what_is():
         attnscope.show  # noqa: B018
 
 
+@pytest.mark.subprocess
 def test_the_package_alone_loads_nothing_heavy():
     code = "import sys, attnscope; print(any(name in sys.modules for name in ('torch', 'numpy', 'rich')))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

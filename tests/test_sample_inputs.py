@@ -131,6 +131,7 @@ def test_the_tale_repeats_a_phrase_and_the_nonsense_comes_three_times() -> None:
     assert set(words).isdisjoint(tale.split())
 
 
+@pytest.mark.subprocess
 def test_the_source_code_solves_its_maze_in_the_fewest_steps() -> None:
     command = [sys.executable, "-I", "-W", "error", str(FOLDER / "source_code.py")]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)

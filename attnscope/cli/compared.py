@@ -59,7 +59,7 @@ def of_heads(seen: Comparison, command: str | None) -> Compared:
         "silhouette": seen.groups.silhouette,
         "nearest": [pair_numbers(pair) for pair in nearest],
         "loners": [pair_numbers(pair) for pair in seen.loners],
-        "plane": {"points": rounded(seen.plane.points), "kept": seen.plane.explained_variance},
+        "plane": {"points": rounded(seen.plane.points), "kept": seen.plane.kept},
         "rows": {"compared": seen.rows, "of": seen.of},
         "texts": seen.texts,
         "stability": seen.stability,

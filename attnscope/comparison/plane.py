@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 class Plane:
     """Points whose distances are as near as two axes can bring them to those between the heads.
 
-    The axes have no unit and no direction of their own: only distances mean something. ``explained_variance``
-    is the share of the squared distances that the plane shows, 0 to 1.
+    The axes have no unit and no direction of their own: only distances mean something. ``kept`` is the
+    share of the squared distances that the plane shows, 0 to 1.
     """
 
     points: NDArray[np.float64]  # [head, 2]
-    explained_variance: float
+    kept: float
 
 
-def embed_in_plane(distances: NDArray[np.float64]) -> Plane:
+def plane(distances: NDArray[np.float64]) -> Plane:
     """Classical multidimensional scaling (Torgerson 1952).  [head, head] -> Plane
 
     ``distances`` are divergences, which are the *squares* of a metric that fits into a Euclidean space

@@ -41,12 +41,14 @@ def largest(model, tokens, **how):
     return seen.bytes
 
 
+@pytest.mark.slow
 def test_the_largest_tensor_of_a_single_pass_does_not_grow_with_the_square(model):
     short, long = largest(model, 2048), largest(model, 8192)
     assert long < 4 * 8192**2 / 8  # far from one head's matrix in float32
     assert long <= 4.1 * short  # four times the text, not sixteen times the memory
 
 
+@pytest.mark.slow
 def test_nor_does_it_beside_the_kernel(model):
     blocks = largest(model, 4096, exact_kernel=True)
     assert blocks <= 8 * (1 << 21) * 1.1  # one block of rows, in float64

@@ -68,6 +68,7 @@ def test_negative_weights_make_no_page_and_the_sentence_says_what_does(run, tmp_
     assert run("show", "--from", tmp_path / "odd.npz", "-o", tmp_path / "odd.png").code == 0
 
 
+@pytest.mark.subprocess
 def test_transformers_is_not_needed_to_show_a_file(heads):
     code = (
         "import sys; sys.argv = ['attnscope', 'show', '--from', sys.argv[1], '--head', '0.0']\n"

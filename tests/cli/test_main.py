@@ -65,6 +65,7 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.subprocess
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_with_130_and_no_word_even_while_python_imports(tmp_path):
     # typer stands for what is imported first: here it is a file that is interrupted

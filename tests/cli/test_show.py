@@ -259,18 +259,21 @@ def loaded_by(*arguments: str) -> set[str]:
     return set(ran.stderr.split())
 
 
+@pytest.mark.subprocess
 def test_help_imports_nothing_heavy():
     loaded = loaded_by("--help")
     assert "typer" in loaded
     assert loaded.isdisjoint({"torch", "transformers", "matplotlib", "numpy", "tokenizers", "scipy"})
 
 
+@pytest.mark.subprocess
 def test_the_bundled_encoder_needs_no_transformers():
     loaded = loaded_by("show", TEXT)
     assert "torch" in loaded
     assert loaded.isdisjoint({"transformers", "matplotlib", "scipy", "huggingface_hub", "sentencepiece"})
 
 
+@pytest.mark.subprocess
 def test_the_command_is_installed_and_the_module_runs_too():
     ran = subprocess.run(
         [sys.executable, "-m", "attnscope", "--version"], capture_output=True, text=True, check=True

@@ -53,6 +53,8 @@ def test_train_says_what_it_made_and_loss_agrees(books: list[Path], tmp_path: Pa
     assert "asked for 15 % of the tokens" in out
 
 
+@pytest.mark.slow
+@pytest.mark.subprocess
 def test_ctrl_c_keeps_the_model_and_resume_goes_on(books: list[Path], tmp_path: Path) -> None:
     program = "import typer; from attnscope.cli.train import train; typer.run(train)"
     folder = tmp_path / "m"
@@ -102,6 +104,7 @@ def test_wrong_usage_exits_with_2(books: list[Path], tmp_path: Path, arguments: 
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.subprocess
 def test_reading_the_help_loads_no_torch() -> None:
     program = "import sys, attnscope.cli.train; print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -68,6 +68,7 @@ def test_half_precision_is_loaded_as_float32(tmp_path: Path) -> None:
         assert torch.equal(weight, original.state_dict()[name].half().float())
 
 
+@pytest.mark.subprocess
 def test_loading_and_importing_need_no_transformers(folder: Path) -> None:
     program = (
         "import sys, attnscope.network as n; n.load(sys.argv[1]); n.untrained();"

@@ -60,6 +60,7 @@ def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_laye
     assert (layer, weights.values.shape) == (1, (8, 9, 9))
 
 
+@pytest.mark.slow
 def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(model, text, tmp_path):
     for name in ("first", "second"):
         export(model, text, Selection(layers=(3,)), tmp_path / name, heads=(1,), formats=FORMATS, dpi=40)
@@ -154,6 +155,8 @@ def _write(folder, layers, barrier, answers):
         answers.put(str(error))
 
 
+@pytest.mark.slow
+@pytest.mark.subprocess
 def test_two_processes_exporting_into_one_folder_leave_one_whole_export(tmp_path):
     start = multiprocessing.get_context("spawn")
     barrier, answers = start.Barrier(2), start.Queue()

@@ -59,6 +59,7 @@ def test_a_file_cut_anywhere_is_one_sentence(suffix: str, tmp_path) -> None:
             read(tmp_path / f"cut.{suffix}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
 def test_any_flipped_bit_gives_a_result_or_one_sentence(packing: int, tmp_path) -> None:
     path = tmp_path / "a.npz"

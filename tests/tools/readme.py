@@ -4,10 +4,11 @@
 would run in a pipe of 80 columns, and replaces what stands below it.
 """
 
+import contextlib
+import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +18,19 @@ README = ROOT / "README.md"
 BLOCK = re.compile(r"```console\n\$ (attnscope [^\n]*)\n(.*?)```", re.S)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
+NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+LEVELS = {shade: level for level, shade in enumerate(" ░▒▓█")} | {
+    bar: eighths / 2 for eighths, bar in enumerate("▏▎▍▌▋▊▉", start=1)
+}
 
-def shown() -> Iterator[tuple[str, str]]:
-    """Each command that is shown with its output, and that output."""
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Each command that stands with its output, and that output."""
     for match in BLOCK.finditer(README.read_text("utf-8")):
         yield match[1], match[2]
 
 
-def mentioned() -> list[str]:
+def mentions() -> list[str]:
     """Every command that stands in a block without its output."""
     blocks = [block for language, block in FENCED.findall(README.read_text("utf-8")) if not language]
     return [line for block in blocks for line in block.splitlines() if "attnscope" in line]
@@ -32,17 +38,60 @@ def mentioned() -> list[str]:
 
 def output(command: str) -> str:
     """What a command prints in a pipe of 80 columns."""
-    arguments = shlex.split(command)[1:]
-    environment = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
-    ran = subprocess.run(
-        [sys.executable, "-m", "attnscope", *arguments],
-        capture_output=True,
-        encoding="utf-8",
-        env=environment,
-        cwd=ROOT,
-        check=True,
+    from attnscope.cli import main as attnscope
+
+    before = sys.argv, os.environ.get("COLUMNS"), Path.cwd()
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    sys.argv, os.environ["COLUMNS"] = shlex.split(command), "80"
+    os.chdir(ROOT)
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            attnscope()
+    finally:
+        sys.argv = before[0]
+        os.chdir(before[2])
+        if before[1] is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before[1]
+    lines = printed.buffer.getvalue().decode("utf-8").splitlines()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def difference(expected: str, printed: str) -> str | None:
+    """The first line that says something else, or None.
+
+    A number may be off by one in its last place, a cell by one shade: other machines round otherwise.
+    """
+    lines, others = expected.splitlines(), printed.splitlines()
+    for line, other in zip(lines, others, strict=False):
+        if not _same(line, other):
+            return f"- {line}\n+ {other}"
+    return None if len(lines) == len(others) else f"{len(lines)} lines, but {len(others)} printed"
+
+
+def _same(line: str, other: str) -> bool:
+    pieces, others = NUMBER.split(line), NUMBER.split(other)  # text, number, text, number, ... text
+    return len(pieces) == len(others) and all(
+        _same_number(piece, its) if place % 2 else _same_text(piece, its)
+        for place, (piece, its) in enumerate(zip(pieces, others, strict=True))
     )
-    return "\n".join(line.rstrip() for line in ran.stdout.splitlines()) + "\n"
+
+
+def _same_number(one: str, other: str) -> bool:
+    places = len(one.partition(".")[2])
+    whole = not places and len(one) < 2  # a small whole number counts something
+    return places == len(other.partition(".")[2]) and abs(float(one) - float(other)) * 10**places < (
+        0.5 if whole else 1.5
+    )
+
+
+def _same_text(one: str, other: str) -> bool:
+    width = max(len(one), len(other))
+    return one == other or all(
+        mark == its or (mark in LEVELS and its in LEVELS and abs(LEVELS[mark] - LEVELS[its]) <= 1)
+        for mark, its in zip(one.ljust(width), other.ljust(width), strict=True)
+    )
 
 
 def main() -> None:

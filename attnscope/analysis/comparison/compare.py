@@ -13,16 +13,7 @@ from attnscope.analysis.comparison.head_rows import head_rows
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, provenance
 from attnscope.attention import Head
-from attnscope.comparison import (
-    Average,
-    Groups,
-    Plane,
-    Spread,
-    average_over_texts,
-    embed_in_plane,
-    group_heads,
-    measure_distances,
-)
+from attnscope.comparison import Averaged, Groups, Plane, Spread, averaged, between, groups, plane
 from attnscope.comparison.groups import CUT
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -66,7 +57,7 @@ class Comparison:
     @property
     def loners(self) -> tuple[Pair, ...]:
         """Each head that is in a group of its own, with the one nearest to it; the farthest first."""
-        found = [self.pair(head, self.nearest_to(head)) for head in self.groups.singletons]
+        found = [self.pair(head, self.nearest_to(head)) for head in self.groups.loners]
         return tuple(sorted(found, key=lambda pair: -pair.distance))
 
     def nearest(self, count: int) -> tuple[Pair, ...]:
@@ -109,10 +100,9 @@ class Comparison:
             subtitle=self.subtitle,
             notes=(*said, *self.notes),
         )
-        explained = self.plane.explained_variance
-        note = f"the plane shows {explained:.0%} of the squared distances; its axes have no unit"
+        kept = f"the plane shows {self.plane.kept:.0%} of the squared distances; its axes have no unit"
         layers = tuple(head.layer for head in self.heads)
-        points = HeadPlane(self.plane.points, names, layers, explained, notes=(note,))
+        points = HeadPlane(self.plane.points, names, layers, self.plane.kept, notes=(kept,))
         return HeadDistances(table, points)
 
 
@@ -134,7 +124,7 @@ def compare(
     first = found[0]
     if len({text.heads for text in found}) > 1:
         raise SelectionError("the texts run through different layers: compare them one by one")
-    average = average_over_texts([text.spread.mean for text in found]) if len(found) > 1 else None
+    average = averaged([text.spread.mean for text in found]) if len(found) > 1 else None
     distances = first.spread.mean if average is None else average.mean
     error = first.spread.error(first.of) if average is None else average.error
     rows, of = sum(text.spread.rows for text in found), sum(text.of for text in found)
@@ -144,8 +134,8 @@ def compare(
         heads=first.heads,
         distances=distances,
         error=error,
-        groups=group_heads(distances),
-        plane=embed_in_plane(distances),
+        groups=groups(distances),
+        plane=plane(distances),
         rows=rows,
         of=of,
         texts=len(given),
@@ -173,12 +163,10 @@ def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> _OneT
     if len(seen.heads) < 2:
         raise SelectionError(f"{seen.heads[0].name} alone cannot be compared: there is no other head here")
     notes = (*prepared.notes, *seen.notes)
-    return _OneText(
-        seen.kind, seen.heads, measure_distances(seen.rows), seen.of, provenance(seen.seen), notes
-    )
+    return _OneText(seen.kind, seen.heads, between(seen.rows), seen.of, provenance(seen.seen), notes)
 
 
-def sure(rows: int, of: int, error: NDArray[np.float64], average: Average | None = None) -> Iterator[str]:
+def sure(rows: int, of: int, error: NDArray[np.float64], average: Averaged | None = None) -> Iterator[str]:
     """How sure distances are: what a sample of rows costs, or how much they differ from text to text."""
     if rows < of:
         yield f"compared on an even sample of {rows:,} of {of:,} rows"

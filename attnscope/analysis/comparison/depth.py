@@ -14,7 +14,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import hiding, kind_title, provenance
 from attnscope.attention import Head
 from attnscope.capture.observers.coarsen import Fold
-from attnscope.comparison import measure_distances
+from attnscope.comparison import between
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, HeadFigures, Measured
 from attnscope.models import Model, ModelInput
@@ -53,7 +53,7 @@ def through_layers(
     seen = head_rows(model, prepared, selection, others=[fold, measured])
     if len(seen.heads) < 2:
         raise SelectionError(f"{seen.heads[0].name} is in one layer alone: there is none to compare it with")
-    spread = measure_distances(seen.rows)
+    spread = between(seen.rows)
     thumbnails = [
         (folded.site.layer, *labelled(folded, selection, THUMBNAIL))
         for folded in fold.maps

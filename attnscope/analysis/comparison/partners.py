@@ -13,7 +13,7 @@ from attnscope.analysis.sentences import kind_title
 from attnscope.attention import Attention, Axis, Kind
 from attnscope.axes.folding import AxisFolding, fold_axis
 from attnscope.capture.observers.sample import Rows
-from attnscope.comparison import align, find_shared_words
+from attnscope.comparison import align, shared
 from attnscope.errors import InputError
 from attnscope.models import ModelInput
 
@@ -76,7 +76,7 @@ def by_word(one: Axis, other: Axis) -> Pairs:
     Raises ``InputError`` where they have no word in common.
     """
     mine, theirs = (fold_axis(axis, words=True, hide_special=True) for axis in (one, other))
-    pairs = find_shared_words(texts(mine), texts(theirs))
+    pairs = shared(texts(mine), texts(theirs))
     if not pairs:
         raise InputError(
             f"the two models read no word alike: one reads {_beginning(mine)}, the other {_beginning(theirs)}"

@@ -13,6 +13,8 @@ from attnscope.models import load
 from attnscope.storage.corpus import Listed
 from tests.analysis.corpus.shared_run import TEXTS, figures
 
+pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
+
 ROOT = Path(__file__).parents[3]
 
 

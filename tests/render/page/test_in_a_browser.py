@@ -17,9 +17,10 @@ from attnscope.render.page.encode import UP, Code, packed
 from tests.render.page.browser import CHROMIUM, browser
 from tests.render.screen import random_head, tokens
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"
-)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
+]
 
 COUNT = 8
 TEXT = tokens("the", "<b>cat</b>", "$x$", "猫", "مرحبا", "sat", "\n", "🐱")

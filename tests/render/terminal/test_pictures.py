@@ -226,6 +226,7 @@ def test_an_unknown_colour_map_says_what_exists() -> None:
         printed(heatmap(random_head(3)), colour="truecolor", cmap="rainbow")
 
 
+@pytest.mark.subprocess
 def test_the_terminal_needs_neither_matplotlib_nor_torch() -> None:
     code = "import sys, attnscope.render.terminal, attnscope.views; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

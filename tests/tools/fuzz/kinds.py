@@ -184,7 +184,7 @@ def tensors(data: Any, folder: Path) -> None:
     _write(path, arrays)
     if data.draw(st.booleans(), "damaged"):
         path.write_bytes(damaged(data, path.read_bytes()))
-    module = f"{ROOT / 'tests' / 'fuzz' / 'module.py'}:Cross"
+    module = f"{Path(__file__).with_name('module.py')}:Cross"
     attempt(["show", "-m", module, "--inputs", str(path)], folder)
 
 

@@ -6,6 +6,7 @@ from tests.tools.fuzz.__main__ import try_kind
 from tests.tools.fuzz.kinds import KINDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore")
 def test_whatever_comes_in_a_result_or_one_sentence_comes_out(kind, monkeypatch):

@@ -6,6 +6,8 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
+@pytest.mark.subprocess
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
 def test_what_exists_after_a_ctrl_c_is_whole_and_a_second_run_completes():
     # in a process of its own: a child forked from one with threads could wait for them for ever

@@ -19,7 +19,7 @@ from attnscope.capture.observers.coarsen import Fold, Folded, Folding
 from attnscope.capture.observers.only import Only
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.images import Picture
+from attnscope.models.inputs import Picture
 from attnscope.views import Bars, Focus, Lit, ranked
 
 TOP = 10

@@ -68,7 +68,7 @@ def load(
         raise ModelError(f"{name} is a file, not a model: give the folder that holds config.json")
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelError(f"no model folder {name}")
-    from attnscope.models.hub import load_huggingface
+    from attnscope.models.huggingface.load import load_huggingface
 
     return load_huggingface(
         name,

@@ -9,16 +9,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from attnscope.attention import Axis, Kind, Token
+from attnscope.axes.weights import Array
+from attnscope.models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from attnscope.capture import Replay
-    from attnscope.models.images import Picture
-    from attnscope.models.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image as the model sees it: cropped and scaled, in ``grid`` patches, rows by columns.
+
+    ``tokens`` are the patches row by row, named ``row,column``, with the special ones before them. ``grid``
+    is ``None``, and ``tokens`` are none, where the module does not say how it cuts the image.
+    """
+
+    pixels: Array  # [row, column, 3], uint8
+    grid: tuple[int, int] | None
+    tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True)
 class ModelInput:
-    """A text as a model reads it.
+    """A text, an image or tensors as a model reads them.
 
     ``inputs`` go into the model's forward as keywords, ``axes`` labels the queries and keys of every
     kind of attention, ``tokens`` is the text itself, ``notes`` says what was done to it (cut, joined),
@@ -41,10 +54,15 @@ class ModelInput:
 class Objective(NamedTuple):
     """How a model predicts tokens.
 
-    ``input`` names the ids among its inputs. ``mask`` is the id that stands for a token, predicted at
-    its place; ``None`` if the model predicts each next token.
+    ``input`` names the ids among its inputs. ``mask`` is the id that stands for a token that is masked, and
+    predicted at its place; ``None`` if the model predicts each next token.
     """
 
     input: str
     mask: int | None
     vocabulary: Vocabulary
+
+
+def text_axes(tokens: tuple[Token, ...]) -> dict[Kind, tuple[Axis, Axis]]:
+    """The axes of a model that reads one text, whichever way it looks."""
+    return {"encoder": (tokens, tokens), "decoder": (tokens, tokens)}

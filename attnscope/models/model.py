@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,13 +105,30 @@ class Model(ABC):
         """
         raise InputError(f"{self.name} reads text, not images: leave out --image, or choose a vision model")
 
+    def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
+        """The user's own tensors, by the names of the forward's arguments, or numbered ``0``, ``1``, ...
+
+        Raises ``InputError`` for a name that the forward does not have.
+        """
+        placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        if all(name.isdigit() for name in placed):
+            return ModelInput({}, {}, (), arguments=tuple(placed[name] for name in sorted(placed, key=int)))
+        parameters = inspect.signature(self.module.forward).parameters
+        unknown = [name for name in placed if name not in parameters]
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise InputError(
+                f"{self.name} has no input {unknown[0]!r}: its forward takes {', '.join(parameters)}; "
+                "name the tensors so, or number them 0, 1, ..."
+            )
+        return ModelInput(placed, {}, ())
+
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
     ) -> ModelInput:
-        """The text with up to ``count`` tokens that the model writes on, fewer if it ends the text itself.
+        """The text with up to ``count`` tokens that the model generates, fewer if it ends the text itself.
 
         At temperature 0 each token is the likeliest one; above, it is drawn with ``seed``. A model with a
-        cache is recorded while it writes. Raises ``ModelError`` for a model that does not write, and
+        cache is recorded while it generates. Raises ``ModelError`` for a model that does not, and
         ``InputError`` if there are no positions left for ``count`` tokens.
         """
         raise ModelError(f"{self.name} does not write text: it has no output that is scores of a next token")
@@ -147,7 +164,7 @@ class Model(ABC):
         ):
             run = getattr(self.module, prepared.entry)
             run(*prepared.arguments, **prepared.inputs, **prepared.settings)
-        return self._attended(record)
+        return self._require_attention(record)
 
     def _require_memory(self, prepared: ModelInput) -> None:
         """Refuse what is sure not to fit: a machine may end the whole process for it."""
@@ -173,10 +190,10 @@ class Model(ABC):
                 f"{self.name} fails on inputs of shape {shapes}: {type(error).__name__}: {error}"
             ) from error
 
-    def _attended(self, record: Record) -> Record:
+    def _require_attention(self, record: Record) -> Record:
         """The record, if there is any attention in it. Raises ``ModelError``."""
         if not record.sites:
-            raise ModelError(f"{self.name} has no attention to show: {_instead(self.module)}")
+            raise ModelError(f"{self.name} has no attention to show: {_blocks(self.module)}")
         return record
 
     @contextmanager
@@ -208,7 +225,7 @@ class Model(ABC):
             return None, ()
         return min(limits), (f"cut: the first {min(limits):,} of {count:,} tokens are shown",)
 
-    def _room(self, tokens: int, count: int) -> None:
+    def _require_positions(self, tokens: int, count: int) -> None:
         """Raise ``InputError`` if ``count`` tokens behind ``tokens`` are more than there are positions."""
         if self.positions is not None and tokens + count > self.positions:
             raise InputError(
@@ -217,12 +234,13 @@ class Model(ABC):
             )
 
 
-def accepts(module: nn.Module, argument: str, entry: str = "forward") -> bool:
-    """Whether the module's forward, or another method of it, has an argument of that name."""
-    return argument in inspect.signature(getattr(module, entry)).parameters
+def accepts(module: nn.Module, argument: str, entry: str = "__call__") -> bool:
+    """Whether the module, or a method of it, takes an argument of that name."""
+    method = module.forward if entry == "__call__" else getattr(module, entry)
+    return argument in inspect.signature(method).parameters
 
 
-def _instead(module: nn.Module) -> str:
+def _blocks(module: nn.Module) -> str:
     """What stands where attention would: the classes of the deepest repeated blocks."""
     blocks = [child for child in module.modules() if isinstance(child, nn.ModuleList) and len(child)]
     if not blocks:

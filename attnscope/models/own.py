@@ -4,41 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from attnscope.attention import Axis, Kind, Token
+from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
-from attnscope.models.generation import Drawing, account, opened, written
-from attnscope.models.inputs import ModelInput, Objective
-from attnscope.models.model import Model
-from attnscope.models.reader import Reader
+from attnscope.models.inputs import ModelInput, Objective, text_axes
+from attnscope.models.reader import Reader, ReaderModel, Reading
 from attnscope.network import Encoder, load, untrained
 from attnscope.network.folder import BUNDLED, PRETRAINED, WEIGHTS
 from attnscope.network.tokenizer import MASK
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-class OwnModel(Model):
+
+class OwnModel(ReaderModel):
     """The own encoder with its tokenizer."""
 
     stateless = True
 
     def __init__(self, name: str, module: Encoder, tokenizer: Tokenizer, notes: Sequence[str] = ()) -> None:
-        super().__init__(name, module, module.config.max_positions, notes)
-        self.reader = Reader(tokenizer)
-        self.segmented = module.config.segments > 1
-
-    def prepare(
-        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
-        """The inputs and labelled axes of a text, or of a pair that the model reads as two segments."""
-        ids, tokens = self.reader.read(text, second)
-        keep, notes = self._fit(len(ids), max_tokens=max_tokens, truncate=truncate)
-        if keep is not None:
-            ids, tokens = self.reader.read(text, second, keep)
-        return self._prepared(ids, tokens, notes)
+        super().__init__(name, module, Reader(tokenizer), module.config.max_positions, notes)
+        self.encoder = module
 
     def prepare_all(
         self, texts: Sequence[str], *, max_tokens: int | None = None, truncate: bool = False
@@ -46,56 +36,44 @@ class OwnModel(Model):
         """``prepare`` for many texts, tokenized together."""
         limit = min(limit for limit in (max_tokens, self.positions) if limit is not None)
 
-        def prepared(text: str, ids: list[int], tokens: tuple[Token, ...]) -> ModelInput | InputError:
-            if len(ids) > limit:
+        def prepare(text: str, reading: Reading) -> ModelInput | InputError:
+            if len(reading.ids) > limit:
                 return self._prepare_or_refuse(text, max_tokens, truncate)
-            return self._prepared(ids, tokens, ())
+            return self.label(reading.tokens, ())
 
         return [
-            prepared(text, *reading) for text, reading in zip(texts, self.reader.read_all(texts), strict=True)
+            prepare(text, reading) for text, reading in zip(texts, self.reader.read_all(texts), strict=True)
         ]
+
+    def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
+        """The ids of tokens as the encoder's input; a pair is read as two segments."""
+        device = self.encoder.embedding.weight.device  # at once, where ``self.device`` searches the module
+        inputs = {"ids": torch.tensor([[token.id for token in tokens]], device=device)}  # [1, token]
+        if self.encoder.config.segments > 1:
+            inputs["segments"] = torch.tensor([[token.segment for token in tokens]], device=device)
+        return ModelInput(inputs, text_axes(tokens), tokens, notes)
 
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
     ) -> ModelInput:
-        """The text with up to ``count`` tokens written on. It keeps no cache: one pass shows them all."""
-        encoder: Encoder = self.module  # type: ignore[assignment]
-        if not encoder.config.causal:
+        """The text with up to ``count`` tokens more, if the encoder is causal."""
+        if not self.encoder.config.causal:
             raise ModelError(f"{self.name} reads in both directions and does not write on: own-causal does")
-        drawing, ends = Drawing(temperature, seed), self.reader.ends
-        tokens, notes = opened(prepared.tokens, ends)
-        self._room(len(tokens), count)
+        return super().generate(prepared, count, temperature=temperature, seed=seed)
 
-        def scores(new: list[int]) -> torch.Tensor:
-            ids = torch.tensor([[*(token.id for token in tokens), *new]], device=self.device)
-            return encoder.logits(encoder(ids)[0, -1])
-
-        with torch.inference_mode(), self.threads(prepared):
-            new = written(scores, count, drawing, ends)
-        whole = self.reader.vocabulary.continued(tokens, new)
-        notes = (*prepared.notes, *notes, account(whole[len(tokens) :], len(tokens), count, drawing))
-        return self._prepared([token.id for token in whole], whole, notes)
+    def next_scores(self, ids: Tensor) -> Tensor:
+        """The logits of the token behind a text.  [1, token] -> [vocabulary]"""
+        return self.encoder.logits(self.encoder(ids)[0, -1])
 
     @property
     def objective(self) -> Objective:
-        """Hidden tokens, or each next one of a causal encoder."""
-        encoder: Encoder = self.module  # type: ignore[assignment]
-        mask = None if encoder.config.causal else self.reader.tokenizer.token_to_id(MASK)
+        """Masked tokens, or each next one of a causal encoder."""
+        mask = None if self.encoder.config.causal else self.reader.tokenizer.token_to_id(MASK)
         return Objective("ids", mask, self.reader.vocabulary)
 
     def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
         """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]"""
-        encoder: Encoder = self.module  # type: ignore[assignment]
-        return encoder.logits(encoder(**prepared.inputs)[copies, at])
-
-    def _prepared(self, ids: list[int], tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
-        encoder: Encoder = self.module  # type: ignore[assignment]
-        device = encoder.embedding.weight.device  # at once, where ``self.device`` searches the module
-        inputs = {"ids": torch.tensor([ids], device=device)}  # [1, token]
-        if self.segmented:
-            inputs["segments"] = torch.tensor([[token.segment for token in tokens]], device=device)
-        axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (tokens, tokens), "decoder": (tokens, tokens)}
-        return ModelInput(inputs, axes, tokens, notes)
+        return self.encoder.logits(self.encoder(**prepared.inputs)[copies, at])
 
 
 def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = None) -> OwnModel:

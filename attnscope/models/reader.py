@@ -1,19 +1,25 @@
-"""A tokenizer alone, for modules that come without one."""
+"""Models that read text with a tokenizer that stands beside them, and nothing else."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch import Tensor, nn
+
 from attnscope.attention import Token
-from attnscope.errors import ModelError
+from attnscope.errors import InputError, ModelError
+from attnscope.models.generation import Sampling, describe_generation, generate_ids, strip_end
+from attnscope.models.inputs import ModelInput
+from attnscope.models.model import Model
 from attnscope.models.tokens import tokens_of
 from attnscope.models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
 
 END_NAMES = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
 """What tokenizers call the token that ends a text."""
@@ -60,20 +66,73 @@ class Reader:
     @property
     def ends(self) -> set[int]:
         """The tokens that end a text, by their usual names."""
-        found = (self.tokenizer.token_to_id(name) for name in END_NAMES)
-        return {id_ for id_ in found if id_ is not None}
+        ids = (self.tokenizer.token_to_id(name) for name in END_NAMES)
+        return {id_ for id_ in ids if id_ is not None}
 
 
-def load_reader(name: str, **asked: Any) -> Reader:
+class ReaderModel(Model):
+    """A model of the token ids of one text, without a cache: it generates by whole passes."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        reader: Reader,
+        positions: int | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(name, module, positions, notes)
+        self.reader = reader
+
+    @abstractmethod
+    def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
+        """The ids of tokens as the model's input, labelled with them."""
+
+    @abstractmethod
+    def next_scores(self, ids: Tensor) -> Tensor:
+        """The logits of the token behind a text.  [1, token] -> [vocabulary]"""
+
+    def prepare(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
+    ) -> ModelInput:
+        """The inputs and labelled axes of a text or of a pair."""
+        ids, tokens = self.reader.read(text, second)
+        keep, notes = self._fit(len(ids), max_tokens=max_tokens, truncate=truncate)
+        if keep is not None:
+            _, tokens = self.reader.read(text, second, keep)
+        return self.label(tokens, notes)
+
+    def generate(
+        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> ModelInput:
+        """The text with up to ``count`` tokens more, by whole passes; one more pass shows them all."""
+        if not prepared.tokens:
+            raise InputError("tensors cannot be written on: give a text")
+        sampling, ends = Sampling(temperature, seed), self.reader.ends
+        tokens, notes = strip_end(prepared.tokens, ends)
+        self._require_positions(len(tokens), count)
+
+        def scores(new: list[int]) -> Tensor:
+            ids = [*(token.id for token in tokens), *new]
+            return self.next_scores(torch.tensor([ids], device=self.device))
+
+        with torch.inference_mode(), self.threads(prepared), self._quoting(prepared):
+            new = generate_ids(scores, count, sampling, ends)
+        whole = self.reader.vocabulary.extend(tokens, new)
+        note = describe_generation(whole[len(tokens) :], len(tokens), count, sampling)
+        return self.label(whole, (*prepared.notes, *notes, note))
+
+
+def load_reader(name: str, **options: Any) -> Reader:
     """The tokenizer of ``own``, a folder, or a hub id. Raises ``ModelError``."""
     from attnscope.network.folder import BUNDLED, PRETRAINED, TOKENIZER
     from attnscope.network.tokenizer import load_tokenizer
 
     if name in BUNDLED:
         return Reader(load_tokenizer(PRETRAINED / name / TOKENIZER))
-    from attnscope.models.hub import load_tokenizer as load_from_hub
+    from attnscope.models.huggingface.load import load_tokenizer as load_from_hub
 
-    backend = getattr(load_from_hub(name, **asked), "backend_tokenizer", None)
+    backend = getattr(load_from_hub(name, **options), "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"the tokenizer of {name} is not one of the tokenizers library: choose another")
     backend.no_padding()  # some files ask for a fixed length

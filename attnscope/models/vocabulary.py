@@ -20,7 +20,7 @@ class Vocabulary:
     decode: Callable[[list[int]], str]
     special: Collection[int]
 
-    def continued(self, tokens: Sequence[Token], ids: Sequence[int]) -> tuple[Token, ...]:
+    def extend(self, tokens: Sequence[Token], ids: Sequence[int]) -> tuple[Token, ...]:
         """``tokens`` and those of ``ids`` behind them; the first of these may go on with the last word."""
         before = [token.id for token in tokens]
         every = [*before, *ids]

@@ -122,7 +122,7 @@ def test_the_taste_of_a_folder_does_not_make_greedy_something_else(folder_of, tm
     writer = transformers.AutoModelForCausalLM.from_pretrained(folder_of("llama"))
     writer.generation_config.update(repetition_penalty=5.0, do_sample=True, temperature=3.0)
     writer.save_pretrained(tmp_path)
-    plain.tokenizer.save_pretrained(tmp_path)
+    plain.reader.tokenizer.save_pretrained(tmp_path)
     spiced = load(str(tmp_path), generative=True)
     assert spiced.generate(spiced.prepare(TEXT), 8).tokens == plain.generate(plain.prepare(TEXT), 8).tokens
 
@@ -264,7 +264,7 @@ def vocabulary(spellings, texts, special=()):
 
 def test_bytes_of_one_character_all_read_as_that_character():
     found = vocabulary(["Ġa", "Ã", "©", "Ã", "b"], [b" a", b"\xc3", b"\xa9", b"\xc3", b"b"])
-    tokens = found.continued((), [0, 1, 2, 4, 3])
+    tokens = found.extend((), [0, 1, 2, 4, 3])
     assert [token.text for token in tokens] == ["a", "é", "é", "b", "\N{REPLACEMENT CHARACTER}"]
     assert [token.word for token in tokens] == [0, 0, 0, 0, 0]
 
@@ -274,7 +274,7 @@ def test_generated_pieces_go_on_with_the_last_word_and_count_on():
         ["Ġun", "tie", "d", "Ġcat", "<end>"], [b" un", b"tie", b"d", b" cat", b"<end>"], special={4}
     )
     before = (Token("Un", 0, word=6, segment=1), Token("tie", 1, word=6, segment=1))
-    tokens = found.continued(before, [2, 3, 4, 3])
+    tokens = found.extend(before, [2, 3, 4, 3])
     assert tokens[:2] == before
     assert [(token.text, token.word) for token in tokens[2:]] == [
         ("d", 6), ("cat", 7), ("<end>", None), ("cat", 8),
@@ -284,7 +284,7 @@ def test_generated_pieces_go_on_with_the_last_word_and_count_on():
 
 
 def test_the_note_quotes_what_was_written_and_nothing_in_it_steers_a_terminal():
-    from attnscope.models.generation import Drawing, account
+    from attnscope.models.generation import Sampling, describe_generation
 
     tokens = (
         Token("be", 1, word=3),
@@ -292,10 +292,15 @@ def test_the_note_quotes_what_was_written_and_nothing_in_it_steers_a_terminal():
         Token("cause", 3, word=4),
         Token("</s>", 4, True),
     )
-    drawing = Drawing(0.0, 0)
-    assert account(tokens, 7, 4, drawing) == "generated 4 tokens, greedy, from token 7 on: be␛ cause </s>"
-    assert account(tokens[:1], 7, 4, drawing).endswith(
+    sampling = Sampling(0.0, 0)
+    assert (
+        describe_generation(tokens, 7, 4, sampling)
+        == "generated 4 tokens, greedy, from token 7 on: be␛ cause </s>"
+    )
+    assert describe_generation(tokens[:1], 7, 4, sampling).endswith(
         "1 token, greedy, from token 7 on: be; then the model ended the text"
     )
-    assert account((), 7, 4, drawing) == "generated nothing, greedy: the model ends the text here"
-    assert len(account(tokens * 99, 7, 999, drawing)) < 200
+    assert (
+        describe_generation((), 7, 4, sampling) == "generated nothing, greedy: the model ends the text here"
+    )
+    assert len(describe_generation(tokens * 99, 7, 999, sampling)) < 200

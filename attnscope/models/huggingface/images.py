@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Token
+from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError, first_line
+from attnscope.models.inputs import ModelInput, Picture
+from attnscope.models.model import accepts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,19 +34,6 @@ BEFORE = {
 
 AFTER = {"detection_tokens": "DET"}
 """Those that stand behind them."""
-
-
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """An image as the model sees it: cropped and scaled, in ``grid`` patches, rows by columns.
-
-    ``tokens`` are the patches row by row, named ``row,column``, with the special ones before them. ``grid``
-    is ``None``, and ``tokens`` are none, where the module does not say how it cuts the image.
-    """
-
-    pixels: Array  # [row, column, 3], uint8
-    grid: tuple[int, int] | None
-    tokens: tuple[Token, ...]
 
 
 def load_processor(name: str, **asked: Any) -> Any:
@@ -84,26 +73,40 @@ def open_image(path: Path) -> Image:
         raise InputError(f"{path} cannot be read as an image: {first_line(error)}") from error
 
 
-def read_image(path: Path, processor: Any, module: nn.Module) -> tuple[dict[str, Tensor], Picture]:
-    """The tensors that a processor makes of an image file, and the picture that they hold.
-
-    Raises ``InputError``.
-    """
+def read_image(
+    path: Path, processor: Any, module: nn.Module, device: torch.device, entry: str = "__call__"
+) -> ModelInput:
+    """An image file as a module reads it, or as its method ``entry`` does. Raises ``InputError``."""
     image = open_image(path)
     try:
         fields = dict(processor(images=image, return_tensors="pt"))
     except Exception as error:
         raise InputError(f"the image processor refuses {path}: {first_line(error)}") from error
-    values = fields.get("pixel_values")
+    picture = _picture(image, fields.get("pixel_values"), processor, module)
+    axes: dict[Kind, tuple[Axis, Axis]] = {}
+    if picture.tokens:  # among the patches, and of a pooling head that looks at them all
+        axes = {"encoder": (picture.tokens, picture.tokens), "cross": (range(1), picture.tokens)}
+    dtypes = (weights.dtype for weights in module.parameters() if weights.is_floating_point())
+    dtype = next(dtypes, torch.float32)
+    inputs = {
+        name: values.to(device, dtype if values.is_floating_point() else None)
+        for name, values in fields.items()
+        if accepts(module, name, entry)
+    }
+    return ModelInput(inputs, axes, picture.tokens, picture=picture, entry=entry)
+
+
+def _picture(image: Image, values: Any, processor: Any, module: nn.Module) -> Picture:
+    """What a module sees of an image, of which ``values`` are the numbers."""
     if not isinstance(values, Tensor) or values.ndim != 4 or values.shape[1] != 3:
-        return fields, Picture(np.asarray(image), None, ())
+        return Picture(np.asarray(image), None, ())
     rows, columns = values.shape[-2:]
     grid = patch_grid(module, rows, columns)
     tokens: tuple[Token, ...] = ()
     if grid is not None:
         before, after = special_tokens(module, BEFORE), special_tokens(module, AFTER, 1 << 19)
         tokens = (*before, *patch_tokens(*grid), *after)
-    return fields, Picture(_pixels(values[0], processor), grid, tokens)
+    return Picture(_pixels(values[0], processor), grid, tokens)
 
 
 def _pixels(values: Tensor, processor: Any) -> Array:
@@ -138,11 +141,11 @@ def patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] | 
 
 def special_tokens(module: nn.Module, called: Mapping[str, str], first: int = 0) -> tuple[Token, ...]:
     """The tokens that a module puts beside the patches, by the names of its parameters."""
-    held = {name.rpartition(".")[2]: weights for name, weights in module.named_parameters()}
+    parameters = {name.rpartition(".")[2]: weights for name, weights in module.named_parameters()}
     names: list[str] = []
     for parameter, name in called.items():
-        if parameter in held:
-            weights = held[parameter]
+        if parameter in parameters:
+            weights = parameters[parameter]
             count = weights.shape[-2] if weights.ndim > 1 else 1
             names += [f"[{name}]"] if count == 1 else [f"[{name}{number}]" for number in range(count)]
     return tuple(Token(name, number, special=True) for number, name in enumerate(names, first))

@@ -1,0 +1,58 @@
+"""Text that transformers itself generates, with its cache of keys, recorded step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Site
+from attnscope.capture import Record, Steps, recording
+from attnscope.models.generation import Sampling
+
+
+def generate_cached(
+    writer: Any,
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    side: str,
+    count: int,
+    sampling: Sampling,
+    ends: Collection[int],
+) -> tuple[list[int], Steps | None, Record]:
+    """Let ``writer``, a model with its language-model head, generate up to ``count`` tokens.
+
+    ``inputs[side]`` are the tokens to go on from, ``module`` is what is watched. One token more than
+    ``count`` is generated and dropped, so that the last one that counts is read too and has its row. No
+    ``Steps`` come from a model that reads the whole text again at every step.
+    """
+    from transformers import GenerationConfig
+
+    steps = Steps()
+    drawn = {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0} if sampling.temperature else {}
+    config = GenerationConfig(
+        max_new_tokens=count + 1, do_sample=sampling.temperature > 0, num_beams=1, **drawn
+    )
+    device = inputs[side].device
+    with (
+        torch.inference_mode(),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        recording(module, [steps]) as record,
+    ):
+        torch.manual_seed(sampling.seed)
+        whole = writer.generate(**inputs, generation_config=config)  # [1, token]
+    new = whole[0, inputs[side].shape[1] :].tolist()
+    new = new[:-1] if len(new) > count or new[-1] in ends else new
+    return new, steps if _is_cached(record) else None, record
+
+
+def _is_cached(record: Record) -> bool:
+    """Whether every step but a site's first one brought one query."""
+    met: set[Site] = set()
+    for layer in record.sites:
+        if layer.site in met and layer.queries > 1:
+            return False
+        met.add(layer.site)
+    return True

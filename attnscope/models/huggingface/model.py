@@ -1,0 +1,245 @@
+"""Hugging Face models of text, of images, and of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Axis, Kind, Token
+from attnscope.errors import InputError, ModelError, first_line
+from attnscope.models.generation import Sampling, describe_generation, strip_end
+from attnscope.models.huggingface.generation import generate_cached
+from attnscope.models.huggingface.images import read_image
+from attnscope.models.huggingface.reader import Encoded, FolderReader
+from attnscope.models.inputs import ModelInput, Objective, text_axes
+from attnscope.models.model import Model, accepts
+
+
+class HuggingFaceModel(Model):
+    """A transformers model with its tokenizer, if it reads text, and its image processor, if it reads images.
+
+    ``load_processor`` brings the latter when the first image is read; ``writer`` is the model with its
+    language-model head.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        tokenizer: Any,
+        notes: Sequence[str] = (),
+        *,
+        positions: int | None = None,
+        writer: Any = None,
+        load_processor: Callable[[], Any] | None = None,
+    ) -> None:
+        config: Any = module.config
+        super().__init__(name, module, positions, notes)
+        self.writer = writer
+        self.reader = FolderReader(name, tokenizer)
+        self._load_processor = load_processor
+        self._reads = [name for name in ("input_ids", "pixel_values") if accepts(module, name)]
+        self._towers = hasattr(module, "get_text_features") and hasattr(module, "get_image_features")
+        self.encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+        self.settings: dict[str, Any] = {"use_cache": False} if accepts(module, "use_cache") else {}
+
+    def prepare(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
+    ) -> ModelInput:
+        """The inputs and labelled axes of a text; a second text is its pair, or a decoder's target.
+
+        Without a target an encoder-decoder model reads the text on both sides, and a note says so; one that
+        is to generate begins with its start token.
+        """
+        if "input_ids" not in self._reads:
+            raise InputError(f"{self.name} reads images, not text: give it one with --image FILE")
+        if self.encoder_decoder:
+            return self._source_and_target(self._read([text], max_tokens, truncate), second, truncate)
+        texts = [text] if second is None else [text, second]
+        encoded = self._read(texts, max_tokens, truncate)
+        if second is not None and not _has_separator(encoded.tokens):
+            note = f"{self.name} joins the two texts without a separator"
+            encoded = replace(encoded, notes=(*encoded.notes, note))
+        return self._one_side(encoded, "get_text_features" if self._towers else "__call__")
+
+    def prepare_image(self, path: Path, text: str | None = None) -> ModelInput:
+        """An image for the image tower of a model that has one, or with a text for both of its towers."""
+        if "pixel_values" not in self._reads:
+            return super().prepare_image(path)
+        if "input_ids" not in self._reads:
+            if text is not None:
+                raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
+            return self._read_image(path)
+        alone = hasattr(self.module, "get_image_features")
+        if text is not None and alone and not self._towers:
+            raise InputError(f"{self.name} reads the image as a part of its text: give --image alone")
+        if text is None and not alone:
+            raise InputError(f"{self.name} reads a text beside the image: give both")
+        if text is None:
+            return self._read_image(path, "get_image_features")
+        prepared = self._read_image(path)
+        encoded = self._read([text], None, False)
+        inputs = dict(prepared.inputs) | self._tensors(encoded.fields)
+        axes = dict(prepared.axes) | {"decoder": (encoded.tokens, encoded.tokens)}
+        return replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
+
+    def _read_image(self, path: Path, entry: str = "__call__") -> ModelInput:
+        return read_image(path, self.processor, self.module, self.device, entry)
+
+    @cached_property
+    def processor(self) -> Any:
+        """What prepares images. Raises ``ModelError``."""
+        assert self._load_processor is not None
+        return self._load_processor()
+
+    def prepare_chat(
+        self,
+        text: str,
+        *,
+        system: str | None = None,
+        reply: bool = False,
+        max_tokens: int | None = None,
+        truncate: bool = False,
+    ) -> ModelInput:
+        """A text as a user's message, by the chat template of the tokenizer."""
+        chat = self.reader.chat(text, system, reply)
+        if chat is None:
+            return super().prepare_chat(text)
+        encoded = self._read([chat], max_tokens, truncate, templated=True)
+        if self.encoder_decoder:
+            return self._source_and_target(encoded, None, truncate)
+        return self._one_side(encoded)
+
+    def generate(
+        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> ModelInput:
+        """The text with up to ``count`` tokens that the model generates, recorded while it does."""
+        if self.writer is None:
+            raise ModelError(f"{self.name} was loaded without what writes: load it with generative=True")
+        sampling, ends = Sampling(temperature, seed), self._ends()
+        side = "decoder_input_ids" if self.encoder_decoder else "input_ids"
+        start: tuple[Token, ...] = prepared.axes["decoder"][0]  # type: ignore[assignment]
+        tokens, notes = (start, ()) if self.encoder_decoder else strip_end(start, ends)
+        self._require_positions(len(tokens), count)
+        inputs = dict(prepared.inputs)
+        if not self.encoder_decoder:
+            inputs = {name: tensor[:, : len(tokens)] for name, tensor in inputs.items()}
+        try:
+            with self.threads(prepared):
+                new, steps, record = generate_cached(
+                    self.writer, self.module, inputs, side, count, sampling, ends
+                )
+        except Exception as error:
+            raise ModelError(f"{self.name} cannot write on: {first_line(error)}") from error
+        self._require_attention(record)
+        if not any(layer.site.kind == "decoder" for layer in record.sites):
+            raise ModelError(
+                f"{self.name} reads in both directions and does not write on: choose a decoder, "
+                "such as own-causal"
+            )
+        whole = self.reader.vocabulary.extend(tokens, new)
+        note = describe_generation(whole[len(tokens) :], len(tokens), count, sampling)
+        notes = (*prepared.notes, *notes, note)
+        for name, tensor in inputs.items():
+            if name == side or (not self.encoder_decoder and tensor.ndim == 2):
+                more = self._tensor(new) if name == side else tensor[:, -1:].expand(-1, len(new))
+                inputs[name] = torch.cat([tensor, more.to(tensor.dtype)], 1)
+        if self.encoder_decoder:
+            keys = prepared.axes["cross"][1]
+            axes = dict(prepared.axes) | {"decoder": (whole, whole), "cross": (whole, keys)}
+            result = replace(prepared, inputs=inputs, axes=axes, notes=notes)
+        else:
+            axes = dict(prepared.axes) | text_axes(whole)
+            result = replace(prepared, inputs=inputs, axes=axes, tokens=whole, notes=notes)
+        if steps is None:
+            note = f"{self.name} keeps no cache: shown is one pass over all tokens"
+            return replace(result, notes=(*notes, note))
+        return replace(result, replay=steps.replay(record, axes))
+
+    def _one_side(self, encoded: Encoded, entry: str = "__call__") -> ModelInput:
+        inputs, tokens = self._tensors(encoded.fields, entry), encoded.tokens
+        return ModelInput(inputs, text_axes(tokens), tokens, encoded.notes, self.settings, entry=entry)
+
+    def _source_and_target(self, source: Encoded, target: str | None, truncate: bool) -> ModelInput:
+        start, notes = self._start(), source.notes
+        if target is not None:
+            wanted = self._read([target], None, truncate)
+            notes += tuple(note for note in wanted.notes if note not in notes)
+        elif self.writer is None:
+            wanted = source
+            notes = (*notes, "the decoder reads the text itself: give a second text to be its target")
+        else:
+            wanted = Encoded({"input_ids": []}, ())
+        ids = [start.id, *wanted.fields["input_ids"][:-1]]
+        decoder: tuple[Token, ...] = (start, *wanted.tokens[:-1])
+        inputs = self._tensors(source.fields) | {"decoder_input_ids": self._tensor(ids)}
+        axes: dict[Kind, tuple[Axis, Axis]] = {
+            "encoder": (source.tokens, source.tokens),
+            "decoder": (decoder, decoder),
+            "cross": (decoder, source.tokens),
+        }
+        return ModelInput(inputs, axes, source.tokens, notes, self.settings)
+
+    def _read(
+        self, texts: Sequence[str], max_tokens: int | None, truncate: bool, *, templated: bool = False
+    ) -> Encoded:
+        encoded = self.reader.read(texts, templated=templated)
+        keep, notes = self._fit(len(encoded.tokens), max_tokens=max_tokens, truncate=truncate)
+        if keep is not None:
+            encoded = self.reader.read(texts, keep, templated=templated)
+        return replace(encoded, notes=notes)
+
+    @property
+    def objective(self) -> Objective:
+        """Masked tokens of a masked model, else each next one. Raises ``ModelError`` without a head."""
+        if self.writer is None:
+            raise ModelError(f"{self.name} was loaded without its output head: load it with predicting=True")
+        mask = None
+        if type(self.writer).__name__.endswith("ForMaskedLM"):
+            mask = self.reader.tokenizer.mask_token_id
+            if mask is None:
+                raise ModelError(f"{self.name} predicts masked tokens, but its tokenizer has no mask token")
+        side = "decoder_input_ids" if self.encoder_decoder else "input_ids"
+        return Objective(side, mask, self.reader.vocabulary)
+
+    def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
+        """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]"""
+        scores: Tensor = self.writer(**prepared.inputs, **prepared.settings).logits
+        return scores[copies.to(scores.device), at.to(scores.device)]
+
+    def _ends(self) -> set[int]:
+        """The tokens with which the model ends a text."""
+        ends = (self.writer.generation_config.eos_token_id, self.reader.tokenizer.eos_token_id)
+        return {end for one in ends for end in (one if isinstance(one, list) else [one]) if end is not None}
+
+    def _start(self) -> Token:
+        """The token that a decoder begins with."""
+        config: Any = self.module.config
+        candidates = (
+            getattr(config, "decoder_start_token_id", None),
+            getattr(getattr(self.module, "generation_config", None), "decoder_start_token_id", None),
+            getattr(config, "bos_token_id", None),
+            getattr(config, "pad_token_id", None),
+            self.reader.tokenizer.pad_token_id,
+        )
+        start = next((id_ for id_ in candidates if isinstance(id_, int)), 0)
+        return Token(self.reader.tokenizer.convert_ids_to_tokens(start), start, special=True)
+
+    def _tensors(self, fields: Mapping[str, list[int]], entry: str = "__call__") -> dict[str, Tensor]:
+        names = [name for name in fields if accepts(self.module, name, entry)]
+        return {name: self._tensor(fields[name]) for name in names}
+
+    def _tensor(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([list(ids)], device=self.device)  # [1, token]
+
+
+def _has_separator(tokens: Sequence[Token]) -> bool:
+    """Whether a special token stands between the two texts of a pair."""
+    opening = next((i for i, token in enumerate(tokens) if token.segment == 1 and not token.special), 0)
+    return opening > 0 and tokens[opening - 1].special

@@ -1,0 +1,85 @@
+"""Text as the tokenizer of a transformers model reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnscope.attention import Token
+from attnscope.errors import InputError, ModelError, first_line
+from attnscope.models.tokens import tokens_of, tokens_of_ids
+from attnscope.models.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tokenized text, or pair: what the tokenizer returned, and the tokens of it."""
+
+    fields: Mapping[str, list[int]]
+    tokens: tuple[Token, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FolderReader:
+    """Reads text with the ``tokenizer`` that came with the model ``name``."""
+
+    name: str
+    tokenizer: Any
+
+    def read(self, texts: Sequence[str], keep: int | None = None, *, templated: bool = False) -> Encoded:
+        """Tokenize a text or a pair, cut to ``keep`` tokens if that is given.
+
+        A ``templated`` text brings its own special tokens. Raises ``InputError`` if there is no token in it,
+        ``ModelError`` if the tokenizer fails, as a damaged one does.
+        """
+        cut = {} if keep is None else {"truncation": True, "max_length": keep}
+        try:
+            fields = self.tokenizer(*texts, verbose=False, add_special_tokens=not templated, **cut)
+        except Exception as error:
+            raise ModelError(f"the tokenizer of {self.name} fails: {first_line(error)}") from error
+        if not fields["input_ids"]:
+            raise InputError(f"the tokenizer of {self.name} finds no token in the text")
+        if fields.encodings is not None:
+            tokens = tokens_of(fields.encodings[0], texts)
+        else:
+            tokens = tokens_of_ids(self.tokenizer, fields["input_ids"], self.tokenizer.all_special_ids)
+        if templated:
+            special = self.special_ids
+            tokens = tuple(
+                replace(token, special=True, word=None) if token.id in special else token for token in tokens
+            )
+        return Encoded(dict(fields), tokens)
+
+    def chat(self, text: str, system: str | None, reply: bool) -> str | None:
+        """A message of a user as the chat template writes it; ``None`` if there is no template.
+
+        Raises ``InputError``.
+        """
+        if not getattr(self.tokenizer, "chat_template", None):
+            return None
+        messages = [{"role": "user", "content": text}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply)
+            )
+        except Exception as error:  # a template is a program, that may raise whatever it likes
+            raise InputError(f"the chat template of {self.name} refuses this: {first_line(error)}") from error
+
+    @property
+    def special_ids(self) -> set[int]:
+        """The tokens that stand for no text."""
+        added = self.tokenizer.added_tokens_decoder
+        return {*self.tokenizer.all_special_ids, *(id_ for id_, token in added.items() if token.special)}
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """How the tokenizer spells and reads numbers."""
+        return Vocabulary(
+            self.tokenizer.convert_ids_to_tokens,
+            lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)),
+            self.special_ids,
+        )

@@ -12,7 +12,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, provenance
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
-from attnscope.measures import HeadFigures, Measured
+from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.views import Focus, Grid, Heatmap, focus, grid
 
@@ -77,7 +77,7 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
 
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
-    measured = Measured()
+    measured = Measurement()
     layers = whole_layers(model, prepared, selection, [measured])
     if selection.words or selection.hide_special:
         layers = replace(layers, notes=(*layers.notes, "the figures count every token"))

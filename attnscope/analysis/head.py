@@ -15,7 +15,7 @@ from attnscope.capture import SiteRecord
 from attnscope.capture.observers.coarsen import Fold
 from attnscope.capture.observers.only import Only
 from attnscope.errors import SelectionError
-from attnscope.measures import MEASURES, HeadFigures, Measured
+from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.views import Heatmap, Reading, heatmap
 
@@ -46,7 +46,7 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     selection = selection_of(asked)
     if selection.head is None:
         raise SelectionError("which head is to be shown? name one, like L5H3")
-    fold, measured = Fold(selection.folding(LARGEST)), Measured()
+    fold, measured = Fold(selection.folding(LARGEST)), Measurement()
     record = model.run(prepared, [Only(selection.heads, [fold, measured])])
     expect(fold.maps, record, selection)
     kinds = kinds_of(folded.site for folded in fold.maps)

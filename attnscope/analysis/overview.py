@@ -12,7 +12,7 @@ from attnscope.axes.folding import unfolded
 from attnscope.capture import Record
 from attnscope.capture.observers.coarsen import Fold, Folded
 from attnscope.capture.observers.only import Only
-from attnscope.measures import HeadFigures, Measured
+from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.views import Grid, grid
 
@@ -35,7 +35,7 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
 
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
-    fold, measured = Fold(selection.folding(THUMBNAIL)), Measured()
+    fold, measured = Fold(selection.folding(THUMBNAIL)), Measurement()
     record = model.run(prepared, [Only(selection.heads, [fold, measured])])
     expect(fold.maps, record, selection)
     grids: dict[str, Grid] = {}

@@ -12,14 +12,14 @@ from attnscope.analysis.layers import WholeLayers
 from attnscope.analysis.pooled import CELLS, pooled_layers
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, provenance
-from attnscope.attention import Head
+from attnscope.attention import Head, Token
 from attnscope.capture import Record
 from attnscope.capture.fused_kernel import StandIn, StreamedPool
 from attnscope.capture.observers.only import Only
 from attnscope.capture.observers.pool import How
 from attnscope.capture.recorder import Observer
 from attnscope.fused.fused_pass import SHORTEST, SinglePass
-from attnscope.measures import DEFAULT, HeadFigures, Measured
+from attnscope.measures import DEFAULT, HeadFigures, Measurement, fused_request
 from attnscope.models import Model, ModelInput
 
 
@@ -58,11 +58,11 @@ def stats(
     asks for a small map of every head out of the same pass (``capture.Pool`` says what its cells may hold).
     Raises ``SelectionError`` for a layer, kind or measure that does not exist.
     """
-    measured = Measured(names)
+    measured = Measurement(names)
     maps = StreamedPool(CELLS, pool) if pool else None
-    ids = [[token.id for token in prepared.tokens]]
+    texts = [prepared.tokens]
     record, taken = measuring_pass(
-        model, prepared, measured, selection, ids, exact_kernel=exact_kernel, maps=maps
+        model, prepared, measured, selection, texts, exact_kernel=exact_kernel, maps=maps
     )
     heads = measured.figures()
     expect(heads, record, selection)
@@ -83,20 +83,22 @@ def stats(
 def measuring_pass(
     model: Model,
     prepared: ModelInput,
-    measured: Measured,
+    measured: Measurement,
     selection: Selection,
-    ids: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[Token]],
     *,
     exact_kernel: bool = False,
     maps: StreamedPool | None = None,
 ) -> tuple[Record, int]:
     """One forward pass, measured; how many calls of it ran as a single pass.
 
-    ``ids`` are the token ids of each text of the batch; ``maps`` sees the same heads.
+    ``texts`` are the tokens of each text of the batch; ``maps`` sees the same heads. The kernel runs where
+    the fused pass could not tell all measures: every row must then be read beside it.
     """
-    long = any(len(text) >= SHORTEST for text in ids)
+    long = any(len(text) >= SHORTEST for text in texts)
     cells = maps.cells if maps and maps.how != "max" else None
-    stand_in = StandIn(SinglePass(ids, cells=cells)) if long and not exact_kernel else None
+    request = fused_request(measured.measures, texts, cells) if long and not exact_kernel else None
+    stand_in = None if request is None else StandIn(SinglePass(request))
     observers: list[Observer] = [measured, *([maps] if maps else [])]
     chosen: list[Observer] = observers if selection == Selection() else [Only(selection.heads, observers)]
     with stand_in or nullcontext():

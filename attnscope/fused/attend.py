@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from attnscope.axes.folding import edges
-from attnscope.fused.matches import Matches
+from attnscope.fused.gaps import Gaps
+from attnscope.fused.pairs import Matches
 from attnscope.fused.plan import KEYS, ROWS, plan
+from attnscope.fused.request import Request
 from attnscope.fused.runs import Runs
-from attnscope.fused.statistics import Map, Statistics
+from attnscope.fused.statistics import Map, PairSums, Statistics
 from attnscope.fused.tiles import Scores, Sheets, Worker
 
 TILE = 1 << 19
@@ -39,42 +41,43 @@ def attend(
     scale: float,
     *,
     extras: Extras = Extras(),
+    request: Request | None = None,
     matches: Mapping[str, Sequence[Matches]] | None = None,
-    cells: int | None = None,
     offset: int = 0,
 ) -> tuple[Tensor, Statistics]:
     """Compute ``softmax(scale·QKᵀ) V`` over the open keys, and the statistics of its weights.
 
     ``query`` is ``[batch, head, query, size]``, ``key`` and ``value`` are ``[batch, key_head, key, size]``,
     float32 or float64; query head ``h`` reads key head ``h // (heads / key_heads)``. Every row has an open
-    key. ``matches`` names kinds of pairs, one ``Matches`` for each text; ``cells`` asks for a map of so many
-    cells a side; ``offset`` is the position of row 0 on the key axis. Returns the output,
-    ``[batch, head, query, value size]``, and the statistics. Memory grows with queries + keys. Works on as
-    many threads as torch does, one for each group of heads.
+    key. ``matches`` are those of the pairs in the request, found already for each text; ``offset`` is the
+    position of row 0 on the key axis. Returns the output, ``[batch, head, query, value size]``, and the
+    statistics. Memory grows with queries + keys. Works on as many threads as torch does, one for each group
+    of heads.
     """
     batch, heads, queries, _ = query.shape
     key_heads, keys = key.shape[1:3]
     group = heads // key_heads
     scaled = (query * scale).view(batch, key_heads, group, queries, -1)
     scores = Scores(scaled, key, value, runs, offset, extras.bias, extras.softcap, extras.sinks)
-    row_edges, key_edges = edges(queries, cells or 1), edges(keys, cells or 1)
-    matches = matches or {}
+    request, matches = request or Request(), matches or {}
+    row_edges, key_edges = edges(queries, request.cells or 1), edges(keys, request.cells or 1)
     rows = max(8, ROWS // group)
     plans = [plan(runs, text, row_edges, key_edges, rows, query.dtype) for text in range(len(runs.low))]
-    back = bool((runs.high <= torch.arange(queries) + offset + 1).all())  # no row looks ahead
+    gaps = {name: Gaps.of(function, runs, offset) for name, function in request.gaps.items()}
+    uneven = {name: each for name, each in gaps.items() if each.slope is None}
     figures = batch, key_heads, group
     output = query.new_empty(batch, queries, heads, value.shape[-1])
-    entropy, confidence, lse = query.new_empty(3, *figures, queries)
+    entropy, largest, lse = query.new_empty(3, *figures, queries)
     sheets = Sheets(
         output=output.view(batch, queries, key_heads, group, -1).permute(0, 2, 3, 1, 4),
         lse=lse,
         entropy=entropy,
-        confidence=confidence,
+        largest=largest,
         total=query.new_ones(*figures, queries),
         column=query.new_zeros(*figures, keys),
-        distance=None if back else query.new_zeros(figures, dtype=torch.float64),
+        gaps={name: query.new_zeros(figures, dtype=torch.float64) for name in uneven},
         matched={name: query.new_zeros(figures, dtype=torch.float64) for name in matches},
-        cells=query.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if cells else None,
+        cells=query.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
     )
     together = max(1, TILE // (ROWS * min(keys, KEYS)))
     jobs = [
@@ -82,8 +85,8 @@ def attend(
         for text in range(batch)
         for head in range(0, key_heads, together)
     ]
-    _run(lambda: Worker(scores, sheets, plans, matches).run, jobs)
-    return output.transpose(1, 2), _statistics(scores, sheets, cells, row_edges, key_edges, matches)
+    _run(lambda: Worker(scores, sheets, plans, matches, uneven).run, jobs)
+    return output.transpose(1, 2), _statistics(scores, sheets, request, gaps, row_edges, key_edges, matches)
 
 
 def _run(worker: Callable[[], Callable[[int, slice], None]], jobs: Sequence[tuple[int, slice]]) -> None:
@@ -123,65 +126,56 @@ def _one_inner_thread() -> Iterator[None]:
 def _statistics(
     scores: Scores,
     sheets: Sheets,
-    cells: int | None,
+    request: Request,
+    gaps: Mapping[str, Gaps],
     row_edges: tuple[int, ...],
     key_edges: tuple[int, ...],
     matches: Mapping[str, Sequence[Matches]],
 ) -> Statistics:
     """Gather the sheets, and add what has a closed form."""
-    queries = scores.query.shape[3]
-    position = torch.arange(queries) + scores.offset
+    position = torch.arange(scores.query.shape[3]) + scores.offset
     column, total = sheets.column.flatten(1, 2), sheets.total.flatten(1, 2)
-    if sheets.distance is not None:
-        distance = sheets.distance.flatten(1, 2)
-    else:
-        keys = torch.arange(column.shape[-1], dtype=torch.float64)
-        distance = (total.double() * position).sum(-1) - (column.double() * keys).sum(-1)
+    keys = torch.arange(column.shape[-1], dtype=torch.float64)
+    ahead = (column.double() * keys).sum(-1) - (total.double() * position).sum(-1)  # [batch, head]
     pooled = None
     if sheets.cells is not None:
         pairs = _open_pairs(scores.runs, row_edges, key_edges)
-        pooled = Map(sheets.cells.flatten(1, 2), pairs, cells or 1, row_edges, key_edges)
+        pooled = Map(sheets.cells.flatten(1, 2), pairs, request.cells or 1, row_edges, key_edges)
     return Statistics(
         runs=scores.runs,
         offset=scores.offset,
         entropy=sheets.entropy.flatten(1, 2),
-        confidence=sheets.confidence.flatten(1, 2),
+        largest=sheets.largest.flatten(1, 2),
         total=total,
-        own=_weight_at(scores, sheets.lse, gap=0),
-        previous=_weight_at(scores, sheets.lse, gap=-1),
-        following=_weight_at(scores, sheets.lse, gap=1),
-        first=_weight_at(scores, sheets.lse, gap=None),
         column=column,
-        distance=distance,
-        matched={name: (sheets.matched[name].flatten(1, 2), matches[name]) for name in matches},
+        at={name: _weights_at(scores, sheets.lse, key_of(position)) for name, key_of in request.at.items()},
+        gaps={
+            name: ahead * each.slope if each.slope is not None else sheets.gaps[name].flatten(1, 2)
+            for name, each in gaps.items()
+        },
+        pairs={
+            name: PairSums(
+                request.pairs[name],
+                torch.stack([each.count for each in matches[name]]),
+                total.flatten(1, 2),
+            )
+            for name, total in sheets.matched.items()
+        },
         map=pooled,
     )
 
 
-def _weight_at(scores: Scores, lse: Tensor, gap: int | None) -> Tensor:
-    """The weight on the key ``gap`` behind each row, or on the first key: ``exp(s - lse)``, 0 if closed.
-
-    -> [batch, head, row]
-    """
-    queries, keys = scores.query.shape[3], scores.key.shape[2]
-    if gap is None:
-        rows, at = slice(0, queries), slice(0, 1)
-    else:
-        shift = scores.offset + gap
-        rows = slice(max(0, -shift), max(0, -shift, min(queries, keys - shift)))  # that have such a key
-        at = slice(rows.start + shift, rows.stop + shift)
-    weight = torch.zeros_like(lse)  # [batch, key_head, group, row]
-    key = torch.arange(at.start, at.stop)
-    open_ = (scores.runs.low[:, rows] <= key) & (key < scores.runs.high[:, rows])  # [batch or 1, row]
-    if bool(open_.any()):
-        score = torch.linalg.vecdot(scores.query[..., rows, :], scores.key[:, :, None, at])
-        if scores.softcap is not None:
-            score = scores.softcap * torch.tanh(score / scores.softcap)
-        if scores.bias is not None:
-            row = torch.arange(rows.start, rows.stop)
-            bias = scores.bias[:, :, row, key.expand(len(row))]  # [batch or 1, head or 1, row]
-            score = score + (bias.view(-1, *score.shape[1:]) if bias.shape[1] > 1 else bias[:, :, None])
-        weight[..., rows] = (score - lse[..., rows]).exp_().masked_fill_(~open_[:, None, None], 0)
+def _weights_at(scores: Scores, lse: Tensor, key: Tensor) -> Tensor:
+    """The weight of each row on one key [row], ``exp(s - lse)``; 0 if masked.  -> [batch, head, row]"""
+    open_ = (scores.runs.low <= key) & (key < scores.runs.high)  # [batch or 1, row]
+    key = key.clamp(0, scores.key.shape[2] - 1)
+    score = torch.linalg.vecdot(scores.query, scores.key[:, :, None, key])  # [batch, key_head, group, row]
+    if scores.softcap is not None:
+        score = scores.softcap * torch.tanh(score / scores.softcap)
+    if scores.bias is not None:
+        bias = scores.bias[:, :, torch.arange(len(key)), key]  # [batch or 1, head or 1, row]
+        score = score + (bias.view(-1, *score.shape[1:]) if bias.shape[1] > 1 else bias[:, :, None])
+    weight: Tensor = (score - lse).exp_().masked_fill_(~open_[:, None, None], 0)
     return weight.flatten(1, 2)
 
 

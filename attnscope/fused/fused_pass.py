@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from attnscope.fused.attend import Extras, attend
-from attnscope.fused.matches import Matches
+from attnscope.fused.pairs import Matches, find_matches
+from attnscope.fused.request import Request
 from attnscope.fused.runs import Runs, is_plain, open_runs
 from attnscope.fused.statistics import Statistics
 
@@ -24,9 +25,8 @@ class SinglePass:
 
     The scores are computed once and serve both the output and the figures; computing them again beside the
     kernel costs several times as much at length. The output then is not the kernel's own: it agrees with it
-    within 1e-4. ``texts`` are the token ids of the texts in the batch, or of one text for all of it; pairs
-    of equal tokens are looked for where their number is that of queries and keys. ``cells`` asks for a map of
-    every head with so many cells a side.
+    within 1e-4. ``request`` says what is wanted of the weights; its pairs are looked for where their labels
+    are as many as queries and keys.
 
     A recording that has one asks it first, and runs the kernel if it gets ``None``:
 
@@ -36,8 +36,7 @@ class SinglePass:
     ``StreamedRows(read, statistics)`` then hands the statistics to the observers that can use them.
     """
 
-    texts: Sequence[Sequence[int]] = ()
-    cells: int | None = None
+    request: Request = field(default_factory=Request)
     shortest: int = SHORTEST
     _masks: list[tuple[Tensor | None, tuple[object, ...], Runs | None, bool]] = field(default_factory=list)
     _matches: list[tuple[Runs, Mapping[str, Sequence[Matches]]]] = field(default_factory=list)
@@ -78,8 +77,8 @@ class SinglePass:
             runs,
             1 / math.sqrt(query.shape[-1]) if scale is None else scale,
             extras=Extras(bias, softcap, sinks),
+            request=self.request,
             matches=self._pairs(runs, query.shape[0]) if queries == keys else {},
-            cells=self.cells,
         )
 
     def _takes(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
@@ -112,19 +111,10 @@ class SinglePass:
         return runs, plain
 
     def _pairs(self, runs: Runs, batch: int) -> Mapping[str, Sequence[Matches]]:
-        """Matching pairs by name, kept for the next layers; none if the texts have other lengths."""
-        if not self.texts or any(len(text) != runs.low.shape[1] for text in self.texts):
-            return {}
+        """Matching pairs by name, kept for the next layers."""
         for known, matches in self._matches:
             if known is runs:
                 return matches
-        ids = [torch.tensor(text) for text in self.texts]
-        single = len(ids) == 1 and len(runs.low) == 1
-        made: dict[str, list[Matches]] = {"duplicate": [], "induction": []}
-        for text in range(1 if single else batch):
-            of, run = ids[text if len(ids) > 1 else 0], text if len(runs.low) > 1 else 0
-            made["duplicate"].append(Matches.duplicates(of, runs, run))
-            made["induction"].append(Matches.inductions(of, runs, run))
-        repeated = {name: each * batch if single else each for name, each in made.items()}
-        self._matches = [*self._matches[-3:], (runs, repeated)]
-        return repeated
+        matches = find_matches(self.request.pairs, runs, batch)
+        self._matches = [*self._matches[-3:], (runs, matches)]
+        return matches

@@ -1,4 +1,4 @@
-"""How an attention map is cut into blocks of rows and chunks of keys, and what is closed in each."""
+"""How an attention map is cut into blocks of rows and chunks of keys, and what is masked in each."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ ROWS = 128
 KEYS = 4096
 """Keys of a chunk; up to so many are one chunk, and nothing needs merging."""
 
-CLOSED = -1e30
-"""The score of a closed key: its weight is 0, and no sum of it overflows."""
+MASKED = -1e30
+"""The score of a masked key: its weight is 0, and no sum of it overflows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """Neighbouring keys.
 
-    ``closing`` holds parts of the chunk, as a slice of its keys, with what to add to their scores,
+    ``masking`` holds parts of the chunk, as a slice of its keys, with what to add to their scores,
     ``[row, key]``. ``cells`` are the key cells that the chunk touches, ``begins`` where they begin in it.
     """
 
     keys: slice
-    closing: Sequence[tuple[slice, Tensor]]
+    masking: Sequence[tuple[slice, Tensor]]
     cells: slice
     begins: Tensor
 
@@ -66,7 +66,7 @@ def plan(
         stop = edge if edge > start else start + rows
         ends = low[start:stop], high[start:stop]
         chunks = [
-            Chunk(keys, list(_closing(keys, *ends, dtype)), *_cells(key_edges, keys))
+            Chunk(keys, list(_masking(keys, *ends, dtype)), *_cells(key_edges, keys))
             for keys in _chunks(int(ends[0].min()), int(ends[1].max()))
         ]
         span = slice(start, stop)
@@ -90,14 +90,14 @@ def _cells(edges: Sequence[int], span: slice) -> tuple[slice, Tensor]:
     return slice(first, last), torch.tensor(begins)
 
 
-def _closing(keys: slice, low: Tensor, high: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """What closes the keys outside of each row's run: at the left end of the chunk, and at the right."""
+def _masking(keys: slice, low: Tensor, high: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """What masks the keys outside of each row's run: at the left end of the chunk, and at the right."""
     width = keys.stop - keys.start
     position = torch.arange(keys.start, keys.stop)
     left, right = int(low.max()) - keys.start, int(high.min()) - keys.start
     if left > 0:
         part = slice(0, min(left, width))
-        yield part, (position[part] < low[:, None]).to(dtype) * CLOSED
+        yield part, (position[part] < low[:, None]).to(dtype) * MASKED
     if right < width:
         part = slice(max(right, 0), width)
-        yield part, (position[part] >= high[:, None]).to(dtype) * CLOSED
+        yield part, (position[part] >= high[:, None]).to(dtype) * MASKED

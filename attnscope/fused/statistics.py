@@ -1,14 +1,15 @@
-"""What one pass over blocks finds out about a layer's attention while it computes the layer's output."""
+"""What the fused pass tells of a layer's attention beside the layer's output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from attnscope.attention import RowSource
-from attnscope.fused.matches import Matches
+from attnscope.fused.pairs import Pairs
 from attnscope.fused.runs import Runs
 
 
@@ -28,30 +29,39 @@ class Map:
 
 
 @dataclass(frozen=True, eq=False)
-class Statistics:
-    """Figures of every row and every head. Position ``i`` of a row is its number plus ``offset``.
+class PairSums:
+    """The weights on matching pairs, and how many matching keys each row has."""
 
-    Row figures are ``[batch, head, row]``: ``entropy`` in nats, ``confidence`` (the largest weight),
-    ``total`` (the row's sum, less than 1 with a sink), ``own``, ``previous``, ``following``, ``first``: the
-    weights on the keys i, i-1, i+1 and 0 (0 where that key is closed).
-    Sums over all rows: ``column`` ``[batch, head, key]`` of the weights on each key, ``distance``
-    ``[batch, head]`` of ``A |i - j|``, and ``matched`` of the weights on matching pairs, by name, beside the
-    pairs themselves, one ``Matches`` a text.
+    pairs: Pairs
+    count: Tensor  # [batch, row] int64
+    total: Tensor  # [batch, head] float64
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Sums of the weights of every head. Position ``i`` of a row is its number plus ``offset``.
+
+    Of each row, ``[batch, head, row]``: ``entropy`` in nats, the ``largest`` weight, their ``total`` (less
+    than 1 with a sink), and the weight on its key ``at`` (0 where that key is masked). Over all rows:
+    ``column`` ``[batch, head, key]`` of the weights on each key, ``gaps`` ``[batch, head]`` float64, and
+    ``pairs``. What is asked for has the names of the ``Request``.
     """
 
     runs: Runs
     offset: int
     entropy: Tensor
-    confidence: Tensor
+    largest: Tensor
     total: Tensor
-    own: Tensor
-    previous: Tensor
-    following: Tensor
-    first: Tensor
     column: Tensor
-    distance: Tensor
-    matched: Mapping[str, tuple[Tensor, Sequence[Matches]]] = field(default_factory=dict)
+    at: Mapping[str, Tensor] = field(default_factory=dict)
+    gaps: Mapping[str, Tensor] = field(default_factory=dict)
+    pairs: Mapping[str, PairSums] = field(default_factory=dict)
     map: Map | None = None
+
+    @property
+    def positions(self) -> Tensor:
+        """Position of each row on the key axis.  -> [row]"""
+        return torch.arange(self.entropy.shape[-1]) + self.offset
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from attnscope.fused.matches import Matches
-from attnscope.fused.plan import CLOSED, KEYS, Chunk, Rows
+from attnscope.fused.gaps import Gaps
+from attnscope.fused.pairs import Matches
+from attnscope.fused.plan import KEYS, MASKED, Chunk, Rows
 from attnscope.fused.runs import Runs
 
 
@@ -40,11 +41,11 @@ class Sheets:
     output: Tensor  # [batch, key_head, group, query, value size]
     lse: Tensor  # [batch, key_head, group, query], as the next two
     entropy: Tensor
-    confidence: Tensor
+    largest: Tensor
     total: Tensor  # the same, holding ones
     column: Tensor  # [batch, key_head, group, key]
-    distance: Tensor | None  # [batch, key_head, group] float64; None where no row looks ahead
-    matched: Mapping[str, Tensor]  # each [batch, key_head, group] float64
+    gaps: Mapping[str, Tensor]  # each [batch, key_head, group] float64, as the next
+    matched: Mapping[str, Tensor]
     cells: Tensor | None  # [batch, key_head, group, row cell, key cell]
 
 
@@ -95,6 +96,7 @@ class Worker:
     sheets: Sheets
     plans: Sequence[Sequence[Rows]]  # one for each text, or one for all
     matches: Mapping[str, Sequence[Matches]]
+    gaps: Mapping[str, Gaps]
     scratch: dict[str, Tensor] = field(default_factory=dict)
     offsets: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
@@ -113,8 +115,7 @@ class Worker:
             for tile, part in zip(tiles, share, strict=True):
                 self._pool(heads, rows, tile, part)
                 self._match(heads, rows, tile, part)
-                if self.sheets.distance is not None:
-                    self._measure_gaps(heads, rows, tile, part)
+                self._measure_gaps(heads, rows, tile, part)
         self._write(heads)
 
     def _weigh(self, heads: Heads, rows: Rows, chunk: Chunk) -> Tile:
@@ -131,9 +132,9 @@ class Worker:
             bias = self.scores.bias[heads.text if self.scores.bias.shape[0] > 1 else 0]
             if bias.shape[0] > 1:
                 bias = bias[heads.queries]
-            tile.add_(bias[:, rows.span, chunk.keys]).clamp_(min=CLOSED)
-        for part, closed in chunk.closing:
-            tile[..., part].add_(closed)
+            tile.add_(bias[:, rows.span, chunk.keys]).clamp_(min=MASKED)
+        for part, masked in chunk.masking:
+            tile[..., part].add_(masked)
         torch.softmax(scores, -1, out=weights)
         output = torch.bmm(weights, heads.value[:, chunk.keys])
         weights = weights.view(tile.shape)
@@ -198,16 +199,16 @@ class Worker:
             heads.matched.setdefault(name, []).append(found.sum(-1))
 
     def _measure_gaps(self, heads: Heads, rows: Rows, tile: Tile, share: Tensor | None) -> None:
-        """Sum the distances between rows and keys, where rows look both ways."""
-        assert self.sheets.distance is not None
+        """Sum the weights, each times the number of its gap."""
         keys = torch.arange(tile.chunk.keys.start, tile.chunk.keys.stop)
-        position = torch.arange(rows.span.start, rows.span.stop) + self.scores.offset
-        gaps = (position[:, None] - keys).abs().to(tile.lse.dtype)  # [row, key]
-        far = torch.linalg.vecdot(tile.weights, gaps)  # [head, row]
-        if share is not None:
-            far *= share
-        into = self.sheets.distance[heads.text, heads.chosen]
-        into += far.sum(-1, dtype=torch.float64).view(into.shape)
+        positions = torch.arange(rows.span.start, rows.span.stop) + self.scores.offset
+        for name, gaps in self.gaps.items():
+            table = gaps.table(positions, keys).to(tile.lse.dtype)
+            sums = torch.linalg.vecdot(tile.weights, table)  # [head, row]
+            if share is not None:
+                sums *= share
+            into = self.sheets.gaps[name][heads.text, heads.chosen]
+            into += sums.sum(-1, dtype=torch.float64).view(into.shape)
 
     def _write(self, heads: Heads) -> None:
         """Write down what all rows of some heads gave."""
@@ -216,7 +217,7 @@ class Worker:
             (sheets.output, heads.output),
             (sheets.lse, heads.lse),
             (sheets.entropy, heads.entropy),
-            (sheets.confidence, heads.highest),
+            (sheets.largest, heads.highest),
         ):
             sheet[at].copy_(torch.cat(blocks, 1).view(sheet[at].shape))
         for name, found in heads.matched.items():

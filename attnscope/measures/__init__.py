@@ -1,9 +1,9 @@
-"""Measures: from rows of attention to numbers of a head, each beside what chance would give.
+"""Measures: from rows of attention to numbers of a head, each beside its baseline.
 
-measured = Measured()
-with recording(model, [measured]):
+measurement = Measurement()
+with recording(model, [measurement]):
     model(**inputs)
-for head in measured.figures():
+for head in measurement.figures():
     print(head.name, head.role, head.figures["entropy"])
 """
 
@@ -11,9 +11,9 @@ for head in measured.figures():
 from attnscope.measures import distribution, position, tokens  # isort: skip  # noqa: F401
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.explain import explain
-from attnscope.measures.figures import Figure, FixedOffset, HeadFigures, Role
-from attnscope.measures.measure import MEASURES, KeySum, Measure, PerRow, measure
-from attnscope.measures.measured import DEFAULT, Measured
+from attnscope.measures.figures import Figure, HeadFigures, Role
+from attnscope.measures.measure import MEASURES, Measure, fused_request, measure
+from attnscope.measures.measurement import DEFAULT, Measurement
 from attnscope.measures.roles import PATTERNS, ROLES, role, worth_a_look
 
 __all__ = [
@@ -23,15 +23,13 @@ __all__ = [
     "ROLES",
     "Block",
     "Figure",
-    "FixedOffset",
     "HeadFigures",
-    "KeySum",
     "Measure",
-    "Measured",
-    "PerRow",
+    "Measurement",
     "Role",
     "TokenFacts",
     "explain",
+    "fused_request",
     "measure",
     "role",
     "worth_a_look",

@@ -78,8 +78,8 @@ class Block:
 
     @cached_property
     def open_keys(self) -> Tensor:
-        """Number of open keys ``n_i``.  -> [batch or 1, head or 1, row]"""
-        return self.allowed.sum(-1)
+        """Number of open keys ``n_i``, in the type of the rows.  -> [batch or 1, head or 1, row]"""
+        return self.allowed.sum(-1, dtype=self.rows.dtype)
 
     @cached_property
     def positions(self) -> Tensor:
@@ -95,20 +95,17 @@ class Block:
         return self.rows.clamp_min(tiny).log_().mul_(self.rows).sum(-1).neg_()
 
     @cached_property
-    def largest(self) -> tuple[Tensor, Tensor]:
-        """The largest weight of each row, and its key (the first of equals).  -> two of [batch, head, row]"""
-        if self.rows.device.type != "cpu":
-            values, keys = self.rows.max(-1)
-            return values, keys
-        keys = torch.from_numpy(self.rows.detach().numpy().argmax(-1))  # torch's is slow on long rows
-        return self.rows.gather(-1, keys[..., None])[..., 0], keys
+    def largest(self) -> Tensor:
+        """The largest weight of each row.  -> [batch, head, row]"""
+        return self.rows.amax(-1)
 
-    def sum_of(self, number: Tensor) -> Tensor:
-        """Weights summed, each times its key's number.  [text or 1, row or 1, key] -> [batch, head, row]"""
-        return (self.rows * number[:, None].to(self.rows.dtype)).sum(-1)
+    @cached_property
+    def total(self) -> Tensor:
+        """The sum of each row, less than 1 where a sink takes the rest.  -> [batch, head, row]"""
+        return self.rows.sum(-1)
 
-    def uniform(self) -> Block:
-        """The same block with even attention ``1 / n_i`` over its open keys: the baseline."""
+    def baseline(self) -> Block:
+        """The same block with even attention, ``1 / n_i`` on each of its open keys."""
         share = self.allowed.to(finest(self.rows.device)) / self.open_keys.clamp_min(1)[..., None]
         return Block(share, self.allowed, self.start, self.queries, self.keys)
 

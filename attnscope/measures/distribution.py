@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
 from attnscope.measures.block import Block, finest
-from attnscope.measures.measure import KeySum, PerRow, measure
+from attnscope.measures.form import Row
+from attnscope.measures.forms import OfEveryRow, OfRow, OfWeights
+from attnscope.measures.measure import measure
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
 VOITA = "Voita et al. 2019, Analyzing Multi-Head Self-Attention"
-CHOICE = "rows with at least two open keys"
-ALL = "all rows"
+SINK = "attention sinks: Xiao et al. 2023; gpt-oss"
 
 COVERED = 0.9
 """The part of a row that ``coverage90`` waits for."""
@@ -19,49 +20,39 @@ ROUNDING = 1e-6
 """The part of a row by which rounding may fall short of ``COVERED``: ten even weights reach it with nine."""
 
 
-@measure("entropy", unit="nats", bounds="0 to log n", formula="-Σ_j A log A", rows=CHOICE, source=CLARK)
-def entropy(block: Block) -> PerRow:
+@measure("entropy", OfRow, unit="nats", bounds="0 to log n", formula="-Σ_j A log A", source=CLARK)
+def entropy(row: Row) -> Tensor:
     """Shannon entropy of the row.  -> [batch, head, row]"""
-    return PerRow(block.entropy, block.open_keys > 1)
+    return row.entropy
 
 
-@measure(
-    "spread",
-    unit="share",
-    bounds="0 to 1",
-    formula="entropy / log n_i",
-    rows=CHOICE,
-    source=CLARK,
-)
-def spread(block: Block) -> PerRow:
+@measure("spread", OfRow, formula="entropy / log n_i", source=CLARK)
+def spread(row: Row) -> Tensor:
     """Entropy as a share of the most that the open keys allow.  -> [batch, head, row]"""
-    most = block.open_keys.clamp_min(2).to(block.rows.dtype).log()
-    return PerRow(block.entropy / most, block.open_keys > 1)
+    return row.entropy / row.open_keys.clamp_min(2).log()
 
 
-@measure(
-    "span", unit="keys", bounds="1 to n", formula="exp(entropy)", rows=CHOICE, source="perplexity of the row"
-)
-def span(block: Block) -> PerRow:
+@measure("span", OfRow, unit="keys", bounds="1 to n", formula="exp(entropy)", source="perplexity of the row")
+def span(row: Row) -> Tensor:
     """Effective number of keys.  -> [batch, head, row]"""
-    return PerRow(block.entropy.exp(), block.open_keys > 1)
+    return row.entropy.exp()
 
 
-@measure("confidence", unit="share", bounds="0 to 1", formula="max_j A", rows=CHOICE, source=VOITA)
-def confidence(block: Block) -> PerRow:
+@measure("confidence", OfRow, formula="max_j A", source=VOITA)
+def confidence(row: Row) -> Tensor:
     """Largest weight of the row.  -> [batch, head, row]"""
-    return PerRow(block.largest[0], block.open_keys > 1)
+    return row.largest
 
 
 @measure(
     "coverage90",
+    OfWeights,
     unit="keys",
     bounds="1 to n",
     formula="fewest keys whose weights reach 0.9 Σ_j A",
-    rows=CHOICE,
     source="sparsity of the row",
 )
-def coverage90(block: Block) -> PerRow:
+def coverage90(block: Block) -> Tensor:
     """Fewest keys that hold nine tenths of the row; sorts every row, so it is measured only when asked for.
 
     [batch, head, row, key] -> [batch, head, row]. The sums run in float64 where the device has it; a
@@ -70,18 +61,10 @@ def coverage90(block: Block) -> PerRow:
     rows = block.rows.to(finest(block.rows.device))
     reached = rows.sort(-1, descending=True).values.cumsum(-1)  # [batch, head, row, key]
     short = reached < (COVERED - ROUNDING) * reached[..., -1:]
-    return PerRow((short.sum(-1) + 1).to(block.rows.dtype), block.open_keys > 1)
+    return (short.sum(-1) + 1).to(block.rows.dtype)
 
 
-@measure(
-    "sink",
-    unit="share",
-    bounds="0 to 1",
-    formula="1 - Σ_j A",
-    rows=ALL,
-    source="attention sinks: Xiao et al. 2023; gpt-oss",
-)
-def sink(block: Block) -> KeySum:
+@measure("sink", OfEveryRow, formula="1 - Σ_j A", source=SINK)
+def sink(row: Row) -> Tensor:
     """Weight that no key of the row holds.  -> [batch, head, row]"""
-    every = torch.ones(1, 1, block.rows.shape[-1], device=block.rows.device)
-    return KeySum(-every, torch.ones_like(block.open_keys, dtype=torch.bool), beyond=1.0)
+    return 1 - row.total

@@ -6,6 +6,13 @@ from attnscope.errors import SelectionError
 from attnscope.measures.measure import MEASURES
 from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, PATTERNS, ROLES
 
+NEEDS = {
+    "positions": "queries and keys on one sequence",
+    "queries": "token labels",
+    "keys": "token labels",
+}
+"""What a measure cannot do without, in words."""
+
 
 def explain(name: str) -> str:
     """What a measure or a role means: value, unit, formula, rows, baseline, source, threshold.
@@ -25,14 +32,7 @@ def _measure(name: str) -> str:
     if name not in MEASURES:
         return ""
     measure = MEASURES[name]
-    needs = [
-        words
-        for needed, words in (
-            (measure.positions, "queries and keys on one sequence"),
-            (measure.query_tokens or measure.key_tokens, "token labels"),
-        )
-        if needed
-    ]
+    needs = list(dict.fromkeys(NEEDS[need] for need in measure.form.needs))
     lines = [
         f"{name}: {measure.summary}.",
         f"  formula   {measure.formula}",

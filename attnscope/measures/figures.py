@@ -25,20 +25,8 @@ class Figure:
 
     @property
     def lift(self) -> float:
-        """How far the value stands above chance: ``value - baseline``."""
+        """How far the value stands above its baseline: ``value - baseline``."""
         return self.value - self.baseline
-
-
-@dataclass(frozen=True, slots=True)
-class FixedOffset:
-    """The offset key minus query at which a head's largest weight sits most often, and in what share of rows.
-
-    Voita et al. 2019 call a head positional from a share of 0.9 on.
-    """
-
-    offset: int
-    share: float
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +45,7 @@ class Role:
 
     @property
     def lift(self) -> float:
-        """How far the score stands above chance: ``score - baseline``."""
+        """How far the score stands above its baseline: ``score - baseline``."""
         return self.score - self.baseline
 
 
@@ -66,8 +54,7 @@ class HeadFigures:
     """All figures of one head of one site.
 
     ``absent`` names every measure that was asked for and does not exist here, with the reason.
-    ``role`` is ``None`` where the measures that roles are told by were not asked for, or no row counted.
-    ``positional`` is ``None`` for cross-attention, and where no row counted.
+    ``role`` is ``None`` where the measures that make up roles were not asked for, or no row counted.
     """
 
     site: Site
@@ -75,7 +62,6 @@ class HeadFigures:
     figures: Mapping[str, Figure]
     absent: Mapping[str, str]
     role: Role | None
-    positional: FixedOffset | None
 
     @property
     def address(self) -> Head:

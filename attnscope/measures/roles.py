@@ -1,10 +1,10 @@
-"""Roles: what a head does in one word and one sentence, told from its figures.
+"""Roles: what a head does in one word and one sentence, from its figures.
 
 A head's role is its strongest pattern. A pattern passes when its score reaches its threshold, stands at
 least ``LEAST_LIFT`` above the baseline (on three tokens even attention puts 0.67 on two special ones) and
-was seen in at least ``FEWEST_ROWS`` rows. The strongest of those that pass is the one with the greatest lift,
+counted in at least ``FEWEST_ROWS`` rows. The strongest of those that pass is the one with the greatest lift,
 score minus baseline: [CLS] is the first token and a special one, and the lift names the head `first` unless
-[SEP] adds more to `special` than chance would. Equal lifts fall to the pattern named first below. Without
+[SEP] adds more to `special` than to its baseline. Equal lifts fall to the pattern named first below. Without
 a pattern, a head is `broad` when its spread exceeds ``BROAD``, else `mixed`.
 
 Rows with one open key have no choice and are left out, so that a role's score can differ a little from
@@ -35,7 +35,7 @@ LEAST_LIFT = 0.1
 """A pattern's score must stand this far above its baseline."""
 
 FEWEST_ROWS = 3
-"""A pattern must have been seen in as many rows."""
+"""A pattern must count in as many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ ROLES = (*PATTERNS, "broad", "mixed")
 """Every role."""
 
 ROLE_MEASURES = (*PATTERNS, "spread")
-"""The measures that roles are told by."""
+"""The measures that make up roles."""
 
 
 def role(figures: Mapping[str, Figure]) -> Role | None:
@@ -74,11 +74,11 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
     """
     if not all(isfinite(figure.value) for figure in figures.values()):
         return None
-    seen = {name: figures[name] for name in PATTERNS if name in figures}
-    passing = [name for name, figure in seen.items() if _passes(PATTERNS[name], figure)]
+    known = {name: figures[name] for name in PATTERNS if name in figures}
+    passing = [name for name, figure in known.items() if _passes(PATTERNS[name], figure)]
     if passing:
-        name = max(passing, key=lambda name: seen[name].lift)
-        figure = seen[name]
+        name = max(passing, key=lambda name: known[name].lift)
+        figure = known[name]
         return Role(name, figure.value, figure.baseline, figure.rows, _pattern_sentence(name, figure))
     spread = figures.get("spread")
     if spread is None:
@@ -87,9 +87,9 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
         words = f"spreads over all tokens (spread {spread.value:.2f}, 1.00 is even)"
         return Role("broad", spread.value, spread.baseline, spread.rows, words)
     words = "mixes several patterns"
-    nearest = max(seen, key=lambda name: seen[name].lift, default=None)
-    if nearest is not None and seen[nearest].lift > 0:
-        figure = seen[nearest]
+    nearest = max(known, key=lambda name: known[name].lift, default=None)
+    if nearest is not None and known[nearest].lift > 0:
+        figure = known[nearest]
         words = f"no single pattern stands out; most of all it {PATTERNS[nearest].words} {_score(figure)}"
     return Role("mixed", spread.value, spread.baseline, spread.rows, words)
 
@@ -104,7 +104,7 @@ def _pattern_sentence(name: str, figure: Figure) -> str:
 
 
 def _score(figure: Figure) -> str:
-    return f"({figure.value:.2f}, by chance {figure.baseline:.2f})"
+    return f"({figure.value:.2f}, baseline {figure.baseline:.2f})"
 
 
 def worth_a_look(heads: Iterable[HeadFigures], count: int) -> list[HeadFigures]:

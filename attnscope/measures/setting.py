@@ -12,65 +12,65 @@ import torch
 from torch import Tensor
 
 from attnscope.measures.block import Block, TokenFacts
-from attnscope.measures.measure import KeySum, Measure
+from attnscope.measures.form import KeySum
+from attnscope.measures.measure import Measure
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
     """What is known of a block besides its weights, ready to measure any weights in its place.
 
-    ``uniform`` is the block with even attention. Its rows fall into two groups: those with a choice between
-    keys, and those without. ``rowwise`` measures are functions of a block; the sums over keys are one product
-    with ``number``. Here the rowwise ones stand before the sums; ``order`` says where each measure stands.
+    ``even`` is the block with even attention. Its rows fall into two groups: those with a choice between
+    keys, and lone ones with one open key. ``rowwise`` measures are functions of a block; the sums over keys
+    are one product with ``number``. Here the rowwise ones stand before the sums; ``order`` says where each
+    measure stands.
     """
 
-    uniform: Block
+    even: Block
     measures: Sequence[Measure]
     rowwise: Sequence[Measure]
     number: Tensor  # [text or 1, row, key, sum]
-    beyond: Tensor  # [sum]
-    taken: Sequence[tuple[Tensor, Tensor] | None]  # of each group, which rows count: [rowwise measure, batch
-    # or 1, head or 1, row] and [batch or 1, row, head or 1, sum]; None where no row counts for any measure
+    counting: Sequence[tuple[Tensor, Tensor] | None]  # of each group, which rows count: [rowwise measure,
+    # batch or 1, head or 1, row] and [batch or 1, row, head or 1, sum]; None where none counts anywhere
     rows: Tensor  # [group, measure, batch or 1, head or 1], rows that count, in the order of ``measures``
-    even: Tensor  # float64, the same: the sum over those rows on even attention
+    baseline: Tensor  # float64, the same: the sum over those rows on even attention
     order: Sequence[int]
 
     @classmethod
     def of(cls, block: Block, measures: Sequence[Measure]) -> Setting:
         """Work out what the measures need of a block besides its weights."""
-        uniform = replace(block, allowed=block.allowed.clone()).uniform()
-        found = [measure.function(uniform) for measure in measures]
-        sums = [place for place, each in enumerate(found) if isinstance(each, KeySum)]
-        rowwise = [place for place in range(len(found)) if place not in sums]
-        key_sums = [each for each in found if isinstance(each, KeySum)]
-        number = _table([each.number for each in key_sums], block.rows)
-        beyond = number.new_tensor([each.beyond for each in key_sums])
-        values = [each.value for each in found if not isinstance(each, KeySum)]
-        on_keys = _on_keys(uniform.rows, number.to(uniform.rows.dtype), beyond)  # [batch, row, head, sum]
-        even = _stack([*values, *on_keys.permute(3, 0, 2, 1)])  # [measure, batch or 1, head or 1, row]
-        counts = _stack([found[place].counts for place in rowwise + sums])
+        even = replace(block, allowed=block.allowed.clone()).baseline()
+        forms = [measure.form.of_block(even) for measure in measures]
+        sums = [place for place, each in enumerate(forms) if isinstance(each, KeySum)]
+        rowwise = [place for place in range(len(forms)) if place not in sums]
+        number = _table([each.number for each in forms if isinstance(each, KeySum)], block.rows)
+        values = [each.value for each in forms if not isinstance(each, KeySum)]
+        on_keys = even.rows.transpose(1, 2) @ number.to(even.rows.dtype)  # [batch, row, head, sum]
+        baseline = _stack([*values, *on_keys.permute(3, 0, 2, 1)])  # [measure, batch or 1, head or 1, row]
+        counts = _stack([forms[place].counts for place in rowwise + sums])
         open_keys = block.open_keys.cpu()
         groups = [counts & (open_keys > 1), counts & (open_keys == 1)]
-        order = [(rowwise + sums).index(place) for place in range(len(found))]
+        order = [(rowwise + sums).index(place) for place in range(len(forms))]
         split = len(rowwise)
         return cls(
-            uniform=uniform,
+            even=even,
             measures=measures,
             rowwise=[measures[place] for place in rowwise],
             number=number,
-            beyond=beyond,
-            taken=[
+            counting=[
                 (group[:split], group[split:].permute(1, 3, 2, 0).contiguous()) if bool(group.any()) else None
                 for group in groups
             ],
             rows=torch.stack([group.sum(-1) for group in groups])[:, order],
-            even=torch.stack([torch.where(group, even, 0).double().sum(-1) for group in groups])[:, order],
+            baseline=torch.stack([torch.where(group, baseline, 0).double().sum(-1) for group in groups])[
+                :, order
+            ],
             order=order,
         )
 
     def fits(self, block: Block, measures: Sequence[Measure]) -> bool:
         """Whether this is the setting of that block for these measures."""
-        own = self.uniform
+        own = self.even
         return (
             own.start == block.start
             and (self.number.dtype, self.number.device) == (block.rows.dtype, block.rows.device)
@@ -81,28 +81,23 @@ class Setting:
         )
 
     def sums(self, block: Block) -> Tensor:
-        """Measure a block.  -> float64, [chosen|forced, rows|value|baseline, measure, text, head]"""
+        """Measure a block.  -> float64, [choice|lone, rows|value|baseline, measure, text, head]"""
         batch, heads = block.rows.shape[:2]
         value = torch.zeros(2, len(self.measures), batch, heads, dtype=torch.float64)
         rowwise = (
             torch.stack([measure(block).value for measure in self.rowwise]).cpu() if self.rowwise else None
         )
-        on_keys = _on_keys(block.rows, self.number, self.beyond).cpu()  # [batch, row, head, sum]
+        on_keys = (block.rows.transpose(1, 2) @ self.number).cpu()  # [batch, row, head, sum]
         split = len(self.rowwise)
-        for group, taken in enumerate(self.taken):
-            if taken is None:
+        for group, counting in enumerate(self.counting):
+            if counting is None:
                 continue
             if rowwise is not None:
-                value[group, :split] = torch.where(taken[0], rowwise, 0).sum(-1, dtype=torch.float64)
-            summed = torch.where(taken[1], on_keys, 0).sum(1, dtype=torch.float64)  # [batch, head, sum]
+                value[group, :split] = torch.where(counting[0], rowwise, 0).sum(-1, dtype=torch.float64)
+            summed = torch.where(counting[1], on_keys, 0).sum(1, dtype=torch.float64)  # [batch, head, sum]
             value[group, split:] = summed.permute(2, 0, 1)
-        rows, even = (each.expand(value.shape) for each in (self.rows, self.even))
-        return torch.stack([rows, value[:, self.order], even], 1)
-
-
-def _on_keys(rows: Tensor, number: Tensor, beyond: Tensor) -> Tensor:
-    """The sums over keys.  [batch, head, row, key], [text or 1, row, key, sum] -> [batch, row, head, sum]"""
-    return rows.transpose(1, 2) @ number + beyond
+        rows, baseline = (each.expand(value.shape) for each in (self.rows, self.baseline))
+        return torch.stack([rows, value[:, self.order], baseline], 1)
 
 
 def _table(numbers: Sequence[Tensor], rows: Tensor) -> Tensor:
@@ -114,7 +109,7 @@ def _table(numbers: Sequence[Tensor], rows: Tensor) -> Tensor:
 
 
 def _same(one: TokenFacts | None, other: TokenFacts | None) -> bool:
-    if one is None or other is None or one is other:
+    if one is None or other is None:
         return one is other
     return all(torch.equal(mine, theirs) for mine, theirs in zip(one.tensors, other.tensors, strict=True))
 

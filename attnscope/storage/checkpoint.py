@@ -15,7 +15,7 @@ from attnscope.storage.whole import write_whole
 if TYPE_CHECKING:
     from torch import nn
 
-FORMAT = 1
+FORMAT = 2
 LARGEST = 1 << 28
 """Bytes of a checkpoint, at most."""
 SAMPLED = 64

@@ -17,7 +17,6 @@ def head(layer, number, kind="encoder", role="mixed", **figures):
         {name: Figure(value, 0.1, 9, 3, 0.01) for name, value in figures.items()},
         {"segment": "there is one text", "induction": "no row has one"},
         Role(role, 0.9, 0.1, 9, ""),
-        None,
     )
 
 

@@ -76,7 +76,7 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
     from attnscope.capture import recording
     from attnscope.capture.fused_kernel import StandIn, StreamedPool
     from attnscope.fused.fused_pass import SinglePass
-    from attnscope.measures import Measured
+    from attnscope.measures import Measurement, fused_request
 
     ids = text_of(tokens)
     text = tuple(Token(f"w{id_}", id_) for id_ in ids[0].tolist())
@@ -87,15 +87,16 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
         return model(input_ids=ids, use_cache=False)
 
     def single_pass() -> object:
-        measured, maps = Measured(NAMES), StreamedPool(CELLS)
-        stand_in = StandIn(SinglePass([ids[0].tolist()], cells=CELLS, shortest=1))
+        measured, maps = Measurement(NAMES), StreamedPool(CELLS)
+        request = fused_request(NAMES, [text], CELLS)
+        stand_in = StandIn(SinglePass(request, shortest=1))
         with stand_in, recording(model, [stand_in.shown_to([measured, maps])], {"decoder": (text, text)}):
             model(input_ids=ids, use_cache=False)
         assert stand_in.left == 0
         return measured.figures(), maps.maps
 
     def beside() -> object:
-        measured = Measured(NAMES)
+        measured = Measurement(NAMES)
         with recording(model, [measured], {"decoder": (text, text)}):
             model(input_ids=ids, use_cache=False)
         return measured.figures()

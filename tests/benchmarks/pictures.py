@@ -49,7 +49,7 @@ def pictures(layers: list[Weights]) -> list[Heatmap]:
         heatmap(
             alone(layer, head),
             title=f"L{number}H{head} · a model · encoder attention",
-            subtitle=f"looks at the previous token (0.{number}{head}, by chance 0.03)",
+            subtitle=f"looks at the previous token (0.{number}{head}, baseline 0.03)",
             readings=tuple(Reading(name, number + head / 7, 0.5) for name in NAMES),
         )
         for number, layer in enumerate(layers)

@@ -42,7 +42,7 @@ def test_the_command_beside_a_head_opens_that_head(run):
 def test_one_head_is_shown_with_its_tokens_and_figures(run):
     out = run("show", TEXT, "-m", minilm(), "--head", "0.2").out
     assert "L0H2" in out
-    assert "looks at the previous token (1.00, by chance 0.08)" in out
+    assert "looks at the previous token (1.00, baseline 0.08)" in out
     assert "because" in out
     assert "confidence" in out
 

@@ -8,7 +8,7 @@ from attnscope.attention import Token
 from attnscope.capture import recording
 from attnscope.capture.fused_kernel import StandIn
 from attnscope.fused.fused_pass import SinglePass
-from attnscope.measures import Measured
+from attnscope.measures import DEFAULT, Measurement, fused_request
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -43,10 +43,18 @@ def ids():
     return torch.randint(3, 50, (1, 600), generator=torch.Generator().manual_seed(1))
 
 
+def text_of(ids):
+    return tuple(Token(f"w{id_}", id_) for id_ in ids[0].tolist())
+
+
+def request_of(ids):
+    return fused_request(DEFAULT, [text_of(ids)])
+
+
 def run(model, ids, stand_in=None):
     """The model's output, and the figures of its heads."""
-    measured = Measured()
-    text = tuple(Token(f"w{id_}", id_) for id_ in ids[0].tolist())
+    measured = Measurement()
+    text = text_of(ids)
     observers = [measured if stand_in is None else stand_in.shown_to([measured])]
     with torch.inference_mode():
         if stand_in is None:
@@ -59,7 +67,7 @@ def run(model, ids, stand_in=None):
 
 
 def test_outputs_and_figures_are_those_of_the_eager_function(model, ids):
-    stand_in = StandIn(SinglePass([ids[0].tolist()]))
+    stand_in = StandIn(SinglePass(request_of(ids)))
     plain, expected, _ = run(model, ids)
     output, found, record = run(model, ids, stand_in)
     assert (stand_in.taken, stand_in.left) == (2, 0)
@@ -76,7 +84,7 @@ def test_outputs_and_figures_are_those_of_the_eager_function(model, ids):
 
 
 def test_a_short_text_is_left_to_the_function(model, ids):
-    stand_in = StandIn(SinglePass([ids[0, :50].tolist()]))
+    stand_in = StandIn(SinglePass(request_of(ids)))
     plain, _, _ = run(model, ids[:, :50])
     output, _, _ = run(model, ids[:, :50], stand_in)
     assert (stand_in.taken, stand_in.left) == (0, 2)
@@ -85,7 +93,7 @@ def test_a_short_text_is_left_to_the_function(model, ids):
 
 def test_nothing_stays_behind(model, ids):
     plain, _, _ = run(model, ids)
-    run(model, ids, StandIn(SinglePass([ids[0].tolist()])))
+    run(model, ids, StandIn(SinglePass(request_of(ids))))
     again, _, record = run(model, ids)
     assert torch.equal(again, plain)
     assert {site.kernel for site in record.sites} == {"eager"}

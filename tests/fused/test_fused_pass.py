@@ -12,12 +12,25 @@ from attnscope.fused import fused_pass as single_pass
 from attnscope.fused import plan, tiles
 from attnscope.fused.attend import Extras, attend
 from attnscope.fused.fused_pass import SinglePass
-from attnscope.fused.matches import Matches
+from attnscope.fused.pairs import Pairs, find_matches
+from attnscope.fused.request import Request
 from attnscope.fused.runs import open_runs
 from attnscope.fused.statistics import Statistics
 
 BATCH, HEADS, SIZE = 2, 4, 16
 PLAIN = Extras()
+
+
+def request_of(ids: Tensor | None = None, cells: int | None = None) -> Request:
+    """Everything that can be asked for; ``ids`` are the labels of the pairs, [text, token]."""
+    asked = Request(cells=cells)
+    asked.at |= {"own": lambda row: row, "before": lambda row: row - 1, "after": lambda row: row + 1}
+    asked.at |= {"start": torch.zeros_like, "none": lambda row: row.new_full(row.shape, -1)}
+    asked.gaps |= {"far": torch.abs, "ahead": lambda gap: gap, "square": torch.square}
+    if ids is not None:
+        follows = torch.nn.functional.pad(ids[:, :-1], (1, 0), value=-1)
+        asked.pairs |= {"same": Pairs(ids, ids, itself=False), "follows": Pairs(ids, follows, ahead=False)}
+    return asked
 
 
 @pytest.fixture(autouse=True)
@@ -79,25 +92,27 @@ def check(
     assert torch.allclose(
         found.entropy.double(), torch.special.entr(weights).sum(-1), atol=1e-5 * math.log(keys)
     )
-    assert torch.allclose(found.confidence.double(), weights.amax(-1), atol=1e-5)
+    assert torch.allclose(found.largest.double(), weights.amax(-1), atol=1e-5)
     assert torch.allclose(found.total.double(), weights.sum(-1), atol=1e-5)
-    for name, gap in (("own", 0), ("previous", -1), ("following", 1)):
-        at = (weights * (key == row + gap)).sum(-1)
-        assert torch.allclose(getattr(found, name).double(), at, atol=1e-5), name
-    assert torch.allclose(found.first.double(), weights[..., 0], atol=1e-5)
+    for name, wanted in (("own", row), ("before", row - 1), ("after", row + 1), ("start", 0), ("none", -1)):
+        at = (weights * (key == wanted)).sum(-1)
+        assert torch.allclose(found.at[name].double(), at, atol=1e-5), name
     assert torch.allclose(found.column.double(), weights.sum(-2), atol=1e-5 * queries)
-    distance = (weights * (row - key).abs()).sum((-1, -2))
-    assert torch.allclose(found.distance.double(), distance, atol=1e-5 * queries * keys, rtol=1e-5)
+    for name, number in (("far", (key - row).abs()), ("ahead", key - row), ("square", (key - row) ** 2)):
+        wanted = (weights * number).sum((-1, -2))
+        atol = 1e-5 * queries * float(number.abs().max())
+        assert torch.allclose(found.gaps[name], wanted, atol=atol, rtol=1e-5), name
     if found.map is not None:
         check_map(found, weights)
     if ids is not None:
         same = ids[:, None] == ids
         follows = torch.zeros_like(same)
         follows[:, 1:] = same[:, :-1]
-        wanted = {"duplicate": same & (row != key), "induction": follows & (key <= row)}
-        for name, pairs in wanted.items():
+        opened = weights[:, 0] > 0
+        for name, pairs in (("same", same & (row != key)), ("follows", follows & (key <= row))):
             mass = (weights * pairs).sum((-1, -2))
-            assert torch.allclose(found.matched[name][0], mass, atol=1e-5 * queries), name
+            assert torch.allclose(found.pairs[name].total, mass, atol=1e-5 * queries), name
+            assert torch.equal(found.pairs[name].count, (pairs & opened).sum(-1)), name
 
 
 def check_map(found: Statistics, weights: Tensor) -> None:
@@ -118,25 +133,11 @@ def test_output_and_statistics_equal_the_full_computation(
     runs = open_runs(open_, 131, 131, False)
     assert runs is not None
     ids = torch.randint(0, 9, (131,))
-    texts = range(BATCH)
-    matches = {
-        "duplicate": [Matches.duplicates(ids, runs, text % len(runs.low)) for text in texts],
-        "induction": [Matches.inductions(ids, runs, text % len(runs.low)) for text in texts],
-    }
-    output, found = attend(query, key, value, runs, SIZE**-0.5, matches=matches, cells=cells)
-    weights = weights_of(query, key, open_)
+    request = request_of(ids[None], cells)
+    matches = find_matches(request.pairs, runs, BATCH)
+    output, found = attend(query, key, value, runs, SIZE**-0.5, request=request, matches=matches)
     assert output.dtype == torch.float32
-    check(output, found, weights, value, ids)
-    for name_, (_, each) in found.matched.items():
-        opened = torch.ones(131, 131, dtype=torch.bool) if open_ is None else open_[-1, 0]
-        if open_ is None or len(open_) == 1:
-            same = ids[:, None] == ids
-            row = torch.arange(131)
-            pairs = same & (row[:, None] != row) if name_ == "duplicate" else torch.zeros_like(same)
-            if name_ == "induction":
-                pairs[:, 1:] = same[:, :-1]
-                pairs &= row <= row[:, None]
-            assert torch.equal(each[0].count, (pairs & opened).sum(-1))
+    check(output, found, weights_of(query, key, open_), value, ids)
 
 
 @pytest.mark.parametrize("size", [2, 31, 48, 49, 96, 97, 200])
@@ -144,7 +145,7 @@ def test_any_length_is_exact(size: int) -> None:
     query, key, value = inputs(size, size)
     runs = open_runs(None, size, size, True)
     assert runs is not None
-    output, found = attend(query, key, value, runs, SIZE**-0.5, cells=16)
+    output, found = attend(query, key, value, runs, SIZE**-0.5, request=request_of(cells=16))
     check(output, found, weights_of(query, key, mask_of("causal", size, size)), value)
 
 
@@ -169,7 +170,7 @@ def test_soft_caps_sinks_and_position_bias_are_exact(name: str, extras: Extras) 
     open_ = mask_of(name, 100, 100)
     runs = open_runs(open_, 100, 100, False)
     assert runs is not None
-    output, found = attend(query, key, value, runs, SIZE**-0.5, extras=extras, cells=10)
+    output, found = attend(query, key, value, runs, SIZE**-0.5, extras=extras, request=request_of(cells=10))
     check(output, found, weights_of(query, key, open_, extras), value)
 
 
@@ -179,7 +180,7 @@ def test_more_keys_than_queries_and_an_offset_are_exact() -> None:
     open_ = (column <= row)[None, None]
     runs = open_runs(open_, 60, 150, False)
     assert runs is not None
-    output, found = attend(query, key, value, runs, SIZE**-0.5, offset=90, cells=20)
+    output, found = attend(query, key, value, runs, SIZE**-0.5, request=request_of(cells=20), offset=90)
     check(output, found, weights_of(query, key, open_), value)
 
 
@@ -213,7 +214,7 @@ def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads() -> 
         for threads in (1, 2):
             torch.set_num_threads(threads)
             with torch.inference_mode():
-                results.append(attend(query, key, value, runs, SIZE**-0.5, cells=10))
+                results.append(attend(query, key, value, runs, SIZE**-0.5, request=Request(cells=10)))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -231,7 +232,7 @@ def test_open_pairs_of_a_map_are_counted() -> None:
         open_ = mask_of(name, 50, 50)
         runs = open_runs(open_, 50, 50, False)
         assert runs is not None
-        _, found = attend(query, key, value, runs, 1.0, cells=8)
+        _, found = attend(query, key, value, runs, 1.0, request=Request(cells=8))
         full = torch.ones(50, 50) if open_ is None else open_[0, 0].float()
         cut = edges(50, 8)
         assert found.map is not None
@@ -263,7 +264,7 @@ def test_single_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch: pytest
     asked = []
     plain = single_pass.open_runs
     monkeypatch.setattr(single_pass, "open_runs", lambda *args: asked.append(args) or plain(*args))
-    engine = SinglePass(texts=[ids.tolist()], cells=8, shortest=1)
+    engine = SinglePass(request_of(ids[None], cells=8), shortest=1)
     weights = weights_of(query, key, mask_of("causal", 131, 131))
     for _layer in range(3):
         done = engine.attend(query, key, value, is_causal=True)
@@ -275,13 +276,13 @@ def test_single_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch: pytest
 def test_texts_of_a_batch_have_pairs_of_their_own() -> None:
     query, key, value = inputs(131, 131)
     ids = torch.randint(0, 9, (BATCH, 131))
-    done = SinglePass(texts=ids.tolist(), shortest=1).attend(query, key, value, is_causal=True)
+    done = SinglePass(request_of(ids), shortest=1).attend(query, key, value, is_causal=True)
     assert done is not None
     weights = weights_of(query, key, mask_of("causal", 131, 131))
     for text in range(BATCH):
         same = ids[text][:, None] == ids[text]
         mass = (weights[text] * same.fill_diagonal_(False)).sum((-1, -2))
-        assert torch.allclose(done[1].matched["duplicate"][0][text], mass, atol=1e-3)
+        assert torch.allclose(done[1].pairs["same"].total[text], mass, atol=1e-3)
 
 
 def test_what_it_cannot_do_is_left_to_the_kernel() -> None:

@@ -8,7 +8,8 @@ from attnscope.attention import Kind, Token
 from attnscope.capture import Pool, recording
 from attnscope.capture.fused_kernel import StandIn, StreamedPool
 from attnscope.fused.fused_pass import SinglePass
-from attnscope.measures import Measured
+from attnscope.fused.request import Request
+from attnscope.measures import DEFAULT, Measurement, fused_request
 
 LENGTH = 70
 
@@ -76,11 +77,13 @@ def test_models_give_the_same_outputs_figures_and_maps(build: "type[nn.Module]")
         "encoder": (text, text),
         "decoder": (text, text),
     }
-    beside, pool = Measured(), Pool(12)
+    beside, pool = Measurement(), Pool(12)
     with torch.inference_mode(), recording(model, [beside, pool], axes):
         expected = model(input_ids=ids).last_hidden_state
-    streamed, maps = Measured(), StreamedPool(12)
-    stand_in = StandIn(SinglePass([ids[0].tolist()], cells=12, shortest=1))
+    streamed, maps = Measurement(), StreamedPool(12)
+    request = fused_request(DEFAULT, [text], cells=12)
+    assert request is not None
+    stand_in = StandIn(SinglePass(request, shortest=1))
     with (
         torch.inference_mode(),
         stand_in,
@@ -92,7 +95,6 @@ def test_models_give_the_same_outputs_figures_and_maps(build: "type[nn.Module]")
     assert torch.allclose(output, expected, atol=1e-4)
     for one, other in zip(beside.figures(), streamed.figures(), strict=True):
         assert one.site == other.site
-        assert other.positional is None  # the statistics were used, not the rows
         assert list(one.figures) == list(other.figures)
         for name, figure in one.figures.items():
             scale = LENGTH if name in ("distance", "offset", "span") else 1.0
@@ -112,12 +114,11 @@ def test_short_texts_are_left_to_the_kernel_bit_for_bit() -> None:
     with torch.inference_mode():
         expected = model(input_ids=ids).last_hidden_state
         stand_in = StandIn(SinglePass())
-        measured = Measured()
+        measured = Measurement()
         with stand_in, recording(model, [stand_in.shown_to([measured])]):
             output = model(input_ids=ids).last_hidden_state
     assert (stand_in.taken, stand_in.left) == (0, 2)
     assert torch.equal(output, expected)
-    assert measured.figures()[0].positional is not None
 
 
 def test_a_map_of_other_cells_is_pooled_from_rows() -> None:
@@ -125,7 +126,7 @@ def test_a_map_of_other_cells_is_pooled_from_rows() -> None:
     model = gpt2().eval()
     ids = torch.randint(0, 50, (1, LENGTH))
     maps, highest, plain = StreamedPool(9), StreamedPool(12, "max"), Pool(9)
-    stand_in = StandIn(SinglePass(cells=12, shortest=1))
+    stand_in = StandIn(SinglePass(Request(cells=12), shortest=1))
     with (
         torch.inference_mode(),
         stand_in,

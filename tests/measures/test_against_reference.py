@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.measures import MEASURES, Measured
+from attnscope.measures import MEASURES, Measurement
 
 from .reference import CROSS, ROWS, Case, attention, figure, random_rows, random_text
 
@@ -49,8 +49,8 @@ def cases() -> dict[str, Case]:
 CASES = cases()
 
 
-def measure(case: Case, rows: int, dtype: torch.dtype = torch.float32) -> Measured:
-    measured = Measured(tuple(MEASURES), block_elements=rows * case.weights[:, :, 0].size)
+def measure(case: Case, rows: int, dtype: torch.dtype = torch.float32) -> Measurement:
+    measured = Measurement(tuple(MEASURES), block_elements=rows * case.weights[:, :, 0].size)
     kind = attention(case).site.kind
     measured.label({kind: (case.queries, case.keys)})
     measured.observe(attention(case, dtype))
@@ -100,7 +100,6 @@ def test_the_size_of_the_block_changes_no_count_and_no_figure(name: str) -> None
     whole = measure(CASES[name], 1000, torch.float64).figures()
     for rows in (1, 5):
         for one, other in zip(whole, measure(CASES[name], rows, torch.float64).figures(), strict=True):
-            assert one.positional == other.positional
             assert one.absent == other.absent
             for key, figure_ in one.figures.items():
                 assert figure_.rows == other.figures[key].rows
@@ -113,7 +112,7 @@ def test_roles_leave_out_rows_with_one_open_key() -> None:
     weights = np.where(query == key, 0.4, 0.6 / np.maximum(query, 1)) * causal  # row 0 holds 0.4 on itself
     weights[..., 0, 0] = 1.0
     rng = np.random.default_rng(1)
-    measured = Measured()
+    measured = Measurement()
     measured.observe(attention(Case(weights[0][None], causal, [random_text(rng, 6)])))
     (head,) = measured.figures()
     assert head.figures["self"].value == pytest.approx(0.5)

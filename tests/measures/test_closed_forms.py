@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnscope.attention import Token
-from attnscope.measures import MEASURES, HeadFigures, Measured
+from attnscope.measures import MEASURES, HeadFigures, Measurement
 
 from .reference import Case, attention
 
@@ -20,7 +20,7 @@ def head_of(
     size = weights.shape[-1]
     text = [Token(f"w{id_}", id_) for id_ in ids or range(100, 100 + size)]
     open_ = np.ones((1, 1, *weights.shape), bool) if allowed is None else allowed[None, None]
-    measured = Measured(tuple(MEASURES))
+    measured = Measurement(tuple(MEASURES))
     measured.observe(attention(Case(weights[None, None], open_, [text])))
     return measured.figures()[0]
 
@@ -59,8 +59,6 @@ def test_the_identity_is_a_self_head_without_entropy() -> None:
     assert figures["distance"].value == 0
     assert head.role is not None
     assert (head.role.name, head.role.score) == ("self", 1)
-    assert head.positional is not None
-    assert (head.positional.offset, head.positional.share) == (0, 1)
 
 
 @pytest.mark.parametrize(("gap", "name"), [(-1, "previous"), (1, "next")])
@@ -74,20 +72,6 @@ def test_a_fixed_offset_is_found(gap: int, name: str) -> None:
     assert head.figures["offset"].value == pytest.approx(gap * (LENGTH - 1) / LENGTH)
     assert head.role is not None
     assert head.role.name == name
-    assert head.positional is not None
-    assert head.positional.offset == gap
-    assert head.positional.share == pytest.approx((LENGTH - 1) / LENGTH)
-
-
-def test_a_fixed_offset_beyond_the_bins_is_counted_but_not_named() -> None:
-    size = 300
-    weights = np.zeros((size, size))
-    for i in range(size):
-        weights[i, max(i - 200, 0)] = 1
-    head = head_of(weights)
-    assert head.positional is not None
-    assert head.positional.rows == size
-    assert head.positional.share <= 1 / size
 
 
 def test_one_hot_on_the_first_token_is_a_first_head() -> None:
@@ -134,5 +118,4 @@ def test_a_single_token_has_no_entropy_and_no_role() -> None:
     head = head_of(np.ones((1, 1)))
     assert "entropy" not in head.figures
     assert head.role is None
-    assert head.positional is None
     assert head.figures["self"].value == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from attnscope.errors import SelectionError
-from attnscope.measures import MEASURES, ROLES, Block, PerRow, explain, measure
+from attnscope.measures import MEASURES, ROLES, explain
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -55,17 +55,6 @@ def test_an_explanation_reads_as_a_whole() -> None:
 def test_a_misspelled_name_hears_every_role() -> None:
     with pytest.raises(SelectionError, match=f"; roles are {', '.join(ROLES)}$"):
         explain("spred")
-
-
-def test_a_new_measure_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MEASURES, "_entries", dict(MEASURES._entries))
-
-    @measure("last", unit="share", bounds="0 to 1", formula="A[i, N-1]", rows="all rows", source="here")
-    def last(block: Block) -> PerRow:
-        """Weight on the last token.  -> [batch, head, row]"""
-        return PerRow(block.rows[..., -1], block.open_keys > 0)
-
-    assert explain("last").startswith("last: Weight on the last token.\n  formula   A[i, N-1]")
 
 
 def test_what_counts_as_punctuation() -> None:

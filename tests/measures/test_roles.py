@@ -58,23 +58,23 @@ def test_without_figures_there_is_no_role() -> None:
     assert role({}) is None
 
 
-def test_a_sentence_says_score_and_chance() -> None:
+def test_a_sentence_says_score_and_baseline() -> None:
     found = role(figures(previous=(0.97, 0.12)))
     assert found is not None
-    assert found.sentence == "looks at the previous token (0.97, by chance 0.12)"
+    assert found.sentence == "looks at the previous token (0.97, baseline 0.12)"
 
 
 def test_a_mixed_head_says_what_comes_nearest() -> None:
     found = role(figures(previous=(0.4, 0.1), next=(0.2, 0.1)))
     assert found is not None
     assert found.sentence == (
-        "no single pattern stands out; most of all it looks at the previous token (0.40, by chance 0.10)"
+        "no single pattern stands out; most of all it looks at the previous token (0.40, baseline 0.10)"
     )
 
 
 def head(number: int, **scores: tuple[float, float]) -> HeadFigures:
     seen = figures(**scores)
-    return HeadFigures(Site("layer", 0, "encoder", 0), number, seen, {}, role(seen), None)
+    return HeadFigures(Site("layer", 0, "encoder", 0), number, seen, {}, role(seen))
 
 
 def test_the_heads_most_worth_a_look_are_of_different_roles() -> None:
@@ -106,7 +106,7 @@ def test_a_role_carries_the_numbers_of_its_pattern_or_of_the_spread() -> None:
     assert (found.score, found.baseline, found.rows, found.lift) == (0.6, 0.1, 7, 0.5)
     assert (
         found.sentence
-        == "looks at the same token elsewhere in the 7 rows that have one (0.60, by chance 0.10)"
+        == "looks at the same token elsewhere in the 7 rows that have one (0.60, baseline 0.10)"
     )
     for spread, name in ((BROAD, "mixed"), (BROAD + 1e-9, "broad")):
         found = role({"spread": Figure(spread, 0.9, 20, 1)})

@@ -1,13 +1,13 @@
-"""Sums become figures: averages, standard errors over texts, and offsets, each computed a second way."""
+"""Sums become figures: averages and standard errors over texts, each computed a second way."""
 
 import numpy as np
 import pytest
 import torch
 
-from attnscope.measures.sums import FARTHEST, OFFSET_BINS, Sums, offset_bins
+from attnscope.measures.sums import Sums
 
 
-def sums_of(rows, values, forced_rows=None, forced_values=None) -> Sums:
+def sums_of(rows, values, lone_rows=None, lone_values=None) -> Sums:
     """One measure of one head; an entry a text. The baseline is a tenth of the value."""
 
     def part(rows, values):
@@ -15,14 +15,12 @@ def sums_of(rows, values, forced_rows=None, forced_values=None) -> Sums:
         return torch.from_numpy(stacked)[:, None, :, None]  # [rows|value|baseline, measure, text, head]
 
     nothing = np.zeros(len(rows))
-    forced = part(
-        nothing if forced_rows is None else forced_rows, nothing if forced_values is None else forced_values
-    )
-    return Sums.of_texts(part(rows, values), forced, torch.zeros(1, OFFSET_BINS, dtype=torch.float64))
+    lone = part(nothing if lone_rows is None else lone_rows, nothing if lone_values is None else lone_values)
+    return Sums.of_texts(part(rows, values), lone)
 
 
-def figure_of(sums: Sums, forced: bool = True):
-    ((figure,),) = sums.figures(forced)
+def figure_of(sums: Sums, lone: bool = True):
+    ((figure,),) = sums.figures(lone)
     return figure
 
 
@@ -52,7 +50,7 @@ def test_two_texts_have_an_error_and_one_has_none():
 
 def test_rows_without_a_choice_count_unless_they_are_left_out():
     sums = sums_of([2.0, 2.0], [1.0, 0.5], [1.0, 1.0], [1.0, 1.0])
-    everything, chosen = figure_of(sums), figure_of(sums, forced=False)
+    everything, chosen = figure_of(sums), figure_of(sums, lone=False)
     assert (everything.value, everything.rows) == (pytest.approx(3.5 / 6), 6)
     assert (chosen.value, chosen.rows) == (pytest.approx(1.5 / 4), 4)
     assert everything.baseline == pytest.approx(0.35 / 6)
@@ -69,38 +67,10 @@ def test_sums_of_two_halves_are_the_sums_of_the_whole():
 
 def test_nothing_that_counted_has_no_figure():
     assert figure_of(sums_of([0.0], [0.0])) is None
-    assert sums_of([1.0], [1.0]).fixed_offset(0) is None
-
-
-def test_the_largest_weights_fall_into_the_bin_of_their_offset():
-    size = 2 * FARTHEST + 3
-    rows = torch.zeros(1, 2, 4, size)
-    middle = FARTHEST + 1
-    for row, offset in enumerate((-FARTHEST, FARTHEST, FARTHEST + 1, 0)):
-        rows[0, 0, row, middle + offset] = 0.9
-        rows[0, 1, row, middle - 1] = 0.9
-    counts = torch.ones(1, 1, 4, dtype=torch.bool)
-    found = offset_bins(rows.argmax(-1), torch.full((4,), middle), counts)
-    assert found.dtype == torch.float64
-    assert found[0].nonzero().flatten().tolist() == [0, FARTHEST, 2 * FARTHEST, OFFSET_BINS - 1]
-    assert found[1].nonzero().flatten().tolist() == [FARTHEST - 1]
-    assert found.sum(1).tolist() == [4, 4]
-
-
-def test_a_fixed_offset_says_which_and_how_often():
-    sums = sums_of([1.0], [1.0])
-    sums.offsets[0, FARTHEST - 1] = 9
-    sums.offsets[0, FARTHEST + 2] = 1
-    sums.offsets[0, -1] = 2
-    found = sums.fixed_offset(0)
-    assert found is not None
-    assert (found.offset, found.share, found.rows) == (-1, 9 / 12, 12)
 
 
 def test_written_down_and_read_back_they_are_the_same():
     sums = sums_of([4.0, 9.0], [1 / 3, 5.0])
-    sums.offsets[0, 5] = 3
     again = Sums.from_state(sums.state())
     assert figure_of(again) == figure_of(sums)
-    assert again.offsets.equal(sums.offsets)
     assert again.rows.dtype == torch.float64

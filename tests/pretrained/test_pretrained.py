@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from attnscope.attention import Token
 from attnscope.capture import recording
-from attnscope.measures import HeadFigures, Measured
+from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import load as load_model
 from attnscope.network import bundled, load
 
@@ -31,7 +31,7 @@ def sentences() -> list[str]:
 
 def measured(name: str) -> dict[str, HeadFigures]:
     model = load_model(name)
-    observer = Measured()
+    observer = Measurement()
     for sentence in sentences():
         prepared = model.prepare(sentence)
         observer.label({kind: ((queries,), (keys,)) for kind, (queries, keys) in prepared.axes.items()})
@@ -99,7 +99,7 @@ def copying() -> dict[str, HeadFigures]:
     """The causal encoder on twenty texts of forty random tokens that come twice."""
     encoder, tokenizer = load(bundled("own-causal"))
     chance = torch.Generator().manual_seed(0)
-    observer = Measured()
+    observer = Measurement()
     for _ in range(20):
         unit = torch.randint(5, tokenizer.get_vocab_size(), (40,), generator=chance).tolist()
         ids = [tokenizer.token_to_id("[CLS]"), *unit, *unit]

@@ -16,7 +16,7 @@ from attnscope.attention import Head
 from attnscope.capture.observers.coarsen import Fold
 from attnscope.comparison import between
 from attnscope.errors import SelectionError
-from attnscope.measures import MEASURES, HeadFigures, Measured
+from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.views import grid
 from attnscope.views.strip import Series, Strip
@@ -49,7 +49,7 @@ def through_layers(
     Raises ``SelectionError`` where there is no such head, or where one layer alone has it.
     """
     selection = replace(selection or Selection(), number=head)
-    fold, measured = Fold(selection.folding(THUMBNAIL)), Measured()
+    fold, measured = Fold(selection.folding(THUMBNAIL)), Measurement()
     seen = head_rows(model, prepared, selection, others=[fold, measured])
     if len(seen.heads) < 2:
         raise SelectionError(f"{seen.heads[0].name} is in one layer alone: there is none to compare it with")

@@ -18,7 +18,7 @@ from attnscope.analysis.sentences import expect, extent, means
 from attnscope.analysis.stats import Stats, measuring_pass, what_ran
 from attnscope.capture import Record
 from attnscope.errors import InputError
-from attnscope.measures import DEFAULT, Measured
+from attnscope.measures import DEFAULT, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.corpus import Corpus, Entry
@@ -98,7 +98,7 @@ def corpus_stats(
         "importance": importance,
     }
     with together() as processes:
-        total = _Sums(Measured(names), Importances())
+        total = _Sums(Measurement(names), Importances())
         if checkpoint is not None:
             found = checkpoints.load(checkpoint, identity) if processes.number == 0 else None
             found = processes.told(found)
@@ -106,7 +106,7 @@ def corpus_stats(
                 total, run.progress = _Sums.from_state(found["sums"]), Progress(**found["progress"])
         entries = islice(corpus.entries(), run.progress.entries, limit)
         for window in windows(entries):
-            mine = _Sums(Measured(names), Importances())
+            mine = _Sums(Measurement(names), Importances())
             ran = run.measure(window, mine, processes, watch)
             for state, (taken, calls) in processes.gathered((mine.state(), ran)):
                 total.merge(_Sums.from_state(state))
@@ -125,7 +125,7 @@ def corpus_stats(
 class _Sums:
     """What is added up: over batches, windows and processes."""
 
-    measured: Measured
+    measured: Measurement
     importances: Importances
 
     def merge(self, other: _Sums) -> None:
@@ -140,7 +140,7 @@ class _Sums:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> _Sums:
         """What ``state`` wrote down."""
-        return cls(Measured.from_state(state["measured"]), Importances.from_state(state["importances"]))
+        return cls(Measurement.from_state(state["measured"]), Importances.from_state(state["importances"]))
 
 
 @dataclass
@@ -177,7 +177,7 @@ class _Run:
         names = tuple(sums.measured.measures)
         threads = 1 if self.importance else workers(self.model)
         mine = made[processes.number :: processes.count]
-        with closing(in_order(lambda batch: self._pass(batch, Measured(names)), mine, threads)) as seen:
+        with closing(in_order(lambda batch: self._pass(batch, Measurement(names)), mine, threads)) as seen:
             for number, batch in enumerate(made):
                 if number % processes.count == processes.number:
                     measured, record, passes = next(seen)
@@ -227,13 +227,12 @@ class _Run:
             note for note in notes if not note.startswith("cut:") and note not in self.progress.notes
         ]
 
-    def _pass(self, batch: Batch, measured: Measured) -> tuple[Measured, Record, int]:
+    def _pass(self, batch: Batch, measured: Measurement) -> tuple[Measurement, Record, int]:
         """One forward pass of a batch, measured; how many calls of it ran as a single pass."""
         measured.label(batch.labels)
         sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
-        ids = [[token.id for token in text] for text in sides[0]]
         record, taken = measuring_pass(
-            self.model, batch.prepared, measured, self.selection, ids, exact_kernel=self.exact_kernel
+            self.model, batch.prepared, measured, self.selection, sides[0], exact_kernel=self.exact_kernel
         )
         return measured, record, taken
 

@@ -29,7 +29,6 @@ def figures(stats) -> list[dict]:
     return [
         {"head": f"{head.site.kind} {head.name}"}
         | {name: asdict(figure) for name, figure in head.figures.items()}
-        | {"positional": asdict(head.positional)}
         for head in stats.heads
     ]
 

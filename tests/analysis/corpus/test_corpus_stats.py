@@ -8,7 +8,7 @@ import pytest
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.analysis.selection import Selection
 from attnscope.errors import InputError, SelectionError
-from attnscope.measures import Measured
+from attnscope.measures import Measurement
 from attnscope.models import load
 from attnscope.storage.corpus import Listed, read_corpus
 from tests.models.folders import gpt2, t5
@@ -26,7 +26,7 @@ TEXTS = [
 
 def one_by_one(model, texts):
     """A pass a text, added up."""
-    measured = Measured()
+    measured = Measurement()
     for text in texts:
         model.run(model.prepare(text, truncate=True), [measured])
     return measured.figures()

@@ -7,7 +7,7 @@ import transformers as hf
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.capture import Keep, Steps, recording
 from attnscope.capture.rows.steps import SteppedRows
-from attnscope.measures import Measured
+from attnscope.measures import Measurement
 from tests.capture.tiny import BART, FAMILIES
 
 
@@ -86,7 +86,7 @@ def test_a_replay_measures_what_one_pass_measures():
     ids = torch.randint(4, 20, (1, 11))
     tokens = tuple(Token(str(id_), int(id_)) for id_ in ids[0])
     axes = {"decoder": (tokens, tokens)}
-    once, again = Measured(), Measured()
+    once, again = Measurement(), Measurement()
     with torch.inference_mode(), recording(model, [once], axes) as record:
         model(input_ids=ids)
     steps, ran = grown(model, ids)

@@ -311,7 +311,7 @@ def masks(data: Any, folder: Path) -> None:
     from torch import nn
 
     from attnscope.capture import Keep, recording
-    from attnscope.measures import Measured
+    from attnscope.measures import Measurement
 
     draw = data.draw
     batch, heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
@@ -338,7 +338,7 @@ def masks(data: Any, folder: Path) -> None:
 
     # with unit vectors as values, the kernel's output is its weights
     unit = torch.eye(keys).expand(batch, heads, keys, keys)
-    module, keep, measured = Module(), Keep(lambda site: range(heads * group)), Measured()
+    module, keep, measured = Module(), Keep(lambda site: range(heads * group)), Measurement()
     with torch.inference_mode(), recording(module, [keep, measured]):
         seen = module(query, key, unit)
     (kept,) = keep.maps

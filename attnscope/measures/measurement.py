@@ -1,4 +1,4 @@
-"""Measured: the observer that measures every head of every layer while the model runs."""
+"""Measurement: the observer that measures every head of every layer while the model runs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Kind, Site, Token
-from attnscope.fused.statistics import StreamedRows
+from attnscope.fused.statistics import Statistics, StreamedRows
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.figures import Figure, HeadFigures
 from attnscope.measures.measure import MEASURES, Measure
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.setting import Setting
-from attnscope.measures.streamed import Streamed
-from attnscope.measures.sums import OFFSET_BINS, Sums, offset_bins
+from attnscope.measures.sums import Sums
 
-DEFAULT = tuple(name for name in MEASURES if name != "coverage90")
-"""What is measured unless asked otherwise: everything but what has to sort every row."""
+DEFAULT = tuple(name for name, measure in MEASURES.items() if measure.form.fused)
+"""What is measured unless asked otherwise: everything but what has to see every row."""
 
 BLOCK_ELEMENTS = 1 << 21
 """Weights that are looked at together: 8 MB in float32. Memory stays a small multiple of it at any length."""
@@ -30,10 +30,10 @@ KEPT = 1 << 22
 Texts: TypeAlias = "Sequence[Sequence[Token]]"
 
 
-class Measured:
+class Measurement:
     """Measures every head that it observes, in blocks of rows, and adds up over texts.
 
-    ``names`` are measures (``SelectionError`` names the nearest one for a wrong name); roles are told only
+    ``names`` are measures (``SelectionError`` names the nearest one for a wrong name); heads have roles only
     if all of ``ROLE_MEASURES`` are among them. Every call of ``observe`` counts ``batch`` texts of that site.
     All sums are float64, whatever type the model runs in.
     """
@@ -44,7 +44,7 @@ class Measured:
         self._sums: dict[Site, Sums] = {}
         self._absent: dict[Site, dict[str, str]] = {}
         self._texts: Mapping[Kind, tuple[Texts, Texts]] = {}
-        self._facts: list[tuple[object, TokenFacts]] = []
+        self._facts: list[tuple[object, TokenFacts]] = []  # the tokens of an axis, and what to know of them
         self._settings: dict[int | None, Setting] = {}  # by the position of the first row
 
     def label(self, texts: Mapping[Kind, tuple[Texts, Texts]]) -> None:
@@ -59,31 +59,39 @@ class Measured:
     def observe(self, attention: Attention) -> None:
         """Measure all heads of one attention call and add them to the sums of its site."""
         queries, keys = self._axis_facts(attention)
-        offered = attention.offset is not None, queries is not None, keys is not None
+        parts = {"positions": attention.offset, "queries": queries, "keys": keys}
+        offered = [name for name, part in parts.items() if part is not None]
         absent = {
-            name: reason for name, measure in self.measures.items() if (reason := measure.missing(*offered))
+            name: reason for name, measure in self.measures.items() if (reason := measure.missing(offered))
         }
-        if isinstance(attention.read, StreamedRows):
-            streamed = Streamed(attention.read.statistics, keys)
-            if streamed.covers(self.measures.keys() - absent.keys(), attention.offset):
-                self._add(attention.site, streamed.sums(list(self.measures), absent), absent)
-                return
-        shape = 2, 3, len(self.measures), attention.batch, attention.heads
+        present = [measure for name, measure in self.measures.items() if name not in absent]
+        statistics = attention.read.statistics if isinstance(attention.read, StreamedRows) else None
+        sums = None
+        if statistics is not None and attention.offset in (None, statistics.offset):
+            sums = _sums_of_statistics(present, statistics, keys)
+        if sums is None:
+            sums = self._sums_of_rows(present, attention, queries, keys)
+        everything = sums.new_zeros(2, 3, len(self.measures), *sums.shape[3:])
+        everything[:, :, [place for place, name in enumerate(self.measures) if name not in absent]] = sums
+        self._add(attention.site, Sums.of_texts(*everything), absent)
+
+    def _sums_of_rows(
+        self,
+        measures: Sequence[Measure],
+        attention: Attention,
+        queries: TokenFacts | None,
+        keys: TokenFacts | None,
+    ) -> Tensor:
+        """Measure all rows, a block at a time.  -> [choice|lone, rows|value|baseline, measure, text, head]"""
+        shape = 2, 3, len(measures), attention.batch, attention.heads
         sums = torch.zeros(shape, dtype=torch.float64)
-        offsets = torch.zeros(attention.heads, OFFSET_BINS, dtype=torch.float64)
-        places = [place for place, name in enumerate(self.measures) if name not in absent]
-        measures = [measure for name, measure in self.measures.items() if name not in absent]
-        size = len(attention.queries)
+        size = len(attention.queries) if measures else 0
         wide = max(attention.heads, len(measures))  # a block's table has a column a measure beside its heads
-        step = self.block_elements // (attention.batch * wide * max(1, len(attention.keys)))
-        for start in range(0, size, max(1, step)):
-            stop = min(size, start + max(1, step))
-            block = self._block(attention, start, stop, queries, keys)
-            if measures:
-                sums[:, :, places] += self._setting(block, measures).sums(block)
-            if attention.offset is not None:
-                offsets += offset_bins(block.largest[1], block.positions, block.open_keys > 1)
-        self._add(attention.site, Sums.of_texts(sums[0], sums[1], offsets), absent)
+        step = max(1, self.block_elements // (attention.batch * wide * max(1, len(attention.keys))))
+        for start in range(0, size, step):
+            block = self._block(attention, start, min(size, start + step), queries, keys)
+            sums += self._setting(block, measures).sums(block)
+        return sums
 
     def _block(
         self,
@@ -139,27 +147,28 @@ class Measured:
         """Facts about the tokens, kept for the next layers, that come with the same axes."""
         if isinstance(tokens, range) or len(tokens) == 0:
             return None
-        for known, facts in self._facts:
-            if known is tokens:
-                return facts
         texts: Any = (tokens,) if isinstance(tokens[0], Token) else tokens
-        self._facts = [*self._facts[-3:], (tokens, TokenFacts.of(texts))]
+        texts = tuple(tuple(text) for text in texts)
+        for known, facts in self._facts:
+            if known == texts:
+                return facts
+        self._facts = [*self._facts[-3:], (texts, TokenFacts.of(texts))]
         return self._facts[-1][1]
 
-    def merge(self, other: Measured) -> None:
-        """Add what another one of the same measures has seen; the order changes nothing beyond rounding."""
+    def merge(self, other: Measurement) -> None:
+        """Add the sums of another one of the same measures; the order changes nothing beyond rounding."""
         if list(self.measures) != list(other.measures):
             raise ValueError(f"cannot merge {list(other.measures)} into {list(self.measures)}")
         for site, sums in other._sums.items():
             self._add(site, sums.copy(), other._absent[site])
 
     def figures(self) -> list[HeadFigures]:
-        """The figures of every head seen so far, sites in the order they were first seen."""
+        """The figures of every head so far, sites in the order of their first calls."""
         return [head for site, sums in self._sums.items() for head in self._heads(site, sums)]
 
     def _heads(self, site: Site, sums: Sums) -> Iterator[HeadFigures]:
-        told = all(name in self.measures for name in ROLE_MEASURES)
-        chosen = sums.figures(forced=False)
+        with_role = all(name in self.measures for name in ROLE_MEASURES)
+        of_choice = sums.figures(lone=False)
         for head, figures in enumerate(sums.figures()):
             known = _named(self.measures, figures)
             absent = {
@@ -167,8 +176,8 @@ class Measured:
                 for name, measure in self.measures.items()
                 if name not in known
             }
-            role_ = role(_named(self.measures, chosen[head])) if told else None
-            yield HeadFigures(site, head, known, absent, role_, sums.fixed_offset(head))
+            role_ = role(_named(self.measures, of_choice[head])) if with_role else None
+            yield HeadFigures(site, head, known, absent, role_)
 
     def state(self) -> dict[str, Any]:
         """All sums as plain lists and dictionaries: JSON keeps them exactly."""
@@ -181,12 +190,12 @@ class Measured:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Measured:
+    def from_state(cls, state: Mapping[str, Any]) -> Measurement:
         """What ``state`` wrote down, ready to go on."""
-        measured = cls(state["measures"])
+        measurement = cls(state["measures"])
         for entry in state["sites"]:
-            measured._add(Site(**entry["site"]), Sums.from_state(entry["sums"]), entry["absent"])
-        return measured
+            measurement._add(Site(**entry["site"]), Sums.from_state(entry["sums"]), entry["absent"])
+        return measurement
 
 
 def _named(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str, Figure]:
@@ -195,3 +204,25 @@ def _named(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str, 
 
 def _size(setting: Setting) -> int:
     return setting.number.numel()
+
+
+def _sums_of_statistics(
+    measures: Sequence[Measure], statistics: Statistics, keys: TokenFacts | None
+) -> Tensor | None:
+    """The same sums as from all rows; ``None`` where the statistics do not hold what a measure needs.
+
+    -> [choice|lone, rows|value|baseline, measure, text, head]
+    """
+    totals = [measure.form.of_statistics(measure.name, statistics, keys) for measure in measures]
+    lone = (statistics.runs.count == 1)[:, None]  # [batch or 1, 1, row]
+    sums = statistics.column.new_zeros(2, 3, len(measures), *statistics.column.shape[:2], dtype=torch.float64)
+    for place, total in enumerate(totals):
+        if total is None:
+            return None
+        alone = torch.where(total.counts & lone, total.lone, 0).sum(-1)
+        groups = ((total.counts & ~lone, total.value - alone), (total.counts & lone, alone))
+        for group, (counts, value) in enumerate(groups):
+            sums[group, 0, place] = counts.sum(-1)
+            sums[group, 1, place] = value
+            sums[group, 2, place] = torch.where(counts, total.baseline, 0).sum(-1)
+    return sums

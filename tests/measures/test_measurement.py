@@ -8,7 +8,7 @@ import torch
 
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
-from attnscope.measures import MEASURES, Measured
+from attnscope.measures import MEASURES, Measurement
 
 from .reference import Case, attention, figure, random_rows, random_text
 
@@ -24,17 +24,17 @@ def texts() -> list[Case]:
     return cases
 
 
-def observed(cases: list[Case], dtype: torch.dtype = torch.float32) -> Measured:
-    measured = Measured(tuple(MEASURES))
+def observed(cases: list[Case], dtype: torch.dtype = torch.float32) -> Measurement:
+    measured = Measurement(tuple(MEASURES))
     for case in cases:
         for layer in (0, 1):
             measured.observe(attention(case, dtype, layer))
     return measured
 
 
-def assert_alike(one: Measured, other: Measured) -> None:
+def assert_alike(one: Measurement, other: Measurement) -> None:
     for a, b in zip(one.figures(), other.figures(), strict=True):
-        assert (a.site, a.head, a.absent, a.positional) == (b.site, b.head, b.absent, b.positional)
+        assert (a.site, a.head, a.absent) == (b.site, b.head, b.absent)
         assert list(a.figures) == list(b.figures)
         for name, left in a.figures.items():
             right = b.figures[name]
@@ -84,7 +84,7 @@ def test_merging_equals_one_pass_over_all_in_any_order() -> None:
 
 def test_merging_leaves_the_other_as_it_was() -> None:
     cases = texts()
-    one, other = Measured(tuple(MEASURES)), observed(cases[:1])
+    one, other = Measurement(tuple(MEASURES)), observed(cases[:1])
     before = json.dumps(other.state())
     one.merge(other)
     one.merge(other)
@@ -96,7 +96,7 @@ def test_a_batch_of_texts_equals_the_texts_one_by_one() -> None:
     batch = Case(
         np.concatenate([first.weights, second.weights]), first.allowed[:1], [*first.keys, *second.keys]
     )
-    together = Measured(tuple(MEASURES))
+    together = Measurement(tuple(MEASURES))
     together.label({"encoder": (batch.queries, batch.keys)})
     together.observe(attention(batch, torch.float64))
     together.observe(attention(batch, torch.float64, layer=1))
@@ -105,7 +105,7 @@ def test_a_batch_of_texts_equals_the_texts_one_by_one() -> None:
 
 def test_a_label_of_another_length_is_not_used() -> None:
     case = texts()[0]
-    measured = Measured(tuple(MEASURES))
+    measured = Measurement(tuple(MEASURES))
     measured.label({"encoder": ([[Token("x", 1)]], [[Token("x", 1)]])})
     measured.observe(attention(case))
     expected = figure(case, "special", 0)
@@ -116,7 +116,7 @@ def test_a_label_of_another_length_is_not_used() -> None:
 def test_sums_go_through_json_and_come_back_to_the_last_bit() -> None:
     cases = texts()
     saved = json.dumps(observed(cases[:2]).state())
-    resumed = Measured.from_state(json.loads(saved))
+    resumed = Measurement.from_state(json.loads(saved))
     for case in cases[2:]:
         for layer in (0, 1):
             resumed.observe(attention(case, layer=layer))
@@ -130,7 +130,7 @@ def test_the_standard_error_is_that_of_resampled_texts() -> None:
         length = int(rng.integers(4, 12))
         open_ = np.ones((1, 1, length, length), bool)
         cases.append(Case(random_rows(rng, open_, 1, sink=False), open_, [random_text(rng, length)]))
-    measured = Measured(["entropy"])
+    measured = Measurement(["entropy"])
     for case in cases:
         measured.observe(attention(case))
     found = measured.figures()[0].figures["entropy"]
@@ -147,7 +147,7 @@ def test_one_text_has_no_standard_error() -> None:
 
 
 def test_axes_without_tokens_have_no_token_figures_and_say_so() -> None:
-    measured = Measured()
+    measured = Measurement()
     measured.observe(attention(texts()[0], labelled=False))
     head = measured.figures()[0]
     assert head.absent["special"] == "special needs tokens, and this axis holds bare positions"
@@ -156,7 +156,7 @@ def test_axes_without_tokens_have_no_token_figures_and_say_so() -> None:
 
 
 def test_roles_are_not_told_without_their_measures() -> None:
-    measured = Measured(["entropy", "previous"])
+    measured = Measurement(["entropy", "previous"])
     measured.observe(attention(texts()[0]))
     assert measured.figures()[0].role is None
     assert list(measured.figures()[0].figures) == ["entropy", "previous"]
@@ -164,12 +164,12 @@ def test_roles_are_not_told_without_their_measures() -> None:
 
 def test_an_unknown_measure_names_the_nearest_one() -> None:
     with pytest.raises(SelectionError, match="did you mean 'entropy'"):
-        Measured(["entorpy"])
+        Measurement(["entorpy"])
 
 
 def test_other_measures_do_not_merge() -> None:
     with pytest.raises(ValueError, match="cannot merge"):
-        Measured(["entropy"]).merge(Measured(["span"]))
+        Measurement(["entropy"]).merge(Measurement(["span"]))
 
 
 def test_rows_are_read_in_blocks_of_bounded_size() -> None:
@@ -187,7 +187,7 @@ def test_rows_are_read_in_blocks_of_bounded_size() -> None:
 
     from dataclasses import replace
 
-    Measured(block_elements=100).observe(replace(given, read=Watched()))
+    Measurement(block_elements=100).observe(replace(given, read=Watched()))
     assert sum(read) == 14 * 14 * 2
     assert max(read) <= 100
 
@@ -196,7 +196,7 @@ def test_gradients_are_not_kept() -> None:
     case = texts()[0]
     held = attention(case)
     held.read.weights.requires_grad_()  # type: ignore[attr-defined]
-    measured = Measured()
+    measured = Measurement()
     measured.observe(held)
     assert not any(sums.value.requires_grad for sums in measured._sums.values())
 
@@ -213,7 +213,7 @@ def test_baselines_are_not_carried_over_to_other_masks_or_tokens() -> None:
         Case(random_rows(rng, mask, 2, sink=False), mask, [tokens])
         for mask, tokens in ((open_, text), (open_, other), (open_, pair), (causal, pair), (causal, text))
     ]
-    measured = Measured(tuple(MEASURES))
+    measured = Measurement(tuple(MEASURES))
     for layer, case in enumerate(cases):
         measured.observe(attention(case, layer=layer))
     for head in measured.figures():

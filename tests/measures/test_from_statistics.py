@@ -1,4 +1,4 @@
-"""Figures from a single pass equal those from all rows, baselines and counts included."""
+"""Figures from the fused pass equal those from all rows, baselines and counts included."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,8 @@ import torch
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.fused import plan, tiles
 from attnscope.fused.fused_pass import SinglePass
-from attnscope.fused.statistics import Statistics, StreamedRows
-from attnscope.measures import DEFAULT, Measured
-from attnscope.measures.streamed import COVERED
+from attnscope.fused.statistics import StreamedRows
+from attnscope.measures import DEFAULT, MEASURES, Measurement, fused_request
 
 from .reference import random_text
 
@@ -46,26 +45,31 @@ def mask_of(name: str, batch: int) -> torch.Tensor:
 
 
 def both_ways(
-    name: str, texts: list[tuple[Token, ...]], names: tuple[str, ...] = DEFAULT
-) -> tuple[Measured, Measured]:
-    """Measured from all rows, and from statistics alone."""
+    name: str,
+    texts: list[tuple[Token, ...]],
+    names: tuple[str, ...] = DEFAULT,
+    asked: list[tuple[Token, ...]] | None = None,
+    offset: int = 0,
+) -> tuple[Measurement, Measurement]:
+    """Measurement from all rows, and from statistics alone."""
     generator = torch.Generator().manual_seed(5)
     shape = len(texts), HEADS, LENGTH, SIZE
     query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
     mask = mask_of(name, len(texts))
     weights = ((query @ key.mT) * SIZE**-0.5).masked_fill(~mask, -torch.inf).softmax(-1)
-    engine = SinglePass([[token.id for token in text] for text in texts], shortest=1)
+    request = fused_request(tuple(name for name in names if MEASURES[name].form.fused), asked or texts)
+    assert request is not None
     with torch.inference_mode():
-        done = engine.attend(query, key, value, mask)
+        done = SinglePass(request, shortest=1).attend(query, key, value, mask)
     assert done is not None
     measured = []
     for read in (HeldRows(weights, mask), StreamedRows(Unreadable(weights, mask), done[1])):
         axis = texts[0]
         site = Site("layer.0", 0, "encoder", 0)
         attention = Attention(
-            site, "recomputed", "sdpa", len(texts), HEADS, HEADS, axis, axis, 0, torch.float32, read
+            site, "recomputed", "sdpa", len(texts), HEADS, HEADS, axis, axis, offset, torch.float32, read
         )
-        one = Measured(names)
+        one = Measurement(names)
         one.label({"encoder": (texts, texts)})
         one.observe(attention)
         measured.append(one)
@@ -93,27 +97,32 @@ def test_figures_baselines_counts_and_roles_are_the_same(name: str, batch: int) 
         if one.role is not None and other.role is not None:
             assert one.role.name == other.role.name
             assert one.role.score == pytest.approx(other.role.score, abs=1e-5)
-        assert other.positional is None
 
 
-def test_measures_that_a_single_pass_cannot_tell_are_read_from_rows() -> None:
+def test_measures_that_the_fused_pass_cannot_tell_are_known_before_it_runs() -> None:
     text = random_text(np.random.default_rng(3), LENGTH)
-    assert "coverage90" not in COVERED
+    assert fused_request(DEFAULT, [text]) is not None
+    assert fused_request((*DEFAULT, "coverage90"), [text]) is None
     with pytest.raises(AssertionError, match="statistics were not used"):
         both_ways("causal", [text], ("coverage90",))
 
 
-def test_a_pair_of_segments_is_read_from_rows() -> None:
+def test_a_pair_of_segments_is_left_to_the_rows_where_segments_are_measured() -> None:
     pair = random_text(np.random.default_rng(3), LENGTH, pair=True)
-    with pytest.raises(AssertionError, match="statistics were not used"):
-        both_ways("whole", [pair])
+    assert fused_request(("segment",), [pair]) is None
+    assert fused_request(("entropy", "special"), [pair]) is not None
     both_ways("whole", [pair], ("entropy", "special"))
 
 
-def test_statistics_for_other_positions_are_not_used() -> None:
-    found = Statistics(*[torch.zeros(1)] * 1, 4, *[torch.zeros(1)] * 9)  # type: ignore[call-arg]
-    from attnscope.measures.streamed import Streamed
+def test_pairs_of_another_text_are_never_believed() -> None:
+    rng = np.random.default_rng(3)
+    text, other = random_text(rng, LENGTH), random_text(rng, LENGTH)
+    both_ways("causal", [text], ("duplicate",), asked=[text])
+    with pytest.raises(AssertionError, match="statistics were not used"):
+        both_ways("causal", [text], ("duplicate",), asked=[other])
 
-    assert Streamed(found, None).covers(["entropy"], 4)
-    assert not Streamed(found, None).covers(["entropy"], 0)
-    assert Streamed(found, None).covers(["entropy"], None)
+
+def test_statistics_for_other_positions_are_not_used() -> None:
+    text = random_text(np.random.default_rng(3), LENGTH)
+    with pytest.raises(AssertionError, match="statistics were not used"):
+        both_ways("causal", [text], ("entropy",), offset=4)

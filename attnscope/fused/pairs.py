@@ -1,7 +1,8 @@
-"""Pairs of a row and an open key that hold the same token, a few rows at a time."""
+"""Pairs of a row and an open key that carry the same label, a few rows at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,11 +16,25 @@ KEPT = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Matches:
-    """For each row of one text, the open keys that match it, without an N² table.
+class Pairs:
+    """Pairs that are asked for: each row with the open keys that carry its label.
 
-    Row ``i`` matches the keys ``order[low[i] : high[i]]``, ``order`` being the keys sorted by token and
-    then by position. ``itself`` says whether a row may match the key at its own position.
+    Row ``i`` and key ``i`` stand at the same position. ``itself`` says whether a row is paired with the key
+    at its own position, ``ahead`` whether with keys after it.
+    """
+
+    rows: Tensor  # [text, row] int64
+    keys: Tensor  # [text, key] int64
+    itself: bool = True
+    ahead: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """The pairs of one text, without an N² table.
+
+    Row ``i`` matches the keys ``order[low[i] : high[i]]``, ``order`` being the keys sorted by label and
+    then by position, but for its own key unless ``itself``.
     """
 
     order: Tensor  # [key] int64
@@ -31,29 +46,20 @@ class Matches:
     latest: dict[str, tuple[tuple[int, int], Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def duplicates(cls, ids: Tensor, runs: Runs, text: int) -> Matches:
-        """Other open keys with the row's own token.  ids [key] -> for rows at the same positions"""
-        return cls._of(ids, ids, runs.low[text], runs.high[text], itself=False)
-
-    @classmethod
-    def inductions(cls, ids: Tensor, runs: Runs, text: int) -> Matches:
-        """Open keys that follow an earlier occurrence of the row's token.  ids [key]"""
-        before = torch.cat([ids.new_full((1,), int(ids.min()) - 1), ids[:-1]])
-        row = torch.arange(len(ids))
-        return cls._of(ids, before, runs.low[text], torch.minimum(runs.high[text], row + 1), itself=True)
-
-    @classmethod
-    def _of(cls, rows: Tensor, keys: Tensor, low: Tensor, high: Tensor, itself: bool) -> Matches:
-        size, high = len(keys), torch.maximum(low, high)
-        rank = torch.unique(torch.cat([rows, keys]), return_inverse=True)[1]
+    def of(cls, pairs: Pairs, text: int, low: Tensor, high: Tensor) -> Matches:
+        """The pairs of a text whose rows have the open keys ``low`` to ``high``, both [row]."""
+        rows, keys = pairs.rows[text], pairs.keys[text]
+        size = len(keys)
         position = torch.arange(size)
-        place, order = (rank[len(rows) :] * (size + 1) + position).sort()  # by token, then by position
-        base = rank[: len(rows)] * (size + 1)
+        high = torch.maximum(low, high if pairs.ahead else torch.minimum(high, position + 1))
+        rank = torch.unique(torch.cat([rows, keys]), return_inverse=True)[1]
+        place, order = (rank[size:] * (size + 1) + position).sort()  # by label, then by position
+        base = rank[:size] * (size + 1)
         first, last = torch.searchsorted(place, base + low), torch.searchsorted(place, base + high)
         count = last - first
-        if not itself:
-            count = count - ((low <= position) & (position < high)).long()
-        return cls(order, first, last, count, itself)
+        if not pairs.itself:
+            count = count - ((rows == keys) & (low <= position) & (position < high)).long()
+        return cls(order, first, last, count, pairs.itself)
 
     def places(self, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
         """The pairs in a tile: how many each row has, and their places in the flattened tile, row by row.
@@ -68,10 +74,10 @@ class Matches:
         inside = (keys.start <= key) & (key < keys.stop)
         row, key = row[inside], key[inside]
         count = torch.bincount(row, minlength=rows.stop - rows.start)
-        found = count, (row * (keys.stop - keys.start) + key - keys.start).int()
+        pairs = count, (row * (keys.stop - keys.start) + key - keys.start).int()
         if self.few:
-            self.kept[tile] = found
-        return found
+            self.kept[tile] = pairs
+        return pairs
 
     def _pairs(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The pairs of some rows, counted from the first of them.  -> row, key, both [pair]
@@ -97,3 +103,22 @@ class Matches:
     def few(self) -> bool:
         """Whether there are no more than ``KEPT`` pairs a row, so that keeping them grows with N alone."""
         return int(self.count.sum()) <= KEPT * len(self.count)
+
+
+def find_matches(asked: Mapping[str, Pairs], runs: Runs, batch: int) -> Mapping[str, Sequence[Matches]]:
+    """The matches of each text of a batch, by the name of the pairs; none where texts have other lengths."""
+    return {
+        name: _of_batch(pairs, runs, batch)
+        for name, pairs in asked.items()
+        if pairs.rows.shape[1] == pairs.keys.shape[1] == runs.low.shape[1]
+    }
+
+
+def _of_batch(pairs: Pairs, runs: Runs, batch: int) -> list[Matches]:
+    texts, masks = len(pairs.rows), len(runs.low)
+    single = texts == masks == 1
+    matches = [
+        Matches.of(pairs, text % texts, runs.low[text % masks], runs.high[text % masks])
+        for text in range(1 if single else batch)
+    ]
+    return matches * batch if single else matches

@@ -1,0 +1,211 @@
+"""The forms that there are: what a measure is a function of."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attnscope.fused.pairs import Pairs
+from attnscope.fused.request import Request
+from attnscope.fused.statistics import Statistics
+from attnscope.measures.block import Block, TokenFacts
+from attnscope.measures.form import Form, KeySum, PerRow, RowFigures, Total
+
+
+class OfWeights(Form):
+    """Any function of a block, -> [batch, head, row]. It has to see every row."""
+
+    rows = "rows with at least two open keys"
+    fused = False
+
+    def of_block(self, block: Block) -> PerRow:
+        """Measure the rows of a block."""
+        return PerRow(self.function(block), block.open_keys > 1)
+
+
+class OfRow(Form):
+    """A function of the entropy, largest weight, total and number of open keys of rows, elementwise."""
+
+    rows = "rows with at least two open keys"
+    least: ClassVar[int] = 2
+
+    def of_block(self, block: Block) -> PerRow:
+        """Measure the rows of a block."""
+        return PerRow(self.function(block), block.open_keys >= self.least)
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
+        """Measure all rows at once."""
+        open_keys = statistics.runs.count[:, None].double()  # [batch or 1, 1, row]
+        entropy, largest, total = (
+            each.double() for each in (statistics.entropy, statistics.largest, statistics.total)
+        )
+        value = self.function(RowFigures(entropy.clamp_min(0), largest, total, open_keys))
+        even = RowFigures(open_keys.log(), 1 / open_keys, torch.ones_like(open_keys), open_keys)
+        return _by_rows(value, open_keys >= self.least, self.function(even))
+
+
+class OfEveryRow(OfRow):
+    """The same, of rows with one open key, too."""
+
+    rows = "all rows"
+    least = 1
+
+
+class AtKey(Form):
+    """The weight on one key of each row: a function of the rows' positions, [row] -> [row].
+
+    A row whose key does not exist does not count.
+    """
+
+    needs = ("positions",)
+    rows = "rows whose key exists"
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        size = block.rows.shape[-1]
+        key = self.function(block.positions)[:, None]  # [row, 1]
+        number = torch.arange(size, device=key.device) == key
+        return KeySum(number[None], ((key >= 0) & (key < size))[:, 0].expand(block.open_keys.shape))
+
+    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
+        """Ask for the weight on that key."""
+        request.at[name] = self.function
+        return True
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once."""
+        if name not in statistics.at:
+            return None
+        runs, key = statistics.runs, self.function(statistics.positions)
+        open_ = (runs.low <= key) & (key < runs.high)  # [batch or 1, row]
+        counts = ((key >= 0) & (key < statistics.column.shape[-1])).expand(open_.shape)
+        return _by_rows(statistics.at[name].double(), counts[:, None], (open_.double() / runs.count)[:, None])
+
+
+class ByGap(Form):
+    """Weights summed, each times a number: a function of how far its key lies ahead of its row."""
+
+    needs = ("positions",)
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        gap = torch.arange(block.rows.shape[-1], device=block.rows.device) - block.positions[:, None]
+        return KeySum(self.function(gap)[None], torch.ones_like(block.open_keys, dtype=torch.bool))
+
+    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
+        """Ask for the sum over gaps."""
+        request.gaps[name] = self.function
+        return True
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once."""
+        if name not in statistics.gaps:
+            return None
+        position = statistics.positions
+        first = -int(position[-1])
+        number = self.function(torch.arange(first, statistics.column.shape[-1])).double()[None]
+        return _of_runs(statistics, statistics.gaps[name], number, position + first)
+
+
+class OnKeys(Form):
+    """Weights summed, each times a number of its key: a function of the keys' tokens, -> [text, key]."""
+
+    needs = ("keys",)
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        number = self.function(block.keys)[:, None]
+        return KeySum(number, torch.ones_like(block.open_keys, dtype=torch.bool))
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
+        """Measure all rows at once."""
+        number = self.function(facts).double()  # [text, key]
+        value = (statistics.column.double() * number[:, None]).sum(-1)
+        return _of_runs(statistics, value, number, torch.zeros_like(statistics.positions))
+
+
+class OnPairs(Form):
+    """The weight on keys that carry their row's label: a function of queries' and keys' tokens, -> Pairs.
+
+    Rows that have such a key count.
+    """
+
+    needs = ("positions", "queries", "keys")
+    rows = "rows that have such a key"
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        pairs: Pairs = self.function(block.queries, block.keys)
+        key, row = torch.arange(block.rows.shape[-1], device=block.rows.device), block.positions[:, None]
+        match = self._match(pairs.rows[:, :, None], pairs.keys[:, None])  # [text, row, key]
+        if not pairs.itself:
+            match = match & (key != row)
+        if not pairs.ahead:
+            match = match & (key <= row)
+        return KeySum(match, (match[:, None] & block.allowed).any(-1))
+
+    @staticmethod
+    def _match(rows: Tensor, keys: Tensor) -> Tensor:
+        return rows == keys
+
+    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
+        """Ask for the pairs of the text, if it is known."""
+        if facts is not None:
+            request.pairs[name] = self.function(facts, facts)
+        return True
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once."""
+        sums = statistics.pairs.get(name)
+        if sums is None or not _equal(sums.pairs, self.function(facts, facts)):
+            return None
+        count = sums.count[:, None].double()  # [batch, 1, row]
+        return Total(sums.total, count > 0, count / statistics.runs.count[:, None], statistics.total.double())
+
+
+class OnOthers(OnPairs):
+    """The weight on keys that carry another label than their row; fused where all labels are the same."""
+
+    @staticmethod
+    def _match(rows: Tensor, keys: Tensor) -> Tensor:
+        return rows != keys
+
+    def _has_none(self, facts: TokenFacts | None) -> bool:
+        pairs: Pairs = self.function(facts, facts)
+        return bool((pairs.rows == pairs.keys[:, :1]).all() and (pairs.keys == pairs.keys[:, :1]).all())
+
+    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
+        """Ask for nothing: the fused pass can tell that there are none."""
+        return facts is None or self._has_none(facts)
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once."""
+        nothing = torch.zeros_like(statistics.runs.count[:, None], dtype=torch.float64)
+        value = torch.zeros_like(statistics.column[..., 0], dtype=torch.float64)
+        return Total(value, nothing > 0, nothing, nothing) if self._has_none(facts) else None
+
+
+def _equal(one: Pairs, other: Pairs) -> bool:
+    return torch.equal(one.rows, other.rows) and torch.equal(one.keys, other.keys)
+
+
+def _by_rows(value: Tensor, counts: Tensor, baseline: Tensor) -> Total:
+    """The total of values that are known row by row."""
+    return Total(torch.where(counts, value, 0).sum(-1), counts, baseline, value)
+
+
+def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tensor) -> Total:
+    """The total of a sum over keys in which all rows count.
+
+    Row ``i`` and its key ``j`` have the number ``number[text, j - shift[i]]``, ``shift`` being [row].
+    """
+    runs = statistics.runs
+    texts = max(len(number), len(runs.low))
+    number = number.expand(texts, -1)
+    low, high = ((each - shift).expand(texts, -1) for each in (runs.low, runs.high))
+    before = torch.nn.functional.pad(number.cumsum(-1), (1, 0))  # of all places before each
+    baseline = (before.gather(1, high) - before.gather(1, low)) / runs.count
+    lone = statistics.total.double() * number.gather(1, low)[:, None]
+    return Total(value, torch.ones_like(baseline, dtype=torch.bool)[:, None], baseline[:, None], lone)

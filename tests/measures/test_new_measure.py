@@ -1,0 +1,103 @@
+"""A measure that is declared by one function, and nothing else, is there wherever measures are."""
+
+import csv
+import io
+import json
+
+import pytest
+import torch
+
+from attnscope.measures import MEASURES, fused_request, measure
+from attnscope.measures.block import Block
+from attnscope.measures.forms import AtKey, OfWeights
+from tests.cli.run import runner
+from tests.models.folders import gpt2
+
+LINE = "The cat sat on the mat because it was tired."
+LONG = LINE * 60
+TEXTS = {"a short text": LINE, "a long text": LONG}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return gpt2(tmp_path_factory.mktemp("gpt2"), n_positions=1200, n_layer=1)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
+    return runner(monkeypatch, capsys)
+
+
+@pytest.fixture(autouse=True)
+def new_measures(monkeypatch):
+    monkeypatch.setattr(MEASURES, "_entries", dict(MEASURES))
+
+    @measure("skip", AtKey, formula="A[i, i-2]", source="a test")
+    def skip(position):
+        """Weight on the token before the previous one.  -> [batch, head, row]"""
+        return position - 2
+
+    @measure("median", OfWeights, formula="median of A", source="a test")
+    def median(block: Block):
+        """Median weight of the row.  -> [batch, head, row]"""
+        return block.rows.median(-1).values
+
+
+def eager_means(folder, text):
+    """Both measures of each head from the model's own weights.  -> {name: [head]}"""
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    inputs = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    with torch.inference_mode():
+        weights = model(**inputs, output_attentions=True).attentions[0][0].double()  # [head, query, key]
+    return {
+        "skip": weights.diagonal(-2, 1, 2).mean(-1).tolist(),
+        "median": weights[:, 1:].median(-1).values.mean(-1).tolist(),
+    }
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("name", ["skip", "median"])
+def test_it_is_measured_sorted_and_printed(run, folder, name, text):
+    wanted = eager_means(folder, text)[name]
+    answer = json.loads(run("stats", text, "-m", folder, "--sort", name, "--json").out)
+    values = {head["head"]: head["figures"][name]["value"] for head in answer["heads"]}
+    assert [values[head] for head in range(4)] == pytest.approx(wanted, abs=1e-6)
+    assert list(values.values()) == sorted(values.values(), reverse=True)
+    rows = list(csv.DictReader(io.StringIO(run("stats", text, "-m", folder, "--sort", name, "--csv").out)))
+    assert [float(row[name]) for row in rows] == pytest.approx(list(values.values()), abs=1e-9)
+    assert name in run("stats", text, "-m", folder, "--sort", name).out
+
+
+def test_only_what_the_fused_pass_can_tell_goes_through_it(run, folder):
+    assert "fused pass" in fused(run("stats", LONG, "-m", folder, "--sort", "skip").out)
+    for name in ("median", "coverage90"):
+        out = run("stats", LONG, "-m", folder, "--sort", name).out
+        assert "beside the kernel" in out
+        assert fused_request([name], []) is None
+
+
+def fused(out):
+    """Both words that a pass has had for itself."""
+    return out.replace("single pass", "fused pass")
+
+
+def test_it_selects_heads_and_explains_itself(run, folder):
+    middle = sorted(eager_means(folder, LINE)["skip"])[2]
+    answer = json.loads(run("stats", LINE, "-m", folder, "--where", f"skip>={middle - 1e-6}", "--json").out)
+    assert len(answer["heads"]) == 2
+    explained = run("stats", "--explain", "skip").out
+    assert explained.startswith("skip: Weight on the token before the previous one.\n  formula   A[i, i-2]\n")
+    assert "average   over rows whose key exists\n" in explained
+    assert "skip" in run("stats", "--list").out
+
+
+def test_a_corpus_has_it_with_its_standard_error(run, folder, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text(f"{LINE}\nThe dog ran to the park.\n{LONG}\n", "utf-8")
+    answer = json.loads(run("stats", "--texts", texts, "-m", folder, "--sort", "skip", "--json").out)
+    for head in answer["heads"]:
+        figure = head["figures"]["skip"]
+        assert (figure["texts"], figure["error"] > 0) == (3, True)

@@ -18,22 +18,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from attnscope import __version__
-from attnscope.cli.browse import EXAMPLES as BROWSE_EXAMPLES
 from attnscope.cli.browse import browse
-from attnscope.cli.check import EXAMPLES as CHECK_EXAMPLES
 from attnscope.cli.check import check
-from attnscope.cli.compare import EXAMPLES as COMPARE_EXAMPLES
 from attnscope.cli.compare import compare
-from attnscope.cli.export import EXAMPLES as EXPORT_EXAMPLES
 from attnscope.cli.export import export
-from attnscope.cli.info import EXAMPLES as INFO_EXAMPLES
 from attnscope.cli.info import info
-from attnscope.cli.show import EXAMPLES as SHOW_EXAMPLES
 from attnscope.cli.show import show
-from attnscope.cli.stats import EXAMPLES as STATS_EXAMPLES
 from attnscope.cli.stats import stats
-from attnscope.cli.train import EXAMPLES as TRAIN_EXAMPLES
-from attnscope.cli.train import LOSS_EXAMPLES, loss, train
+from attnscope.cli.train import loss, train
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.memory import out_of_memory
 
@@ -53,22 +45,15 @@ app = typer.Typer(
 )
 
 
-def _add(command: Callable[..., None], examples: str) -> None:
-    """Add a command, its docstring as help, each paragraph free to flow with the terminal's width."""
-    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
-    flowing = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(help=flowing, epilog=examples)(command)
+def _add(command: Callable[..., None]) -> None:
+    """Add a command: its docstring is its help, each paragraph free to flow with the terminal's width."""
+    text, title, examples = inspect.cleandoc(command.__doc__ or "").partition("Example")
+    paragraphs = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    app.command(help=paragraphs, epilog=title + examples)(command)
 
 
-_add(show, SHOW_EXAMPLES)
-_add(stats, STATS_EXAMPLES)
-_add(compare, COMPARE_EXAMPLES)
-_add(browse, BROWSE_EXAMPLES)
-_add(export, EXPORT_EXAMPLES)
-_add(info, INFO_EXAMPLES)
-_add(check, CHECK_EXAMPLES)
-_add(train, TRAIN_EXAMPLES)
-_add(loss, LOSS_EXAMPLES)
+for _command in (show, stats, compare, browse, export, info, check, train, loss):
+    _add(_command)
 
 
 def _version(asked: bool) -> None:

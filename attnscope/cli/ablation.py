@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import typer
-
-from attnscope.cli.heads import parse_head
+from attnscope.cli.heads import parse_head, select
+from attnscope.cli.options.heads import ShownHeads
 from attnscope.cli.plain import print_plain
 from attnscope.cli.waiting import waiting
 
@@ -21,22 +20,15 @@ MOST = 8
 """Tokens whose guess changed most that are listed."""
 
 
-def show_ablation(context: typer.Context, model: Model, prepared: ModelInput) -> None:
-    """Take the head of --ablate away, and print what changes in the model's guesses."""
+def show_ablation(model: Model, prepared: ModelInput, asked: ShownHeads, *, as_json: bool) -> None:
+    """Take the head of --ablate away, and print what changes in the model's predictions."""
     from attnscope.analysis.intervention.ablation import ablated
-    from attnscope.analysis.selection import Selection
-    from attnscope.attention import Head
 
-    asked = context.params
-    if asked["out"] is not None:
-        raise typer.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
-    layer, number = parse_head(asked["ablate"], asked["layer"])
-    if layer is None or number is None:
-        raise typer.BadParameter("name one head, like L5H3", param_hint="--ablate")
-    selection = Selection(Head(layer, number), kind=asked["kind"])
-    with waiting(f"{model.name} guesses with and without {asked['ablate']}"):
-        seen = ablated(model, prepared, selection)
-    if asked["as_json"]:
+    assert asked.ablate is not None
+    head = parse_head(asked.ablate, asked.layer, asked.kind)
+    with waiting(f"{model.name} predicts with and without {asked.ablate}"):
+        seen = ablated(model, prepared, select(asked, head=head))
+    if as_json:
         print_plain(asdict(seen))
     else:
         _print(seen)

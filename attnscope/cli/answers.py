@@ -12,6 +12,7 @@ from attnscope.analysis.head import OneHead
 from attnscope.analysis.layers import WholeLayers
 from attnscope.analysis.numbers import site_numbers
 from attnscope.analysis.overview import Overview
+from attnscope.cli.options.picture import PictureOptions
 from attnscope.cli.plain import print_plain
 from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.render.terminal import View, print_view
@@ -100,13 +101,16 @@ def print_json(answer: Answer) -> None:
     print_plain(answer.numbers)
 
 
-def save(answer: Answer, out: Path, cmap: str | None) -> None:
+def save(answer: Answer, out: Path, picture: PictureOptions) -> None:
     """Draw the answer into ``out``; several kinds of attention make several files, named after them."""
     from attnscope.render.image import save as save_picture
 
     for name, view in answer.pictures.items():
         path = out if len(answer.pictures) == 1 else out.with_stem(f"{out.stem}-{name}")
-        for warning in save_picture(view, path, cmap=cmap):
+        drawn = save_picture(
+            view, path, dpi=picture.dpi, cmap=picture.cmap, width=picture.size, font=picture.font
+        )
+        for warning in drawn:
             print(f"attnscope: {warning}", file=sys.stderr)
         print(f"saved {path}", file=sys.stderr)
 

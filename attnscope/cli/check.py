@@ -2,150 +2,147 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnscope.cli import corpus, options
-from attnscope.cli.loading import load_model
-from attnscope.cli.text import read_text
-from attnscope.cli.waiting import waiting
+from attnscope.cli.command import command
+from attnscope.cli.corpus import check_texts, measure_corpus
+from attnscope.cli.heads import select
+from attnscope.cli.options.corpus import CorpusOptions
+from attnscope.cli.options.declare import argument, option
+from attnscope.cli.options.heads import LayerOptions
+from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.picture import NumbersOptions
+from attnscope.cli.options.source import TextNamed
+from attnscope.cli.plain import print_plain
+from attnscope.cli.source import load_model, read_source, reading
 
 if TYPE_CHECKING:
-    from attnscope.analysis.claims import Claim
+    from attnscope.analysis.claims import Verdict
+    from attnscope.analysis.selection import Selection
+    from attnscope.analysis.snapshot import Change
     from attnscope.analysis.stats import Stats
-
-EXAMPLES = """Examples:
-
-attnscope check "L0H3.self > 0.5" "count(previous > 0.5) >= 2" --texts sample_inputs/sentences.txt
-
-attnscope check "any.induction > 0.1" -m own-causal --file sample_inputs/repeated.txt --truncate
-
-attnscope check --texts corpus.txt --save before.json
-
-attnscope check --texts corpus.txt --against before.json --tolerance 0.02
-"""
 
 AGAINST = "Snapshots"
 MOST = 10
 """Changed figures that are listed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClaimOptions:
+    """What is claimed, and what the figures are held against."""
+
+    claims: list[str] | None = argument(
+        'Claims such as "L0H2.previous > 0.9", "L0H2.role = previous", "any.induction > 0.4", '
+        '"all.entropy < 3", "count(previous > 0.5) >= 2".'
+    )
+    save: Path | None = option("Write all figures to a file.", panel=AGAINST)
+    against: Path | None = option("Compare all figures with such a file.", panel=AGAINST)
+    tolerance: float = option(
+        "How far a figure may be; a share of it above 1.", min=0.0, panel=AGAINST, default=0.05
+    )
+
+
+@command
 def check(
-    context: typer.Context,
-    claims: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help='Claims such as "L0H2.previous > 0.9", "L0H2.role = previous", "any.induction > 0.4", '
-            '"all.entropy < 3", "count(previous > 0.5) >= 2".',
-            show_default=False,
-        ),
-    ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(
-            help="The text; - reads standard input.", rich_help_panel=options.TEXT, show_default=False
-        ),
-    ] = None,
-    file: options.File = None,
-    max_tokens: options.MaxTokens = None,
-    truncate: options.Truncate = False,
-    texts: corpus.Texts = None,
-    field: corpus.Field = "text",
-    limit: corpus.Limit = None,
-    strict: corpus.Strict = False,
-    checkpoint: corpus.Checkpoint = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Write all figures to a file.", rich_help_panel=AGAINST, show_default=False),
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            help="Compare all figures with such a file.", rich_help_panel=AGAINST, show_default=False
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            min=0.0, help="How far a figure may be; a share of it above 1.", rich_help_panel=AGAINST
-        ),
-    ] = 0.05,
-    model: options.ModelName = "own",
-    tokenizer: options.Tokenizer = "own",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    allow_pickle: options.AllowPickle = False,
-    offline: options.Offline = False,
+    asked: ClaimOptions,
+    source: TextNamed,
+    corpus: CorpusOptions,
+    attention: LayerOptions,
+    output: NumbersOptions,
+    model: ModelOptions,
 ) -> None:
     """Check claims about heads: exit code 0 if all of them hold, 1 if not.
 
     A claim names a head and a measure (attnscope stats --list), any or all heads, or a count of heads.
+
+    Examples:
+
+    attnscope check "L0H3.self > 0.5" "count(previous > 0.5) >= 2" --texts sample_inputs/sentences.txt
+
+    attnscope check "any.induction > 0.1" -m own-causal --file sample_inputs/repeated.txt --truncate
+
+    attnscope check --texts corpus.txt --save before.json
+
+    attnscope check --texts corpus.txt --against before.json --tolerance 0.02
     """
     from attnscope.analysis.claims import claim
     from attnscope.analysis.corpus.processes import launched
-    from attnscope.analysis.selection import Selection
-    from attnscope.analysis.snapshot import save_snapshot
-    from attnscope.analysis.stats import stats
+    from attnscope.analysis.snapshot import changes, save_snapshot
     from attnscope.measures import DEFAULT
-    from attnscope.storage.corpus import read_corpus
 
-    read = [claim(each) for each in claims or ()]
-    if not read and save is None and against is None:
+    claims = [claim(each) for each in asked.claims or ()]
+    if not claims and asked.save is None and asked.against is None:
         raise typer.BadParameter("claim something, or give --save or --against", param_hint="CLAIMS")
-    names = tuple(dict.fromkeys((*DEFAULT, *(name for each in read for name in each.names))))
-    if texts is not None:
-        if text is not None or file is not None:
-            raise typer.BadParameter("give a text or --texts, not both", param_hint="--text")
-        source = read_corpus(texts, field)
-        seen = corpus.measure_corpus(context, load_model(context), source, Selection(), names)
+    names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))
+    selection = select(attention)
+    check_texts(corpus, source)
+    if corpus.texts is not None:
+        seen = measure_corpus(corpus, source, lambda: load_model(model), selection, names)
     else:
-        corpus.refuse_without_texts(context)
-        if text is None and file is None:
-            raise typer.BadParameter("give --texts CORPUS, --text or --file", param_hint="--texts")
-        first, _ = read_text(text, None, file, None)
-        loaded = load_model(context)
-        prepared = loaded.prepare(first, max_tokens=max_tokens, truncate=truncate)
-        with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
-            seen = stats(loaded, prepared, Selection(), names=names)
-    loud = launched().number == 0
-    holds = _judge(seen, read, loud)
-    if against is not None:
-        holds = _compare(seen, against, tolerance, loud) and holds
-    if save is not None and loud:
-        save_snapshot(seen, save)
-        print(f"saved {save}")
-    raise typer.Exit(0 if holds else 1)
+        seen = _measure(source, model, selection, names)
+    verdicts = [each.judged(seen.heads) for each in claims]
+    first = launched().number == 0  # of several processes one prints and writes
+    if first and not output.as_json:
+        _print_verdicts(verdicts)
+    differences = None if asked.against is None else changes(seen, asked.against, asked.tolerance)
+    if first and output.as_json:
+        print_plain(_numbers(verdicts, differences))
+    elif first and differences is not None:
+        _print_differences(differences, asked)
+    if first and asked.save is not None:
+        save_snapshot(seen, asked.save)
+        print(f"saved {asked.save}", file=sys.stderr if output.as_json else sys.stdout)
+    raise typer.Exit(0 if all(verdict.holds for verdict in verdicts) and not differences else 1)
 
 
-def _judge(seen: Stats, claims: list[Claim], loud: bool) -> bool:
-    """Print one line a claim; whether all of them hold."""
+def _measure(source: TextNamed, model: ModelOptions, selection: Selection, names: tuple[str, ...]) -> Stats:
+    """The figures of one text."""
+    from attnscope.analysis.stats import stats
+
+    if not source.names_one:
+        raise typer.BadParameter("give --texts CORPUS, --text or --file", param_hint="--texts")
+    loaded, prepared = read_source(source, model).open()
+    with reading(loaded, prepared):
+        return stats(loaded, prepared, selection, names=names)
+
+
+def _numbers(verdicts: list[Verdict], differences: list[Change] | None) -> dict[str, Any]:
+    """Verdicts and changed figures as plain data."""
+    return {
+        "holds": all(verdict.holds for verdict in verdicts) and not differences,
+        "claims": [
+            {"claim": verdict.claim, "holds": verdict.holds, "figures": verdict.found} for verdict in verdicts
+        ],
+        "changes": None if differences is None else [asdict(change) for change in differences],
+    }
+
+
+def _print_verdicts(verdicts: list[Verdict]) -> None:
+    """Print one line a claim."""
     from attnscope.axes import visible
 
-    verdicts = [claim.judged(seen.heads) for claim in claims]
     width = max((len(verdict.claim) for verdict in verdicts), default=0)
-    for verdict in verdicts if loud else ():
+    for verdict in verdicts:
         print(f"{'ok' if verdict.holds else 'FAILED':6}  {visible(verdict.claim):{width}}  {verdict.found}")
-    return all(verdict.holds for verdict in verdicts)
 
 
-def _compare(seen: Stats, path: Path, tolerance: float, loud: bool) -> bool:
-    """Print what has changed since a snapshot; whether nothing has."""
-    from attnscope.analysis.snapshot import changes
+def _print_differences(differences: list[Change], asked: ClaimOptions) -> None:
+    """Print what has changed since a snapshot."""
     from attnscope.axes import visible
 
-    found = changes(seen, path, tolerance)
-    if loud:
-        heads = len({change.head for change in found})
-        words = f"{len(found):,} figures of {heads:,} heads differ by more than" if found else "all within"
-        print(f"{'FAILED' if found else 'ok':6}  against {path}: {words} {tolerance:g}")
-        for change in found[:MOST]:
-            before, now = ("none" if v is None else f"{v:.4g}" for v in (change.before, change.now))
-            print(f"        {visible(change.head)}.{visible(change.measure)}: {before} before, {now} now")
-        if len(found) > MOST:
-            print(f"        and {len(found) - MOST:,} more")
-    return not found
+    heads = len({change.head for change in differences})
+    words = "all within"
+    if differences:
+        words = f"{len(differences):,} figures of {heads:,} heads differ by more than"
+    verdict = "FAILED" if differences else "ok"
+    print(f"{verdict:6}  against {asked.against}: {words} {asked.tolerance:g}")
+    for change in differences[:MOST]:
+        before, now = ("none" if v is None else f"{v:.4g}" for v in (change.before, change.now))
+        print(f"        {visible(change.head)}.{visible(change.measure)}: {before} before, {now} now")
+    if len(differences) > MOST:
+        print(f"        and {len(differences) - MOST:,} more")

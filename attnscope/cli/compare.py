@@ -4,220 +4,138 @@ from __future__ import annotations
 
 import csv
 import sys
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.command import LONGEST, written
-from attnscope.cli.heads import parse_head
-from attnscope.cli.loading import OPTIONS, load_model
-from attnscope.cli.text import read_text
-from attnscope.cli.waiting import waiting
-from attnscope.errors import InputError, OutputError
+from attnscope.attention import Head
+from attnscope.cli.command import command, repeat
+from attnscope.cli.heads import parse_head, select
+from attnscope.cli.options.corpus import TextsOptions
+from attnscope.cli.options.declare import argument, flag, option
+from attnscope.cli.options.heads import LayerOptions
+from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.picture import (
+    PICTURES,
+    AxisOptions,
+    NumbersOptions,
+    PrintedOptions,
+    check_picture,
+)
+from attnscope.cli.options.source import SecondNamed
+from attnscope.cli.source import Source, read_source, reading
+from attnscope.errors import InputError, OutputError, SelectionError
 
 if TYPE_CHECKING:
+    from attnscope.analysis.selection import Selection
     from attnscope.cli.compared import Compared
-    from attnscope.models import Model, ModelInput
-
-EXAMPLES = """Examples:
-
-attnscope compare "The cat sat on the mat because it was tired."
-
-attnscope compare "The cat sat on the mat." L1H2 L5H3
-
-attnscope compare "The cat sat on the mat." --with-text "The dog sat on the mat."
-
-attnscope compare --texts sentences.txt -m my-bert --with-model my-fine-tuned-bert --csv
-"""
 
 WITH = "What to compare with"
-CHANGED = ("heads", "layer", "head", "out", "as_json", "as_csv")
-"""What the commands that are offered choose anew."""
-
-SAVED = (*options.PICTURES, ".npz")
+SAVED = (*PICTURES, ".npz")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """What is compared with what."""
+
+    heads: list[str] | None = argument("Two heads, L1H2 L5H3, to be compared with each other.")
+    with_text: str | None = option("The same model on another text: what changes in which head.", panel=WITH)
+    with_model: str | None = option(
+        "Another model on the same text: how far each head drifted, or its best match.", panel=WITH
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedHeads(LayerOptions):
+    """Layers, or one head number."""
+
+    head: str | None = option(
+        "3: this head number through all layers. L5H3: with --with-text, its difference map."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOutput(NumbersOptions):
+    """Where the comparison goes."""
+
+    as_csv: bool = flag("Print the distances as CSV.", "--csv")
+    out: Path | None = option(
+        "Save a picture (.png, .svg, .pdf), or the numbers as arrays (.npz).", "--out", "-o"
+    )
+
+
+@command
 def compare(
-    context: typer.Context,
-    text: options.Text = None,
-    heads: Annotated[
-        list[str] | None,
-        typer.Argument(help="Two heads, L1H2 L5H3, to be compared with each other.", show_default=False),
-    ] = None,
-    file: options.File = None,
-    line: options.Line = None,
-    second_text: Annotated[
-        str | None,
-        typer.Option(
-            "--second",
-            help="A second text: its pair, or the target of an encoder-decoder.",
-            rich_help_panel=options.TEXT,
-            show_default=False,
-        ),
-    ] = None,
-    texts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Average over many texts: a text a line (.txt), .jsonl, .parquet, or a folder.",
-            rich_help_panel=options.TEXT,
-            show_default=False,
-        ),
-    ] = None,
-    max_tokens: options.MaxTokens = None,
-    truncate: options.Truncate = False,
-    with_text: Annotated[
-        str | None,
-        typer.Option(
-            help="The same model on another text: what changes in which head.",
-            rich_help_panel=WITH,
-            show_default=False,
-        ),
-    ] = None,
-    with_model: Annotated[
-        str | None,
-        typer.Option(
-            help="Another model on the same text: how far each head drifted, or its best match.",
-            rich_help_panel=WITH,
-            show_default=False,
-        ),
-    ] = None,
-    layer: options.Layer = None,
-    head: Annotated[
-        str | None,
-        typer.Option(
-            help="3: this head number through all layers. L5H3: with --with-text, its difference map.",
-            rich_help_panel=options.WHERE,
-            show_default=False,
-        ),
-    ] = None,
-    kind: options.Kind = None,
-    words: options.Words = False,
-    hide_special: options.HideSpecial = False,
-    cmap: options.Cmap = None,
-    plain: options.Plain = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Save a picture (.png, .svg, .pdf), or the numbers as arrays (.npz).",
-            rich_help_panel=options.PICTURE,
-            show_default=False,
-        ),
-    ] = None,
-    as_json: options.AsJson = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print the distances as CSV.", rich_help_panel=options.PICTURE)
-    ] = False,
-    model: options.ModelName = "own",
-    tokenizer: options.Tokenizer = "own",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    allow_pickle: options.AllowPickle = False,
-    offline: options.Offline = False,
+    source: SecondNamed,
+    contrast: Contrast,
+    corpus: TextsOptions,
+    attention: ComparedHeads,
+    axes: AxisOptions,
+    output: CompareOutput,
+    picture: PrintedOptions,
+    model: ModelOptions,
 ) -> None:
     """Compare attention heads: all of them, two, or all of them on two texts or in two models.
 
     The distance of two heads is the Jensen-Shannon divergence of their rows, averaged: 0 nats where both
     look the same way, 0.693 where they share no token.
+
+    Examples:
+
+    attnscope compare "The cat sat on the mat because it was tired."
+
+    attnscope compare "The cat sat on the mat." L1H2 L5H3
+
+    attnscope compare "The cat sat on the mat." --with-text "The dog sat on the mat."
+
+    attnscope compare --texts sentences.txt -m my-bert --with-model my-fine-tuned-bert --csv
     """
-    named = list(heads or ())
-    if text is not None and (file is not None or texts is not None):
-        named, text = [text, *named], None  # what stands first is no text then
-    layer, number = _head(head, layer)
-    _check(named, texts, with_text, with_model, layer, number)
-    pair = [parse_head(name, None) for name in named]
-    given = _texts(texts) if texts is not None else [read_text(text, second_text, file, line)]
-    if out is not None and out.suffix.lower() not in SAVED:
+    if source.text is not None and _names_head(source, corpus):
+        contrast = replace(contrast, heads=[source.text, *(contrast.heads or ())])
+        source = replace(source, text=None)
+    selection = _select(attention, axes)
+    _check(contrast, corpus, source, selection)
+    pair = [parse_head(name, kind=selection.kind) for name in contrast.heads or ()]
+    given = _texts(corpus, source, model) if corpus.texts else [read_source(source, model)]
+    if output.out is not None and output.out.suffix.lower() not in SAVED:
         raise OutputError(
-            f"{out} cannot be written: a comparison is saved as {', '.join(SAVED)}; --json and --csv print it"
+            f"{output.out} cannot be written: a comparison is saved as {', '.join(SAVED)}; "
+            "--json and --csv print it"
         )
-    options.check_picture(out, cmap, one=False)
-    from attnscope.analysis.selection import Selection
-    from attnscope.attention import Head
-    from attnscope.cli import answers
-
-    one = None if with_text is None or layer is None or number is None else Head(layer, number)
-    selection = Selection(
-        head=one,
-        layers=None if layer is None or one else (layer,),
-        number=None if one else number,
-        kind=kind,
-        words=words,
-        hide_special=hide_special,
-    )
-    loaded = load_model(context)
-
-    def prepare(reader: Model, one: str, other: str | None) -> ModelInput:
-        return reader.prepare(one, other, max_tokens=max_tokens, truncate=truncate)
-
-    prepared = [prepare(loaded, *each) for each in given]
-    size = sum(len(each.tokens) for each in prepared)
-    with waiting(f"{model} reads {size:,} tokens"), loaded.threads(prepared[0]):
-        command = _command(context) if texts is None else None
-        if pair:
-            from attnscope.analysis.comparison.two_heads import compare_heads
-            from attnscope.cli.compared import of_two_heads
-
-            both = [Head(of_layer or 0, of_head or 0) for of_layer, of_head in pair]
-            found = of_two_heads(compare_heads(loaded, prepared[0], both[0], both[1], selection))
-        elif with_text is not None:
-            from attnscope.analysis.comparison.texts import compare_texts
-            from attnscope.cli.compared_across import of_texts
-
-            changed = prepare(loaded, *read_text(with_text, second_text, None, None))
-            found = of_texts(compare_texts(loaded, prepared[0], changed, selection), command)
-        elif with_model is not None:
-            from attnscope.analysis.comparison.models import compare_models
-            from attnscope.cli.compared_across import of_models
-
-            rival = _load_other(context, with_model)
-            texts_of_both = [
-                (mine, prepare(rival, *each)) for mine, each in zip(prepared, given, strict=True)
-            ]
-            found = of_models(compare_models(loaded, rival, texts_of_both, selection))
-        elif number is not None and texts is None:
-            from attnscope.analysis.comparison.depth import through_layers
-            from attnscope.cli.compared import of_depth
-
-            found = of_depth(through_layers(loaded, prepared[0], number, selection))
-        else:
-            from attnscope.analysis.comparison.compare import compare as compare_all
-            from attnscope.cli.compared import of_heads
-
-            found = of_heads(compare_all(loaded, prepared, selection), command)
-    if as_json:
-        answers.print_json(found.answer)
-    elif as_csv:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(found.table)
-    elif out is not None:
-        _save(found, out, cmap)
-    else:
-        answers.print_views(found.answer, cmap=cmap, plain=plain)
+    check_picture(output.out, picture.cmap, one=False)
+    opening = None
+    if corpus.texts is None:
+        anew = replace(attention, layer=None, head=None), replace(contrast, heads=None)
+        opening = repeat("compare", source, *anew, axes, picture, model)
+    _print(_compare(given, selection, pair, contrast, opening, one=corpus.texts is None), output, picture)
 
 
-def _head(head: str | None, layer: int | None) -> tuple[int | None, int | None]:
-    """Layer and head; a number alone is that head of every layer."""
-    if head is not None and head.isascii() and head.isdigit():
-        return layer, int(head)
-    return parse_head(head, layer)
+def _names_head(source: SecondNamed, corpus: TextsOptions) -> bool:
+    """Whether what stands first is no text: that comes from elsewhere."""
+    if any(each is not None for each in (source.file, source.saved, source.inputs, corpus.texts)):
+        return True
+    try:
+        return source.image is not None and bool(Head(str(source.text)))
+    except SelectionError:
+        return False
 
 
-def _check(
-    named: list[str],
-    texts: Path | None,
-    with_text: str | None,
-    with_model: str | None,
-    layer: int | None,
-    number: int | None,
-) -> None:
+def _select(attention: ComparedHeads, axes: AxisOptions) -> Selection:
+    """Which heads are meant; a number alone is that head of every layer."""
+    if attention.head is None:
+        return select(attention, axes)
+    if attention.head.isascii() and attention.head.isdigit() and attention.layer is None:
+        return select(attention, axes, number=int(attention.head))
+    return select(attention, axes, parse_head(attention.head, attention.layer, attention.kind))
+
+
+def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, selection: Selection) -> None:
     """Wrong usage for what says nothing together."""
-    asked = [bool(named), with_text is not None, with_model is not None]
+    named = contrast.heads or []
+    asked = [bool(named), contrast.with_text is not None, contrast.with_model is not None]
     if sum(asked) > 1:
         raise typer.BadParameter("choose one of two heads, --with-text and --with-model", param_hint="HEADS")
     if named and len(named) != 2:
@@ -226,56 +144,92 @@ def _check(
             f"{', '.join(named)} (quote a text of several words)",
             param_hint="HEADS",
         )
-    if named and (layer is not None or number is not None):
+    if named and not (selection.every_layer and selection.number is None):
         raise typer.BadParameter("the two heads say their layers and numbers themselves", param_hint="--head")
-    if texts is not None and (named or with_text is not None):
+    if corpus.texts is not None and (named or contrast.with_text is not None):
         raise typer.BadParameter("two heads, and --with-text, take one text", param_hint="--texts")
-    if with_text is not None and number is not None and layer is None:
-        raise typer.BadParameter(f"which layer? write L0H{number}, or add --layer", param_hint="--head")
-    if not any(asked) and layer is not None and number is not None:
+    if corpus.texts is not None and source.names_one:
+        raise typer.BadParameter("give a text or --texts, not both", param_hint="TEXT")
+    if source.saved is not None and any(asked[1:]):
+        raise typer.BadParameter("a file of weights has one text and no model", param_hint="--from")
+    if contrast.with_text is not None and selection.number is not None:
+        raise typer.BadParameter(
+            f"which layer? write L0H{selection.number}, or add --layer", param_hint="--head"
+        )
+    if not any(asked) and selection.head is not None:
         raise typer.BadParameter(
             "one head alone has nothing to be compared with: name two, or give its number alone",
             param_hint="--head",
         )
 
 
-def _texts(path: Path) -> list[tuple[str, str | None]]:
+def _texts(corpus: TextsOptions, source: SecondNamed, model: ModelOptions) -> list[Source]:
     """The texts of a corpus. Raises ``InputError`` where one cannot be read, or where there is none."""
     from attnscope.storage.corpus import read_corpus
 
-    corpus = read_corpus(path)
-    found: list[tuple[str, str | None]] = []
-    for entry in corpus.entries():
+    assert corpus.texts is not None
+    entries = read_corpus(corpus.texts, corpus.field)
+    texts = []
+    for entry in islice(entries.entries(), corpus.limit):
         if entry.fault:
-            raise InputError(f"{corpus.name}, {entry.where}: {entry.fault}")
-        found.append((entry.text, None))
-    if not found:
-        raise InputError(f"{corpus.name} holds no text")
-    return found
+            raise InputError(f"{entries.name}, {entry.where}: {entry.fault}")
+        texts.append(Source(source, model, entry.text))
+    if not texts:
+        raise InputError(f"{entries.name} holds no text")
+    return texts
 
 
-def _command(context: typer.Context) -> str | None:
-    """The command that is running, to which heads can be added; ``None`` if it is too long to copy."""
-    words = written(context, CHANGED)
-    return words if len(words) <= LONGEST and words.isprintable() else None
+def _compare(
+    given: list[Source],
+    selection: Selection,
+    pair: list[Head],
+    contrast: Contrast,
+    opening: str | None,
+    *,
+    one: bool,
+) -> Compared:
+    """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
+    from attnscope.analysis.comparison.compare import compare as compare_all
+    from attnscope.analysis.comparison.depth import through_layers
+    from attnscope.analysis.comparison.models import compare_models
+    from attnscope.analysis.comparison.texts import compare_texts
+    from attnscope.analysis.comparison.two_heads import compare_heads
+    from attnscope.cli.compared import of_depth, of_heads, of_two_heads
+    from attnscope.cli.compared_across import of_models, of_texts
+
+    loaded = given[0].load()
+    prepared = [each.prepare(loaded) for each in given]
+    with reading(loaded, *prepared):
+        if pair:
+            return of_two_heads(compare_heads(loaded, prepared[0], pair[0], pair[1], selection))
+        if contrast.with_text is not None:
+            asked = replace(given[0].asked, text=contrast.with_text, file=None, line=None)
+            changed = read_source(asked, given[0].model).prepare(loaded)
+            return of_texts(compare_texts(loaded, prepared[0], changed, selection), opening)
+        if contrast.with_model is not None:  # loaded as the first one is; a revision is the first one's alone
+            name = replace(given[0].model, model=contrast.with_model, revision=None)
+            rival = replace(given[0], model=name).load()
+            both = [(mine, each.prepare(rival)) for mine, each in zip(prepared, given, strict=True)]
+            return of_models(compare_models(loaded, rival, both, selection))
+        if selection.number is not None and one:
+            return of_depth(through_layers(loaded, prepared[0], selection.number, selection))
+        return of_heads(compare_all(loaded, prepared, selection), opening)
 
 
-def _load_other(context: typer.Context, name: str) -> Model:
-    """The model to compare with, loaded as the first one is; a revision is the first one's alone."""
-    from attnscope.models import load
-
-    asked = {option: context.params[option] for option in OPTIONS if option != "revision"}
-    with waiting(f"loading {name}"):
-        return load(name, **asked)
-
-
-def _save(found: Compared, out: Path, cmap: str | None) -> None:
+def _print(compared: Compared, output: CompareOutput, picture: PrintedOptions) -> None:
+    """Print a comparison, or save it."""
     from attnscope.cli import answers
 
-    if out.suffix.lower() != ".npz":
-        answers.save(found.answer, out, cmap)
-        return
-    from attnscope.storage.arrays.write import save_arrays
+    if output.as_json:
+        answers.print_json(compared.answer)
+    elif output.as_csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(compared.table)
+    elif output.out is None:
+        answers.print_views(compared.answer, cmap=picture.cmap, plain=picture.plain)
+    elif output.out.suffix.lower() != ".npz":
+        answers.save(compared.answer, output.out, picture)
+    else:
+        from attnscope.storage.arrays.write import save_arrays
 
-    save_arrays(found.arrays, out)
-    print(f"saved {out}", file=sys.stderr)
+        save_arrays(compared.arrays, output.out)
+        print(f"saved {output.out}", file=sys.stderr)

@@ -1,13 +1,19 @@
-"""How a head is named on the command line: ``L5H3``, ``5.3``, ``5-3``, or a layer and a head number."""
+"""Heads and numbers as they are typed: a wrong spelling is wrong usage."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-_SPELLING = re.compile(r"[Ll](\d+)[Hh](\d+)|(\d+)[.-](\d+)", re.ASCII)
+from attnscope.attention import Head
+from attnscope.cli.options.heads import LayerOptions
+from attnscope.cli.options.picture import AxisOptions
+from attnscope.errors import SelectionError
 
+if TYPE_CHECKING:
+    from attnscope.analysis.selection import Selection
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 
@@ -15,24 +21,36 @@ MOST = 9999
 """The largest number of a layer or a head in a list of them."""
 
 
-def parse_head(head: str | None, layer: int | None) -> tuple[int | None, int | None]:
-    """Layer and head from ``--head`` and ``--layer``; ``None`` for what was not said.
+def parse_head(spelling: str, layer: int | None = None, kind: str | None = None) -> Head:
+    """The head that is named, by its number alone if a layer is given, with the kind if one is given.
 
-    A wrong spelling, a head number without a layer, or two layers that differ is wrong usage.
+    A wrong spelling, a number without a layer, or two layers or kinds that differ is wrong usage.
     """
-    if head is None:
-        return layer, None
-    if head.isascii() and head.isdigit():
+    if spelling.isascii() and spelling.isdigit():
         if layer is None:
-            raise typer.BadParameter(f"which layer? write L0H{head}, or add --layer", param_hint="--head")
-        return layer, int(head)
-    match = _SPELLING.fullmatch(head.strip())
-    if match is None:
-        raise typer.BadParameter(f"{head!r} is no head: write L5H3, 5.3 or 5-3", param_hint="--head")
-    named, number = (int(part) for part in match.groups() if part is not None)
-    if layer is not None and layer != named:
-        raise typer.BadParameter(f"--layer {layer} and --head {head} name two layers", param_hint="--head")
-    return named, number
+            raise typer.BadParameter(f"which layer? write L0H{spelling}, or add --layer", param_hint="--head")
+        return Head(layer, int(spelling))
+    try:
+        head = Head(spelling)
+    except SelectionError as error:
+        raise typer.BadParameter(str(error), param_hint="--head") from None
+    for what, one, other in (("layer", layer, head.layer), ("kind", kind, head.kind)):
+        if None not in (one, other) and one != other:
+            raise typer.BadParameter(
+                f"--{what} {one} and --head {spelling} name two {what}s", param_hint="--head"
+            )
+    return head
+
+
+def select(
+    attention: LayerOptions, axes: AxisOptions | None = None, head: Head | None = None, **more: Any
+) -> Selection:
+    """The attention that options name, and how it is shown; one head says its layer itself."""
+    from attnscope.analysis.selection import Selection
+
+    layers = None if attention.layer is None or head is not None else (attention.layer,)
+    shown = {} if axes is None else vars(axes)
+    return Selection(head=head, layers=layers, kind=attention.kind, **shown, **more)
 
 
 def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:

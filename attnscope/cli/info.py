@@ -2,63 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass, replace
 
 import typer
 
-from attnscope.cli import options
-from attnscope.cli.loading import load_model
+from attnscope.cli.command import command
+from attnscope.cli.options.declare import argument
+from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.picture import NumbersOptions
+from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
-
-EXAMPLES = """Examples:
-
-attnscope info own
-
-attnscope info openai-community/gpt2 --json
-
-attnscope info facebook/dinov2-base --image cat.png
-"""
+from attnscope.cli.source import read_source
 
 TEXT = "The cat sat on the mat because it was tired."
 
 
-def info(
-    context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(help="own, own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs it)."),
-    ],
-    text: Annotated[str, typer.Argument(help="The text that goes through it.")] = TEXT,
-    image: options.Image = None,
-    as_json: options.AsJson = False,
-    tokenizer: options.Tokenizer = "own",
-    inputs: options.Inputs = None,
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    allow_pickle: options.AllowPickle = False,
-    offline: options.Offline = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ModelArgument:
+    """A model that is named first, without -m."""
+
+    first: str | None = argument(
+        "The model, as --model names one; with --model, the text.", metavar="[MODEL]"
+    )
+
+
+@command
+def info(named: ModelArgument, source: SourceOptions, output: NumbersOptions, model: ModelOptions) -> None:
     """List every attention call of a model's forward pass, and the layers that have none.
 
     A short text goes through once as the model is, and once with its own output_attentions, so that the
     table can say where the model itself would report other weights than those that it used.
+
+    Examples:
+
+    attnscope info own
+
+    attnscope info openai-community/gpt2 --json
+
+    attnscope info facebook/dinov2-base --image cat.png
     """
     from attnscope.analysis.survey import survey
     from attnscope.cli.table import print_survey, survey_numbers
-    from attnscope.models import prepare_tensors
 
-    loaded = load_model(context)
-    if image is not None and inputs is not None:
-        raise typer.BadParameter("it does not go with --inputs", param_hint="--image")
-    if image is not None:
-        prepared = loaded.prepare_image(image, None if text == TEXT else text)
-    else:
-        prepared = loaded.prepare(text) if inputs is None else prepare_tensors(loaded, inputs)
-    seen = survey(loaded, prepared)
-    if as_json:
+    if model.model is None:
+        model = replace(model, model=named.first)
+    elif named.first is not None:
+        if source.second_text is not None:
+            raise typer.BadParameter("name the model once, first or with --model", param_hint="MODEL")
+        source = replace(source, text=named.first, second_text=source.text)
+    if not source.names_one:
+        source = replace(source, text=TEXT)
+    seen = survey(*read_source(source, model).open())
+    if output.as_json:
         print_plain(survey_numbers(seen))
     else:
         print_survey(seen)

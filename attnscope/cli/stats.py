@@ -3,235 +3,208 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from attnscope.cli import corpus, figures, options
-from attnscope.cli.loading import load_model
-from attnscope.cli.text import read_text
-from attnscope.cli.waiting import waiting
+from attnscope.cli import figures
+from attnscope.cli.command import command
+from attnscope.cli.corpus import check_texts, measure_corpus
+from attnscope.cli.heads import select
+from attnscope.cli.options.corpus import CorpusOptions
+from attnscope.cli.options.declare import MODEL, PICTURE, WHERE, flag, option
+from attnscope.cli.options.heads import LayerOptions
+from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.picture import NumbersOptions, PrintedOptions, check_data, check_picture
+from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.source import Source, load_model, read_source, reading
 
 if TYPE_CHECKING:
+    from attnscope.analysis.conditions import Condition
+    from attnscope.analysis.selection import Selection
     from attnscope.analysis.stats import Stats
 
-EXAMPLES = """Examples:
 
-attnscope stats "The cat sat on the mat because it was tired." --sort previous --top 5
+@dataclass(frozen=True, kw_only=True)
+class MeasuredHeads(LayerOptions):
+    """The heads that are listed, and in which order."""
 
-attnscope stats -f book.txt -m openai-community/gpt2 --truncate --where "entropy<1 and role!=first"
-
-attnscope stats -f book.txt --sort induction --pooled book.npz
-
-attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
-
-torchrun --nproc-per-node 2 -m attnscope stats --texts corpus.txt
-
-attnscope stats --explain induction
-"""
+    where: str | None = option('Only heads that meet "entropy<1 and role=previous".')
+    sort: str | None = option("The largest of a measure first; layer by layer if not given.")
+    top: int | None = option("Only so many heads.", min=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StatsOptions:
+    """What is measured beside the figures of the table, and how."""
+
+    importance: bool = flag(
+        "Also how much the model's predictions depend on each head; it needs an output head.", panel=WHERE
+    )
+    pooled: Path | None = option(
+        "Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. show,"
+        " export and browse read it with --from.",
+        panel=PICTURE,
+    )
+    cell: Literal["share", "mean", "max"] = option(
+        "With --pooled: the share of its queries' attention that a cell's keys get, or the mean or "
+        "the largest of its weights.",
+        panel=PICTURE,
+        default="share",
+    )
+    exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatsOutput(NumbersOptions):
+    """Where the figures go."""
+
+    as_csv: bool = flag("Print all figures as CSV.", "--csv")
+    head_map: str | None = option("Draw one measure of all heads, layers down and heads across.", "--map")
+    out: Path | None = option("Save the map as .png, .svg or .pdf.", "--out", "-o")
+    explain: str | None = option("Say what a measure or a role means, and stop.")
+    list: bool = flag("List all measures, and stop.")
+
+
+@command
 def stats(
-    context: typer.Context,
-    text: options.Text = None,
-    second_text: options.SecondText = None,
-    file: options.File = None,
-    line: options.Line = None,
-    max_tokens: options.MaxTokens = None,
-    truncate: options.Truncate = False,
-    texts: corpus.Texts = None,
-    field: corpus.Field = "text",
-    limit: corpus.Limit = None,
-    strict: corpus.Strict = False,
-    checkpoint: corpus.Checkpoint = None,
-    layer: options.Layer = None,
-    kind: options.Kind = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            help='Only heads that meet "entropy<1 and role=previous".',
-            rich_help_panel=options.WHERE,
-            show_default=False,
-        ),
-    ] = None,
-    sort: Annotated[
-        str | None,
-        typer.Option(
-            help="The largest of a measure first; layer by layer if not given.",
-            rich_help_panel=options.PICTURE,
-            show_default=False,
-        ),
-    ] = None,
-    top: Annotated[
-        int | None,
-        typer.Option(min=1, help="Only so many heads.", rich_help_panel=options.PICTURE, show_default=False),
-    ] = None,
-    importance: Annotated[
-        bool,
-        typer.Option(
-            "--importance",
-            help="Also how much the model's guesses hang on each head; it needs an output head.",
-            rich_help_panel=options.PICTURE,
-        ),
-    ] = False,
-    head_map: Annotated[
-        str | None,
-        typer.Option(
-            "--map",
-            help="Draw one measure of all heads, layers down and heads across.",
-            rich_help_panel=options.PICTURE,
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Save the map as .png, .svg or .pdf.",
-            rich_help_panel=options.PICTURE,
-            show_default=False,
-        ),
-    ] = None,
-    pooled: Annotated[
-        Path | None,
-        typer.Option(
-            help="Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. "
-            "show, export and browse read it with --from.",
-            rich_help_panel=options.PICTURE,
-            show_default=False,
-        ),
-    ] = None,
-    cell: Annotated[
-        options.Cell,
-        typer.Option(
-            help="With --pooled: the share of its queries' attention that a cell's keys get, or the mean or "
-            "the largest of its weights.",
-            rich_help_panel=options.PICTURE,
-        ),
-    ] = options.Cell.share,
-    as_json: options.AsJson = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print all figures as CSV.", rich_help_panel=options.PICTURE)
-    ] = False,
-    exact_kernel: Annotated[
-        bool,
-        typer.Option(
-            "--exact-kernel",
-            help="Never let a measuring pass stand in for the model's kernel.",
-            rich_help_panel=options.MODEL,
-        ),
-    ] = False,
-    model: options.ModelName = "own",
-    tokenizer: options.Tokenizer = "own",
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    allow_pickle: options.AllowPickle = False,
-    offline: options.Offline = False,
-    explain: Annotated[
-        str | None, typer.Option(help="Say what a measure or a role means, and stop.", show_default=False)
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List all measures, and stop.")] = False,
+    source: SourceOptions,
+    corpus: CorpusOptions,
+    attention: MeasuredHeads,
+    output: StatsOutput,
+    asked: StatsOptions,
+    picture: PrintedOptions,
+    model: ModelOptions,
 ) -> None:
     """Measure every head on a text, at any length that the model reads, or over all texts of a corpus.
 
     Each figure is an average over the rows that count; --explain says which those are. In parentheses
-    stands what even attention would give. Over a corpus, ± is the standard error over its texts.
+    stands the baseline: the figure on even attention. Over a corpus, ± is the standard error over its texts.
+
+    Examples:
+
+    attnscope stats "The cat sat on the mat because it was tired." --sort previous --top 5
+
+    attnscope stats -f book.txt -m openai-community/gpt2 --truncate --where "entropy<1 and role!=first"
+
+    attnscope stats -f book.txt --sort induction --pooled book.npz
+
+    attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
+
+    torchrun --nproc-per-node 2 -m attnscope stats --texts corpus.txt
+
+    attnscope stats --explain induction
     """
-    if list_ or explain is not None:
-        _tell(explain)
+    if output.list or output.explain is not None:
+        _explain(output.explain)
         return
-    if texts is None:
-        corpus.refuse_without_texts(context)
-        first, second = read_text(text, second_text, file, line)
-    elif (text, second_text, file, line) != (None,) * 4:
-        raise typer.BadParameter("give a text or --texts, not both", param_hint="TEXT")
+    check_texts(corpus, source)
+    given = None if corpus.texts else read_source(source, model)
     from attnscope.analysis.conditions import conditions
     from attnscope.analysis.corpus.processes import launched
-    from attnscope.analysis.selection import Selection
-    from attnscope.analysis.stats import stats as measure
-    from attnscope.measures import DEFAULT, MEASURES
-    from attnscope.storage.corpus import read_corpus
+    from attnscope.measures import DEFAULT
 
-    met = conditions(where) if where is not None else ()
-    asked = [name for name in (sort, head_map, *(c.name for c in met)) if name is not None and name != "role"]
-    if importance:
-        asked = [name for name in asked if name != figures.IMPORTANCE]
-        sort = sort or figures.IMPORTANCE
-    elif figures.IMPORTANCE in asked:
-        raise typer.BadParameter("add --importance: it takes a second pass", param_hint="--importance")
-    for name in asked:
-        MEASURES[name]
-    if out is not None and head_map is None:
-        raise typer.BadParameter("--out saves a map: add --map MEASURE", param_hint="--out")
-    options.check_picture(out, None, one=True)
-    if pooled is not None:
-        if texts is not None:
-            raise typer.BadParameter("it goes with one text, not with --texts", param_hint="--pooled")
-        options.check_data(pooled)
-    names = tuple(dict.fromkeys((*DEFAULT, *asked)))
-    selection = Selection(layers=None if layer is None else (layer,), kind=kind)
-    if texts is not None:
-        source = read_corpus(texts, field)
-        seen = corpus.measure_corpus(context, load_model(context), source, selection, names)
-        if launched().number:
-            return
+    met = conditions(attention.where) if attention.where is not None else ()
+    names = (*DEFAULT, *_measures(attention.sort, output.head_map, met, asked.importance))
+    names = tuple(dict.fromkeys(names))
+    _check_output(output, asked.pooled, picture.cmap, one=corpus.texts is None)
+    selection = select(attention)
+    if given is not None:
+        seen = _measure(given, selection, names, asked)
     else:
-        loaded = load_model(context)
-        prepared = loaded.prepare(first, second, max_tokens=max_tokens, truncate=truncate)
-        with waiting(f"{model} reads {len(prepared.tokens):,} tokens"), loaded.threads(prepared):
-            seen = measure(
-                loaded,
-                prepared,
-                selection,
-                names=names,
-                exact_kernel=exact_kernel,
-                importance=importance,
-                pool=cell.value if pooled else None,
-            )
-            if pooled is not None:
-                from attnscope.render.layers import save_layers
-
-                assert seen.maps is not None
-                save_layers(seen.maps, pooled)
-                print(f"saved {pooled}", file=sys.stderr)
-    if head_map is not None:
-        _draw(seen, head_map, out)
+        seen = measure_corpus(
+            corpus, source, lambda: load_model(model, predicting=asked.importance), selection, names,
+            exact_kernel=asked.exact_kernel, importance=asked.importance,
+        )  # fmt: skip
+    if launched().number:
         return
+    if output.head_map is not None:
+        _draw(seen, output.head_map, output.out, picture)
+        return
+    sort = attention.sort or (figures.IMPORTANCE if asked.importance else None)
     heads = [head for head in seen.heads if all(condition.meets(head) for condition in met)]
-    if sort is not None:
-        heads = figures.ordered(seen, heads, sort)
-    heads = heads[:top]
-    if as_json:
+    heads = (figures.ordered(seen, heads, sort) if sort else heads)[: attention.top]
+    if output.as_json:
         figures.print_json(seen, heads)
-    elif as_csv:
+    elif output.as_csv:
         figures.print_csv(seen, heads, names)
     else:
         figures.print_table(seen, heads, sort)
 
 
-def _draw(seen: Stats, name: str, out: Path | None) -> None:
+def _measures(
+    sort: str | None, head_map: str | None, met: tuple[Condition, ...], importance: bool
+) -> list[str]:
+    """The measures that options name. Raises ``SelectionError`` for one that does not exist."""
+    from attnscope.measures import MEASURES
+
+    named = [
+        name
+        for name in (sort, head_map, *(condition.name for condition in met))
+        if name not in (None, "role")
+    ]
+    if figures.IMPORTANCE in named and not importance:
+        raise typer.BadParameter("add --importance: it takes a second pass", param_hint="--importance")
+    measures = [name for name in named if name is not None and name != figures.IMPORTANCE]
+    for name in measures:
+        MEASURES[name]
+    return measures
+
+
+def _check_output(output: StatsOutput, pooled: Path | None, cmap: str | None, *, one: bool) -> None:
+    """Refuse what could not be written at the end; ``one`` says that one text is measured."""
+    if output.out is not None and output.head_map is None:
+        raise typer.BadParameter("--out saves a map: add --map MEASURE", param_hint="--out")
+    check_picture(output.out, cmap, one=True)
+    if pooled is not None:
+        if not one:
+            raise typer.BadParameter("it goes with one text, not with --texts", param_hint="--pooled")
+        check_data(pooled)
+
+
+def _measure(given: Source, selection: Selection, names: tuple[str, ...], asked: StatsOptions) -> Stats:
+    """The figures of one text; its maps are saved where they are asked for."""
+    from attnscope.analysis.stats import stats as measure
+
+    loaded, prepared = given.open(predicting=asked.importance)
+    with reading(loaded, prepared):
+        seen = measure(
+            loaded,
+            prepared,
+            selection,
+            names=names,
+            exact_kernel=asked.exact_kernel,
+            importance=asked.importance,
+            pool=asked.cell if asked.pooled else None,
+        )
+        if asked.pooled is not None:
+            from attnscope.render.layers import save_layers
+
+            assert seen.maps is not None
+            save_layers(seen.maps, asked.pooled)
+            print(f"saved {asked.pooled}", file=sys.stderr)
+    return seen
+
+
+def _draw(seen: Stats, name: str, out: Path | None, picture: PrintedOptions) -> None:
     """One measure of all heads as a map, printed or saved."""
     from attnscope.cli import answers
 
     maps = answers.of_maps(figures.maps(seen, name))
     if out is not None:
-        answers.save(maps, out, None)
+        answers.save(maps, out, picture)
     else:
-        answers.print_views(maps, cmap=None, plain=False)
+        answers.print_views(maps, cmap=picture.cmap, plain=picture.plain)
 
 
-def _tell(explain: str | None) -> None:
+def _explain(name: str | None) -> None:
     """Print what one measure or role means, or a line for each."""
-    from attnscope.measures import MEASURES
-    from attnscope.measures import explain as explanation
+    from attnscope.measures import MEASURES, explain
 
-    if explain is not None:
-        print(explanation(explain))
+    if name is not None:
+        print(explain(name))
         return
     width = max(len(name) for name in MEASURES)
     for name, measure in MEASURES.items():

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import typer
 
+from attnscope.cli.options.source import SourceOptions
 from attnscope.errors import InputError
 
 
-def read_text(
-    text: str | None, second: str | None, file: Path | None, line: int | None
-) -> tuple[str, str | None]:
+def read_text(asked: SourceOptions) -> tuple[str, str | None]:
     """The text, and the second one if there is one.
 
     ``-`` as the text reads standard input. ``line`` picks one line of the input, counted from 1, and a
     tab in that line parts a pair. Raises ``InputError`` for what cannot be read or is empty.
     """
+    file, line, second = asked.file, asked.line, asked.second_text
     if file is not None:
-        if text is not None:
+        if asked.text is not None:
             raise typer.BadParameter("give a text or --file, not both", param_hint="TEXT")
         whole = _decode(_bytes_of(file), str(file))
-    elif text == "-":
+    elif asked.text == "-":
         whole = _decode(sys.stdin.buffer.read(), "standard input")
-    elif text is not None:
-        whole = _argument(text)
+    elif asked.text is not None:
+        whole = _argument(asked.text)
     else:
         raise typer.BadParameter("give a text, --file FILE, or - for standard input", param_hint="TEXT")
     if line is not None:

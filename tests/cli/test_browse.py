@@ -38,8 +38,8 @@ def test_the_browser_is_given_what_the_command_says(run, monkeypatch, tmp_path):
     monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))
     assert run("browse", TEXT, "-o", tmp_path, "--cmap", "lagoon", "--scale", "row", "--words").code == 0
     (browser,) = seen
-    assert (browser.folder, browser.cmap, browser.heads.choice.scale) == (tmp_path, "lagoon", "row")
-    assert browser.heads.choice.words
+    assert (browser.folder, browser.cmap, browser.heads.selection.scale) == (tmp_path, "lagoon", "row")
+    assert browser.heads.selection.words
 
 
 def test_an_image_is_browsed_as_its_patches(run, monkeypatch, tmp_path):

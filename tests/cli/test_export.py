@@ -33,7 +33,7 @@ def test_the_manifest_has_the_command_which_does_the_same_again(run, tmp_path):
     run(*arguments)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     command = json.loads(first["manifest.json"])["command"]
-    assert command == f"attnscope export -o {tmp_path} --layers 0 --heads 0 --dpi 40.0 '{TEXT}'"
+    assert command == f"attnscope export --layers 0 --heads 0 -o {tmp_path} --dpi 40.0 '{TEXT}'"
     assert run(*arguments, "--force").code == 0
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
 

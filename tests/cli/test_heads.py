@@ -3,19 +3,25 @@
 import pytest
 import typer
 
+from attnscope.attention import Head
 from attnscope.cli.heads import parse_head
 
 
 @pytest.mark.parametrize("spelling", ["L5H3", "l5h3", "5.3", "5-3", " L5H3 ", "L05H03"])
 def test_a_head_is_spelled_in_many_ways(spelling):
-    assert parse_head(spelling, None) == (5, 3)
+    assert parse_head(spelling) == Head("L5H3")
 
 
 def test_layer_and_head_may_come_apart():
-    assert parse_head("3", 5) == (5, 3)
-    assert parse_head(None, 5) == (5, None)
-    assert parse_head(None, None) == (None, None)
-    assert parse_head("L5H3", 5) == (5, 3)
+    assert parse_head("3", 5) == Head("L5H3")
+    assert parse_head("L5H3", 5) == Head("L5H3")
+
+
+def test_a_kind_stands_before_a_head_or_in_its_own_option():
+    assert parse_head("cross L5H3") == Head("cross L5H3")
+    assert parse_head("cross L5H3", kind="cross") == Head("cross L5H3")
+    with pytest.raises(typer.BadParameter, match="--kind encoder and --head cross L5H3 name two kinds"):
+        parse_head("cross L5H3", kind="encoder")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,13 @@ import io
 import pytest
 import typer
 
+from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.text import read_text
 from attnscope.errors import InputError
+
+
+def read(text, second_text, file, line):
+    return read_text(SourceOptions(text=text, second_text=second_text, file=file, line=line))
 
 
 @pytest.fixture
@@ -20,12 +25,12 @@ def written(tmp_path):
 
 
 def test_an_argument_is_the_text_and_a_second_one_its_pair():
-    assert read_text("one", None, None, None) == ("one", None)
-    assert read_text("one", "two", None, None) == ("one", "two")
+    assert read("one", None, None, None) == ("one", None)
+    assert read("one", "two", None, None) == ("one", "two")
 
 
 def test_a_file_is_read_without_its_last_newline_or_byte_order_mark(written):
-    assert read_text(None, None, written("\ufeffSchrödinger\nagain\n".encode()), None) == (
+    assert read(None, None, written("\ufeffSchrödinger\nagain\n".encode()), None) == (
         "Schrödinger\nagain",
         None,
     )
@@ -33,56 +38,56 @@ def test_a_file_is_read_without_its_last_newline_or_byte_order_mark(written):
 
 def test_a_dash_reads_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
-    assert read_text("-", None, None, None) == ("from a pipe", None)
+    assert read("-", None, None, None) == ("from a pipe", None)
 
 
 def test_one_line_can_be_picked_and_a_tab_in_it_parts_a_pair(written):
     path = written(b"first\nleft\tright\n")
-    assert read_text(None, None, path, 1) == ("first", None)
-    assert read_text(None, None, path, 2) == ("left", "right")
+    assert read(None, None, path, 1) == ("first", None)
+    assert read(None, None, path, 2) == ("left", "right")
 
 
 @pytest.mark.parametrize("line", [0, 3, -1])
 def test_a_line_that_does_not_exist_is_met_with_those_that_do(written, line):
     with pytest.raises(InputError, match="the input has lines 1 to 2"):
-        read_text(None, None, written(b"a\nb\n"), line)
+        read(None, None, written(b"a\nb\n"), line)
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\t\n"])
 def test_an_empty_file_is_named(written, content):
     with pytest.raises(InputError, match=r"the text is empty: .*text\.txt: give at least one word"):
-        read_text(None, None, written(content), None)
+        read(None, None, written(content), None)
 
 
 def test_an_empty_argument_is_refused():
     with pytest.raises(InputError, match="the text is empty: give at least one word"):
-        read_text("  ", None, None, None)
+        read("  ", None, None, None)
     with pytest.raises(InputError, match="the second text is empty"):
-        read_text("one", "", None, None)
+        read("one", "", None, None)
 
 
 def test_a_file_that_does_not_exist_is_named(tmp_path):
     with pytest.raises(InputError, match=r"no such file: .*nothing\.txt"):
-        read_text(None, None, tmp_path / "nothing.txt", None)
+        read(None, None, tmp_path / "nothing.txt", None)
 
 
 def test_a_folder_is_no_text(tmp_path):
     with pytest.raises(InputError, match="is a folder: give a text file"):
-        read_text(None, None, tmp_path, None)
+        read(None, None, tmp_path, None)
 
 
 def test_bytes_that_are_not_utf8_are_pointed_at(written):
     with pytest.raises(InputError, match="is not UTF-8 text: byte 4 is 0xe9"):
-        read_text(None, None, written("caf\u00e9".encode("latin-1").replace(b"caf", b"cafe")), None)
+        read(None, None, written("caf\u00e9".encode("latin-1").replace(b"caf", b"cafe")), None)
 
 
 def test_an_argument_of_stray_bytes_is_refused_before_a_tokenizer_sees_it():
     with pytest.raises(InputError, match="the text is not UTF-8"):
-        read_text("caf\udce9", None, None, None)
+        read("caf\udce9", None, None, None)
 
 
 def test_a_text_and_a_file_at_once_is_wrong_usage(written):
     with pytest.raises(typer.BadParameter, match="not both"):
-        read_text("text", None, written(b"text"), None)
+        read("text", None, written(b"text"), None)
     with pytest.raises(typer.BadParameter, match="give a text, --file FILE, or -"):
-        read_text(None, None, None, None)
+        read(None, None, None, None)

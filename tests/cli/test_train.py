@@ -43,7 +43,7 @@ def test_train_says_what_it_made_and_loss_agrees(books: list[Path], tmp_path: Pa
     assert "learning the vocabulary" in err
     assert len(re.findall(r"step \d  .* tokens/s  loss \d", err)) == 2
     held_out = re.search(r"held out +(book\d\.txt)\n", out)
-    said = re.search(r"([\d.]+) nats a guessed token", out)
+    said = re.search(r"([\d.]+) nats a predicted token", out)
     assert held_out is not None
     assert said is not None
     book = next(path for path in books if path.name == held_out[1])

@@ -5,6 +5,7 @@ from pathlib import Path
 from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
 from attnscope.cli.answers import of_overview, save
+from attnscope.cli.options.picture import PictureOptions
 from attnscope.models import load
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -15,7 +16,9 @@ def main() -> None:
     """Draw every head of the bundled encoder on the README's sentence."""
     model = load("own")
     save(
-        of_overview(overview(model, model.prepare(TEXT), Selection()), None), PICTURES / "overview.png", None
+        of_overview(overview(model, model.prepare(TEXT), Selection()), None),
+        PICTURES / "overview.png",
+        PictureOptions(),
     )
 
 

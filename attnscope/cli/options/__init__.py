@@ -1,0 +1,1 @@
+"""Options that several commands share: a frozen dataclass a group, which ``command`` expands."""

@@ -1,0 +1,32 @@
+"""Which layers, heads and kind of attention."""
+
+from dataclasses import dataclass
+
+from attnscope.cli.options.declare import WHERE, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOptions:
+    """Layers by their number and kind."""
+
+    layer: int | None = option("One layer, from 0.", min=0, panel=WHERE)
+    kind: str | None = option("encoder, decoder or cross.", panel=WHERE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions(LayerOptions):
+    """Layers, or one head."""
+
+    head: str | None = option("One head: L5H3, 5.3, 5-3, or its number with --layer.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownHeads(HeadOptions):
+    """All heads, one head, or one token of them."""
+
+    token: str | None = option(
+        "A word, a token's number, or a patch as row,column: what it looks at, and who looks at it."
+    )
+    ablate: str | None = option(
+        "Set one head's output to zero, and print what changes in the model's predictions.", panel=WHERE
+    )

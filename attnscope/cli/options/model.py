@@ -1,0 +1,47 @@
+"""Which model, and how it is loaded."""
+
+import os
+import sys
+from dataclasses import dataclass
+
+from attnscope.cli.options.declare import MODEL, flag, option
+
+
+def _stay_offline(asked: bool) -> bool:
+    """Keep the hub's library, which every download goes through, off the network from here on."""
+    if asked:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # it reads this when it is imported
+        hub = sys.modules.get("huggingface_hub.constants")
+        if hub is not None:
+            vars(hub)["HF_HUB_OFFLINE"] = True
+    return asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """A model's name, and what may be done to load it."""
+
+    model: str | None = option(
+        "own (the default), own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs that file).",
+        "--model",
+        "-m",
+    )
+    tokenizer: str = option("For FILE.py:NAME: the model whose tokenizer to use.", panel=MODEL, default="own")
+    device: str = option("auto, cpu, cuda or mps.", panel=MODEL, default="auto")
+    device_map: str | None = option(
+        "auto: spread a model too large for one device over all there are; needs accelerate.", panel=MODEL
+    )
+    dtype: str = option("auto, float32, float16 or bfloat16.", panel=MODEL, default="auto")
+    revision: str | None = option("Branch, tag or commit on the hub.", panel=MODEL)
+    trust_remote_code: bool = flag(
+        "Run Python code that comes with the model. It can do anything you can.", panel=MODEL
+    )
+    allow_pickle: bool = flag("Load pickled weights where there are no safetensors.", panel=MODEL)
+    offline: bool = flag(
+        "Use models that are already here; nothing goes to the network.", panel=MODEL, callback=_stay_offline
+    )
+
+    @property
+    def name(self) -> str:
+        """The model that is meant."""
+        return "own" if self.model is None else self.model

@@ -1,0 +1,128 @@
+"""What a command looks at: its options read and checked, before a model is loaded; then model and input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import typer
+
+from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.text import read_text
+from attnscope.cli.waiting import waiting
+
+if TYPE_CHECKING:
+    from attnscope.models import Model, ModelInput
+
+
+@dataclass(frozen=True)
+class Source:
+    """The input of a command, read and checked, and the model that is to read it."""
+
+    asked: SourceOptions
+    model: ModelOptions
+    text: str = ""
+    second: str | None = None
+
+    def open(self, *, predicting: bool = False) -> tuple[Model, ModelInput]:
+        """The model, and the input as it reads it. Raises ``AttnscopeError``."""
+        model = self.load(predicting=predicting)
+        return model, self.prepare(model)
+
+    def load(self, *, predicting: bool = False) -> Model:
+        """The model, or the file of weights in its place; ``predicting`` brings what it was trained with."""
+        if self.asked.saved is not None:
+            from attnscope.models.weights_file import WeightsFile
+
+            return WeightsFile(self.asked.saved)
+        return load_model(self.model, generative=self.asked.generate is not None, predicting=predicting)
+
+    def prepare(self, model: Model) -> ModelInput:
+        """The input as a model reads it, with what it writes on. Raises ``AttnscopeError``."""
+        asked = self.asked
+        prepared = self._read(model)
+        if asked.generate is None:
+            return prepared
+        with waiting(f"{model.name} writes up to {asked.generate:,} tokens"):
+            return model.generate(prepared, asked.generate, temperature=asked.temperature, seed=asked.seed)
+
+    def _read(self, model: Model) -> ModelInput:
+        asked = self.asked
+        if asked.saved is not None:
+            from attnscope.models.weights_file import WeightsFile
+
+            assert isinstance(model, WeightsFile)
+            return model.prepared
+        if asked.image is not None:
+            return model.prepare_image(asked.image, self.text or None)
+        if asked.inputs is not None:
+            from attnscope.models import prepare_tensors
+
+            return prepare_tensors(model, asked.inputs)
+        cut, truncate = asked.max_tokens, asked.truncate
+        if not asked.chat:
+            return model.prepare(self.text, self.second, max_tokens=cut, truncate=truncate)
+        reply = asked.generate is not None
+        return model.prepare_chat(
+            self.text, system=asked.system, reply=reply, max_tokens=cut, truncate=truncate
+        )
+
+
+def read_source(asked: SourceOptions, model: ModelOptions) -> Source:
+    """The input that options name; what goes together badly is wrong usage.
+
+    Raises ``InputError`` for a text that cannot be read.
+    """
+    writes = asked.chat or asked.generate is not None
+    text = asked.text is not None or asked.file is not None
+    if asked.image is not None and (writes or asked.inputs is not None):
+        raise typer.BadParameter("it does not go with --chat, --generate or --inputs", param_hint="--image")
+    if asked.saved is not None and (replace(asked, saved=None) != type(asked)() or model != ModelOptions()):
+        raise typer.BadParameter(
+            "a file of weights has no need of a text or a model: leave them out", param_hint="--from"
+        )
+    if asked.inputs is not None and text:
+        raise typer.BadParameter("give a text or --inputs, not both", param_hint="TEXT")
+    if asked.inputs is not None and writes:
+        raise typer.BadParameter("they go with a text, not with --inputs", param_hint="--chat, --generate")
+    alone = asked.saved or asked.inputs or (asked.image and not text)
+    source = Source(asked, model, *(("",) if alone else read_text(asked)))
+    if asked.system is not None and not asked.chat:
+        raise typer.BadParameter("it goes with --chat", param_hint="--system")
+    if asked.chat and source.second is not None:
+        raise typer.BadParameter(
+            "a chat is one text: use --system for a message before it", param_hint="--chat"
+        )
+    if asked.generate is None and asked.temperature > 0:
+        raise typer.BadParameter("it goes with --generate N", param_hint="--temperature")
+    return source
+
+
+@contextmanager
+def reading(model: Model, *texts: ModelInput) -> Iterator[None]:
+    """A sign of life while a model reads, on as many threads as pay."""
+    size = sum(len(text.tokens) for text in texts)
+    with waiting(f"{model.name} reads {size:,} tokens"), model.threads(texts[0]):
+        yield
+
+
+def load_model(asked: ModelOptions, *, generative: bool = False, predicting: bool = False) -> Model:
+    """The model that options name, with a sign of life while it loads. Raises ``ModelError``."""
+    from attnscope.models import load
+
+    with waiting(f"loading {asked.name}"):
+        return load(
+            asked.name,
+            tokenizer=asked.tokenizer,
+            device=asked.device,
+            device_map=asked.device_map,
+            dtype=asked.dtype,
+            revision=asked.revision,
+            trust_remote_code=asked.trust_remote_code,
+            allow_pickle=asked.allow_pickle,
+            generative=generative,
+            predicting=predicting,
+        )

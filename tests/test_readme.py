@@ -11,6 +11,8 @@ from typer.main import get_command
 from attnscope.cli import app
 from tests.tools import readme
 
+ROOMS = sorted((readme.ROOT / "attnscope").rglob("*.md")) + sorted((readme.ROOT / "tests").rglob("*.md"))
+
 
 def test_there_is_output_to_compare():
     assert len(list(readme.examples())) >= 3
@@ -56,9 +58,16 @@ def test_every_option_that_the_readme_mentions_exists(command):
 
 
 def test_the_files_that_the_readme_names_exist():
-    text = readme.README.read_text("utf-8")
-    for name in re.findall(r"(?:sample_inputs|\.pictures)/[\w.]+", text):
-        assert (readme.ROOT / name).is_file(), name
+    for document in (*readme.DOCUMENTS, *ROOMS):
+        text = document.read_text("utf-8")
+        for name in re.findall(r"(?:sample_inputs|\.pictures)/[\w.]+", text):
+            assert (readme.ROOT / name).is_file(), name
+        for link in re.findall(r"\]\(([^)#]+)\)", text):
+            assert "://" in link or (document.parent / link).exists(), f"{document} names {link}"
+
+
+def test_the_readme_is_short():
+    assert len(readme.README.read_text("utf-8").splitlines()) <= 200
 
 
 def test_the_python_example_runs():

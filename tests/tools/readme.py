@@ -1,7 +1,7 @@
-"""The README's commands: take them out, run them, and write their real output back.
+"""The commands of README.md and of the tour: take them out, run them, and write their real output back.
 
-``python -m tests.tools.readme`` runs every ``$ attnscope ...`` command of a console block in README.md, as it
-would run in a pipe of 80 columns, and replaces what stands below it.
+``python -m tests.tools.readme`` runs every ``$ attnscope ...`` command of a console block, as it would run in
+a pipe of 80 columns, and replaces what stands below it.
 """
 
 import contextlib
@@ -11,10 +11,12 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+DOCUMENTS = (README, ROOT / "attnscope" / "cli" / "TOUR.md")
 BLOCK = re.compile(r"```console\n\$ (attnscope [^\n]*)\n(.*?)```", re.S)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
@@ -26,16 +28,19 @@ LEVELS = {shade: level for level, shade in enumerate(" ░▒▓█")} | {
 
 def examples() -> Iterator[tuple[str, str]]:
     """Each command that stands with its output, and that output."""
-    for match in BLOCK.finditer(README.read_text("utf-8")):
-        yield match[1], match[2]
+    for document in DOCUMENTS:
+        for match in BLOCK.finditer(document.read_text("utf-8")):
+            yield match[1], match[2]
 
 
 def mentions() -> list[str]:
     """Every command that stands in a block without its output."""
-    blocks = [block for language, block in FENCED.findall(README.read_text("utf-8")) if not language]
+    text = "\n".join(document.read_text("utf-8") for document in DOCUMENTS)
+    blocks = [block for language, block in FENCED.findall(text) if not language]
     return [line for block in blocks for line in block.splitlines() if "attnscope" in line]
 
 
+@cache
 def output(command: str) -> str:
     """What a command prints in a pipe of 80 columns."""
     from attnscope.cli import main as attnscope
@@ -95,11 +100,11 @@ def _same_text(one: str, other: str) -> bool:
 
 
 def main() -> None:
-    """Write the README anew."""
-    text = BLOCK.sub(
-        lambda match: f"```console\n$ {match[1]}\n{output(match[1])}```", README.read_text("utf-8")
-    )
-    README.write_text(text, "utf-8")
+    """Write the documents anew."""
+    for document in DOCUMENTS:
+        text = document.read_text("utf-8")
+        text = BLOCK.sub(lambda match: f"```console\n$ {match[1]}\n{output(match[1])}```", text)
+        document.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

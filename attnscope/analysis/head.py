@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attnscope.analysis.overview import labelled
 from attnscope.analysis.selection import Asked, Selection, selection_of
 from attnscope.analysis.sentences import expect, hiding, kind_title, kinds_of, pooling, provenance, remarks
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
-from attnscope.capture.observers.coarsen import Fold
-from attnscope.capture.observers.only import Only
+from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
@@ -46,23 +44,23 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     selection = selection_of(asked)
     if selection.head is None:
         raise SelectionError("which head is to be shown? name one, like L5H3")
-    fold, measured = Fold(selection.folding(LARGEST)), Measurement()
-    record = model.run(prepared, [Only(selection.heads, [fold, measured])])
-    expect(fold.maps, record, selection)
-    kinds = kinds_of(folded.site for folded in fold.maps)
-    folded = next(folded for folded in fold.maps if folded.site.kind == kinds[0])
-    (found,) = (head for head in measured.figures() if head.site == folded.site)
+    coarse, measured = selection.coarsen(LARGEST), Measurement()
+    record = model.run(prepared, [SharedRows([coarse, measured], selection.heads)])
+    expect(coarse.maps, record, selection)
+    kinds = kinds_of(made.site for made in coarse.maps)
+    made = next(made for made in coarse.maps if made.site.kind == kinds[0])
+    (found,) = (head for head in measured.figures() if head.site == made.site)
     figures = replace(found, head=selection.head.head)  # alone among those measured it was number 0
-    weights, hidden = labelled(folded, selection, LARGEST)
+    weights, hidden = made.labelled()
     notes = [*model.notes, *prepared.notes, *hiding([hidden], selection, "its attention")]
-    notes += remarks([folded], prepared)
+    notes += remarks([made], prepared)
     if selection.words or selection.hide_special:
         notes.append("the figures count every token")
     if len(kinds) > 1:
         others = " and ".join(kinds[1:])
         notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
-    notes += pooling(folded, weights)
-    seen = next(site for site in record.sites if site.site == folded.site)
+    notes += pooling(made, weights)
+    seen = next(site for site in record.sites if site.site == made.site)
     picture = head_picture(alone(weights, 0), figures, seen, model.title, selection, tuple(notes))
     return OneHead(picture, figures, seen)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attnscope.analysis.overview import labelled
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, hiding, kind_title, kinds_of, pooling, provenance, remarks
 from attnscope.axes import Weights
-from attnscope.capture import Observer, Record
-from attnscope.capture.observers.coarsen import Fold
-from attnscope.capture.observers.only import Only
+from attnscope.capture import Record
+from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
 from attnscope.models import Model, ModelInput
 
 LARGEST = 512
@@ -43,21 +41,21 @@ class WholeLayers:
 
 
 def whole_layers(
-    model: Model, prepared: ModelInput, selection: Selection, observers: Sequence[Observer] = ()
+    model: Model, prepared: ModelInput, selection: Selection, observers: Sequence[RowObserver] = ()
 ) -> WholeLayers:
     """Run the model once and keep all heads of the layers that are meant; ``observers`` see them too.
 
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
-    fold = Fold(selection.folding(LARGEST))
-    record = model.run(prepared, [Only(selection.heads, [fold, *observers])])
-    expect(fold.maps, record, selection)
+    coarse = selection.coarsen(LARGEST)
+    record = model.run(prepared, [SharedRows([coarse, *observers], selection.heads)])
+    expect(coarse.maps, record, selection)
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes]
-    for kind in kinds_of(folded.site for folded in fold.maps):
-        maps = [folded for folded in fold.maps if folded.site.kind == kind]
-        pairs, shares = zip(*(labelled(folded, selection, LARGEST) for folded in maps), strict=True)
-        kinds[kind] = [(folded.site.layer, weights) for folded, weights in zip(maps, pairs, strict=True)]
+    for kind in kinds_of(made.site for made in coarse.maps):
+        maps = [made for made in coarse.maps if made.site.kind == kind]
+        pairs, shares = zip(*(made.labelled() for made in maps), strict=True)
+        kinds[kind] = [(made.site.layer, weights) for made, weights in zip(maps, pairs, strict=True)]
         notes += hiding(shares, selection, f"the {kind_title(kind)}") + remarks(maps, prepared)
         notes += pooling(maps[0], pairs[0])
     return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)), record)

@@ -7,17 +7,12 @@ from dataclasses import dataclass, replace
 
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, hiding, kind_title, kinds_of, provenance, remarks
-from attnscope.axes import Weights
-from attnscope.axes.folding import unfolded
 from attnscope.capture import Record
-from attnscope.capture.observers.coarsen import Fold, Folded
-from attnscope.capture.observers.only import Only
+from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.views import Grid, grid
-
-THUMBNAIL = 64
-"""Rows and columns that a head is folded to before it becomes a thumbnail."""
+from attnscope.views.grid import CELLS
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,23 +26,20 @@ class Overview:
 
 
 def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overview:
-    """Run the model once, and fold and measure every head that is meant.
+    """Run the model once, and coarsen and measure every head that is meant.
 
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
-    fold, measured = Fold(selection.folding(THUMBNAIL)), Measurement()
-    record = model.run(prepared, [Only(selection.heads, [fold, measured])])
-    expect(fold.maps, record, selection)
+    coarse, measured = selection.coarsen(CELLS, even=True), Measurement()
+    record = model.run(prepared, [SharedRows([coarse, measured], selection.heads)])
+    expect(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}
     notes = [*model.notes, *prepared.notes]
-    for kind in kinds_of(folded.site for folded in fold.maps):
-        maps = [folded for folded in fold.maps if folded.site.kind == kind]
-        layers, shares = [], []
-        for folded in maps:
-            thumbnails, hidden = labelled(folded, selection, THUMBNAIL)
-            layers.append((folded.site.layer, thumbnails))
-            shares.append(hidden)
-        sites = {folded.site for folded in maps}
+    for kind in kinds_of(made.site for made in coarse.maps):
+        maps = [made for made in coarse.maps if made.site.kind == kind]
+        thumbnails, shares = zip(*(made.labelled() for made in maps), strict=True)
+        layers = [(made.site.layer, weights) for made, weights in zip(maps, thumbnails, strict=True)]
+        sites = {made.site for made in maps}
         seen = [site for site in record.sites if site.site in sites]
         picture = grid(
             layers,
@@ -58,13 +50,3 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
         grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=selection.every_layer)
         notes += hiding(shares, selection, f"the {kind_title(kind)}") + remarks(maps, prepared)
     return Overview(grids, tuple(measured.figures()), record, tuple(notes))
-
-
-def labelled(folded: Folded, selection: Selection, most: int) -> tuple[Weights, float]:
-    """The weights of one text, [head, query place, key place], and the share that was hidden."""
-    return unfolded(
-        folded.mean.cpu().numpy(),
-        folded.opened.cpu().numpy(),
-        selection.fold(folded.queries, most),
-        selection.fold(folded.keys, most),
-    )

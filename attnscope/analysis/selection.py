@@ -1,18 +1,15 @@
-"""Which attention to look at, and how its axes are folded."""
+"""Which attention to look at, and how its axes are coarsened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
-import torch
-
-from attnscope.attention import Attention, Axis, Head, Site
-from attnscope.axes.folding import AxisFolding, fold_axis
-from attnscope.axes.weights import Array
-from attnscope.capture.observers.coarsen import Folding
+from attnscope.attention import Axis, Head, Site
+from attnscope.axes import Coarsening, group_places, places
+from attnscope.capture.observers.coarsen import Coarsen
 from attnscope.errors import SelectionError
 from attnscope.views import Scale
 
@@ -66,19 +63,18 @@ class Selection:
             return range(count)
         return [number] if number < count else None
 
-    def fold(self, axis: Axis, most: int | None = None) -> AxisFolding:
+    def coarsening(self, axis: Axis, most: int | None = None, *, even: bool = False) -> Coarsening:
         """An axis as it is shown, in at most so many places."""
-        return _fold(axis, self.words, self.hide_special, most)
+        return _coarsening(axis, self.words, self.hide_special, most, even)
 
-    def folding(self, most: int) -> Callable[[Attention], Folding]:
-        """What ``capture.Fold`` does to both axes of a map, to bring each to at most so many places."""
-
-        def matrices(attention: Attention) -> Folding:
-            down = self.fold(attention.queries, most).averaging()
-            across = self.fold(attention.keys, most).summing()
-            return tensor(down), tensor(across)
-
-        return matrices
+    def coarsen(self, most: int, *, even: bool = False) -> Coarsen:
+        """An observer that keeps every head as it is shown, with at most so many rows and columns."""
+        return Coarsen(
+            lambda attention: (
+                self.coarsening(attention.queries, most, even=even),
+                self.coarsening(attention.keys, most, even=even),
+            )
+        )
 
 
 Asked: TypeAlias = Selection | Head | str
@@ -96,10 +92,5 @@ def selection_of(asked: Asked) -> Selection:
 
 
 @lru_cache(maxsize=8)
-def _fold(axis: Axis, words: bool, hide_special: bool, most: int | None) -> AxisFolding:
-    return fold_axis(axis, words=words, hide_special=hide_special, most=most)
-
-
-def tensor(matrix: Array | None) -> torch.Tensor | None:
-    """An array as a tensor; ``None`` stays ``None``."""
-    return None if matrix is None else torch.from_numpy(matrix)
+def _coarsening(axis: Axis, words: bool, hide_special: bool, most: int | None, even: bool) -> Coarsening:
+    return group_places(places(axis), words=words, hide_special=hide_special, most=most, even=even)

@@ -9,7 +9,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.attention import Site
 from attnscope.axes import Weights
 from attnscope.capture import Record, SiteRecord
-from attnscope.capture.observers.coarsen import Folded
+from attnscope.capture.observers.coarsen import CoarseMap
 from attnscope.errors import SelectionError
 from attnscope.models import ModelInput
 
@@ -71,9 +71,9 @@ def hiding(shares: Sequence[float], selection: Selection, whose: str) -> list[st
     return [f"special tokens hidden: they take {sum(shares) / len(shares):.0%} of {whose}"]
 
 
-def pooling(folded: Folded, shown: Weights) -> list[str]:
+def pooling(made: CoarseMap, shown: Weights) -> list[str]:
     """A note, if a map was pooled to be shown; a file's map that was pooled before says so itself."""
-    queries, keys = len(folded.queries), len(folded.keys)
+    queries, keys = made.queries.size, made.keys.size
     pooled = any(place.pooled for place in (*shown.queries, *shown.keys))
     if not pooled or shown.values.shape[-2:] == (queries, keys):
         return []
@@ -85,43 +85,43 @@ def pooled_from(queries: int, keys: int, held: str) -> str:
     return f"pooled: {queries:,} × {keys:,} tokens; {held}"
 
 
-def broken(maps: Sequence[Folded]) -> list[str]:
+def broken(maps: Sequence[CoarseMap]) -> list[str]:
     """A note for every site whose weights were not all finite numbers."""
     return [
-        f"weights of {folded.site.name} that are not finite numbers: {folded.broken:,}, drawn as closed"
-        for folded in maps
-        if folded.broken
+        f"weights of {made.site.name} that are not finite numbers: {made.broken:,}, drawn as closed"
+        for made in maps
+        if made.broken
     ]
 
 
-def remarks(maps: Sequence[Folded], prepared: ModelInput) -> list[str]:
+def remarks(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
     """Notes on what was drawn of some maps: numbers that are none, and batches drawn as their mean."""
     notes = broken(maps)
-    counts: dict[int, list[Folded]] = {}
-    for folded in maps:
-        counts.setdefault(len(folded.values), []).append(folded)
+    counts: dict[int, list[CoarseMap]] = {}
+    for made in maps:
+        counts.setdefault(len(made.values), []).append(made)
     for count, alike in counts.items():
         if count > 1:
             layers = _layers(alike)
             what = (
-                f"windows of {len(alike[0].queries):,} patches" if prepared.picture else "texts of the batch"
+                f"windows of {alike[0].queries.size:,} patches" if prepared.picture else "texts of the batch"
             )
             inside = ", each of which attends within itself" if prepared.picture else ""
             notes.append(f"{layers}: shown is the mean of {count:,} {what}{inside}")
-    sizes: dict[str, list[Folded]] = {}
-    for folded in maps:
-        sizes.setdefault(_size(len(folded.queries), len(folded.keys)), []).append(folded)
+    sizes: dict[str, list[CoarseMap]] = {}
+    for made in maps:
+        sizes.setdefault(_size(made.queries.size, made.keys.size), []).append(made)
     if len(sizes) > 1:
         notes.append("sizes: " + ", ".join(f"{size} in {_layers(alike)}" for size, alike in sizes.items()))
-    bare = [folded for folded in counts.get(1, ()) if isinstance(folded.keys, range)]
+    bare = [made for made in counts.get(1, ()) if not made.tokens]
     if prepared.picture is not None and bare:
         notes.append(f"{_layers(bare)}: rows and columns are positions, no patches of the picture")
     return notes
 
 
-def _layers(maps: Sequence[Folded]) -> str:
+def _layers(maps: Sequence[CoarseMap]) -> str:
     """The layers of some maps, in words."""
-    return layers_of(folded.site for folded in maps)
+    return layers_of(made.site for made in maps)
 
 
 def layers_of(sites: Iterable[Site]) -> str:

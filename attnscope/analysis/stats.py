@@ -14,10 +14,9 @@ from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, provenance
 from attnscope.attention import Head, Token
 from attnscope.capture import Record
-from attnscope.capture.fused_kernel import StandIn, StreamedPool
-from attnscope.capture.observers.only import Only
-from attnscope.capture.observers.pool import How
-from attnscope.capture.recorder import Observer
+from attnscope.capture.fused_kernel import StandIn
+from attnscope.capture.observers.coarsen import Coarsen, How, cells
+from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
 from attnscope.fused.fused_pass import SHORTEST, SinglePass
 from attnscope.measures import DEFAULT, HeadFigures, Measurement, fused_request
 from attnscope.models import Model, ModelInput
@@ -54,12 +53,12 @@ def stats(
     From 512 tokens on, on the CPU, a single pass over blocks stands in for torch's fused kernel: it computes
     the layer's output (within 1e-4) and the figures together, where computing the scores again beside the
     kernel would cost several times as much. ``exact_kernel`` always leaves the kernel alone. ``importance``
-    asks for each head's importance, too, of a model with an output head (see ``look.importance``). ``pool``
-    asks for a small map of every head out of the same pass (``capture.Pool`` says what its cells may hold).
+    asks for each head's importance, too, of a model with an output head (``intervention.importance``). ``pool``
+    asks for a small map of every head out of the same pass (``Coarsen`` says what its cells may hold).
     Raises ``SelectionError`` for a layer, kind or measure that does not exist.
     """
     measured = Measurement(names)
-    maps = StreamedPool(CELLS, pool) if pool else None
+    maps = Coarsen(cells(CELLS), pool) if pool else None
     texts = [prepared.tokens]
     record, taken = measuring_pass(
         model, prepared, measured, selection, texts, exact_kernel=exact_kernel, maps=maps
@@ -88,7 +87,7 @@ def measuring_pass(
     texts: Sequence[Sequence[Token]],
     *,
     exact_kernel: bool = False,
-    maps: StreamedPool | None = None,
+    maps: Coarsen | None = None,
 ) -> tuple[Record, int]:
     """One forward pass, measured; how many calls of it ran as a single pass.
 
@@ -96,11 +95,11 @@ def measuring_pass(
     the fused pass could not tell all measures: every row must then be read beside it.
     """
     long = any(len(text) >= SHORTEST for text in texts)
-    cells = maps.cells if maps and maps.how != "max" else None
-    request = fused_request(measured.measures, texts, cells) if long and not exact_kernel else None
+    side = CELLS if maps and maps.how != "max" else None
+    request = fused_request(measured.measures, texts, side) if long and not exact_kernel else None
     stand_in = None if request is None else StandIn(SinglePass(request))
-    observers: list[Observer] = [measured, *([maps] if maps else [])]
-    chosen: list[Observer] = observers if selection == Selection() else [Only(selection.heads, observers)]
+    observers: list[RowObserver] = [measured, *([maps] if maps else [])]
+    chosen = [SharedRows(observers, None if selection == Selection() else selection.heads)]
     with stand_in or nullcontext():
         record = model.run(prepared, chosen if stand_in is None else [stand_in.shown_to(chosen)])
     if stand_in is None:

@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from attnscope.analysis.selection import Selection, tensor
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, kind_title, kinds_of, layers_of, remarks, spans
 from attnscope.attention import Attention, Axis
-from attnscope.axes import Place
-from attnscope.axes.folding import AxisFolding
-from attnscope.axes.weights import Array
+from attnscope.axes import Array, Coarsening, Place
 from attnscope.capture import SiteRecord
-from attnscope.capture.observers.coarsen import Fold, Folded, Folding
-from attnscope.capture.observers.only import Only
+from attnscope.capture.observers.coarsen import Axes, CoarseMap, Coarsen
+from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
@@ -36,8 +33,8 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
     In cross-attention a token of the decoder has a row, and one of the encoder a column; a number is one
     of the decoder's. Raises ``SelectionError`` if there is no such token, layer or head.
     """
-    rows, columns = Fold(_one_row(selection)), Fold(_one_column(selection))
-    record = model.run(prepared, [Only(selection.heads, [rows, columns])])
+    rows, columns = Coarsen(_one_row(selection)), Coarsen(_one_column(selection))
+    record = model.run(prepared, [SharedRows([rows, columns], selection.heads)])
     seen = [site for site in record.sites if selection.heads(site.site, site.heads)]
     expect(seen, record, selection)
     kind = kinds_of(site.site for site in seen)[0]
@@ -45,7 +42,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
     size = seen[0].queries, seen[0].keys  # towers and stages of other sizes have other tokens
     seen = [site for site in seen if (site.queries, site.keys) == size]
     meant_sites = {site.site for site in seen}
-    queries, keys = (selection.fold(axis) for axis in _axes(prepared, seen[0]))
+    queries, keys = (selection.coarsening(axis) for axis in _axes(prepared, seen[0]))
     meant = _meant(queries, keys, selection)
     if meant.row:
         place, again = queries.places[meant.row[0]], [queries.places[other].start for other in meant.row[1:]]
@@ -53,8 +50,8 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
         place, again = keys.places[meant.column[0]], [keys.places[other].start for other in meant.column[1:]]
     else:
         raise SelectionError(_nowhere(selection, prepared, queries, keys))
-    looks_at = [folded for folded in rows.maps if folded.site in meant_sites]
-    looked_at_by = [folded for folded in columns.maps if folded.site in meant_sites]
+    looks_at = [made for made in rows.maps if made.site in meant_sites]
+    looked_at_by = [made for made in columns.maps if made.site in meant_sites]
     notes = (*model.notes, *prepared.notes, *remarks(looks_at or looked_at_by, prepared))
     if again:
         notes += (f"token {place.start} is shown; the same text stands at {spans(again)} too",)
@@ -86,7 +83,7 @@ class _Meant(NamedTuple):
     column: list[int]
 
 
-def _meant(queries: AxisFolding, keys: AxisFolding, selection: Selection) -> _Meant:
+def _meant(queries: Coarsening, keys: Coarsening, selection: Selection) -> _Meant:
     for fits in (_exactly, _loosely):
         row = fits(queries, (selection.token or "").strip())
         if queries.places == keys.places:
@@ -98,15 +95,15 @@ def _meant(queries: AxisFolding, keys: AxisFolding, selection: Selection) -> _Me
     return _Meant([], [])
 
 
-def _exactly(folding: AxisFolding, wanted: str) -> list[int]:
+def _exactly(axis: Coarsening, wanted: str) -> list[int]:
     if wanted.isascii() and wanted.isdigit():
-        return [i for i, place in enumerate(folding.places) if place.start <= int(wanted) < place.stop]
-    return [i for i, place in enumerate(folding.places) if wanted in (place.text.strip(), place.label)]
+        return [i for i, place in enumerate(axis.places) if place.start <= int(wanted) < place.stop]
+    return [i for i, place in enumerate(axis.places) if wanted in (place.text.strip(), place.label)]
 
 
-def _loosely(folding: AxisFolding, wanted: str) -> list[int]:
+def _loosely(axis: Coarsening, wanted: str) -> list[int]:
     folded = wanted.casefold().removeprefix("patch ")
-    return [i for i, place in enumerate(folding.places) if folded in _names(place)]
+    return [i for i, place in enumerate(axis.places) if folded in _names(place)]
 
 
 def _names(place: Place) -> tuple[str, ...]:
@@ -115,46 +112,38 @@ def _names(place: Place) -> tuple[str, ...]:
     return (name, name.strip("[]<>|")) if place.special else (name,)
 
 
-def _one_row(selection: Selection) -> Callable[[Attention], Folding | None]:
+def _one_row(selection: Selection) -> Callable[[Attention], Axes | None]:
     """The row of the token, averaged over its pieces; its columns as they are shown."""
 
-    def matrices(attention: Attention) -> Folding | None:
-        queries, keys = selection.fold(attention.queries), selection.fold(attention.keys)
+    def axes(attention: Attention) -> Axes | None:
+        queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
         row = _meant(queries, keys, selection).row
-        return (_tokens(queries, row[0], mean=True), tensor(keys.summing())) if row else None
+        return (queries.only(row[0]), keys) if row else None
 
-    return matrices
+    return axes
 
 
-def _one_column(selection: Selection) -> Callable[[Attention], Folding | None]:
+def _one_column(selection: Selection) -> Callable[[Attention], Axes | None]:
     """The column of the token, summed over its pieces; its rows as they are shown."""
 
-    def matrices(attention: Attention) -> Folding | None:
-        queries, keys = selection.fold(attention.queries), selection.fold(attention.keys)
+    def axes(attention: Attention) -> Axes | None:
+        queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
         column = _meant(queries, keys, selection).column
-        return (tensor(queries.averaging()), _tokens(keys, column[0], mean=False)) if column else None
+        return (queries, keys.only(column[0])) if column else None
 
-    return matrices
-
-
-def _tokens(folding: AxisFolding, place: int, *, mean: bool) -> torch.Tensor:
-    """What takes one place out of an axis.  -> [1, token]"""
-    tokens = [token for word in folding.parts[place] for token in word]
-    matrix = torch.zeros(1, folding.size)
-    matrix[0, tokens] = 1 / len(tokens) if mean else 1.0
-    return matrix
+    return axes
 
 
-def _nowhere(selection: Selection, prepared: ModelInput, *foldings: AxisFolding) -> str:
+def _nowhere(selection: Selection, prepared: ModelInput, *axes: Coarsening) -> str:
     picture = prepared.picture
-    if picture is not None and picture.grid is not None and foldings[0].size == len(picture.tokens):
+    if picture is not None and picture.grid is not None and axes[0].size == len(picture.tokens):
         rows, columns = picture.grid
-        special = [place.label for place in foldings[0].places if place.special]
+        special = [place.label for place in axes[0].places if place.special]
         return (
             f"no patch {selection.token!r}: the picture has patches from 0,0 to {rows - 1},{columns - 1}"
             f"{' and ' * bool(special)}{', '.join(special)}"
         )
-    places = [place for folding in foldings for place in folding.places]
+    places = [place for axis in axes for place in axis.places]
     known = list(dict.fromkeys(place.label for place in places))
     listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
     last = max(place.stop for place in places) - 1
@@ -169,16 +158,16 @@ def _which(selection: Selection, seen: Sequence[SiteRecord]) -> str:
     return f"mean of {heads} heads of {where}"
 
 
-def _rank(maps: Sequence[Folded], places: Sequence[Place], top: int) -> Bars:
-    """The heads' mean, ranked; what was folded aside is not listed."""
-    opened = np.concatenate([folded.opened.flatten(1).cpu().numpy() for folded in maps])
+def _rank(maps: Sequence[CoarseMap], places: Sequence[Place], top: int) -> Bars:
+    """The heads' mean, ranked; what was left aside is not listed."""
+    opened = np.concatenate([made.opened.flatten(1).cpu().numpy() for made in maps])
     size = len(places)
     return ranked(_mean(maps)[:size], np.logical_or.reduce(opened[:, :size]), places, top)
 
 
-def _mean(maps: Sequence[Folded]) -> Array:
+def _mean(maps: Sequence[CoarseMap]) -> Array:
     """The mean over all heads of one row or column.  -> [place]"""
-    weights = np.concatenate([folded.mean.flatten(1).cpu().numpy() for folded in maps])  # [head, place]
+    weights = np.concatenate([made.mean.flatten(1).cpu().numpy() for made in maps])  # [head, place]
     mean: Array = weights.mean(0)
     return mean
 
@@ -186,8 +175,8 @@ def _mean(maps: Sequence[Folded]) -> Array:
 def _lit(
     picture: Picture | None,
     place: Place,
-    looks_at: Sequence[Folded],
-    looked_at_by: Sequence[Folded],
+    looks_at: Sequence[CoarseMap],
+    looked_at_by: Sequence[CoarseMap],
     keys: Sequence[Place],
     queries: Sequence[Place],
 ) -> Lit | None:
@@ -204,7 +193,7 @@ def _lit(
     return Lit(picture.pixels, row, column, patch)
 
 
-def _on_grid(picture: Picture, maps: Sequence[Folded], places: Sequence[Place]) -> Array | None:
+def _on_grid(picture: Picture, maps: Sequence[CoarseMap], places: Sequence[Place]) -> Array | None:
     """A weight a patch.  -> [patch row, patch column]"""
     patches = [number for number, place in enumerate(places) if not place.special]
     assert picture.grid is not None

@@ -4,17 +4,21 @@ Keys of a group are summed and queries averaged, so that a cell says which share
 queries goes to these keys. NumPy and strings: no torch is imported here.
 """
 
-from attnscope.axes.places import Place, places, visible
-from attnscope.axes.weights import Array, Weights, hide_special, merge_words, pool, shrink, weights
+from attnscope.axes.coarsening import Coarsening, edges, group_places
+from attnscope.axes.places import Array, Place, places, visible
+from attnscope.axes.weights import Weights, coarsen, fit, labelled, shrink, weights
 
 __all__ = [
     "Array",
+    "Coarsening",
     "Place",
     "Weights",
-    "hide_special",
-    "merge_words",
+    "coarsen",
+    "edges",
+    "fit",
+    "group_places",
+    "labelled",
     "places",
-    "pool",
     "shrink",
     "visible",
     "weights",

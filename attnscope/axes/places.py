@@ -5,12 +5,15 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from attnscope.attention import Axis, Token
 
 NAMED = {"\n": "⏎", "\t": "⇥", "\x7f": "␡", " ": "␣"}
+Array = NDArray[Any]
 JOINERS = "\u200c\u200d"  # they shape letters and emoji, and are harmless inside a text
 
 
@@ -20,7 +23,7 @@ class Place:
 
     ``word`` is the (segment, word) that the token is a piece of, ``None`` where it is no piece of any.
     ``pooled`` tells a range of tokens from a token or a word. ``id`` is a single token's number in the
-    vocabulary.
+    vocabulary, ``count`` how many tokens or words a row is the mean of.
     """
 
     text: str
@@ -30,6 +33,7 @@ class Place:
     word: tuple[int, int] | None = None
     pooled: bool = False
     id: int | None = None
+    count: int = 1
 
     @property
     def label(self) -> str:
@@ -49,12 +53,13 @@ def places(axis: Axis) -> tuple[Place, ...]:
 
 def _place(token: Token, position: int) -> Place:
     if token.span is not None:
-        return Place(token.text, *token.span, special=token.special, pooled=True)
+        start, stop = token.span
+        return Place(token.text, start, stop, special=token.special, pooled=True, count=stop - start)
     word = None if token.special or token.word is None else (token.segment, token.word)
     return Place(token.text, position, position + 1, special=token.special, word=word, id=token.id)
 
 
-def joined(group: Sequence[Place], *, pooled: bool) -> Place:
+def joined(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Place:
     """One place for neighbours; pieces of one word are written together, everything else apart."""
     text = ""
     for before, place in zip((None, *group), group, strict=False):
@@ -68,6 +73,7 @@ def joined(group: Sequence[Place], *, pooled: bool) -> Place:
         special=all(place.special for place in group),
         word=first.word if not pooled else None,
         pooled=pooled,
+        count=count,
     )
 
 

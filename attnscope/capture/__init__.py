@@ -1,7 +1,7 @@
 """Find every attention call inside a forward pass, with the model's own kernels untouched."""
 
+from attnscope.capture.observers.coarsen import CoarseMap, Coarsen
 from attnscope.capture.observers.keep import Keep, Kept
-from attnscope.capture.observers.pool import Pool, Pooled
 from attnscope.capture.observers.row_sums import RowSum, RowSums
 from attnscope.capture.record import Hole, Record, SiteRecord
 from attnscope.capture.recorder import Observer
@@ -9,12 +9,12 @@ from attnscope.capture.recording import recording
 from attnscope.capture.rows.steps import Replay, Steps
 
 __all__ = [
+    "CoarseMap",
+    "Coarsen",
     "Hole",
     "Keep",
     "Kept",
     "Observer",
-    "Pool",
-    "Pooled",
     "Record",
     "Replay",
     "RowSum",

@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from attnscope.attention import Attention, Site
 from attnscope.capture.hooks.interface import attention_functions
-from attnscope.capture.observers.pool import Pool, Pooled
 from attnscope.capture.record import Record
 from attnscope.capture.recorder import Observer, quietly
 from attnscope.capture.rows.found import SdpaCall
@@ -151,29 +150,3 @@ class _Shown:
         attention = self.stand_in.with_statistics(attention)
         for observer in self.observers:
             observer.observe(attention)
-
-
-class StreamedPool(Pool):
-    """A ``Pool`` that takes maps from the statistics of a single pass, and rows from other attention."""
-
-    def observe(self, attention: Attention) -> None:
-        """Keep the pooled heads."""
-        found = attention.read.statistics.map if isinstance(attention.read, StreamedRows) else None
-        if found is None or self.how == "max" or found.cells != self.cells:
-            super().observe(attention)
-            return
-        pairs = found.pairs[:, None]  # [batch or 1, 1, row cell, key cell]
-        queries = torch.tensor(found.row_edges, device=pairs.device).diff()[:, None]
-        count = pairs.clamp(min=1) if self.how == "mean" else queries
-        self.maps.append(
-            Pooled(
-                site=attention.site,
-                values=found.total / count,
-                open=pairs > 0,
-                row_edges=found.row_edges,
-                key_edges=found.key_edges,
-                queries=attention.queries,
-                keys=attention.keys,
-                offset=attention.offset,
-            )
-        )

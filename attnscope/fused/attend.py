@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from attnscope.axes.folding import edges
+from attnscope.axes import edges
 from attnscope.fused.gaps import Gaps
 from attnscope.fused.pairs import Matches
 from attnscope.fused.plan import KEYS, ROWS, plan

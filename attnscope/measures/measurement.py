@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Kind, Site, Token
+from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.fused.statistics import Statistics, StreamedRows
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.figures import Figure, HeadFigures
@@ -55,9 +56,13 @@ class Measurement:
         """
         self._texts = texts
 
-    @torch.no_grad()
     def observe(self, attention: Attention) -> None:
         """Measure all heads of one attention call and add them to the sums of its site."""
+        SharedRows([self]).observe(attention)
+
+    @torch.no_grad()
+    def begin(self, attention: Attention) -> _Reading | None:
+        """Begin to measure a call; ``None`` where the fused pass tells all that is to be measured."""
         queries, keys = self._axis_facts(attention)
         parts = {"positions": attention.offset, "queries": queries, "keys": keys}
         offered = [name for name, part in parts.items() if part is not None]
@@ -66,51 +71,18 @@ class Measurement:
         }
         present = [measure for name, measure in self.measures.items() if name not in absent]
         statistics = attention.read.statistics if isinstance(attention.read, StreamedRows) else None
-        sums = None
         if statistics is not None and attention.offset in (None, statistics.offset):
             sums = _sums_of_statistics(present, statistics, keys)
-        if sums is None:
-            sums = self._sums_of_rows(present, attention, queries, keys)
+            if sums is not None:
+                self._add_sums(attention.site, sums, absent)
+                return None
+        return _Reading(self, attention, present, absent, queries, keys)
+
+    def _add_sums(self, site: Site, sums: Tensor, absent: Mapping[str, str]) -> None:
+        """Add the sums of the measures that are there.  [choice|lone, rows|value|baseline, measure, ...]"""
         everything = sums.new_zeros(2, 3, len(self.measures), *sums.shape[3:])
         everything[:, :, [place for place, name in enumerate(self.measures) if name not in absent]] = sums
-        self._add(attention.site, Sums.of_texts(*everything), absent)
-
-    def _sums_of_rows(
-        self,
-        measures: Sequence[Measure],
-        attention: Attention,
-        queries: TokenFacts | None,
-        keys: TokenFacts | None,
-    ) -> Tensor:
-        """Measure all rows, a block at a time.  -> [choice|lone, rows|value|baseline, measure, text, head]"""
-        shape = 2, 3, len(measures), attention.batch, attention.heads
-        sums = torch.zeros(shape, dtype=torch.float64)
-        size = len(attention.queries) if measures else 0
-        wide = max(attention.heads, len(measures))  # a block's table has a column a measure beside its heads
-        step = max(1, self.block_elements // (attention.batch * wide * max(1, len(attention.keys))))
-        for start in range(0, size, step):
-            block = self._block(attention, start, min(size, start + step), queries, keys)
-            sums += self._setting(block, measures).sums(block)
-        return sums
-
-    def _block(
-        self,
-        attention: Attention,
-        start: int,
-        stop: int,
-        queries: TokenFacts | None,
-        keys: TokenFacts | None,
-    ) -> Block:
-        rows = attention.rows(start, stop)
-        if rows.dtype in (torch.float16, torch.bfloat16):
-            rows = rows.float()
-        return Block(
-            rows=rows,
-            allowed=attention.allowed(start, stop).to(rows.device),
-            start=None if attention.offset is None else attention.offset + start,
-            queries=queries and queries.part(start, stop, rows.device),
-            keys=keys and keys.part(0, len(attention.keys), rows.device),
-        )
+        self._add(site, Sums.of_texts(*everything), absent)
 
     def _setting(self, block: Block, measures: Sequence[Measure]) -> Setting:
         """The setting of a block: that of an earlier layer if it is the same, else a new one."""
@@ -196,6 +168,48 @@ class Measurement:
         for entry in state["sites"]:
             measurement._add(Site(**entry["site"]), Sums.from_state(entry["sums"]), entry["absent"])
         return measurement
+
+
+class _Reading:
+    """One call, measured a block of rows at a time."""
+
+    def __init__(
+        self,
+        measurement: Measurement,
+        attention: Attention,
+        measures: Sequence[Measure],
+        absent: Mapping[str, str],
+        queries: TokenFacts | None,
+        keys: TokenFacts | None,
+    ) -> None:
+        self.measurement, self.attention, self.absent = measurement, attention, absent
+        self.measures, self.queries, self.keys = measures, queries, keys
+        self.wanted = None if measures else ()
+        wide = max(attention.heads, len(measures))  # a block's table has a column a measure beside its heads
+        self.step = measurement.block_elements // (attention.batch * wide * max(1, len(attention.keys)))
+        # [choice | lone, rows | value | baseline, measure, text, head]
+        self.sums = torch.zeros(2, 3, len(measures), attention.batch, attention.heads, dtype=torch.float64)
+
+    @torch.no_grad()
+    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+        """Measure a block of rows."""
+        if not self.measures:
+            return
+        if rows.dtype in (torch.float16, torch.bfloat16):
+            rows = rows.float()
+        stop, offset = start + rows.shape[2], self.attention.offset
+        block = Block(
+            rows=rows,
+            allowed=allowed.to(rows.device),
+            start=None if offset is None else offset + start,
+            queries=self.queries and self.queries.part(start, stop, rows.device),
+            keys=self.keys and self.keys.part(0, len(self.attention.keys), rows.device),
+        )
+        self.sums += self.measurement._setting(block, self.measures).sums(block)
+
+    def end(self) -> None:
+        """Add the call to the sums of its site."""
+        self.measurement._add_sums(self.attention.site, self.sums, self.absent)
 
 
 def _named(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str, Figure]:

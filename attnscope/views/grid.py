@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from attnscope.axes.weights import Array, Weights, shrink
+from attnscope.axes.weights import Array, Weights, fit, shrink
 from attnscope.views.heatmap import Scale, levels
+
+CELLS = 48
+"""Rows and columns of a thumbnail, at most."""
 
 
 @dataclass(frozen=True, eq=False)
 class GridLayer:
-    """The thumbnails of one layer: its number, values and mask."""
+    """The thumbnails of one layer; ``sizes`` is how many tokens rows and columns stand for."""
 
     layer: int
     values: Array  # [head, row, column]
     masked: Array  # [head, row, column]
+    sizes: tuple[Sequence[int], Sequence[int]] | None = None
 
     @property
     def heads(self) -> int:
@@ -63,7 +67,7 @@ class Grid:
         """The same thumbnails on at most ``rows`` × ``columns`` cells each."""
         layers = []
         for layer in self.layers:
-            values, allowed = shrink(layer.values, ~layer.masked, rows, columns)
+            values, allowed = shrink(layer.values, ~layer.masked, rows, columns, layer.sizes)
             layers.append(GridLayer(layer.layer, values, ~allowed))
         return replace(self, layers=tuple(layers))
 
@@ -75,13 +79,13 @@ def grid(
     subtitle: str = "",
     scale: Scale = "fixed",
     notes: tuple[str, ...] = (),
-    cells: int = 48,
+    cells: int = CELLS,
 ) -> Grid:
     """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``.
 
     Pairs may come from a generator: each layer is brought down to at most ``cells`` × ``cells`` (keys
     summed, queries averaged) before the next one is asked for, so one layer is held at a time.
-    Values that are not numbers count as closed.
+    Values that are not numbers count as masked.
     """
     thumbnails, size = [], (0, 0)
     for number, weights in layers:
@@ -89,9 +93,13 @@ def grid(
             raise ValueError(f"a grid shows heads [head, query, key], not {weights.values.shape}")
         finite = np.isfinite(weights.values)
         values = np.where(finite, weights.values, 0)
-        values, allowed = shrink(values, weights.allowed & finite, cells, cells)
+        small = fit(
+            replace(weights, values=values, allowed=weights.allowed & finite), cells, cells, even=True
+        )
         size = (max(size[0], len(weights.queries)), max(size[1], len(weights.keys)))
-        thumbnails.append(GridLayer(number, values, ~np.broadcast_to(allowed, values.shape)))
+        masked = ~np.broadcast_to(small.allowed, small.values.shape)
+        sizes = tuple(tuple(place.count for place in axis) for axis in (small.queries, small.keys))
+        thumbnails.append(GridLayer(number, small.values, masked, (sizes[0], sizes[1])))
     thumbnails.sort(key=lambda layer: layer.layer)
     return Grid(tuple(thumbnails), size, title, subtitle, scale, notes)
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from attnscope.axes.weights import Array, Weights, blocks_to_fit, pool
+from attnscope.axes.weights import Array, Weights, fit
 
 Scale: TypeAlias = Literal["fixed", "row", "head"]
 """What the full colour stands for: the weight 1, the largest weight of its row, or that of its head."""
@@ -60,10 +60,12 @@ class Heatmap:
 
     def fit(self, rows: int, columns: int) -> Heatmap:
         """The same head on at most ``rows`` × ``columns`` cells; where it is pooled, a note says so."""
-        down, across = blocks_to_fit(self.weights, rows, columns)
-        if down == across == 1:
+        pooled = fit(self.weights, rows, columns)
+        if pooled is self.weights:
             return self
-        pooled = pool(self.weights, down, across)
+        down, across = (
+            -(-before // after) for before, after in zip(self.values.shape, pooled.values.shape, strict=True)
+        )
         givers = f"{down} queries on average give" if down > 1 else "one query gives"
         takers = f"{across} keys together" if across > 1 else "one key"
         note = f"pooled to fit: a cell is the attention that {givers} to {takers}"

@@ -11,9 +11,10 @@ from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.token import one_token
 from attnscope.attention import Head
-from attnscope.axes import hide_special, merge_words, pool, weights
+from attnscope.axes import weights
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
+from tests.axes.oracle import hide_special, merge_words, pool
 from tests.models.folders import gpt2, mamba, minilm, t5
 
 TEXT = "The unbelievably tired cat sat on the mat, because the cat was tired."

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from attnscope.attention import Token
-from attnscope.axes import Weights, hide_special, merge_words, pool, shrink, weights
+from attnscope.axes import Weights, coarsen, fit, group_places, shrink, weights
 from attnscope.errors import SelectionError
 
 WORDS = (None, 0, 1, 1, 1, 2, 2, None)
@@ -16,6 +18,15 @@ TOKENS = tuple(
         zip(("[CLS]", "an", "un", "believ", "able", "ca", "t", "[SEP]"), WORDS, strict=True)
     )
 )
+
+
+def grouped(field: Weights, **how: Any) -> tuple[Weights, float]:
+    """A map coarsened in the same way along both axes."""
+    return coarsen(field, group_places(field.queries, **how), group_places(field.keys, **how))
+
+
+def merge_words(field: Weights) -> Weights:
+    return grouped(field, words=True)[0]
 
 
 def rows(*shape: int, seed: int = 0) -> np.ndarray:
@@ -71,7 +82,7 @@ def test_a_merged_cell_is_open_where_any_of_its_cells_was() -> None:
 
 def test_hiding_special_tokens_says_how_much_mass_goes() -> None:
     values = rows(8, 8)
-    shown, hidden = hide_special(weights(values, TOKENS, TOKENS))
+    shown, hidden = grouped(weights(values, TOKENS, TOKENS), hide_special=True)
     kept = range(1, 7)
     gone = sum(values[i, j] for i in kept for j in (0, 7)) / sum(values[i, j] for i in kept for j in range(8))
     assert hidden == pytest.approx(gone, rel=1e-12)
@@ -82,13 +93,13 @@ def test_hiding_special_tokens_says_how_much_mass_goes() -> None:
 def test_a_text_of_special_tokens_only_cannot_hide_them() -> None:
     specials = (Token("<s>", 0, special=True),)
     with pytest.raises(SelectionError, match="no other tokens"):
-        hide_special(weights(np.ones((1, 1)), specials, specials))
+        grouped(weights(np.ones((1, 1)), specials, specials), hide_special=True)
 
 
-@pytest.mark.parametrize(("down", "across"), [(1, 3), (3, 1), (4, 4), (5, 2), (100, 100)])
-def test_pooling_equals_a_loop_and_keeps_row_sums(down: int, across: int) -> None:
+@pytest.mark.parametrize(("down", "across"), [(1, 3), (3, 1), (4, 4), (5, 2), (10, 7)])
+def test_blocks_equal_a_loop_and_keep_row_sums(down: int, across: int) -> None:
     values = rows(10, 7)
-    pooled = pool(weights(values, range(10), range(7)), down, across)
+    pooled = fit(weights(values, range(10), range(7)), -(-10 // down), -(-7 // across))
     by_row = [list(range(i, min(i + down, 10))) for i in range(0, 10, down)]
     by_column = [list(range(i, min(i + across, 7))) for i in range(0, 7, across)]
     np.testing.assert_allclose(pooled.values, looped(values, by_row, by_column), rtol=1e-12)
@@ -96,7 +107,7 @@ def test_pooling_equals_a_loop_and_keeps_row_sums(down: int, across: int) -> Non
 
 
 def test_a_pooled_place_is_labelled_with_its_range() -> None:
-    pooled = pool(weights(rows(8, 8), TOKENS, TOKENS), 3, 3)
+    pooled = fit(weights(rows(8, 8), TOKENS, TOKENS), 3, 3)
     assert [place.label for place in pooled.queries] == [
         "0-2 [CLS] an un",
         "3-5 believable ca",
@@ -104,11 +115,38 @@ def test_a_pooled_place_is_labelled_with_its_range() -> None:
     ]
 
 
+@pytest.mark.parametrize(("first", "then"), [(6, 3), (9, 4), (5, 2), (7, 7)])
+def test_blocks_of_blocks_that_are_not_of_one_size_are_blocks_of_tokens(first: int, then: int) -> None:
+    values = rows(2, 13, 13)
+    field = weights(values, range(13), range(13))
+    twice = fit(fit(field, first, first), then, then)
+    groups = [list(range(place.start, place.stop)) for place in twice.queries]
+    assert [token for group in groups for token in group] == list(range(13))
+    for head in range(2):
+        np.testing.assert_allclose(twice.values[head], looped(values[head], groups, groups), rtol=1e-12)
+
+
+def test_even_cells_differ_by_one_token_at_most() -> None:
+    cells = fit(weights(rows(13, 13), range(13), range(13)), 5, 5, even=True).queries
+    assert [place.stop - place.start for place in cells] == [2, 3, 2, 3, 3]
+
+
+def test_shrinking_knows_that_a_row_stands_for_several_tokens() -> None:
+    values = rows(5, 5)
+    coarse = fit(weights(values, range(5), range(5)), 3, 3)  # two blocks of two tokens, and one token
+    small, _ = shrink(coarse.values, coarse.allowed, 1, 1, ([2, 2, 1], [2, 2, 1]))
+    np.testing.assert_allclose(small, [[1]], atol=1e-6)
+    halves, _ = shrink(np.eye(3), np.ones((3, 3), bool), 3, 1, ([2, 2, 1], [2, 2, 1]))
+    np.testing.assert_allclose(halves, [[1]] * 3, atol=1e-6)
+    apart, _ = shrink(np.array([[0.0], [0.0], [1.0]]), np.ones((3, 1), bool), 1, 1, ([2, 2, 1], [1]))
+    np.testing.assert_allclose(apart, [[0.2]], atol=1e-6)
+
+
 def test_shrinking_by_a_whole_number_is_pooling() -> None:
     values = rows(2, 12, 8)
     small, allowed = shrink(values, np.ones((12, 8), bool), 4, 4)
     for head in range(2):
-        same = pool(weights(values[head], range(12), range(8)), 3, 2).values
+        same = fit(weights(values[head], range(12), range(8)), 4, 4).values
         np.testing.assert_allclose(small[head], same, atol=1e-6)
     assert allowed.all()
 

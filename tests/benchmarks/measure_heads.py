@@ -73,8 +73,9 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
     import torch
 
     from attnscope.attention import Token
-    from attnscope.capture import recording
-    from attnscope.capture.fused_kernel import StandIn, StreamedPool
+    from attnscope.capture import Coarsen, recording
+    from attnscope.capture.fused_kernel import StandIn
+    from attnscope.capture.observers.coarsen import cells
     from attnscope.fused.fused_pass import SinglePass
     from attnscope.measures import Measurement, fused_request
 
@@ -87,7 +88,7 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
         return model(input_ids=ids, use_cache=False)
 
     def single_pass() -> object:
-        measured, maps = Measurement(NAMES), StreamedPool(CELLS)
+        measured, maps = Measurement(NAMES), Coarsen(cells(CELLS), "mean")
         request = fused_request(NAMES, [text], CELLS)
         stand_in = StandIn(SinglePass(request, shortest=1))
         with stand_in, recording(model, [stand_in.shown_to([measured, maps])], {"decoder": (text, text)}):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnscope.axes.folding import edges
+from attnscope.axes import edges
 from attnscope.fused import fused_pass as single_pass
 from attnscope.fused import plan, tiles
 from attnscope.fused.attend import Extras, attend

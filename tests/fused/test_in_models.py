@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from attnscope.attention import Kind, Token
-from attnscope.capture import Pool, recording
-from attnscope.capture.fused_kernel import StandIn, StreamedPool
+from attnscope.capture import Coarsen, recording
+from attnscope.capture.fused_kernel import StandIn
+from attnscope.capture.observers.coarsen import cells
 from attnscope.fused.fused_pass import SinglePass
 from attnscope.fused.request import Request
 from attnscope.measures import DEFAULT, Measurement, fused_request
@@ -77,10 +78,10 @@ def test_models_give_the_same_outputs_figures_and_maps(build: "type[nn.Module]")
         "encoder": (text, text),
         "decoder": (text, text),
     }
-    beside, pool = Measurement(), Pool(12)
+    beside, pool = Measurement(), Coarsen(cells(12))
     with torch.inference_mode(), recording(model, [beside, pool], axes):
         expected = model(input_ids=ids).last_hidden_state
-    streamed, maps = Measurement(), StreamedPool(12)
+    streamed, maps = Measurement(), Coarsen(cells(12))
     request = fused_request(DEFAULT, [text], cells=12)
     assert request is not None
     stand_in = StandIn(SinglePass(request, shortest=1))
@@ -102,7 +103,8 @@ def test_models_give_the_same_outputs_figures_and_maps(build: "type[nn.Module]")
             assert figure.value == pytest.approx(other.figures[name].value, abs=1e-5 * scale), name
             assert figure.baseline == pytest.approx(other.figures[name].baseline, abs=1e-8 * scale), name
     for left, right in zip(pool.maps, maps.maps, strict=True):
-        assert (left.site, left.row_edges, left.key_edges) == (right.site, right.row_edges, right.key_edges)
+        assert left.site == right.site
+        assert (left.queries.places, left.keys.places) == (right.queries.places, right.keys.places)
         assert torch.equal(left.open.expand_as(left.values), right.open.expand_as(right.values))
         assert torch.allclose(left.values, right.values, atol=1e-5)
 
@@ -125,7 +127,7 @@ def test_a_map_of_other_cells_is_pooled_from_rows() -> None:
     torch.manual_seed(0)
     model = gpt2().eval()
     ids = torch.randint(0, 50, (1, LENGTH))
-    maps, highest, plain = StreamedPool(9), StreamedPool(12, "max"), Pool(9)
+    maps, highest, plain = Coarsen(cells(9)), Coarsen(cells(12), "max"), Coarsen(cells(9))
     stand_in = StandIn(SinglePass(Request(cells=12), shortest=1))
     with (
         torch.inference_mode(),

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from attnscope.attention import Token
-from attnscope.axes import hide_special, merge_words, weights
+from attnscope.axes import weights
 from attnscope.errors import SelectionError
 from attnscope.views import focus, grid, head_map, heatmap
 from attnscope.views.grid import thumbnail_levels
+from tests.axes.oracle import hide_special, merge_words
 
 TEXT = tuple(Token(text, i, word=i) for i, text in enumerate(("the", "cat", "sat", "down")))
 VALUES = np.array([[1, 0, 0, 0], [0.25, 0.75, 0, 0], [0.5, 0.3, 0.2, 0], [0.1, 0.2, 0.3, 0.4]])

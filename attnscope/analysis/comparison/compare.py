@@ -112,7 +112,7 @@ def compare(
     """Run the model once a text, and measure how far its heads are apart.
 
     ``layers`` of the selection compares the heads of some layers, ``number`` the same number in all layers,
-    ``kind`` a kind of attention; ``words`` and ``hide_special`` fold rows and keys first. Up to 221
+    ``kind`` a kind of attention; ``words`` and ``hide_special`` coarsen rows and keys first. Up to 221
     tokens every row is compared, of longer texts an even sample. Raises ``SelectionError`` for what does not
     exist, or where fewer than two heads are meant, and ``InputError`` without a text.
     """

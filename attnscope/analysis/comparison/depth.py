@@ -9,16 +9,15 @@ from numpy.typing import NDArray
 
 from attnscope.analysis.comparison.compare import sure
 from attnscope.analysis.comparison.head_rows import head_rows
-from attnscope.analysis.overview import THUMBNAIL, labelled
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import hiding, kind_title, provenance
 from attnscope.attention import Head
-from attnscope.capture.observers.coarsen import Fold
 from attnscope.comparison import between
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.views import grid
+from attnscope.views.grid import CELLS
 from attnscope.views.strip import Series, Strip
 
 SHOWN = ("entropy", "confidence", "distance", "previous", "self", "next", "first", "special")
@@ -49,16 +48,12 @@ def through_layers(
     Raises ``SelectionError`` where there is no such head, or where one layer alone has it.
     """
     selection = replace(selection or Selection(), number=head)
-    fold, measured = Fold(selection.folding(THUMBNAIL)), Measurement()
-    seen = head_rows(model, prepared, selection, others=[fold, measured])
+    coarse, measured = selection.coarsen(CELLS, even=True), Measurement()
+    seen = head_rows(model, prepared, selection, others=[coarse, measured])
     if len(seen.heads) < 2:
         raise SelectionError(f"{seen.heads[0].name} is in one layer alone: there is none to compare it with")
     spread = between(seen.rows)
-    thumbnails = [
-        (folded.site.layer, *labelled(folded, selection, THUMBNAIL))
-        for folded in fold.maps
-        if folded.site.kind == seen.kind
-    ]
+    thumbnails = [(made.site.layer, *made.labelled()) for made in coarse.maps if made.site.kind == seen.kind]
     figures = tuple(replace(found, head=head) for found in measured.figures() if found.site.kind == seen.kind)
     error = spread.error(seen.of)
     notes = (

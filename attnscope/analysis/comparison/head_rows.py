@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.analysis.selection import Selection, tensor
+from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, kind_title, kinds_of
 from attnscope.attention import Attention, Head, Kind
 from attnscope.capture import Observer, Record, SiteRecord
-from attnscope.capture.observers.only import Only
 from attnscope.capture.observers.sample import Rows, Sample, Sampled
+from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.views import HeadMap, head_map
@@ -66,16 +66,18 @@ def head_rows(
     prepared: ModelInput,
     selection: Selection,
     choosing: Choosing | None = None,
-    others: Sequence[Observer] = (),
+    others: Sequence[RowObserver] = (),
+    beside: Sequence[Observer] = (),
 ) -> HeadRows:
     """Run the model once and keep the same rows of every head that is meant, an even sample if they are many.
 
     Without a ``kind`` the one that the model runs first is taken; self- and cross-attention are never
-    mixed. ``choosing`` picks rows and keys of its own, ``others`` see the same heads. Raises
-    ``SelectionError`` for what does not exist, and where layers see different numbers of tokens.
+    mixed. ``choosing`` picks rows and keys of its own, ``others`` see the same heads, observers ``beside``
+    them all heads. Raises ``SelectionError`` for what does not exist, and where layers see other numbers of
+    tokens.
     """
     sample = Sample(_OneKind(selection, choosing or even_rows(selection)))
-    record = model.run(prepared, [Only(selection.heads, [sample, *others])])
+    record = model.run(prepared, [SharedRows([sample, *others], selection.heads), *beside])
     expect(sample.maps, record, selection)
     maps = sample.maps
     kind = maps[0].site.kind
@@ -93,7 +95,7 @@ def head_rows(
         kind=kind,
         heads=heads,
         rows=torch.cat([kept.values.transpose(0, 1).flatten(1, 2).cpu() for kept in maps]),
-        of=len(selection.fold(maps[0].queries).places) * len(maps[0].values),
+        of=len(selection.coarsening(maps[0].queries).places) * len(maps[0].values),
         record=record,
         notes=(*_kinds(kind, record, selection), *oddities(maps)),
     )
@@ -122,14 +124,12 @@ def map_of_nats(
 
 
 def even_rows(selection: Selection, cells: int = CELLS) -> Choosing:
-    """All rows as the selection folds them, or an even sample of at most ``cells`` weights; all keys."""
+    """All rows as the selection has them, or an even sample of at most ``cells`` weights; all keys."""
 
     def choose(attention: Attention) -> Rows:
-        queries, keys = selection.fold(attention.queries), selection.fold(attention.keys)
-        parts = [[token for word in part for token in word] for part in queries.parts]
-        return Rows(
-            [parts[row] for row in evenly(len(parts), len(keys.places), cells)], tensor(keys.summing())
-        )
+        queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
+        rows = evenly(len(queries.places), len(keys.places), cells)
+        return Rows([queries.tokens(row) for row in rows], keys.summing())
 
     return choose
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
-import torch
+import numpy as np
 
 from attnscope.analysis.comparison.head_rows import CELLS, Choosing, evenly
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title
 from attnscope.attention import Attention, Axis, Kind
-from attnscope.axes.folding import AxisFolding, fold_axis
+from attnscope.axes import Coarsening, group_places, places
 from attnscope.capture.observers.sample import Rows
 from attnscope.comparison import align, shared
 from attnscope.errors import InputError
@@ -42,7 +42,7 @@ def paired_rows(pairs: Pairing, side: int, cells: int = CELLS) -> Choosing:
 
     def choose(attention: Attention) -> Rows:
         queries, keys = ([pair[side] for pair in axis] for axis in pairs(attention.site.kind))
-        across = torch.zeros(len(keys), len(attention.keys))
+        across = np.zeros((len(keys), len(attention.keys)), np.float32)
         for row, tokens in enumerate(keys):
             across[row, list(tokens)] = 1
         return Rows([queries[row] for row in evenly(len(queries), len(keys), cells)], across)
@@ -57,7 +57,7 @@ def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
     """
 
     def pair(one: Axis, other: Axis) -> Pairs:
-        mine, theirs = selection.fold(one), selection.fold(other)
+        mine, theirs = selection.coarsening(one), selection.coarsening(other)
         pairs = align(texts(mine), texts(theirs)).pairs
         alike = [(i, j) for i, j in pairs if mine.places[i].text == theirs.places[j].text]
         if all(mine.places[i].special for i, _ in alike):
@@ -65,7 +65,7 @@ def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
                 f"the two texts have no token in common: one begins {_beginning(mine)}, "
                 f"the other {_beginning(theirs)}"
             )
-        return [(_tokens(mine, i), _tokens(theirs, j)) for i, j in pairs]
+        return [(mine.tokens(i), theirs.tokens(j)) for i, j in pairs]
 
     return pair
 
@@ -75,23 +75,19 @@ def by_word(one: Axis, other: Axis) -> Pairs:
 
     Raises ``InputError`` where they have no word in common.
     """
-    mine, theirs = (fold_axis(axis, words=True, hide_special=True) for axis in (one, other))
+    mine, theirs = (group_places(places(axis), words=True, hide_special=True) for axis in (one, other))
     pairs = shared(texts(mine), texts(theirs))
     if not pairs:
         raise InputError(
             f"the two models read no word alike: one reads {_beginning(mine)}, the other {_beginning(theirs)}"
         )
-    return [(_tokens(mine, *my_words), _tokens(theirs, *their_words)) for my_words, their_words in pairs]
+    return [(mine.tokens(*my_words), theirs.tokens(*their_words)) for my_words, their_words in pairs]
 
 
-def texts(axis: AxisFolding) -> list[str]:
+def texts(axis: Coarsening) -> list[str]:
     """The texts of an axis, without the spaces around them."""
     return [place.text.strip() or place.text for place in axis.places]
 
 
-def _tokens(axis: AxisFolding, *places: int) -> list[int]:
-    return [token for place in places for word in axis.parts[place] for token in word]
-
-
-def _beginning(axis: AxisFolding) -> str:
+def _beginning(axis: Coarsening) -> str:
     return repr(" ".join(place.label for place in axis.places if not place.special)[:40])

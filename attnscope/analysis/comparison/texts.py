@@ -13,8 +13,8 @@ from attnscope.analysis.comparison.partners import by_place, paired_rows, pairin
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, kind_title, provenance
 from attnscope.attention import Axis, Head
-from attnscope.capture.observers.only import Only
 from attnscope.capture.observers.sample import Sample
+from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.comparison import align, divergence, sampling_error
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
@@ -65,8 +65,8 @@ def compare_texts(
     found, chosen = [], []
     for side, text in enumerate((prepared, other)):
         whole = Sample(paired_rows(pairs, side, LARGEST * LARGEST))
-        others = [Only(selection.heads, [whole])] if selection.head is not None else []
-        found.append(head_rows(model, text, every, paired_rows(pairs, side), others))
+        beside = [SharedRows([whole], selection.heads)] if selection.head is not None else []
+        found.append(head_rows(model, text, every, paired_rows(pairs, side), beside=beside))
         chosen += [kept.values[0, 0].cpu().numpy() for kept in whole.maps if kept.site.kind == found[0].kind]
     one, two = found
     asked = [site for site in one.seen if selection.heads(site.site, site.heads)]
@@ -101,7 +101,7 @@ def compare_texts(
 
 def _steps(one: Axis, other: Axis, selection: Selection) -> tuple[Step, ...]:
     """Two axes as places that belong together."""
-    mine, theirs = selection.fold(one), selection.fold(other)
+    mine, theirs = selection.coarsening(one), selection.coarsening(other)
     return tuple(
         (None if i is None else mine.places[i], None if j is None else theirs.places[j])
         for i, j in align(texts(mine), texts(theirs)).steps

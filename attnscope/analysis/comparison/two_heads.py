@@ -12,15 +12,14 @@ from torch import Tensor
 from attnscope.analysis.comparison.compare import sure
 from attnscope.analysis.comparison.head_rows import even_rows, evenly, oddities
 from attnscope.analysis.head import LARGEST
-from attnscope.analysis.overview import labelled
 from attnscope.analysis.selection import Selection, head_of
 from attnscope.analysis.sentences import expect, hiding, kind_title
-from attnscope.attention import Head, Site
+from attnscope.attention import Axis, Head, Site
 from attnscope.axes import Place, Weights
 from attnscope.capture import Record
-from attnscope.capture.observers.coarsen import Fold, Folded
-from attnscope.capture.observers.only import Only
+from attnscope.capture.observers.coarsen import CoarseMap, Coarsen
 from attnscope.capture.observers.sample import Sample, Sampled
+from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.comparison import divergence, sampling_error
 from attnscope.errors import SelectionError
@@ -68,25 +67,25 @@ def compare_heads(
     """
     selection = selection or Selection()
     heads = head_of(one), head_of(other)
-    fold, sample = Fold(selection.folding(LARGEST)), Sample(even_rows(selection, CELLS))
+    coarse, sample = selection.coarsen(LARGEST), Sample(even_rows(selection, CELLS))
 
     def select(site: Site, count: int) -> list[int]:
         if selection.kind not in (None, site.kind):
             return []
         return sorted({head.head for head in heads if head.layer == site.layer and head.head < count})
 
-    record = model.run(prepared, [Only(select, [fold, sample])])
+    record = model.run(prepared, [SharedRows([coarse, sample], select)])
     kind = _kind(heads, record, selection)
-    both = [_OneHead.of(head, kind, select, fold, sample) for head in heads]
+    both = [_OneHead.of(head, kind, select, coarse, sample) for head in heads]
     if any(len(each.sampled.values) > 1 for each in both):
         raise SelectionError("these heads see several pieces by themselves: compare all heads instead")
     if both[0].size != both[1].size:
         sizes = " and ".join(f"{rows} × {columns}" for rows, columns in (each.size for each in both))
         raise SelectionError(f"{heads[0].name} and {heads[1].name} see different tokens: {sizes}")
-    queries, keys = selection.fold(both[0].folded.queries), selection.fold(both[0].folded.keys)
+    queries, keys = (selection.coarsening(axis) for axis in both[0].axes)
     positions = evenly(len(queries.places), len(keys.places), CELLS)
     apart = divergence(both[0].rows, both[1].rows)  # [row]
-    shown, shares = zip(*(_labelled(each, selection) for each in both), strict=True)
+    shown, shares = zip(*(_labelled(each) for each in both), strict=True)
     partings = tuple(
         _parting(queries.places[positions[row]], keys.places, [each.rows[row] for each in both], apart[row])
         for row in np.argsort(-apart.numpy(), kind="stable")[:PARTINGS]
@@ -117,15 +116,15 @@ def compare_heads(
 class _OneHead:
     """One of the two: its call, its number among the heads that were passed on, and its rows."""
 
-    folded: Folded
+    map: CoarseMap
     sampled: Sampled
     number: int
 
     @classmethod
-    def of(cls, head: Head, kind: str, select: Select, fold: Fold, sample: Sample) -> _OneHead:
-        for folded, sampled in zip(fold.maps, sample.maps, strict=True):
-            if (folded.site.kind, folded.site.layer) == (kind, head.layer):
-                return cls(folded, sampled, select(folded.site, head.head + 1).index(head.head))
+    def of(cls, head: Head, kind: str, select: Select, coarse: Coarsen, sample: Sample) -> _OneHead:
+        for made, sampled in zip(coarse.maps, sample.maps, strict=True):
+            if (made.site.kind, made.site.layer) == (kind, head.layer):
+                return cls(made, sampled, select(made.site, head.head + 1).index(head.head))
         raise AssertionError(head)  # _kind has found it
 
     @property
@@ -134,9 +133,14 @@ class _OneHead:
         return self.sampled.values[0, self.number].cpu()
 
     @property
+    def axes(self) -> tuple[Axis, Axis]:
+        """The queries and keys that it sees."""
+        return self.sampled.queries, self.sampled.keys
+
+    @property
     def size(self) -> tuple[int, int]:
         """How many queries and keys it sees."""
-        return len(self.folded.queries), len(self.folded.keys)
+        return len(self.sampled.queries), len(self.sampled.keys)
 
 
 def _kind(heads: Sequence[Head], record: Record, selection: Selection) -> str:
@@ -156,12 +160,11 @@ def _kind(heads: Sequence[Head], record: Record, selection: Selection) -> str:
     raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
 
 
-def _labelled(head: _OneHead, selection: Selection) -> tuple[Weights, float]:
+def _labelled(head: _OneHead) -> tuple[Weights, float]:
     """The weights of one head, [query place, key place], and the share that was hidden."""
-    folded = head.folded
-    mask = folded.open if folded.open.shape[1] == 1 else folded.open[:, [head.number]]
-    alone = replace(folded, values=folded.values[:, [head.number]], open=mask)
-    weights, share = labelled(alone, selection, LARGEST)
+    made, number = head.map, [head.number]
+    mask = made.open if made.open.shape[1] == 1 else made.open[:, number]
+    weights, share = replace(made, values=made.values[:, number], open=mask).labelled()
     return replace(weights, values=weights.values[0], allowed=weights.allowed[0]), share
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, Axis, Site
+from attnscope.attention import Attention, Site
+from attnscope.axes import Array, Coarsening, Weights, group_places, labelled, places
+from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
+from attnscope.fused.statistics import StreamedRows
 from attnscope.memory import require
 
 BLOCK = 1 << 23
@@ -18,103 +21,197 @@ BLOCK = 1 << 23
 BYTES = 16
 """What a cell takes while it is being made: its weight and how open it is, in blocks and put together."""
 
-Folding: TypeAlias = "tuple[Tensor | None, Tensor | None]"
-"""What to do with the rows, ``[row group, query]``, and the columns, ``[key group, key]``, of a map."""
+How: TypeAlias = Literal["share", "mean", "max"]
+"""What a cell holds: the share of its queries' attention that its keys get, or the mean or the largest of the
+weights of its open pairs."""
+
+Axes: TypeAlias = "tuple[Coarsening, Coarsening]"
+"""How to coarsen the queries and the keys of a call."""
 
 
 @dataclass(frozen=True, eq=False)
-class Folded:
-    """The heads of one attention call, folded.
+class CoarseMap:
+    """The heads of one attention call with fewer rows and columns.
 
-    ``open`` is False where the mask closes everything that went into a cell. ``broken`` counts the
-    weights that were not finite numbers; they count as 0, and as closed.
+    ``open`` is False where everything in a cell is masked; its value is 0 there. ``broken`` counts the
+    weights that were not finite numbers; they count as 0, and as masked. ``tokens`` says whether keys are
+    tokens, not bare positions.
     """
 
     site: Site
-    values: Tensor  # [batch, head, row group, key group]
-    open: Tensor  # bool, [batch or 1, head or 1, row group, key group]
-    queries: Axis
-    keys: Axis
-    broken: int
+    values: Tensor  # [batch, head, row, column]
+    open: Tensor  # bool, [batch or 1, head or 1, row, column]
+    queries: Coarsening
+    keys: Coarsening
+    tokens: bool
+    broken: int = 0
 
     @property
     def mean(self) -> Tensor:
-        """The mean over the batch, as figures are over all of it.  -> [head, row group, key group]"""
+        """The mean over the batch, as figures are over all of it.  -> [head, row, column]"""
         return self.values.mean(0)
 
     @property
     def opened(self) -> Tensor:
-        """Where the mask leaves something open in any of the batch.  -> [head or 1, row group, key group]"""
+        """Where the mask leaves something open in any of the batch.  -> [head or 1, row, column]"""
         return self.open.any(0)
+
+    def labelled(self) -> tuple[Weights, float]:
+        """The mean over the batch with its labels, and the share of attention that was left aside."""
+        return labelled(self.mean.cpu().numpy(), self.opened.cpu().numpy(), self.queries, self.keys)
 
 
 @dataclass(eq=False)
-class Fold:
-    """Keeps ``down @ weights @ across.T`` of every head of every call that ``folding`` has an answer for.
+class Coarsen:
+    """Keeps every head of every call in ``maps``, keys summed and queries averaged.
 
-    ``folding`` is asked once a call, and answers with ``(down, across)``, or with ``None`` to keep nothing
-    of it. Each is a matrix of non-negative numbers, or ``None`` for an axis that stays as it is: rows of
-    ``down`` that sum to 1 average queries, rows of ``across`` that hold ones add up keys. Weights are
-    computed in blocks of rows, so memory is that of the result.
+    ``axes`` is asked once a call, and answers how to coarsen its queries and keys, or with ``None`` to keep
+    nothing of it. What was left aside of the keys is one more column. Rows are read in blocks, so memory is
+    that of the result; a map that the fused pass has made in the same cells is taken as it is. Raises
+    ``SizeError`` for a map that would not fit the memory that is free.
     """
 
-    folding: Callable[[Attention], Folding | None]
-    maps: list[Folded] = field(default_factory=list)
+    axes: Callable[[Attention], Axes | None]
+    how: How = "share"
+    maps: list[CoarseMap] = field(default_factory=list)
 
     def observe(self, attention: Attention) -> None:
-        """Fold all heads of one call and keep the result in ``maps``."""
-        folding = self.folding(attention)
-        if folding is None:
-            return
-        down, across = folding
-        size = len(attention.queries)
-        cells = (size if down is None else len(down)) * (
-            len(attention.keys) if across is None else len(across)
+        """Coarsen all heads of one call."""
+        SharedRows([self]).observe(attention)
+
+    def begin(self, attention: Attention) -> _Reading | None:
+        """Begin to read a call; ``None`` where its map is there already, or not wanted."""
+        axes = self.axes(attention)
+        if axes is None or self._taken(attention, *axes):
+            return None
+        return _Reading(self, attention, *axes)
+
+    def _taken(self, attention: Attention, queries: Coarsening, keys: Coarsening) -> bool:
+        """Whether the fused pass has made the same map, which is kept."""
+        made = attention.read.statistics.map if isinstance(attention.read, StreamedRows) else None
+        if (
+            made is None
+            or self.how == "max"
+            or (made.row_edges, made.key_edges) != (queries.edges, keys.edges)
+        ):
+            return False
+        pairs = made.pairs[:, None]  # [batch or 1, 1, row, column]
+        count = pairs.clamp(min=1)
+        if self.how == "share":
+            count = torch.tensor(made.row_edges, device=pairs.device).diff()[:, None]
+        self.maps.append(
+            CoarseMap(attention.site, made.total / count, pairs > 0, queries, keys, _tokens(attention))
         )
-        heads = attention.batch * attention.heads
+        return True
+
+
+def cells(most: int) -> Callable[[Attention], Axes]:
+    """Bring queries and keys to at most so many cells of nearly equal size."""
+
+    def axes(attention: Attention) -> Axes:
+        queries, keys = (
+            group_places(places(axis), most=most, even=True) for axis in (attention.queries, attention.keys)
+        )
+        return queries, keys
+
+    return axes
+
+
+class _Reading:
+    """One call, its rows added up as they come."""
+
+    def __init__(
+        self, observer: Coarsen, attention: Attention, queries: Coarsening, keys: Coarsening
+    ) -> None:
+        self.observer, self.attention, self.queries, self.keys = observer, attention, queries, keys
+        self.step = rows_at_a_time(attention, BLOCK)
+        self.wanted = sorted(queries.tokens(*range(len(queries.places)))) if queries.partial else None
+        self.broken = 0
+        self.down, self.across = _tensor(queries.averaging()), _tensor(keys.summing())
+        self.shape = (
+            queries.size if self.down is None else len(self.down),
+            keys.size if self.across is None else len(self.across),
+        )
+        heads, size = attention.batch * attention.heads, self.shape[0] * self.shape[1]
         require(
-            BYTES * heads * cells,
-            f"{heads:,} heads of layer {attention.site.layer} in {cells:,} cells each",
+            BYTES * heads * size,
+            f"{heads:,} heads of layer {attention.site.layer} in {size:,} cells each",
             "choose one layer, or cut the text",
         )
-        step = max(1, BLOCK // max(1, attention.batch * attention.heads * len(attention.keys)))
-        values: list[Tensor] = []
-        opened: list[Tensor] = []
-        broken = 0
-        for start in range(0, size, step):
-            stop = min(size, start + step)
-            rows = attention.rows(start, stop).float()  # [batch, head, row, key]
-            finite = rows.isfinite()
-            allowed = attention.allowed(start, stop)  # [batch or 1, head or 1, row, key]
-            if not finite.all():
-                broken += int((~finite).sum())
-                rows = rows.where(finite, 0)
-                allowed = allowed & finite
-            part = None if down is None else down[:, start:stop].to(rows)
-            _keep(values, _fold(rows, part, across), summed=down is not None)
-            _keep(opened, _fold(allowed.float(), part, across), summed=down is not None)
-        self.maps.append(
-            Folded(
-                site=attention.site,
-                values=torch.cat(values, 2),
-                open=torch.cat(opened, 2) > 0,
-                queries=attention.queries,
-                keys=attention.keys,
-                broken=broken,
+        self.values: Tensor | None = None  # [batch, head, row, column]
+        self.open: Tensor | None = (
+            None  # the share of its pairs that are open, [batch or 1, head or 1, row, column]
+        )
+
+    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+        """Add a block of rows."""
+        rows, finite = rows.float(), rows.isfinite()
+        if not finite.all():
+            self.broken += int((~finite).sum())
+            allowed = allowed & finite
+        rows = rows.masked_fill(~allowed, 0)
+        if self.values is None or self.open is None:
+            self.values = rows.new_zeros(*rows.shape[:2], *self.shape)
+            self.open = rows.new_zeros(*allowed.shape[:2], *self.shape)
+        elif len(allowed) > len(self.open) or allowed.shape[1] > self.open.shape[1]:
+            self.open = self.open.expand(
+                *allowed.shape[:2], *self.shape
+            ).clone()  # broken in this block alone
+        stop = start + rows.shape[2]
+        groups, down = slice(start, stop), None
+        if self.down is not None:
+            part = self.down[:, start:stop]
+            reached = part.any(1).nonzero()[:, 0]
+            if not len(reached):
+                return
+            groups = slice(int(reached[0]), int(reached[-1]) + 1)
+            down = part[groups].to(rows)
+        if self.observer.how == "max":
+            largest = self._largest(rows, down)
+            self.values[:, :, groups] = torch.maximum(self.values[:, :, groups], largest)
+        else:
+            self.values[:, :, groups] += self._coarser(rows, down)
+        self.open[:, :, groups] += self._coarser(allowed.float(), down)
+
+    def end(self) -> None:
+        """Keep the map."""
+        if self.values is None or self.open is None:
+            self.values, self.open = (
+                torch.zeros(self.attention.batch, self.attention.heads, *self.shape),
+                torch.zeros(1, 1, *self.shape),
+            )
+        if self.observer.how == "mean":
+            self.values /= self.open.where(self.open > 0, 1)
+        self.observer.maps.append(
+            CoarseMap(
+                self.attention.site,
+                self.values,
+                self.open > 0,
+                self.queries,
+                self.keys,
+                _tokens(self.attention),
+                self.broken,
             )
         )
 
+    def _coarser(self, rows: Tensor, down: Tensor | None) -> Tensor:
+        """[..., row, key] -> [..., row group, column]"""
+        rows = rows if down is None else down @ rows
+        return rows if self.across is None else rows @ self.across.to(rows).mT
 
-def _keep(parts: list[Tensor], part: Tensor, summed: bool) -> None:
-    """Add the rows of a block to those before: as further rows, or into the one sum of them all."""
-    if summed and parts:
-        parts[0] += part
-    else:
-        parts.append(part)
+    def _largest(self, rows: Tensor, down: Tensor | None) -> Tensor:
+        """The largest weight of each cell.  [..., row, key] -> [..., row group, column]"""
+        if down is not None:
+            rows = torch.stack([rows[:, :, part > 0].amax(2) for part in down], 2)
+        if self.across is None:
+            return rows
+        column = self.across.argmax(0).to(rows.device).expand_as(rows)
+        return rows.new_zeros(*rows.shape[:3], len(self.across)).scatter_reduce(-1, column, rows, "amax")
 
 
-def _fold(rows: Tensor, down: Tensor | None, across: Tensor | None) -> Tensor:
-    """[..., row, key] -> [..., row group, key group]"""
-    if across is not None:
-        rows = rows @ across.to(rows).mT
-    return rows if down is None else down @ rows
+def _tokens(attention: Attention) -> bool:
+    return not isinstance(attention.keys, range)
+
+
+def _tensor(matrix: Array | None) -> Tensor | None:
+    return None if matrix is None else torch.from_numpy(matrix)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from attnscope.attention import Attention, Site
-from attnscope.capture.observers.pool import BLOCK
+from attnscope.capture.observers.coarsen import BLOCK
+from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,28 @@ class RowSums:
 
     def observe(self, attention: Attention) -> None:
         """Sum every row of every head."""
-        low, high = torch.inf, -torch.inf
-        count = len(attention.queries)
-        block = max(1, BLOCK // max(1, attention.batch * attention.heads * len(attention.keys)))
-        for start in range(0, count, block):
-            stop = min(start + block, count)
-            sums = attention.rows(start, stop).float().sum(-1)  # [batch, head, row]
-            alive = attention.allowed(start, stop).any(-1).expand_as(sums)
-            if bool(alive.any()):
-                low = min(low, float(sums[alive].min()))
-                high = max(high, float(sums[alive].max()))
-        self.sums.append(RowSum(attention.site, low, high))
+        SharedRows([self]).observe(attention)
+
+    def begin(self, attention: Attention) -> _Reading:
+        """Begin to read a call."""
+        return _Reading(self.sums, attention.site, rows_at_a_time(attention, BLOCK))
+
+
+@dataclass(eq=False)
+class _Reading:
+    sums: list[RowSum]
+    site: Site
+    step: int
+    wanted: None = None
+    low: float = torch.inf
+    high: float = -torch.inf
+
+    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+        sums = rows.float().sum(-1)  # [batch, head, row]
+        alive = allowed.any(-1).expand_as(sums)
+        if bool(alive.any()):
+            self.low = min(self.low, float(sums[alive].min()))
+            self.high = max(self.high, float(sums[alive].max()))
+
+    def end(self) -> None:
+        self.sums.append(RowSum(self.site, self.low, self.high))

@@ -1,21 +1,19 @@
-"""An observer that keeps some rows of every head, with their keys folded if that is asked for."""
+"""An observer that keeps some rows of every head, with their keys summed in groups if that is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Site
+from attnscope.axes import Array
+from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
 
 BLOCK = 1 << 22
 """Weights computed at a time: 16 MB of float32."""
-
-
-NEAR = 8
-"""Rows between two wanted ones that are computed too: as many cost no more than another call."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +21,7 @@ class Rows:
     """Which rows to keep: each the mean over some queries. ``across`` adds up keys, ``[key group, key]``."""
 
     queries: Sequence[Sequence[int]]
-    across: Tensor | None = None
+    across: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +29,7 @@ class Sampled:
     """Rows of every head of one attention call.
 
     ``broken`` counts the weights that were not finite numbers; they count as 0. ``highest`` is the largest
-    sum of a row before its keys were folded.
+    sum of a row before its keys were summed in groups.
     """
 
     site: Site
@@ -55,35 +53,47 @@ class Sample:
 
     def observe(self, attention: Attention) -> None:
         """Compute and keep the chosen rows of one call in ``maps``."""
+        SharedRows([self]).observe(attention)
+
+    def begin(self, attention: Attention) -> _Reading | None:
+        """Begin to read a call, if it was chosen."""
         chosen = self.choose(attention)
-        if chosen is None:
+        return None if chosen is None else _Reading(self, attention, chosen)
+
+
+class _Reading:
+    """The chosen rows of one call, as they come."""
+
+    def __init__(self, observer: Sample, attention: Attention, chosen: Rows) -> None:
+        self.observer, self.attention, self.chosen = observer, attention, chosen
+        self.step = rows_at_a_time(attention, BLOCK)
+        self.wanted = sorted({query for queries in chosen.queries for query in queries})
+        self.across = None if chosen.across is None else torch.from_numpy(chosen.across)
+        self.blocks: list[Tensor] = []
+        self.broken, self.highest = 0, 0.0
+
+    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+        """Keep the chosen ones of these rows."""
+        here = [query - start for query in self.wanted if start <= query < start + rows.shape[2]]
+        if not here:
             return
-        wanted = sorted({query for queries in chosen.queries for query in queries})
-        step = max(1, BLOCK // max(1, attention.batch * attention.heads * len(attention.keys)))
-        blocks, broken, highest = [], 0, 0.0
-        for run in _runs(wanted, step):
-            rows = attention.rows(run[0], run[-1] + 1)[:, :, [query - run[0] for query in run]].float()
-            finite = rows.isfinite()
-            if not finite.all():
-                broken += int((~finite).sum())
-                rows = rows.where(finite, 0)
-            highest = max(highest, float(rows.sum(-1).max()))
-            blocks.append(rows if chosen.across is None else rows @ chosen.across.to(rows).mT)
-        values = torch.cat(blocks, 2)  # [batch, head, wanted query, key group]
-        if [list(queries) for queries in chosen.queries] != [[query] for query in wanted]:
-            values = _averaging(chosen.queries, wanted).to(values) @ values
-        self.maps.append(Sampled(attention.site, values, attention.queries, attention.keys, broken, highest))
+        rows = rows[:, :, here].float()
+        finite = rows.isfinite()
+        if not finite.all():
+            self.broken += int((~finite).sum())
+            rows = rows.where(finite, 0)
+        self.highest = max(self.highest, float(rows.sum(-1).max()))
+        self.blocks.append(rows if self.across is None else rows @ self.across.to(rows).mT)
 
-
-def _runs(wanted: Sequence[int], step: int) -> Iterator[list[int]]:
-    """Queries that are near each other, from the first to the last at most ``step`` rows."""
-    run = [wanted[0]]
-    for query in wanted[1:]:
-        if query - run[-1] > NEAR or query - run[0] >= step:
-            yield run
-            run = []
-        run.append(query)
-    yield run
+    def end(self) -> None:
+        """Average the rows that belong together, and keep them."""
+        values = torch.cat(self.blocks, 2)  # [batch, head, wanted query, key group]
+        if [list(queries) for queries in self.chosen.queries] != [[query] for query in self.wanted]:
+            values = _averaging(self.chosen.queries, self.wanted).to(values) @ values
+        call = self.attention
+        self.observer.maps.append(
+            Sampled(call.site, values, call.queries, call.keys, self.broken, self.highest)
+        )
 
 
 def _averaging(parts: Sequence[Sequence[int]], wanted: Sequence[int]) -> Tensor:

@@ -1,5 +1,6 @@
 """Some rows of every head, kept without computing the others."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,7 +39,7 @@ def test_the_rows_that_are_named_are_kept_and_none_far_from_them_is_read():
 
 def test_rows_are_averaged_and_keys_added_up():
     seen = attention()
-    across = torch.zeros(2, 24)
+    across = np.zeros((2, 24), np.float32)
     across[0, :5] = across[1, 7:9] = 1
     sample = Sample(lambda _: Rows([[0, 3], [5]], across))
     sample.observe(seen)

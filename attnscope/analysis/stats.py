@@ -53,8 +53,9 @@ def stats(
     From 512 tokens on, on the CPU, a single pass over blocks stands in for torch's fused kernel: it computes
     the layer's output (within 1e-4) and the figures together, where computing the scores again beside the
     kernel would cost several times as much. ``exact_kernel`` always leaves the kernel alone. ``importance``
-    asks for each head's importance, too, of a model with an output head, ``pool`` for a small map of every head out
-    of the same pass (``Coarsen`` says what its cells may hold). Raises ``SelectionError`` for a layer, kind or measure that does not exist.
+    asks for each head's importance, too, of a model with an output head, ``pool`` for a small map of every
+    head out of the same pass (``Coarsen`` says what its cells may hold). Raises ``SelectionError`` for a
+    layer, kind or measure that does not exist.
     """
     measured = Measurement(names)
     maps = Coarsen(cells(CELLS), pool) if pool else None

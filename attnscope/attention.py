@@ -1,4 +1,4 @@
-"""Token, Site and Attention: the one data type that flows from capture to every picture and number.
+"""Token, Site, AttentionCall and Attention: the data that flows from capture to every picture and number.
 
 An ``Attention`` is one call of one attention site inside one forward pass. It does not hold the
 layer's ``[batch, head, query, key]`` tensor: it knows how to compute the rows that somebody reads.
@@ -8,9 +8,9 @@ Rows are queries, columns are keys, heads and layers count from 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from attnscope.errors import SelectionError
 
@@ -61,7 +61,7 @@ class Site:
 
     ``name`` is the module's path, ``call`` counts its calls in this pass from 0 (a shared module has
     several), ``kind`` tells encoder, decoder and cross attention apart, ``layer`` is the running
-    number of the layer within its kind. A layer without attention leaves a hole in the numbers.
+    number of the layer within its kind, which a layer without attention takes, too.
     """
 
     name: str
@@ -108,6 +108,34 @@ class Head:
         return self.name if self.kind is None else f"{self.kind} {self.name}"
 
 
+OpenKeys: TypeAlias = "Tensor | Callable[[int, int], Tensor]"
+"""A bool tensor that broadcasts to [batch, head, query, key], or a function from some rows' bounds to one."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """What a kernel received in one call: all that its weights and its output come from.
+
+    Query head ``h`` reads key head ``h // (heads / key_heads)``. The scores ``scale·QKᵀ`` pass, in this
+    order: ``softcap`` (``c·tanh(s/c)``, Gemma-2); the ``biases`` (position bias and additive masks, where a
+    very low number masks a key); the ``diagonal`` (row ``i`` sees the keys ``j <= i + diagonal``; ``None``:
+    not causal); the ``masks``; and ``sinks``, a logit for each head [head] or row that takes part in the
+    softmax and owns no key. ``window`` is the sliding window that the kernel was told of; the masks hold it.
+    """
+
+    query: Tensor  # [batch, head, query, size]
+    key: Tensor  # [batch, key_head, key, size]
+    value: Tensor  # [batch, key_head, key, value size]
+    scale: float | Tensor
+    biases: tuple[Tensor, ...] = ()  # each broadcasts to [batch, head, query, key]
+    masks: tuple[OpenKeys, ...] = ()
+    diagonal: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    window: int | None = None
+    dropout: float = 0.0
+
+
 class RowSource(Protocol):
     """What an ``Attention`` asks for rows; one implementation for each way to have them."""
 
@@ -128,7 +156,8 @@ class Attention:
     ``offset`` is the position of query 0 on the key axis: 0 for plain self-attention, the number of
     cached tokens in a generation step, and ``None`` where queries and keys are different sequences.
     ``kernel`` names what computed the layer's output ("sdpa", "eager", "softmax", ...), ``dtype`` is
-    the type it computed in. Tensors that come out are never written into by a reader.
+    the type it computed in. Tensors that come out are never written into by a reader. ``statistics`` are the
+    figures of all rows, of a call that the fused pass computed.
     """
 
     site: Site
@@ -142,6 +171,7 @@ class Attention:
     offset: int | None
     dtype: torch.dtype
     read: RowSource
+    statistics: Any = None  # attnscope.fused.statistics.Statistics, which stands on a floor above
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None = None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``, of ``heads`` or all.  -> [batch, head, row, key]"""
@@ -161,7 +191,8 @@ class Attention:
     def only(self, heads: Sequence[int]) -> Attention:
         """The same call with these heads alone, numbered anew from 0."""
         self._check(heads)
-        return replace(self, heads=len(heads), key_heads=len(heads), read=_HeadRows(self.read, tuple(heads)))
+        count, read = len(heads), _HeadRows(self.read, tuple(heads))
+        return replace(self, heads=count, key_heads=count, read=read, statistics=None)
 
     def with_axes(self, queries: Axis, keys: Axis) -> Attention:
         """The same attention with other labels on its axes; the lengths must agree."""

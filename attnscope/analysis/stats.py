@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from attnscope.analysis.corpus.batches import joined
@@ -13,11 +13,10 @@ from attnscope.analysis.pooled import CELLS, pooled_layers
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import expect, provenance
 from attnscope.attention import Head, Token
-from attnscope.capture import Record
-from attnscope.capture.fused_kernel import StandIn
+from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers.coarsen import Coarsen, How, cells
 from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
-from attnscope.fused.fused_pass import SHORTEST, SinglePass
+from attnscope.fused.fused_pass import SHORTEST, FusedPass
 from attnscope.measures import DEFAULT, HeadFigures, Measurement, fused_request
 from attnscope.models import Model, ModelInput
 
@@ -26,8 +25,8 @@ from attnscope.models import Model, ModelInput
 class Stats:
     """The figures of the heads that are meant, what ran, and what to know.
 
-    ``ran`` says whether the kernels ran beside the measuring, or a single pass in their place. ``importance``
-    is empty unless it was asked for, and so is ``maps``, every head on at most 256 × 256 cells.
+    ``ran`` says whether the kernels ran beside the measuring, or the fused pass in their place.
+    ``importance`` is empty unless it was asked for; so is ``maps``, every head on at most 256 × 256 cells.
     """
 
     heads: tuple[HeadFigures, ...]
@@ -50,7 +49,7 @@ def stats(
 ) -> Stats:
     """Run the model once and measure every head that is meant.
 
-    From 512 tokens on, on the CPU, a single pass over blocks stands in for torch's fused kernel: it computes
+    From 512 tokens on, on the CPU, the fused pass runs in the place of torch's kernel: it computes
     the layer's output (within 1e-4) and the figures together, where computing the scores again beside the
     kernel would cost several times as much. ``exact_kernel`` always leaves the kernel alone. ``importance``
     asks for each head's importance, too, of a model with an output head, ``pool`` for a small map of every
@@ -72,7 +71,7 @@ def stats(
     return Stats(
         tuple(heads),
         f"{model.title} · {provenance(record.sites)}",
-        what_ran(taken, len(record.sites)),
+        what_ran(taken, len(record.sites), record.sites),
         (*model.notes, *prepared.notes),
         important.figures(),
         pooled_layers(maps, model, prepared, record) if maps else None,
@@ -89,7 +88,7 @@ def measuring_pass(
     exact_kernel: bool = False,
     maps: Coarsen | None = None,
 ) -> tuple[Record, int]:
-    """One forward pass, measured; how many calls of it ran as a single pass.
+    """One forward pass, measured; how many calls of it the fused pass computed.
 
     ``texts`` are the tokens of each text of the batch; ``maps`` sees the same heads. The kernel runs where
     the fused pass could not tell all measures: every row must then be read beside it.
@@ -97,19 +96,18 @@ def measuring_pass(
     long = any(len(text) >= SHORTEST for text in texts)
     side = CELLS if maps and maps.how != "max" else None
     request = fused_request(measured.measures, texts, side) if long and not exact_kernel else None
-    stand_in = None if request is None else StandIn(SinglePass(request))
+    fused = None if request is None else FusedPass(request)
     observers: list[RowObserver] = [measured, *([maps] if maps else [])]
     chosen = [SharedRows(observers, None if selection == Selection() else selection.heads)]
-    with stand_in or nullcontext():
-        record = model.run(prepared, chosen if stand_in is None else [stand_in.shown_to(chosen)])
-    if stand_in is None:
-        return record, 0
-    stand_in.told(record)
-    return record, stand_in.taken
+    record = model.run(prepared, chosen, fused)
+    return record, sum(call.kernel == FUSED for call in record.sites)
 
 
-def what_ran(taken: int, calls: int) -> str:
-    """How the figures were had, in words."""
+def what_ran(taken: int, calls: int, sites: Sequence[SiteRecord] = ()) -> str:
+    """How the figures were had, in words; with the calls, also what the fused pass left to the kernel."""
+    ran = "figures measured beside the kernel"
     if taken:
-        return f"{taken:,} of {calls:,} calls ran as a single pass in the kernel's place"
-    return "figures measured beside the kernel"
+        ran = f"{taken:,} of {calls:,} calls ran as a fused pass in the kernel's place"
+    refusals = Counter(call.refusal for call in sites if call.refusal is not None)
+    left = [f"{count:,} left to the kernel: {reason}" for reason, count in refusals.items()]
+    return "; ".join([ran, *left])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnscope.analysis.reported import fault
 from attnscope.attention import Attention
-from attnscope.capture import Hole, RowSums, SiteRecord
+from attnscope.capture import LayerWithoutAttention, RowSums, SiteRecord
 from attnscope.models import Model, ModelInput
 
 Verdict: TypeAlias = Literal["right", "wrong", "none"]
@@ -46,7 +46,7 @@ class Survey:
     """Every attention call of a pass, the layers that have none, and what to know about the model."""
 
     sightings: tuple[Sighting, ...]
-    holes: tuple[Hole, ...]
+    without_attention: tuple[LayerWithoutAttention, ...]
     notes: tuple[str, ...]
 
 
@@ -62,7 +62,7 @@ def survey(model: Model, prepared: ModelInput) -> Survey:
         Sighting(seen, row_sum.low, row_sum.high, *compared.verdict(number, seen.site.kind))
         for number, (seen, row_sum) in enumerate(zip(record.sites, sums.sums, strict=True))
     ]
-    return Survey(tuple(sightings), tuple(record.holes), (*model.notes, *prepared.notes))
+    return Survey(tuple(sightings), tuple(record.without_attention), (*model.notes, *prepared.notes))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,19 +1,21 @@
 """Find every attention call inside a forward pass, with the model's own kernels untouched."""
 
+from attnscope.capture.observer import Observer
 from attnscope.capture.observers.coarsen import CoarseMap, Coarsen
 from attnscope.capture.observers.keep import Keep, Kept
 from attnscope.capture.observers.row_sums import RowSum, RowSums
-from attnscope.capture.record import Hole, Record, SiteRecord
-from attnscope.capture.recorder import Observer
+from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
 from attnscope.capture.recording import recording
+from attnscope.capture.rows.capture import FUSED
 from attnscope.capture.rows.steps import Replay, Steps
 
 __all__ = [
+    "FUSED",
     "CoarseMap",
     "Coarsen",
-    "Hole",
     "Keep",
     "Kept",
+    "LayerWithoutAttention",
     "Observer",
     "Record",
     "Replay",

@@ -15,6 +15,7 @@ class SiteRecord:
 
     ``step`` counts the passes over the model within the recording (each step of a generation is one).
     ``window`` is the sliding window that the kernel was told of, None where there is none or nobody said.
+    ``refusal`` says why the fused pass left this call to the kernel, None where it did not or was not asked.
     The other fields are those of ``Attention``.
     """
 
@@ -30,9 +31,12 @@ class SiteRecord:
     offset: int | None
     dtype: torch.dtype
     window: int | None = None
+    refusal: str | None = None
 
     @staticmethod
-    def of(attention: Attention, step: int, window: int | None) -> SiteRecord:
+    def of(
+        attention: Attention, step: int, window: int | None = None, refusal: str | None = None
+    ) -> SiteRecord:
         """The note of one attention call."""
         return SiteRecord(
             site=attention.site,
@@ -47,16 +51,23 @@ class SiteRecord:
             offset=attention.offset,
             dtype=attention.dtype,
             window=window,
+            refusal=refusal,
         )
 
 
 @dataclass(frozen=True)
-class Hole:
+class LayerWithoutAttention:
     """A layer without attention that can be shown, and why."""
 
     name: str
     layer: int
     reason: str
+
+    @staticmethod
+    def at(name: str, reason: str) -> LayerWithoutAttention:
+        """A module's entry, its number the last one in its path."""
+        numbers = [int(part) for part in name.split(".") if part.isdigit()]
+        return LayerWithoutAttention(name, numbers[-1] if numbers else 0, reason)
 
 
 @dataclass
@@ -64,4 +75,4 @@ class Record:
     """Every attention call of a recording in the order they ran, and the layers that had none."""
 
     sites: list[SiteRecord] = field(default_factory=list)
-    holes: list[Hole] = field(default_factory=list)
+    without_attention: list[LayerWithoutAttention] = field(default_factory=list)

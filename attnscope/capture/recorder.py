@@ -1,46 +1,32 @@
-"""One recording: gathers what the kernels and softmaxes show, names it, and hands it to the observers."""
+"""One recording: gathers what the kernels and softmaxes show, and hands it to the observers as attention."""
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Attention, Axis, Kind, Site
-from attnscope.capture.chunked.layouts import placer_of
-from attnscope.capture.chunked.pieces import Trace, from_pieces
+from attnscope.attention import AttentionCall, Axis, Kind
+from attnscope.capture.chunked.chunks import Notes, from_chunks
+from attnscope.capture.chunked.layouts import layout_of
 from attnscope.capture.hooks import outputs
 from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
-from attnscope.capture.hooks.softmax import Weighing, as_weighing
-from attnscope.capture.placing import without_attention as holes
-from attnscope.capture.placing.kinds import heads_of, is_cross, offset_of, self_kind, texts_in_batch
-from attnscope.capture.placing.layers import LayerNumbers
+from attnscope.capture.observer import Observer, is_quiet, quietly
+from attnscope.capture.placing.kinds import heads_of, texts_in_batch
+from attnscope.capture.placing.sites import Sites
+from attnscope.capture.placing.without_attention import find_layers, without_layout
 from attnscope.capture.record import Record, SiteRecord
-from attnscope.capture.rows import projection
-from attnscope.capture.rows.found import Found, SdpaCall, from_sdpa, from_weighing
-from attnscope.capture.rows.kernels import Frame, concluded, unknown_kernel
+from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
+from attnscope.capture.rows.projection import bind, capture_projection
 from attnscope.capture.rows.scores import ScoredRows
-from attnscope.capture.rows.single_heads import Pending, SingleHeads
-
-_quiet = threading.local()  # .depth: how deep this thread is in work of our own, that is no attention
-
-
-class Observer(Protocol):
-    """What looks at attention while it passes by."""
-
-    def observe(self, attention: Attention) -> None:
-        """Read what is needed, at once; called inside the forward pass, right after the kernel ran.
-
-        The attention holds the kernel's own tensors, so it must not be kept when this returns.
-        """
-        ...
+from attnscope.capture.rows.sdpa import sdpa_call
+from attnscope.capture.rows.single_heads import SingleHeads
+from attnscope.capture.rows.weighing import Weighing, bare_weighing
+from attnscope.fused.fused_pass import FusedPass, Refusal
 
 
 @dataclass(eq=False)
@@ -50,26 +36,25 @@ class Recorder:
     model: nn.Module
     observers: Sequence[Observer]
     axes: Mapping[Kind, tuple[Axis, Axis]]
+    fused: FusedPass | None = None
     record: Record = field(default_factory=Record)
 
     def __post_init__(self) -> None:
-        self.stack = ModuleStack(self.model, self._new_pass, self._entered, self._left)
-        self.singles = SingleHeads(self._emit_joined)
+        self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave)
+        self.notes: Notes | None = None  # of the running module, if it attends in chunks
+        self._sites = Sites(self.model, self.axes)
+        self._singles = SingleHeads(self._emit)
         self._frames: list[Frame] = []
         self._step = -1
-        self._numbers = LayerNumbers()
-        self._calls: Counter[str] = Counter()
-        self._kinds: dict[str, Kind] = {}  # of each site, for steps of one query that cannot tell
         self._ran: set[str] = set()
-        self._seen = 0  # attention calls and gates so far
-        self._before: tuple[str, weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
-        self._seen_before: dict[Call, int] = {}  # of each module that is running, when it started
-        self.trace: Trace | None = None  # of the running module, if it attends in pieces
+        self._count = 0  # attention calls and gates so far
+        self._counts: dict[Call, int] = {}  # of each module that is running, the count when it started
+        self._latest: tuple[Call | None, AttentionCall, Tensor] | None = None
 
     @property
     def listens(self) -> bool:
         """Whether the model is running, and not an observer."""
-        return bool(self.stack.calls) and not getattr(_quiet, "depth", 0)
+        return bool(self.stack.calls) and not is_quiet()
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -81,34 +66,55 @@ class Recorder:
     def kernel_call(
         self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a Hugging Face attention function and take its attention."""
+        """Run a Hugging Face attention function, or the fused pass in its place, and take its attention."""
         known = self.stack.name_of(args[0] if args else kwargs.get("module"))
-        if getattr(_quiet, "depth", 0) or (known is None and not self.stack.calls):
+        if is_quiet() or (known is None and not self.stack.calls):
             return kernel(*args, **kwargs)
+        path = (self.path[-1] if known is None and self.path else known) or ""
         frame = Frame.of(name, args, kwargs)
+        refusal = None
+        if self.fused is not None and frame.has_fused_form:
+            with quietly():
+                output, capture = self._fuse(Capture.of_call(formula(frame, causal=False), name))
+            refusal = capture.refusal
+            if output is not None:
+                self._take(capture, path)
+                return output.transpose(1, 2).contiguous(), None  # [batch, query, head, size]
         self._frames.append(frame)
         try:
             result = kernel(*args, **kwargs)
         finally:
             self._frames.pop()
-        path = self.path[-1] if known is None and self.path else known
         with quietly():
-            found = concluded(frame, result)
-            if found is None:
-                self._seen += 1
-                self.record.holes.append(unknown_kernel(frame, path or ""))
+            concluded = conclude(frame, result)
+            if concluded is None:
+                self._count += 1
+                self.record.without_attention.append(without_formula(frame, path))
             else:
-                self._saw(found, path or "")
+                self._take(replace(concluded, refusal=concluded.refusal or refusal), path)
         return result
 
-    def saw_sdpa(self, call: SdpaCall) -> None:
-        """Torch's own kernel ran."""
-        if self._frames:
-            self._frames[-1].sdpa.append(call)
-            return
-        self._saw(from_sdpa(call, "sdpa", self._batch(call.query.shape[-2])), self._owner())
+    def sdpa(self, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+        """Run torch's own kernel, or the fused pass in its place, and take its attention."""
+        frame = self._frames[-1] if self._frames else None
+        query: Tensor = args[0] if args else kwargs["query"]
+        if frame is None:
+            call = sdpa_call(args, kwargs, self._batch(query.shape[-2]))
+        else:
+            call = sdpa_call(args, kwargs, frame.query.shape[0], frame.query.shape[1])
+        output, capture = self._fuse(Capture.of_call(call, "sdpa"))
+        result: Tensor
+        if output is None:
+            result = kernel(*args, **kwargs)
+        else:
+            result = output.reshape(*query.shape[:-1], output.shape[-1])
+        if frame is None:
+            self._take(capture, self._owner())
+        else:
+            frame.sdpa.append(capture)
+        return result
 
-    def saw_weighing(self, weighing: Weighing) -> None:
+    def see_weighing(self, weighing: Weighing) -> None:
         """The result of a softmax met its values."""
         if self._frames:
             self._frames[-1].weighings.append(weighing)
@@ -118,89 +124,70 @@ class Recorder:
             if theirs == ours:
                 owner = ours
         call = self._call_of(owner)
-        told = None if call is None else heads_of(call.module)
-        self._saw(from_weighing(weighing, self._batch(weighing.weights.shape[-2]), told), owner)
+        heads = None if call is None else heads_of(call.module)
+        self._take(Capture.of_weighing(weighing, self._batch(weighing.weights.shape[-2]), heads), owner)
 
-    def saw_projection(self, call: dict[str, Any]) -> None:
+    def see_projection(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Torch's multi_head_attention_forward ran, which projects and attends in one go."""
-        self._saw(projection.found(call), self._owner())
+        self._take(capture_projection(bind(args, kwargs)), self._owner())
+
+    def see_gate(self) -> None:
+        """A softmax made gates, which a module may show as it would show attention."""
+        self._count += 1
 
     def finish(self) -> None:
         """Release what is held yet, and note the layers that ran without attention."""
-        self.singles.flush()
-        attended = {site.site.name for site in self.record.sites}
-        failed = {hole.name for hole in self.record.holes}
-        self.record.holes += holes.found(self.model, self._ran, attended | failed)
-
-    def saw_gate(self) -> None:
-        """A softmax made gates, which a module may show as it would show attention."""
-        self._seen += 1
+        self._singles.flush()
+        known = {site.site.name for site in self.record.sites}
+        known |= {layer.name for layer in self.record.without_attention}
+        self.record.without_attention += find_layers(self.model, self._ran, known)
 
     # what becomes of it
 
-    def _saw(self, found: Found, name: str) -> None:
-        """Emit what was found, or hold a single head until its siblings ran."""
-        self._seen += 1
-        if self._is_again(found, name):
-            return
-        if found.heads == 1 and self.singles.hold(self.stack.calls, name, found):
-            return
-        self._emit(found, name)
+    def _fuse(self, capture: Capture) -> tuple[Tensor | None, Capture]:
+        """The output and statistics of the fused pass; no output, and why, where the kernel has to run."""
+        if self.fused is None or not isinstance(capture.read, ScoredRows):
+            return None, capture
+        try:
+            output, statistics = self.fused.attend(capture.read.call)
+        except Refusal as refusal:
+            return None, replace(capture, refusal=str(refusal))
+        return output, capture.fused(statistics)
 
-    def _is_again(self, found: Found, name: str) -> bool:
-        """Whether a module weighed other values with the very same weights a second time in one call."""
-        if not isinstance(found.read, ScoredRows):
+    def _take(self, capture: Capture, name: str) -> None:
+        """Emit what was captured, or hold a single head until its siblings ran."""
+        self._count += 1
+        if self._is_again(capture, name):
+            return
+        if capture.heads == 1 and self._singles.hold(self.stack.calls, name, capture):
+            return
+        self._emit(capture, name)
+
+    def _is_again(self, capture: Capture, name: str) -> bool:
+        """Whether a module weighed other values with the very same weights a second time in one call.
+
+        The same tensors alone do not say so: the module may have written new numbers into them. So a few
+        rows of weights are compared too.
+        """
+        module, before = self._call_of(name), self._latest
+        if module is None or not isinstance(capture.read, ScoredRows):
             return False
-        query, key = found.read.query, found.read.key
-        before, self._before = self._before, (name, weakref.ref(query), weakref.ref(key))
-        return before is not None and before[0] == name and before[1]() is query and before[2]() is key
-
-    def _emit(self, found: Found, name: str) -> None:
-        call = self._call_of(name)
-        path = [
-            entry for entry in self.stack.calls if not entry.name or f"{name}.".startswith(f"{entry.name}.")
-        ]
-        blank = Attention(
-            site=Site(name, 0, "encoder", 0),
-            source=found.source,
-            kernel=found.kernel,
-            batch=found.batch,
-            heads=found.heads,
-            key_heads=found.key_heads,
-            queries=range(found.queries),
-            keys=range(found.keys),
-            offset=None,
-            dtype=found.dtype,
-            read=found.read,
+        call, middle = capture.read.call, capture.queries // 2
+        rows = torch.cat(
+            [capture.read.rows(row, row + 1, None) for row in (0, middle, capture.queries - 1)], 2
         )
-        attention = self._placed(blank, found, path)
-        invocation = call.invocation if call is not None else self._calls[name]
-        layer = self._numbers.number(attention.site.kind, name, invocation, self._width(name))
-        site = replace(attention.site, call=self._calls[name], layer=layer)
-        self._calls[name] += 1
-        attention = replace(attention, site=site)
-        self.record.sites.append(SiteRecord.of(attention, self._step, found.window))
+        self._latest = module, call, rows
+        if before is None or before[0] is not module:
+            return False
+        same = before[1].query is call.query and before[1].key is call.key
+        return same and torch.equal(rows, before[2])
+
+    def _emit(self, capture: Capture, name: str) -> None:
+        attention = self._sites.place(capture, name, self.stack.calls)
+        self.record.sites.append(SiteRecord.of(attention, self._step, capture.window, capture.refusal))
         with quietly():
             for observer in self.observers:
                 observer.observe(attention)
-
-    def _emit_joined(self, pending: Pending) -> None:
-        self._emit(pending.found, pending.name)
-
-    def _placed(self, blank: Attention, found: Found, calls: Sequence[Call]) -> Attention:
-        """The attention with its kind, its offset and its labels."""
-        name = blank.site.name
-        kind: Kind = "cross"
-        if not is_cross(found, name, calls):
-            blank = replace(blank, offset=offset_of(blank))
-            kind = self_kind(blank, self._call_of(name), self._kinds.get(name))
-        self._kinds.setdefault(name, kind)
-        attention = replace(blank, site=replace(blank.site, kind=kind))
-        queries, keys = self.axes.get(kind, (range(0), range(0)))
-        if (len(queries), len(keys)) == (found.queries, found.keys):
-            return attention.with_axes(queries, keys)
-        start = attention.offset or 0
-        return attention.with_axes(range(start, start + found.queries), attention.keys)
 
     # where the pass is
 
@@ -213,64 +200,43 @@ class Recorder:
     def _batch(self, queries: int) -> int:
         return texts_in_batch(self.stack.calls, queries)
 
-    def _width(self, name: str) -> int:
-        """The length of the module list that the last number in a path counts in."""
-        parts = name.split(".")
-        numbers = [index for index, part in enumerate(parts) if part.isdigit()]
-        if not numbers:
-            return 1
-        owner = self.model.get_submodule(".".join(parts[: numbers[-1]]))
-        return sum(1 for _ in owner.children())
-
-    def _new_pass(self) -> None:
+    def _begin_pass(self) -> None:
         self._step += 1
-        self._numbers = LayerNumbers()
-        self._calls.clear()
+        self._sites.begin_pass()
         self._frames.clear()
-        self._seen_before.clear()
-        self.trace = None
+        self._counts.clear()
+        self.notes = None
 
-    def _entered(self, call: Call) -> None:
+    def _enter(self, call: Call) -> None:
         self._ran.add(call.name)
-        self._seen_before[call] = self._seen
-        if self.singles.held:
+        self._counts[call] = self._count
+        if self._singles.held:
             with quietly():
-                self.singles.entered(call)
-        if placer_of(call.module) is not None:
-            self.trace = Trace()
+                self._singles.enter(call)
+        if layout_of(call.module) is not None:
+            self.notes = Notes()
 
-    def _left(self, call: Call, output: object) -> None:
-        placer, trace = placer_of(call.module), self.trace
-        if placer is not None and trace is not None:
-            self.trace = None
-            with quietly():
-                rows = placer(call.module, call.tensors, trace)
+    def _leave(self, call: Call, output: object) -> None:
+        listens = self.listens
+        if self._latest is not None and self._latest[0] is call:
+            self._latest = None
+        with quietly():
+            layout, notes = layout_of(call.module), self.notes
+            if layout is not None and notes is not None:
+                self.notes = None
+                rows = layout(call.module, call.tensors, notes)
                 if rows is None:
-                    self.record.holes.append(holes.unplaced(call.name, call.module))
+                    self.record.without_attention.append(without_layout(call.name, call.module))
                 else:
-                    self._saw(from_pieces(rows, type(call.module).__name__), call.name)
-        unseen = self._seen_before.pop(call, None) == self._seen
-        if unseen and self.listens and outputs.may_show(call, output):
-            with quietly():
+                    self._take(from_chunks(rows, type(call.module).__name__), call.name)
+            if self._counts.pop(call, None) == self._count and listens:
                 self._look_at(call, output)
-        if self.singles.held:
-            with quietly():
-                self.singles.left(call)
+            if self._singles.held:
+                self._singles.leave(call)
 
     def _look_at(self, call: Call, output: object) -> None:
         """Take the weights that a module shows itself, if nothing was seen while it ran."""
-        weights = outputs.shown(call, output)
+        weights = outputs.find_weights(call, output)
         if weights is not None:
-            found = from_weighing(as_weighing(weights), self._batch(weights.shape[-2]))
-            self._saw(replace(found, source="module", kernel=type(call.module).__name__), call.name)
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """The recording or an observer at work: its own arithmetic needs no gradient and is not recorded."""
-    _quiet.depth = getattr(_quiet, "depth", 0) + 1
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        _quiet.depth -= 1
+            capture = Capture.of_weighing(bare_weighing(weights), self._batch(weights.shape[-2]))
+            self._take(replace(capture, source="module", kernel=type(call.module).__name__), call.name)

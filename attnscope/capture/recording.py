@@ -10,8 +10,10 @@ from torch import nn
 from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.interface import attention_functions
 from attnscope.capture.hooks.torch_functions import AttentionMode
+from attnscope.capture.observer import Observer
 from attnscope.capture.record import Record
-from attnscope.capture.recorder import Observer, Recorder
+from attnscope.capture.recorder import Recorder
+from attnscope.fused.fused_pass import FusedPass
 
 
 @contextmanager
@@ -19,13 +21,16 @@ def recording(
     model: nn.Module,
     observers: Sequence[Observer] = (),
     axes: Mapping[Kind, tuple[Axis, Axis]] | None = None,
+    fused: FusedPass | None = None,
 ) -> Iterator[Record]:
     """Show every attention call of ``model`` inside the block to each observer, and note it in a record.
 
     ``axes`` labels the queries and keys of a kind of attention where the lengths agree; elsewhere the axes
     are bare positions. The model's own kernels run untouched: its outputs are bit-identical, but for torch's
-    fused encoder layers, which take their plain path here (see ``AttentionMode``). Put the model
-    into ``eval`` and open ``torch.inference_mode`` as for any other pass.
+    fused encoder layers, which take their plain path here (see ``AttentionMode``), and for ``fused``: where a
+    fused pass is given, it computes the calls that it can, with the statistics of their rows, and the record
+    says why it left the others to the kernel. Put the model into ``eval`` and open ``torch.inference_mode``
+    as for any other pass.
 
     One thread is watched, the one that opens the block. The model is not touched, and when the block ends,
     in whatever way, no mode or patch is left. Recordings nest, and several threads may record one model or
@@ -34,7 +39,7 @@ def recording(
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)
     """
-    recorder = Recorder(model, observers, axes or {})
+    recorder = Recorder(model, observers, axes or {}, fused)
     with recorder.stack.watch(), attention_functions(recorder), AttentionMode(recorder):
         yield recorder.record
         recorder.finish()

@@ -24,7 +24,10 @@ def survey_numbers(seen: Survey) -> dict[str, Any]:
             | {"own_report": sighting.report, "own_fault": sighting.fault}
             for sighting in seen.sightings
         ],
-        "without": [{"name": hole.name, "layer": hole.layer, "reason": hole.reason} for hole in seen.holes],
+        "without": [
+            {"name": layer.name, "layer": layer.layer, "reason": layer.reason}
+            for layer in seen.without_attention
+        ],
     }
 
 
@@ -73,8 +76,8 @@ def _cells(sighting: Sighting) -> tuple[str, ...]:
 def _without(seen: Survey) -> list[str]:
     """The layers that have no attention, those of one reason together."""
     reasons: dict[str, list[int]] = {}
-    for hole in seen.holes:
-        reasons.setdefault(hole.reason, []).append(hole.layer)
+    for layer in seen.without_attention:
+        reasons.setdefault(layer.reason, []).append(layer.layer)
     return [f"no attention in layers {spans(set(layers))}: {reason}" for reason, layers in reasons.items()]
 
 

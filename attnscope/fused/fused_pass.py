@@ -1,15 +1,16 @@
-"""Single pass: the layer's output and the figures of its heads from one pass, instead of the kernel's."""
+"""The fused pass: a layer's output and the figures of its heads together, in the kernel's place."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from attnscope.attention import AttentionCall
 from attnscope.fused.attend import Extras, attend
+from attnscope.fused.digest import mask_digest
 from attnscope.fused.pairs import Matches, find_matches
 from attnscope.fused.request import Request
 from attnscope.fused.runs import Runs, is_plain, open_runs
@@ -19,101 +20,116 @@ SHORTEST = 512
 """With fewer keys than this the kernel runs, and reading its rows beside it is cheap."""
 
 
+class Refusal(Exception):
+    """A call that only the kernel can compute; the message says why."""
+
+
 @dataclass(eq=False)
-class SinglePass:
-    """Stands in for torch's ``scaled_dot_product_attention`` while a recording measures every head.
+class FusedPass:
+    """Computes attention calls in the kernel's place while a recording measures every head.
 
     The scores are computed once and serve both the output and the figures; computing them again beside the
     kernel costs several times as much at length. The output then is not the kernel's own: it agrees with it
     within 1e-4. ``request`` says what is wanted of the weights; its pairs are looked for where their labels
     are as many as queries and keys.
 
-    A recording that has one asks it first, and runs the kernel if it gets ``None``:
-
-    >>> done = single_pass.attend(query, key, value, attn_mask, is_causal=True)
-    >>> output, statistics = done or (kernel(...), None)
-
-    ``StreamedRows(read, statistics)`` then hands the statistics to the observers that can use them.
+    >>> with torch.inference_mode(), recording(model, [measured], fused=FusedPass(texts)) as record:
+    ...     model(**inputs)
     """
 
     request: Request = field(default_factory=Request)
     shortest: int = SHORTEST
-    _masks: list[tuple[Tensor | None, tuple[object, ...], Runs | None, bool]] = field(default_factory=list)
+    _masks: dict[tuple[object, ...], tuple[Runs | None, bool]] = field(default_factory=dict)
     _matches: list[tuple[Runs, Mapping[str, Sequence[Matches]]]] = field(default_factory=list)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> tuple[Tensor, Statistics] | None:
-        """Output and statistics, or ``None`` where only the kernel will do.
+    def attend(self, call: AttentionCall) -> tuple[Tensor, Statistics]:
+        """The call's output, [batch, head, query, value size], and the statistics of its weights.
 
-        ``query`` is ``[batch, head, query, size]``, ``key`` and ``value`` ``[batch, key_head, key, size]``.
-        What it leaves to the kernel: other shapes, devices than the CPU, types than float32 and float64,
-        dropout, gradients, fewer than ``shortest`` keys, and masks that do not leave each row, the same for
-        all heads, one run of neighbouring keys.
+        Raises ``Refusal`` where only the kernel will do: on other devices than the CPU, in types other than
+        float32 and float64, with dropout, gradients, fewer than ``shortest`` keys, or masks that do not leave
+        each row, the same for all heads, one run of neighbouring keys.
         """
-        if not self._takes(query, key, value, attn_mask) or dropout:
-            return None
-        queries, keys = query.shape[2], key.shape[2]
-        runs, plain = self._runs(attn_mask, queries, keys, is_causal)
+        reason = self._form(call)
+        if reason is not None:
+            raise Refusal(reason)
+        runs, plain = self._runs(call)
         if runs is None:
-            return None
-        bias = None if plain else attn_mask
+            raise Refusal(
+                "its mask does not leave each row one run of neighbouring keys, the same for all heads"
+            )
+        bias = None if plain or not call.biases else call.biases[0]
         while bias is not None and bias.ndim < 4:
             bias = bias[None]
+        assert isinstance(call.scale, float)
         return attend(
-            query,
-            key,
-            value,
+            call.query,
+            call.key,
+            call.value,
             runs,
-            1 / math.sqrt(query.shape[-1]) if scale is None else scale,
-            extras=Extras(bias, softcap, sinks),
+            call.scale,
+            extras=Extras(bias, call.softcap, call.sinks),
             request=self.request,
-            matches=self._pairs(runs, query.shape[0]) if queries == keys else {},
+            matches=self._pairs(runs, call.query.shape[0])
+            if call.query.shape[2] == call.key.shape[2]
+            else {},
         )
 
-    def _takes(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-        tensors = [query, key, value, *([] if mask is None else [mask])]
-        return (
-            query.ndim == key.ndim == value.ndim == 4
-            and key.shape[:3] == value.shape[:3]
-            and query.shape[0] == key.shape[0]
-            and query.shape[1] % key.shape[1] == 0
-            and key.shape[2] >= self.shortest
-            and query.shape[2] > 1
-            and query.dtype == key.dtype == value.dtype
-            and query.dtype in (torch.float32, torch.float64)
-            and all(tensor.device.type == "cpu" for tensor in tensors)
-            and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
-            and not torch.is_autocast_enabled("cpu")
-            and (mask is None or mask.shape[-1] == key.shape[2])
-            and (mask is None or mask.dtype in (torch.bool, query.dtype))
-        )
+    def why_not(self, call: AttentionCall) -> str | None:
+        """Why only the kernel can compute a call; ``None`` where the fused pass can."""
+        reason = self._form(call)
+        if reason is None and self._runs(call)[0] is None:
+            reason = "its mask does not leave each row one run of neighbouring keys, the same for all heads"
+        return reason
 
-    def _runs(self, mask: Tensor | None, queries: int, keys: int, causal: bool) -> tuple[Runs | None, bool]:
-        """The runs that a mask leaves open, and whether it does nothing else; kept for the next layers."""
-        shape = queries, keys, causal
-        for known, known_shape, runs, plain in self._masks:
-            if known is mask and known_shape == shape:
-                return runs, plain
-        runs = open_runs(mask, queries, keys, causal)
-        plain = mask is None or is_plain(mask)
-        self._masks = [*self._masks[-3:], (mask, shape, runs, plain)]
-        return runs, plain
+    def _form(self, call: AttentionCall) -> str | None:
+        """Why the fused pass has no form for a call, its masks' contents aside."""
+        query, key, value, masks = call.query, call.key, call.value, (*call.biases, *call.masks)
+        tensors = [query, key, value, *(mask for mask in masks if isinstance(mask, Tensor))]
+        devices = {tensor.device.type for tensor in tensors} - {"cpu"}
+        types = {tensor.dtype for tensor in tensors} - {torch.bool}
+        shaped = key.shape[:3] == value.shape[:3] and query.shape[0] == key.shape[0]
+        odd = (
+            len(masks) > 1
+            or len(tensors) < 3 + len(masks)
+            or any(t.shape[-1] != key.shape[2] for t in tensors[3:])
+        )
+        reasons = {
+            f"it has fewer than {self.shortest} keys": key.shape[2] < self.shortest,
+            "it has a single query": query.shape[2] < 2,
+            f"it runs on {' and '.join(sorted(devices))}": bool(devices),
+            f"it computes in {query.dtype}".replace("torch.", ""): query.dtype
+            not in (torch.float32, torch.float64),
+            "its tensors are of several types": len(types) > 1,
+            "it drops weights at random": bool(call.dropout),
+            "its gradient is asked for": torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
+            "it runs under autocast": torch.is_autocast_enabled("cpu"),
+            "its heads or its batch differ between queries, keys and values": not shaped
+            or bool(query.shape[1] % key.shape[1]),
+            "its mask is no single tensor over its keys": odd,
+            "its scale or its causality is of a kind of its own": not isinstance(call.scale, float)
+            or call.diagonal not in (None, 0),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def _runs(self, call: AttentionCall) -> tuple[Runs | None, bool]:
+        """The runs that a mask leaves open, and whether it does nothing else; kept for the next layers.
+
+        Known again by its contents: a model may write the next layer's mask into the same tensor.
+        """
+        mask = next((mask for mask in (*call.biases, *call.masks) if isinstance(mask, Tensor)), None)
+        lengths = call.query.shape[2], call.key.shape[2]
+        known = *lengths, call.diagonal, None if mask is None else mask_digest(mask)
+        if known not in self._masks:
+            while len(self._masks) > 3:
+                del self._masks[next(iter(self._masks))]
+            runs = open_runs(mask, *lengths, call.diagonal is not None)
+            self._masks[known] = runs, mask is None or is_plain(mask)
+        return self._masks[known]
 
     def _pairs(self, runs: Runs, batch: int) -> Mapping[str, Sequence[Matches]]:
         """Matching pairs by name, kept for the next layers."""
         for known, matches in self._matches:
-            if known is runs:
+            if known is runs:  # runs are never written into
                 return matches
         matches = find_matches(self.request.pairs, runs, batch)
         self._matches = [*self._matches[-3:], (runs, matches)]

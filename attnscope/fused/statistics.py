@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import RowSource
 from attnscope.fused.pairs import Pairs
 from attnscope.fused.runs import Runs
 
@@ -62,19 +61,3 @@ class Statistics:
     def positions(self) -> Tensor:
         """Position of each row on the key axis.  -> [row]"""
         return torch.arange(self.entropy.shape[-1]) + self.offset
-
-
-@dataclass(frozen=True, eq=False)
-class StreamedRows:
-    """Rows computed when asked for, of a call whose figures are known already."""
-
-    read: RowSource
-    statistics: Statistics
-
-    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        return self.read.rows(start, stop, heads)
-
-    def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the mask left open, bool.  -> [batch or 1, head or 1, row, key]"""
-        return self.read.allowed(start, stop)

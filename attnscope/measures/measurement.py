@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Kind, Site, Token
 from attnscope.capture.observers.shared_rows import SharedRows
-from attnscope.fused.statistics import Statistics, StreamedRows
+from attnscope.fused.statistics import Statistics
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.figures import Figure, HeadFigures
 from attnscope.measures.measure import MEASURES, Measure
@@ -70,7 +70,7 @@ class Measurement:
             name: reason for name, measure in self.measures.items() if (reason := measure.missing(offered))
         }
         present = [measure for name, measure in self.measures.items() if name not in absent]
-        statistics = attention.read.statistics if isinstance(attention.read, StreamedRows) else None
+        statistics = attention.statistics
         if statistics is not None and attention.offset in (None, statistics.offset):
             sums = _sums_of_statistics(present, statistics, keys)
             if sums is not None:

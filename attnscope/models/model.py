@@ -20,6 +20,7 @@ from attnscope.models.size import pass_size
 
 if TYPE_CHECKING:
     from attnscope.capture import Observer, Record
+    from attnscope.fused.fused_pass import FusedPass
 
 SMALL_PASS = 4e9
 """Floating-point operations of a pass below which threads cost more than they bring."""
@@ -145,7 +146,9 @@ class Model(ABC):
         """
         raise ModelError(f"{self.name} predicts no tokens: it has no output head over a vocabulary")
 
-    def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
+    def run(
+        self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
+    ) -> Record:
         """One forward pass, or one recorded generation, seen by ``observers``.
 
         Raises ``ModelError`` if no attention happens in it, and for whatever the model raises, quoting it;
@@ -160,7 +163,7 @@ class Model(ABC):
             torch.inference_mode(),
             self.threads(prepared),
             self._quoting(prepared),
-            recording(self.module, observers, prepared.axes) as record,
+            recording(self.module, observers, prepared.axes, fused) as record,
         ):
             run = getattr(self.module, prepared.entry)
             run(*prepared.arguments, **prepared.inputs, **prepared.settings)

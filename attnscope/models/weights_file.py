@@ -13,6 +13,7 @@ from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token
 from attnscope.axes import Place, Weights
 from attnscope.capture import Observer, Record, SiteRecord
 from attnscope.errors import InputError
+from attnscope.fused.fused_pass import FusedPass
 from attnscope.models import Model, ModelInput
 from attnscope.storage.arrays import read
 
@@ -52,7 +53,9 @@ class WeightsFile(Model):
         tokens = self.layers[0].keys
         return ModelInput({}, axes, tokens if isinstance(tokens, tuple) else ())
 
-    def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
+    def run(
+        self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
+    ) -> Record:
         """Show every layer to every observer."""
         record = Record()
         for layer in self.layers:

@@ -69,8 +69,8 @@ def test_a_long_text_is_pooled_to_256_cells_a_side_as_the_eager_weights_are(
     model, prepared, whole, pool, reduce, exact_kernel
 ):
     seen = stats(model, prepared, Selection(), pool=pool, exact_kernel=exact_kernel)
-    assert ("single pass" in seen.ran) != exact_kernel
-    how = "sdpa, float32, weights recomputed" if exact_kernel else "single pass, float32, weights from the"
+    assert ("fused pass" in seen.ran) != exact_kernel
+    how = "sdpa, float32, weights recomputed" if exact_kernel else "fused pass, float32, weights from the"
     assert how in seen.title
     found = np.stack([layer.values for _, layer in seen.maps.kinds["decoder"]])
     np.testing.assert_allclose(found, cells(whole, reduce), atol=1e-5)

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.measure_heads --tokens 512 1024 4096 --threads 1 2 --save table.md
 
 Random models of two shapes, GPT-2-small-sized and Llama-style with grouped queries, on one text: the plain
-forward pass (sdpa); all figures and a 256 × 256 map of every head in a single pass; the same figures beside
+forward pass (sdpa); all figures and a 256 × 256 map of every head in the fused pass; the same figures beside
 the untouched kernel; and the script that users write today, eager attention with ``output_attentions`` and
 NumPy. The ways take turns, so that a busy neighbour slows all of them; each ratio is the median over the
 rounds. Peak memory is that of a fresh process a way.
@@ -32,7 +32,7 @@ NAMES = (
     "duplicate",
 )
 CELLS = 256
-WAYS = ("plain", "single pass", "beside", "eager")
+WAYS = ("plain", "fused pass", "beside", "eager")
 LIMITS = {"beside": 8192, "eager": 2048}
 """Beyond so many tokens a way is not run: eager ``output_attentions`` would need tens of gigabytes."""
 
@@ -73,10 +73,9 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
     import torch
 
     from attnscope.attention import Token
-    from attnscope.capture import Coarsen, recording
-    from attnscope.capture.fused_kernel import StandIn
+    from attnscope.capture import FUSED, Coarsen, recording
     from attnscope.capture.observers.coarsen import cells
-    from attnscope.fused.fused_pass import SinglePass
+    from attnscope.fused.fused_pass import FusedPass
     from attnscope.measures import Measurement, fused_request
 
     ids = text_of(tokens)
@@ -87,13 +86,12 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
     def plain() -> object:
         return model(input_ids=ids, use_cache=False)
 
-    def single_pass() -> object:
+    def fused_pass() -> object:
         measured, maps = Measurement(NAMES), Coarsen(cells(CELLS), "mean")
-        request = fused_request(NAMES, [text], CELLS)
-        stand_in = StandIn(SinglePass(request, shortest=1))
-        with stand_in, recording(model, [stand_in.shown_to([measured, maps])], {"decoder": (text, text)}):
+        fused = FusedPass(fused_request(NAMES, [text], CELLS), shortest=1)
+        with recording(model, [measured, maps], {"decoder": (text, text)}, fused) as record:
             model(input_ids=ids, use_cache=False)
-        assert stand_in.left == 0
+        assert {site.kernel for site in record.sites} == {FUSED}
         return measured.figures(), maps.maps
 
     def beside() -> object:
@@ -111,7 +109,7 @@ def ways(shape: str, tokens: int, layers: int, wanted: tuple[str, ...]) -> dict[
             figures.append([rows.diagonal(gap, 1, 2).mean(-1) for gap in (-1, 0, 1)])
         return figures
 
-    functions = {"plain": plain, "single pass": single_pass, "beside": beside, "eager": users_script}
+    functions = {"plain": plain, "fused pass": fused_pass, "beside": beside, "eager": users_script}
 
     def quiet(function: Callable[[], object]) -> Callable[[], object]:
         def run() -> object:
@@ -186,7 +184,7 @@ def main() -> None:
         print_peak(options.peak[0], options.tokens[0], options.layers, options.peak[1])
         return
     lines = [
-        "| model | tokens | threads | plain, s | single pass | beside the kernel | eager | memory |",
+        "| model | tokens | threads | plain, s | fused pass | beside the kernel | eager | memory |",
         "|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)

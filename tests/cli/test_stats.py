@@ -129,7 +129,7 @@ def test_a_long_text_is_measured_in_a_single_pass_to_the_same_figures(tmp_path):
     assert len(prepared.tokens) >= 512
     passed = stats(model, prepared, Selection())
     beside = stats(model, prepared, Selection(), exact_kernel=True)
-    assert "1 of 1 calls ran as a single pass" in passed.ran
+    assert "1 of 1 calls ran as a fused pass" in passed.ran
     assert beside.ran == "figures measured beside the kernel"
     for one, other in zip(passed.heads, beside.heads, strict=True):
         for name, figure in other.figures.items():

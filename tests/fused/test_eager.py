@@ -1,13 +1,12 @@
-"""Eager attention with capped scores or sinks runs as a single pass, to the same outputs and figures."""
+"""Eager attention with capped scores or sinks runs as a fused pass, to the same outputs and figures."""
 
 import pytest
 import torch
 import transformers
 
 from attnscope.attention import Token
-from attnscope.capture import recording
-from attnscope.capture.fused_kernel import StandIn
-from attnscope.fused.fused_pass import SinglePass
+from attnscope.capture import FUSED, recording
+from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import DEFAULT, Measurement, fused_request
 
 SIZES = {
@@ -51,27 +50,20 @@ def request_of(ids):
     return fused_request(DEFAULT, [text_of(ids)])
 
 
-def run(model, ids, stand_in=None):
-    """The model's output, and the figures of its heads."""
+def run(model, ids, fused=None):
+    """The model's output, the figures of its heads, and the record."""
     measured = Measurement()
     text = text_of(ids)
-    observers = [measured if stand_in is None else stand_in.shown_to([measured])]
-    with torch.inference_mode():
-        if stand_in is None:
-            with recording(model, observers, {"decoder": (text, text)}) as record:
-                output = model(input_ids=ids, use_cache=False).last_hidden_state
-        else:
-            with stand_in, recording(model, observers, {"decoder": (text, text)}) as record:
-                output = model(input_ids=ids, use_cache=False).last_hidden_state
+    with torch.inference_mode(), recording(model, [measured], {"decoder": (text, text)}, fused) as record:
+        output = model(input_ids=ids, use_cache=False).last_hidden_state
     return output, measured.figures(), record
 
 
 def test_outputs_and_figures_are_those_of_the_eager_function(model, ids):
-    stand_in = StandIn(SinglePass(request_of(ids)))
     plain, expected, _ = run(model, ids)
-    output, found, record = run(model, ids, stand_in)
-    assert (stand_in.taken, stand_in.left) == (2, 0)
-    assert record.holes == []
+    output, found, record = run(model, ids, FusedPass(request_of(ids)))
+    assert [site.kernel for site in record.sites] == [FUSED, FUSED]
+    assert record.without_attention == []
     torch.testing.assert_close(output, plain, rtol=1e-4, atol=1e-4)
     assert len(found) == len(expected) == 8
     for one, other in zip(found, expected, strict=True):
@@ -84,16 +76,15 @@ def test_outputs_and_figures_are_those_of_the_eager_function(model, ids):
 
 
 def test_a_short_text_is_left_to_the_function(model, ids):
-    stand_in = StandIn(SinglePass(request_of(ids)))
     plain, _, _ = run(model, ids[:, :50])
-    output, _, _ = run(model, ids[:, :50], stand_in)
-    assert (stand_in.taken, stand_in.left) == (0, 2)
+    output, _, record = run(model, ids[:, :50], FusedPass(request_of(ids)))
+    assert {site.refusal for site in record.sites} == {"it has fewer than 512 keys"}
     assert torch.equal(output, plain)
 
 
 def test_nothing_stays_behind(model, ids):
     plain, _, _ = run(model, ids)
-    run(model, ids, StandIn(SinglePass(request_of(ids))))
+    run(model, ids, FusedPass(request_of(ids)))
     again, _, record = run(model, ids)
     assert torch.equal(again, plain)
     assert {site.kernel for site in record.sites} == {"eager"}

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnscope.attention import AttentionCall
 from attnscope.axes import edges
-from attnscope.fused import fused_pass as single_pass
-from attnscope.fused import plan, tiles
+from attnscope.fused import fused_pass, plan, tiles
 from attnscope.fused.attend import Extras, attend
-from attnscope.fused.fused_pass import SinglePass
+from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.fused.pairs import Pairs, find_matches
 from attnscope.fused.request import Request
 from attnscope.fused.runs import open_runs
@@ -63,6 +63,28 @@ def mask_of(name: str, queries: int, keys: int) -> Tensor | None:
     padded[0, ..., -7:] = False
     padded[1, ..., :5] = False
     return padded
+
+
+def call_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+) -> AttentionCall:
+    """What torch's kernel would receive."""
+    additive = mask is not None and mask.dtype != torch.bool
+    return AttentionCall(
+        query,
+        key,
+        value,
+        1 / math.sqrt(query.shape[-1]),
+        biases=(mask,) if mask is not None and additive else (),
+        masks=(mask,) if mask is not None and not additive else (),
+        diagonal=0 if is_causal else None,
+        dropout=dropout,
+    )
 
 
 def weights_of(query: Tensor, key: Tensor, open_: Tensor | None, extras: Extras = PLAIN) -> Tensor:
@@ -244,31 +266,29 @@ def test_open_pairs_of_a_map_are_counted() -> None:
 
 @pytest.mark.parametrize("additive", [False, True])
 @pytest.mark.parametrize("name", ["causal", "window", "both ways", "padded"])
-def test_single_pass_agrees_with_the_kernel(name: str, additive: bool) -> None:
+def test_the_fused_pass_agrees_with_the_kernel(name: str, additive: bool) -> None:
     query, key, value = inputs(131, 131)
     mask = mask_of(name, 131, 131)
     assert mask is not None
     if additive:
         mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
     with torch.inference_mode():
-        done = SinglePass(shortest=1).attend(query, key, value, mask)
+        done = FusedPass(shortest=1).attend(call_of(query, key, value, mask))
         kernel = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
-    assert done is not None
     assert done[0].shape == kernel.shape
     assert torch.allclose(done[0], kernel, atol=1e-5)
 
 
-def test_single_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value = inputs(131, 131)
     ids = torch.randint(0, 9, (131,))
     asked = []
-    plain = single_pass.open_runs
-    monkeypatch.setattr(single_pass, "open_runs", lambda *args: asked.append(args) or plain(*args))
-    engine = SinglePass(request_of(ids[None], cells=8), shortest=1)
+    plain = fused_pass.open_runs
+    monkeypatch.setattr(fused_pass, "open_runs", lambda *args: asked.append(args) or plain(*args))
+    engine = FusedPass(request_of(ids[None], cells=8), shortest=1)
     weights = weights_of(query, key, mask_of("causal", 131, 131))
     for _layer in range(3):
-        done = engine.attend(query, key, value, is_causal=True)
-        assert done is not None
+        done = engine.attend(call_of(query, key, value, is_causal=True))
         check(*done, weights, value, ids)
     assert len(asked) == 1
 
@@ -276,8 +296,7 @@ def test_single_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch: pytest
 def test_texts_of_a_batch_have_pairs_of_their_own() -> None:
     query, key, value = inputs(131, 131)
     ids = torch.randint(0, 9, (BATCH, 131))
-    done = SinglePass(request_of(ids), shortest=1).attend(query, key, value, is_causal=True)
-    assert done is not None
+    done = FusedPass(request_of(ids), shortest=1).attend(call_of(query, key, value, is_causal=True))
     weights = weights_of(query, key, mask_of("causal", 131, 131))
     for text in range(BATCH):
         same = ids[text][:, None] == ids[text]
@@ -287,19 +306,43 @@ def test_texts_of_a_batch_have_pairs_of_their_own() -> None:
 
 def test_what_it_cannot_do_is_left_to_the_kernel() -> None:
     query, key, value = inputs(131, 131)
-    engine = SinglePass(shortest=100)
+    engine = FusedPass(shortest=100)
     holes = torch.rand(1, 1, 131, 131) < 0.5
-    closed_row = torch.ones(1, 1, 131, 131, dtype=torch.bool)
-    closed_row[..., 5, :] = False
+    masked_row = torch.ones(1, 1, 131, 131, dtype=torch.bool)
+    masked_row[..., 5, :] = False
     a_head = torch.ones(1, HEADS, 131, 131, dtype=torch.bool)
     a_head[:, 1, :, 7:] = False
-    assert engine.attend(query, key, value) is not None
-    assert engine.attend(query, key, value, holes) is None
-    assert engine.attend(query, key, value, closed_row) is None
-    assert engine.attend(query, key, value, a_head) is None
-    assert engine.attend(query, key, value, dropout=0.1) is None
-    assert engine.attend(query[:, :, :1], key, value) is None
-    assert engine.attend(query[:, :, :, :8].half(), key[..., :8].half(), value.half()) is None
-    assert engine.attend(query[0], key[0], value[0]) is None
-    assert engine.attend(query[:, :, :50], key[:, :, :50], value[:, :, :50]) is None
-    assert engine.attend(query.clone().requires_grad_(), key, value) is None
+    run = "its mask does not leave each row one run of neighbouring keys, the same for all heads"
+    for call, reason in (
+        (call_of(query, key, value), None),
+        (call_of(query, key, value, holes), run),
+        (call_of(query, key, value, masked_row), run),
+        (call_of(query, key, value, a_head), run),
+        (call_of(query, key, value, dropout=0.1), "it drops weights at random"),
+        (call_of(query[:, :, :1], key, value), "it has a single query"),
+        (call_of(query.half(), key.half(), value.half()), "it computes in float16"),
+        (call_of(query, key.double(), value), "its tensors are of several types"),
+        (call_of(query, key[:, :, :50], value[:, :, :50]), "it has fewer than 100 keys"),
+        (call_of(query.clone().requires_grad_(), key, value), "its gradient is asked for"),
+    ):
+        assert engine.why_not(call) == reason
+        if reason is not None:
+            with pytest.raises(Refusal, match=reason):
+                engine.attend(call)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_a_mask_that_is_rewritten_between_two_calls_is_read_anew(additive: bool) -> None:
+    query, key, value = inputs(131, 131)
+    ids = torch.randint(0, 9, (131,))
+    engine, mask = FusedPass(request_of(ids[None]), shortest=1), torch.ones(131, 131, dtype=torch.bool)
+    buffer = torch.zeros(131, 131) if additive else mask
+    for name in ("causal", "window", "both ways"):
+        open_keys = mask_of(name, 131, 131)
+        assert open_keys is not None
+        if additive:
+            buffer.zero_().masked_fill_(~open_keys[0, 0], -torch.inf)
+        else:
+            mask.copy_(open_keys[0, 0])
+        output, statistics = engine.attend(call_of(query, key, value, buffer))
+        check(output, statistics, weights_of(query, key, open_keys), value, ids)

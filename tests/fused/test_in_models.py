@@ -1,14 +1,13 @@
-"""A single pass inside of real models: outputs, figures and maps as the kernel gives them."""
+"""The fused pass inside of real models: outputs, figures and maps as the kernel gives them."""
 
 import pytest
 import torch
 from torch import nn
 
 from attnscope.attention import Kind, Token
-from attnscope.capture import Coarsen, recording
-from attnscope.capture.fused_kernel import StandIn
+from attnscope.capture import FUSED, Coarsen, recording
 from attnscope.capture.observers.coarsen import cells
-from attnscope.fused.fused_pass import SinglePass
+from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import Request
 from attnscope.measures import DEFAULT, Measurement, fused_request
 
@@ -84,15 +83,10 @@ def test_models_give_the_same_outputs_figures_and_maps(build: "type[nn.Module]")
     streamed, maps = Measurement(), Coarsen(cells(12))
     request = fused_request(DEFAULT, [text], cells=12)
     assert request is not None
-    stand_in = StandIn(SinglePass(request, shortest=1))
-    with (
-        torch.inference_mode(),
-        stand_in,
-        recording(model, [stand_in.shown_to([streamed, maps])], axes) as record,
-    ):
+    fused = FusedPass(request, shortest=1)
+    with torch.inference_mode(), recording(model, [streamed, maps], axes, fused) as record:
         output = model(input_ids=ids).last_hidden_state
-    assert (stand_in.taken, stand_in.left) == (2, 0)
-    assert len(record.sites) == 2
+    assert [site.kernel for site in record.sites] == [FUSED, FUSED]
     assert torch.allclose(output, expected, atol=1e-4)
     for one, other in zip(beside.figures(), streamed.figures(), strict=True):
         assert one.site == other.site
@@ -115,11 +109,10 @@ def test_short_texts_are_left_to_the_kernel_bit_for_bit() -> None:
     ids = torch.randint(0, 50, (1, LENGTH))
     with torch.inference_mode():
         expected = model(input_ids=ids).last_hidden_state
-        stand_in = StandIn(SinglePass())
         measured = Measurement()
-        with stand_in, recording(model, [stand_in.shown_to([measured])]):
+        with recording(model, [measured], fused=FusedPass()) as record:
             output = model(input_ids=ids).last_hidden_state
-    assert (stand_in.taken, stand_in.left) == (0, 2)
+    assert {site.refusal for site in record.sites} == {"it has fewer than 512 keys"}
     assert torch.equal(output, expected)
 
 
@@ -128,12 +121,10 @@ def test_a_map_of_other_cells_is_pooled_from_rows() -> None:
     model = gpt2().eval()
     ids = torch.randint(0, 50, (1, LENGTH))
     maps, highest, plain = Coarsen(cells(9)), Coarsen(cells(12), "max"), Coarsen(cells(9))
-    stand_in = StandIn(SinglePass(Request(cells=12), shortest=1))
-    with (
-        torch.inference_mode(),
-        stand_in,
-        recording(model, [stand_in.shown_to([maps, highest, plain])]),
-    ):
+    fused = FusedPass(Request(cells=12), shortest=1)
+    with torch.inference_mode(), recording(model, [maps, highest], fused=fused):
+        model(input_ids=ids)
+    with torch.inference_mode(), recording(model, [plain]):
         model(input_ids=ids)
     assert torch.equal(maps.maps[0].values, plain.maps[0].values)
     assert bool((highest.maps[0].values >= 0).all())

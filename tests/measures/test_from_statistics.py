@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.attention import Attention, HeldRows, Site, Token
+from attnscope.attention import Attention, AttentionCall, HeldRows, Site, Token
 from attnscope.fused import plan, tiles
-from attnscope.fused.fused_pass import SinglePass
-from attnscope.fused.statistics import StreamedRows
+from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import DEFAULT, MEASURES, Measurement, fused_request
 
 from .reference import random_text
@@ -60,14 +59,25 @@ def both_ways(
     request = fused_request(tuple(name for name in names if MEASURES[name].form.fused), asked or texts)
     assert request is not None
     with torch.inference_mode():
-        done = SinglePass(request, shortest=1).attend(query, key, value, mask)
-    assert done is not None
+        call = AttentionCall(query, key, value, SIZE**-0.5, masks=(mask,))
+        _, statistics = FusedPass(request, shortest=1).attend(call)
     measured = []
-    for read in (HeldRows(weights, mask), StreamedRows(Unreadable(weights, mask), done[1])):
+    for read, known in ((HeldRows(weights, mask), None), (Unreadable(weights, mask), statistics)):
         axis = texts[0]
         site = Site("layer.0", 0, "encoder", 0)
         attention = Attention(
-            site, "recomputed", "sdpa", len(texts), HEADS, HEADS, axis, axis, offset, torch.float32, read
+            site,
+            "recomputed",
+            "sdpa",
+            len(texts),
+            HEADS,
+            HEADS,
+            axis,
+            axis,
+            offset,
+            torch.float32,
+            read,
+            known,
         )
         one = Measurement(names)
         one.label({"encoder": (texts, texts)})

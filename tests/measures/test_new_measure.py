@@ -72,16 +72,11 @@ def test_it_is_measured_sorted_and_printed(run, folder, name, text):
 
 
 def test_only_what_the_fused_pass_can_tell_goes_through_it(run, folder):
-    assert "fused pass" in fused(run("stats", LONG, "-m", folder, "--sort", "skip").out)
+    assert "fused pass" in run("stats", LONG, "-m", folder, "--sort", "skip").out
     for name in ("median", "coverage90"):
         out = run("stats", LONG, "-m", folder, "--sort", name).out
         assert "beside the kernel" in out
         assert fused_request([name], []) is None
-
-
-def fused(out):
-    """Both words that a pass has had for itself."""
-    return out.replace("single pass", "fused pass")
 
 
 def test_it_selects_heads_and_explains_itself(run, folder):

@@ -31,9 +31,9 @@ NAMED = 3
 class Progress:
     """How far a run is: ``done`` in the corpus's own unit, ``entries`` read of it, and what they held.
 
-    ``taken`` of ``calls`` of attention ran as a single pass. ``skipped`` texts could not be read; ``places``
-    says where the first of them stand. ``cut`` texts were longer than the model reads, ``notes`` says what
-    else was done to texts, ``layout`` is what ran, in words.
+    The fused pass computed ``taken`` of ``calls`` of attention. ``skipped`` texts could not be read;
+    ``places`` says where the first of them stand. ``cut`` texts were longer than the model reads, ``notes``
+    says what else was done to texts, ``layout`` is what ran, in words.
     """
 
     done: int = 0
@@ -167,7 +167,7 @@ class _Run:
     ) -> tuple[int, int]:
         """Add this process's share of a window to ``sums``, and count all of its texts.
 
-        Returns how many calls of attention ran as a single pass, and how many ran.
+        Returns how many calls of attention the fused pass computed, and how many ran.
         """
         before, progress = self.progress.done, self.progress
         taken, calls = 0, 0
@@ -228,7 +228,7 @@ class _Run:
         ]
 
     def _pass(self, batch: Batch, measured: Measurement) -> tuple[Measurement, Record, int]:
-        """One forward pass of a batch, measured; how many calls of it ran as a single pass."""
+        """One forward pass of a batch, measured; how many calls of it the fused pass computed."""
         measured.label(batch.labels)
         sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
         record, taken = measuring_pass(

@@ -1,4 +1,4 @@
-"""Which modules attend in pieces, and who puts them together."""
+"""Which modules attend in chunks, and who puts them together."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from attnscope.capture.chunked import longformer, pegasus_x, reformer
-from attnscope.capture.chunked.pieces import PiecedRows, Trace
+from attnscope.capture.chunked.chunks import ChunkedRows, Notes
 
-Placer: TypeAlias = Callable[[Any, tuple[Tensor, ...], Trace], "PiecedRows | None"]
+Layout: TypeAlias = Callable[[Any, tuple[Tensor, ...], Notes], "ChunkedRows | None"]
 """Makes rows of a module, the tensors that it was given and what it computed; None where it cannot."""
 
-PLACERS: dict[str, Placer] = {
-    "LEDEncoderSelfAttention": longformer.placed,
-    "LSHSelfAttention": reformer.hashed,
-    "LocalSelfAttention": reformer.local,
-    "LongformerSelfAttention": longformer.placed,
-    "PegasusXGlobalLocalAttention": pegasus_x.placed,
+LAYOUTS: dict[str, Layout] = {
+    "LEDEncoderSelfAttention": longformer.lay_out,
+    "LSHSelfAttention": reformer.lay_out_hashed,
+    "LocalSelfAttention": reformer.lay_out_local,
+    "LongformerSelfAttention": longformer.lay_out,
+    "PegasusXGlobalLocalAttention": pegasus_x.lay_out,
 }
 """By the class's name, for classes of transformers."""
 
 
-def placer_of(module: object) -> Placer | None:
-    """Who puts a module's attention together; None for all modules that attend in one piece."""
+def layout_of(module: object) -> Layout | None:
+    """Who puts a module's attention together; None for all modules that attend in one chunk."""
     cls = type(module)
-    return PLACERS.get(cls.__name__) if cls.__module__.startswith("transformers.models.") else None
+    return LAYOUTS.get(cls.__name__) if cls.__module__.startswith("transformers.models.") else None

@@ -12,48 +12,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.chunked.pieces import Piece, PiecedRows, Trace, WholeRows, trimmed
+from attnscope.capture.chunked.chunks import Chunk, ChunkedRows, Notes, WholeRows, trim
 
 
-def placed(module: Any, given: tuple[Tensor, ...], trace: Trace) -> PiecedRows | None:
+def lay_out(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows | None:
     """The rows of one call; ``given`` holds the states [batch, key, size] and the mask [batch, key].
 
-    The mask is 0 for tokens with a window, positive for global ones and negative for closed ones.
+    The mask is 0 for tokens with a window, positive for global ones and negative for masked ones.
     """
     masks = [tensor for tensor in given if tensor.ndim == 2 and tensor.is_floating_point()]
-    if len(masks) != 1 or not trace.softmaxes:
+    if len(masks) != 1 or not notes.softmaxes:
         return None
     (mask,) = masks
     batch, count = mask.shape
     reach = module.one_sided_attn_window_size
-    windows = trace.softmaxes[0].weights.transpose(1, 2)  # [batch, head, query, slot]
-    dead = (mask < 0)[:, None, :, None]  # queries that are padding weigh nothing
-    closed = trace.softmaxes[0].closed
-    closed = dead if closed is None else closed.transpose(1, 2) | dead
+    windows = notes.softmaxes[0].weights.transpose(1, 2)  # [batch, head, query, slot]
+    padding = (mask < 0)[:, None, :, None]  # queries that are padding weigh nothing
+    masked = notes.softmaxes[0].masked
+    masked = padding if masked is None else masked.transpose(1, 2) | padding
     most = windows.shape[-1] - (2 * reach + 1)
-    windows = windows.masked_fill(dead, 0.0)
+    windows = windows.masked_fill(padding, 0.0)
     near = torch.arange(count, device=mask.device)[:, None] + torch.arange(
         -reach, reach + 1, device=mask.device
-    )  # [query, slot]; those beyond the ends are closed
+    )  # [query, slot]; those beyond the ends are masked
     near = near.clamp(0, count - 1).expand(1, 1, -1, -1)
-    shut = closed.expand_as(windows)
-    pieces = [Piece(windows[..., most:], near, shut[..., most:])]
+    every_mask = masked.expand_as(windows)
+    chunks = [Chunk(windows[..., most:], near, every_mask[..., most:])]
     if most == 0:
-        return trimmed(PiecedRows(tuple(pieces), count), mask >= 0)
+        return trim(ChunkedRows(tuple(chunks), count), mask >= 0)
     places = _global_places(mask > 0, most)  # [batch, row]
     keys = places.clamp(min=0)[:, None, None, :].expand(-1, 1, count, -1)
-    pieces.append(Piece(windows[..., :most], keys, shut[..., :most]))
-    second = trace.softmaxes[1]
+    chunks.append(Chunk(windows[..., :most], keys, every_mask[..., :most]))
+    second = notes.softmaxes[1]
     shape = (batch, -1, most, count)
-    far = None if second.closed is None else second.closed.view(shape)
+    far = None if second.masked is None else second.masked.view(shape)
     whole = WholeRows(places, second.weights.view(shape), far)
-    return trimmed(PiecedRows(tuple(pieces), count, whole), mask >= 0)
+    return trim(ChunkedRows(tuple(chunks), count, whole), mask >= 0)
 
 
 def _global_places(chosen: Tensor, most: int) -> Tensor:
     """Where the global tokens of each text stand, in order, -1 behind the last.  -> [batch, most]"""
     places = chosen.new_full((len(chosen), most), -1, dtype=torch.long)
     for text, row in enumerate(chosen):
-        found = row.nonzero()[:, 0]
-        places[text, : len(found)] = found
+        at = row.nonzero()[:, 0]
+        places[text, : len(at)] = at
     return places

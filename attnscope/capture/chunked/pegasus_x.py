@@ -13,24 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnscope.capture.chunked.pieces import Piece, PiecedRows, Trace, WholeRows
+from attnscope.capture.chunked.chunks import Chunk, ChunkedRows, Notes, WholeRows
 
 
-def placed(module: Any, given: tuple[Tensor, ...], trace: Trace) -> PiecedRows | None:
+def lay_out(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows | None:
     """The rows of one call: queries and keys are the global tokens and then the tokens."""
-    if len(trace.softmaxes) != 2:
+    if len(notes.softmaxes) != 2:
         return None
-    whole, local = trace.softmaxes  # [batch, head, global, key], [batch, head, block, query, global + query]
+    whole, local = notes.softmaxes  # [batch, head, global, key], [batch, head, block, query, global + query]
     batch, _, first, count = whole.weights.shape
     block = local.weights.shape[-2]
     weights = F.pad(local.weights.flatten(2, 3), (0, 0, first, 0))  # [batch, head, query, slot]
-    closed = local.closed
-    if closed is not None:
-        closed = F.pad(closed.expand(local.weights.shape).flatten(2, 3), (0, 0, first, 0), value=True)
+    masked = local.masked
+    if masked is not None:
+        masked = F.pad(masked.expand(local.weights.shape).flatten(2, 3), (0, 0, first, 0), value=True)
     token = torch.arange(count - first, device=weights.device)
     start = first + token // block * block  # of each token's block, among the keys
     near = start[:, None] + torch.arange(block, device=weights.device)  # [token, slot]
     globally = torch.arange(first, device=weights.device).expand(len(token), -1)
     keys = F.pad(torch.cat([globally, near], -1), (0, 0, first, 0)).expand(1, 1, -1, -1)
     places = torch.arange(first, device=weights.device).expand(batch, -1)
-    return PiecedRows((Piece(weights, keys, closed),), count, WholeRows(places, whole.weights, whole.closed))
+    return ChunkedRows((Chunk(weights, keys, masked),), count, WholeRows(places, whole.weights, whole.masked))

@@ -42,8 +42,8 @@ def attention_functions(listener: KernelListener) -> Iterator[None]:
         yield
 
 
-def _told(original: Callable[..., Any], listeners: Callable[[], list[KernelListener]]) -> Callable[..., Any]:
-    """The method that hands out functions which tell the listeners."""
+def _watch(original: Callable[..., Any], listeners: Callable[[], list[KernelListener]]) -> Callable[..., Any]:
+    """The method that hands out functions which go by way of the listeners."""
 
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Any:
         kernel = original(self, attn_implementation, default)
@@ -64,4 +64,4 @@ def _observed(listener: KernelListener, name: str, kernel: Callable[..., Any]) -
     return observed
 
 
-_tap: Tap[KernelListener] = Tap("get_interface", _told)
+_tap: Tap[KernelListener] = Tap("get_interface", _watch)

@@ -7,6 +7,7 @@ a model that another thread may be running.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -34,7 +35,7 @@ class Call:
     tensors: tuple[Tensor, ...]
     cached: bool
     foreign: bool  # was given the states of another sequence by name
-    stored: dict[str, int]  # the tensors that the module held as attributes before, by identity
+    stored: dict[str, weakref.ref[Tensor]]  # the tensors that the module held as attributes before
 
     @property
     def first(self) -> Tensor | None:
@@ -106,7 +107,7 @@ def _call(
     )
 
 
-def _told(original: Callable[..., Any], listeners: Callable[[], list[ModuleStack]]) -> Callable[..., Any]:
+def _watch(original: Callable[..., Any], listeners: Callable[[], list[ModuleStack]]) -> Callable[..., Any]:
     """The method that calls a module by way of every stack on this thread."""
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -124,12 +125,12 @@ def _through(
     return stack.run(module, call, args, kwargs)
 
 
-_tap: Tap[ModuleStack] = Tap("__call__", _told)
+_tap: Tap[ModuleStack] = Tap("__call__", _watch)
 
 
-def stored(module: nn.Module) -> dict[str, int]:
-    """The tensors that a module holds as plain attributes, by identity."""
-    return {name: id(value) for name, value in vars(module).items() if isinstance(value, Tensor)}
+def stored(module: nn.Module) -> dict[str, weakref.ref[Tensor]]:
+    """The tensors that a module holds as plain attributes."""
+    return {name: weakref.ref(value) for name, value in vars(module).items() if isinstance(value, Tensor)}
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -18,12 +18,7 @@ from attnscope.capture.hooks.modules import Call, stored
 SURPLUS = 1e-3
 
 
-def may_show(call: Call, output: object) -> bool:
-    """Whether a call left any tensor that could be its weights; quick, for every module is asked."""
-    return next(_candidates(call, output), None) is not None
-
-
-def shown(call: Call, output: object) -> Tensor | None:
+def find_weights(call: Call, output: object) -> Tensor | None:
     """The attention weights that a module's call left in its output or its attributes, if any."""
     for tensor in _candidates(call, output):
         if are_weights(tensor, call.tensors):
@@ -40,8 +35,8 @@ def _candidates(call: Call, output: object) -> Iterator[Tensor]:
         named += [("", part) for part in output[1:]]
     named += [
         (name, vars(call.module)[name])
-        for name, identity in stored(call.module).items()
-        if call.stored.get(name) != identity
+        for name, reference in stored(call.module).items()
+        if name not in call.stored or call.stored[name]() is not reference()
     ]
     if named:
         says = "att" in f"{call.name} {type(call.module).__name__}".lower()

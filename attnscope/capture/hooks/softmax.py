@@ -7,22 +7,20 @@ picks experts, an output head's is returned, an indexer's ranks keys: none of th
 linear layer with several outputs, where attention scores are products of two activations or, in additive
 attention, one output a pair of positions. So a softmax of such a layer's output is not followed.
 
-The weights reported are that operand of the product: what values were truly weighted with. The open keys
-come from the softmax's input: closed is -inf, what ``rows.CLOSED_BELOW`` calls closed, and whatever lies
-``FAR_BELOW`` or more under the largest score of its row, where no float holds a weight.
+The weights reported are that operand of the product: what values were truly weighted with. The masked keys
+come from the softmax's input (see ``masked_keys``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.fused.runs import CLOSED_BELOW
+from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, masked_keys
 
 SOFTMAX = frozenset({"softmax", "_softmax", "_safe_softmax"})
 PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "einsum"})
@@ -47,28 +45,6 @@ ELEMENTWISE = frozenset((
 # fmt: on
 """Functions that keep weights in their places."""
 
-FAR_BELOW = 5e3
-ROUNDING = 0.01  # a row of 16-bit weights may sum to a little over 1
-
-
-@dataclass(frozen=True, eq=False)
-class Trail:
-    """One tensor on the way from a softmax to the product that makes it attention."""
-
-    path: tuple[str, ...]  # the modules that were running at the softmax, outermost first
-    closed: Tensor | None  # bool, laid out as the tensor
-    shapes: tuple[torch.Size, ...]  # every 4-D shape on the way
-
-
-@dataclass(frozen=True, eq=False)
-class Weighing:
-    """Attention weights as they met the values, with whatever axes the module gave them."""
-
-    trail: Trail
-    weights: Tensor  # [..., query, key]
-    closed: Tensor | None  # [..., query, key]
-    grouped: bool  # whether neighbouring heads share their values along an axis of their own
-
 
 class Trails:
     """The tensors of one pass that hold softmax results; gone as soon as the model drops them."""
@@ -88,7 +64,7 @@ class Trails:
             return False
         if result.ndim >= 2 and result.is_floating_point():
             shapes = tuple(t.shape for t in (result,) if t.ndim == 4)
-            self._trails[result] = Trail(path, closed_keys(scores, axis), shapes)
+            self._trails[result] = Trail(path, masked_keys(scores, axis), shapes)
         return True
 
     def follow(
@@ -105,14 +81,14 @@ class Trails:
             return
         trail = self._trails[source]
         if name in RESHAPING and source is args[0] and _holds_tensors(result):
-            closed = None if trail.closed is None else func(trail.closed, *args[1:], **kwargs)
+            masked = None if trail.masked is None else func(trail.masked, *args[1:], **kwargs)
             if isinstance(result, Tensor):
-                self._carry(trail, result, closed)
+                self._carry(trail, result, masked)
             else:
                 for index, part in enumerate(result):
-                    self._carry(trail, part, None if closed is None else closed[index])
+                    self._carry(trail, part, None if masked is None else masked[index])
         elif name in ELEMENTWISE and isinstance(result, Tensor) and result.shape == source.shape:
-            self._carry(trail, result, trail.closed)
+            self._carry(trail, result, trail.masked)
 
     def _are_gates(self, args: Sequence[Any]) -> bool:
         """Whether nothing but gates, parameters and masks went into a function."""
@@ -120,9 +96,9 @@ class Trails:
         gates = [arg for arg in given if arg in self._gates]
         return bool(gates) and all(arg in self._gates or _is_parameter(arg) for arg in given)
 
-    def _carry(self, trail: Trail, result: Tensor, closed: Tensor | None) -> None:
+    def _carry(self, trail: Trail, result: Tensor, masked: Tensor | None) -> None:
         shapes = (*trail.shapes, result.shape) if result.ndim == 4 else trail.shapes
-        self._trails[result] = replace(trail, closed=closed, shapes=shapes)
+        self._trails[result] = replace(trail, masked=masked, shapes=shapes)
 
     def weighing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Weighing | None:
         """The attention weights among the operands of a product, if there are any."""
@@ -139,10 +115,10 @@ class Trails:
         followed = [operand in self._trails for operand in (left, right)]
         if followed == [True, False] and left.ndim >= 2:
             trail = self._trails[left]
-            return _attention(trail, left, trail.closed, right)
+            return _attention(trail, left, trail.masked, right)
         if followed == [False, True] and right.ndim >= 2:
             trail = self._trails[right]
-            return _attention(trail, right.mT, None if trail.closed is None else trail.closed.mT, left)
+            return _attention(trail, right.mT, None if trail.masked is None else trail.masked.mT, left)
         return None
 
     def _einsum(self, args: Sequence[Any]) -> Weighing | None:
@@ -165,8 +141,8 @@ class Trails:
         # heads that share their values have an axis that the values lack; the last such axis is the queries
         places = [ours.index(axis) for axis in (*shared, *queries, keys[0])]
         trail = self._trails[weights]
-        closed = None if trail.closed is None else trail.closed.permute(places)
-        return _attention(trail, weights.permute(places), closed, values, grouped=len(queries) > 1)
+        masked = None if trail.masked is None else trail.masked.permute(places)
+        return _attention(trail, weights.permute(places), masked, values, grouped=len(queries) > 1)
 
 
 def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
@@ -181,7 +157,7 @@ def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
 
 
 def _attention(
-    trail: Trail, weights: Tensor, closed: Tensor | None, values: Tensor, grouped: bool | None = None
+    trail: Trail, weights: Tensor, masked: Tensor | None, values: Tensor, grouped: bool | None = None
 ) -> Weighing | None:
     """The weighing, unless the values are a parameter or the rows are no distribution over keys."""
     if _is_parameter(values) or values.ndim < 2:
@@ -190,7 +166,7 @@ def _attention(
         return None
     if grouped is None:
         grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])
-    return Weighing(trail, weights.detach(), closed, grouped)
+    return Weighing(trail, weights.detach(), masked, grouped)
 
 
 def _holds_tensors(result: Any) -> bool:
@@ -203,50 +179,3 @@ def _holds_tensors(result: Any) -> bool:
 def _is_parameter(tensor: Tensor) -> bool:
     """Whether a tensor is a parameter or a view of one."""
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
-
-
-def closed_keys(scores: Tensor, axis: int) -> Tensor | None:
-    """The scores that a mask closed, or None where all are open."""
-    scores = scores.detach()
-    highest = scores.amax(axis, keepdim=True)
-    closed = (scores <= CLOSED_BELOW) | (scores < highest - FAR_BELOW)
-    return closed if bool(closed.any()) else None
-
-
-def as_weighing(weights: Tensor) -> Weighing:
-    """Weights that came from elsewhere, with no mask known."""
-    return Weighing(Trail((), None, ()), weights, None, grouped=False)
-
-
-def headed(weighing: Weighing, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """Weights and open keys with a batch and a head axis, whatever axes the module had.
-
-    Five axes and more: those between the first and the queries are heads in groups that share their values;
-    else all but the last of them are batch (windows, blocks), unless it is the second that has as many
-    entries as the module says it has ``heads``. Three: [batch·head, query, key], split as a
-    4-D shape on the weights' way says, else by the batch that the module was given.
-    -> [batch, head, query, key]
-    """
-    weights, closed = weighing.weights, weighing.closed
-    if weights.ndim == 5 and not weighing.grouped and weights.shape[1] == heads != weights.shape[2]:
-        weights, closed = weights.transpose(1, 2), None if closed is None else closed.transpose(1, 2)
-    size = weights.shape[-2:]
-    if weights.ndim == 2:
-        shape = (1, 1, *size)
-    elif weights.ndim == 3:
-        shape = (*_split(weighing, batch), *size)
-    elif weights.ndim > 4 and not weighing.grouped:
-        shape = (-1, weights.shape[-3], *size)
-    else:
-        shape = (weights.shape[0], -1, *size)
-    opened = None if closed is None else ~closed.expand(weights.shape).reshape(shape)
-    return weights.reshape(shape), opened
-
-
-def _split(weighing: Weighing, batch: int) -> tuple[int, int]:
-    """Batch and heads of [batch·head, query, key] weights."""
-    count, *size = weighing.weights.shape
-    for shape in reversed(weighing.trail.shapes):
-        if list(shape[2:]) == size and shape[0] * shape[1] == count:
-            return shape[0], shape[1]
-    return (batch, count // batch) if batch and count % batch == 0 else (count, 1)

@@ -14,7 +14,7 @@ Listener = TypeVar("Listener")
 class Tap(Generic[Listener]):
     """A way to watch one method of one class without a change to any object.
 
-    ``told(original, listeners)`` makes the method that stands in while anybody listens, on whatever
+    ``watch(original, listeners)`` makes the method that stands in while anybody listens, on whatever
     thread; ``listeners()`` gives those of the thread that calls it, outermost first. With none there it
     must do what the original does.
     """
@@ -22,10 +22,10 @@ class Tap(Generic[Listener]):
     def __init__(
         self,
         method: str,
-        told: Callable[[Callable[..., Any], Callable[[], list[Listener]]], Callable[..., Any]],
+        watch: Callable[[Callable[..., Any], Callable[[], list[Listener]]], Callable[..., Any]],
     ) -> None:
         self.method = method
-        self.told = told
+        self.watch = watch
         self._lock = threading.Lock()
         self._users = 0
         self._original: Any = None
@@ -56,7 +56,7 @@ class Tap(Generic[Listener]):
             self._users += 1
             if self._users == 1:
                 self._original = owner.__dict__[self.method]
-                wrapped = functools.wraps(self._original)(self.told(self._original, self.listeners))
+                wrapped = functools.wraps(self._original)(self.watch(self._original, self.listeners))
                 setattr(owner, self.method, wrapped)
 
     def _end(self, owner: type) -> None:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torch.overrides import TorchFunctionMode
 
 from attnscope.capture.hooks.softmax import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Trails
-from attnscope.capture.rows import projection
-from attnscope.capture.rows.found import SdpaCall
 
 if TYPE_CHECKING:
     from attnscope.capture.recorder import Recorder
@@ -33,29 +31,28 @@ class AttentionMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run ``func``; the mode itself is off while this method runs."""
-        kwargs = kwargs or {}
+        kwargs, recorder = kwargs or {}, self.recorder
+        name = getattr(func, "__name__", "") if recorder.listens else ""
+        if name == "scaled_dot_product_attention" and recorder.notes is None:
+            return recorder.sdpa(func, args, kwargs)
         result = func(*args, **kwargs)
-        recorder = self.recorder
-        if not recorder.listens:
+        if not name:
             return result
-        name = getattr(func, "__name__", "")
-        if recorder.trace is not None:
-            recorder.trace.note(name, args, result)
+        if recorder.notes is not None:
+            recorder.notes.note(name, args, result)
         elif name in FOLLOWED:
             self.trails.follow(name, func, args, kwargs, result)
         elif name in PRODUCTS:
             weighing = self.trails.weighing(name, args, kwargs)
             if weighing is not None:
-                recorder.saw_weighing(weighing)
+                recorder.see_weighing(weighing)
         elif name in SOFTMAX:
             scores = args[0] if args else kwargs["input"]
             axis = args[1] if len(args) > 1 else kwargs.get("dim")
             if isinstance(axis, int) and not self.trails.start(recorder.path, scores, axis, result):
-                recorder.saw_gate()
+                recorder.see_gate()
         elif name == "linear":
             self.trails.project(args[1] if len(args) > 1 else kwargs["weight"], result)
-        elif name == "scaled_dot_product_attention":
-            recorder.saw_sdpa(SdpaCall.of(args, kwargs))
         elif name == "multi_head_attention_forward":
-            recorder.saw_projection(projection.bound(args, kwargs))
+            recorder.see_projection(args, kwargs)
         return result

@@ -12,7 +12,6 @@ from torch import Tensor
 from attnscope.attention import Attention, Site
 from attnscope.axes import Array, Coarsening, Weights, group_places, labelled, places
 from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
-from attnscope.fused.statistics import StreamedRows
 from attnscope.memory import require
 
 BLOCK = 1 << 23
@@ -88,7 +87,7 @@ class Coarsen:
 
     def _taken(self, attention: Attention, queries: Coarsening, keys: Coarsening) -> bool:
         """Whether the fused pass has made the same map, which is kept."""
-        made = attention.read.statistics.map if isinstance(attention.read, StreamedRows) else None
+        made = None if attention.statistics is None else attention.statistics.map
         if (
             made is None
             or self.how == "max"

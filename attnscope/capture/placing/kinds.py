@@ -14,24 +14,24 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Kind
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.rows.found import Found
+from attnscope.capture.rows.capture import Capture
 
 CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention|encoder_decoder", re.I)
 DECODER = re.compile(r"(^|[._])decoders?($|[._])|decoder_?layer", re.I)
 
 
-def is_cross(found: Found, name: str, calls: Sequence[Call]) -> bool:
+def is_cross(capture: Capture, name: str, calls: Sequence[Call]) -> bool:
     """Whether queries and keys come from different sequences.
 
     The call may have said so; else the path or the two innermost classes do; else the module was given the
     states of two sequences. ``calls`` are the running modules around and at ``name``, outermost first.
     """
-    if found.crossed is not None:
-        return found.crossed
+    if capture.crossed is not None:
+        return capture.crossed
     if _is_cross_by_name(name, [type(call.module).__name__ for call in calls[-2:]]):
         return True
     at = calls[-1] if calls and calls[-1].name == name else None
-    return at is not None and _given_elsewhere(at, found)
+    return at is not None and _given_elsewhere(at, capture)
 
 
 def self_kind(attention: Attention, call: Call | None, known: Kind | None) -> Kind:
@@ -56,7 +56,7 @@ def self_kind(attention: Attention, call: Call | None, known: Kind | None) -> Ki
 def is_causal(attention: Attention) -> bool:
     """Whether no query sees a key behind its own position, and later queries see more than the first.
 
-    A handful of rows across the map tell. (Padding may close what lies behind, but for all rows alike.)
+    A handful of rows across the map tell. (Padding may mask what lies behind, but for all rows alike.)
     """
     count = len(attention.queries)
     if attention.offset is None or count < 2:
@@ -121,17 +121,17 @@ def _is_cross_by_name(name: str, classes: Sequence[str]) -> bool:
     return any(CROSS.search(part) for part in tail) or any("cross" in part.lower() for part in classes)
 
 
-def _given_elsewhere(call: Call, found: Found) -> bool:
+def _given_elsewhere(call: Call, capture: Capture) -> bool:
     """Whether a module was given the states of two sequences, the second of which are the keys."""
     if call.cached:
         return False
     if call.foreign:
         return True
-    if found.queries == found.keys:
+    if capture.queries == capture.keys:
         return False
-    lengths = [_lengths(tensor, found.batch) for tensor in call.tensors if tensor.is_floating_point()]
-    asking = any(found.queries in length for length in lengths)
-    answering = any(found.keys in length and found.queries not in length for length in lengths)
+    lengths = [_lengths(tensor, capture.batch) for tensor in call.tensors if tensor.is_floating_point()]
+    asking = any(capture.queries in length for length in lengths)
+    answering = any(capture.keys in length and capture.queries not in length for length in lengths)
     return asking and answering
 
 

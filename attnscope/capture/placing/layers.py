@@ -2,7 +2,7 @@
 
 Layers count from 0 within a kind. A *stack* is the set of module paths that differ in their numbers
 only. The first stack of a kind keeps the number in its paths, if there is exactly one, so that a layer
-without attention leaves a hole. A later stack of that kind (a second tower, a second attention in
+without attention keeps its number. A later stack of that kind (a second tower, a second attention in
 every block) counts on from the end of the stacks before it. Where the path has no number or several
 (nested lists, ALBERT's groups), and where a shared module runs again in the same pass, calls get
 the next free number. So no two calls of one kind in one pass share a number, but for the pieces of one

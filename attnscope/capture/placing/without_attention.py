@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from attnscope.capture.record import Hole
+from attnscope.capture.record import LayerWithoutAttention
 
 INSTEAD = (
     (r"mamba|ssm|state_?space|s4|s6", "a state-space model"),
@@ -24,14 +24,14 @@ ORDINARY = re.compile(
 )
 
 
-def found(model: nn.Module, ran: set[str], attended: set[str]) -> list[Hole]:
+def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[LayerWithoutAttention]:
     """The entries of the model's module lists that ran without attention, in the order of the model.
 
     ``ran`` are the paths of the modules that were called, ``attended`` those at which attention was seen.
     A list counts if another of its entries attends, or if nothing in the whole model does; of lists inside
     lists only the outermost counts.
     """
-    holes: list[Hole] = []
+    layers: list[LayerWithoutAttention] = []
     outer: list[str] = []
     for path, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or any(path.startswith(prefix) for prefix in outer):
@@ -41,18 +41,17 @@ def found(model: nn.Module, ran: set[str], attended: set[str]) -> list[Hole]:
         if len(without) == len(called) and attended:
             continue
         outer.append(path + ".")
-        holes += [Hole(name, index, reason(module[index])) for index, name in without]
-    return holes
+        layers += [LayerWithoutAttention(name, index, describe(module[index])) for index, name in without]
+    return layers
 
 
-def unplaced(name: str, module: nn.Module) -> Hole:
-    """The note of a call that attended in pieces which could not be put at their keys."""
-    numbers = [int(part) for part in name.split(".") if part.isdigit()]
-    reason = f"{type(module).__name__} attends in pieces, and those of this call cannot be put at their keys"
-    return Hole(name, numbers[-1] if numbers else 0, reason)
+def without_layout(name: str, module: nn.Module) -> LayerWithoutAttention:
+    """The note of a call that attended in chunks which could not be put at their keys."""
+    what = f"{type(module).__name__} attends in chunks"
+    return LayerWithoutAttention.at(name, f"{what}, and those of this call cannot be put at their keys")
 
 
-def reason(layer: nn.Module) -> str:
+def describe(layer: nn.Module) -> str:
     """What a layer without attention holds, in one phrase with the class's own name."""
     for pattern, phrase in INSTEAD:
         for module in (*list(layer.modules())[1:], layer):

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.hooks.softmax import ROUNDING, Weighing
-from attnscope.capture.record import Hole
-from attnscope.capture.rows.found import Found, SdpaCall, from_scores, from_sdpa, from_weighing, from_weights
-from attnscope.capture.rows.scores import OpenKeys, ScoredRows, causal_rows
+from attnscope.attention import AttentionCall, OpenKeys
+from attnscope.capture.record import LayerWithoutAttention
+from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.rows.weighing import ROUNDING, Weighing
 
 RECEIVED = ("module", "query", "key", "value", "attention_mask")
 
@@ -29,7 +30,7 @@ class Frame:
     value: Tensor
     mask: Any  # bool, additive, [batch, key] padding (flash), BlockMask (flex) or None
     options: dict[str, Any]
-    sdpa: list[SdpaCall] = field(default_factory=list)
+    sdpa: list[Capture] = field(default_factory=list)  # what torch's own kernel did inside of it
     weighings: list[Weighing] = field(default_factory=list)
 
     @staticmethod
@@ -39,8 +40,18 @@ class Frame:
         module, query, key, value, mask = (given.pop(name, None) for name in RECEIVED)
         return Frame(kernel, module, query, key, value, mask, given)
 
+    @property
+    def has_fused_form(self) -> bool:
+        """Whether the fused pass may stand for the function: an eager one that caps scores or has sinks.
 
-def concluded(frame: Frame, result: Any) -> Found | None:
+        Torch's own kernel does neither; whatever calls it is fused there.
+        """
+        learns = torch.is_grad_enabled() and self.query.requires_grad
+        extras = self.options.get("softcap"), self.options.get("s_aux")
+        return self.kernel == "eager" and not learns and any(extra is not None for extra in extras)
+
+
+def conclude(frame: Frame, result: Any) -> Capture | None:
     """The attention of a call that has returned.
 
     First choice are the weights that the function returned, if they are weights: some return scores.
@@ -50,33 +61,35 @@ def concluded(frame: Frame, result: Any) -> Found | None:
     """
     weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     if isinstance(weights, Tensor) and _are_weights(weights, frame.query):
-        found = from_weights(weights, _opened(frame, weights), "kernel", frame.kernel)
+        capture = Capture.of_weights(weights, _open_keys(frame, weights), "kernel", frame.kernel)
     elif len(frame.sdpa) == 1:
-        found = from_sdpa(frame.sdpa[0], frame.kernel, frame.query.shape[0], frame.query.shape[1])
+        capture = frame.sdpa[0]
+        if capture.statistics is None:
+            capture = replace(capture, kernel=frame.kernel)
     elif frame.weighings:
-        found = replace(from_weighing(frame.weighings[-1], frame.query.shape[0]), kernel=frame.kernel)
+        capture = Capture.of_weighing(frame.weighings[-1], frame.query.shape[0])
+        capture = replace(capture, kernel=frame.kernel)
     else:
-        formulas = (_scored(frame, causal) for causal in _causalities(frame))
-        rows = next((rows for rows in formulas if _reproduces(rows, frame, result)), None)
-        if rows is None:
+        calls = (formula(frame, causal) for causal in _causalities(frame))
+        call = next((call for call in calls if _reproduces(call, frame, result)), None)
+        if call is None:
             return None
-        found = from_scores(rows, frame.kernel)
-    key_heads = frame.key.shape[1] if found.heads % frame.key.shape[1] == 0 else found.key_heads
+        capture = Capture.of_call(call, frame.kernel)
+    key_heads = frame.key.shape[1] if capture.heads % frame.key.shape[1] == 0 else capture.key_heads
     window = frame.options.get("sliding_window")
-    return replace(found, key_heads=key_heads, window=window if isinstance(window, int) else None)
+    return replace(capture, key_heads=key_heads, window=window if isinstance(window, int) else None)
 
 
-def unknown_kernel(frame: Frame, name: str) -> Hole:
+def without_formula(frame: Frame, name: str) -> LayerWithoutAttention:
     """The note of a call whose weights cannot be had."""
-    numbers = [int(part) for part in name.split(".") if part.isdigit()]
     reason = (
         f"the attention function {frame.kernel!r} computes no softmax of scaled products, "
         "or one of more terms, so its weights cannot be recomputed"
     )
-    return Hole(name, numbers[-1] if numbers else 0, reason)
+    return LayerWithoutAttention.at(name, reason)
 
 
-def _reproduces(rows: ScoredRows, frame: Frame, result: Any) -> bool:
+def _reproduces(call: AttentionCall, frame: Frame, result: Any) -> bool:
     """Whether the formula gives what the function returned, [batch, query, head, size], in three rows."""
     output = result[0] if isinstance(result, tuple) else result
     heads, queries = frame.query.shape[1:3]
@@ -86,7 +99,7 @@ def _reproduces(rows: ScoredRows, frame: Frame, result: Any) -> bool:
     tolerance = 1e-4 if output.dtype in (torch.float32, torch.float64) else 0.05
     with torch.no_grad():
         for row in sorted({0, queries // 2, queries - 1}):
-            mixed = rows.rows(row, row + 1, None).float() @ value  # [batch, head, 1, size]
+            mixed = ScoredRows(call).rows(row, row + 1, None).float() @ value  # [batch, head, 1, size]
             theirs = output[:, row].unsqueeze(2).float()
             if not torch.allclose(mixed, theirs, rtol=tolerance, atol=tolerance * float(value.abs().amax())):
                 return False
@@ -101,76 +114,74 @@ def _are_weights(weights: Tensor, query: Tensor) -> bool:
     return bool((rows >= 0).all()) and float(rows.sum(-1).amax()) <= 1 + ROUNDING
 
 
-def _opened(frame: Frame, weights: Tensor) -> Tensor | None:
+def _open_keys(frame: Frame, weights: Tensor) -> Tensor | None:
     """The open keys of returned weights, from the softmax that made them."""
-    if not frame.weighings or frame.weighings[-1].closed is None:
+    if not frame.weighings or frame.weighings[-1].masked is None:
         return None
-    closed = frame.weighings[-1].closed
-    return ~closed.expand(frame.weighings[-1].weights.shape).reshape(weights.shape)
+    return ~frame.weighings[-1].masked.expand(frame.weighings[-1].weights.shape).reshape(weights.shape)
 
 
 def _causalities(frame: Frame) -> tuple[bool, ...]:
-    """Whether the function was causal: as it was told, as its module says, else the other way."""
-    told = frame.options.get("is_causal")
-    if told is not None:
-        return (bool(told),)
+    """Whether the function was causal: as its caller says, else as its module says, else the other way."""
+    said = frame.options.get("is_causal")
+    if said is not None:
+        return (bool(said),)
     says = bool(getattr(frame.module, "is_causal", False))
     return (says, not says)
 
 
-def _scored(frame: Frame, causal: bool) -> ScoredRows:
-    """The formula of the kernels that show nothing inside: flash and flex attention, and others' own."""
+def formula(frame: Frame, causal: bool) -> AttentionCall:
+    """What a function was given, as a call: of eager ones, and of those that show nothing inside."""
     options = frame.options
-    scale = options.get("scaling")
-    added: tuple[Tensor, ...] = ()
-    opened: tuple[OpenKeys, ...] = ()
+    scale, bias = options.get("scaling"), options.get("position_bias")
+    biases: tuple[Tensor, ...] = ()
+    masks: tuple[OpenKeys, ...] = ()
     queries, keys = frame.query.shape[2], frame.key.shape[2]
+    diagonal = None
     if "flash" in frame.kernel:
-        opened = _flash_masks(frame, causal)
+        masks, diagonal = _flash_masks(frame), keys - queries if causal else None
     elif isinstance(frame.mask, Tensor):
         mask = frame.mask[..., :keys]
-        opened, added = ((mask,), ()) if mask.dtype == torch.bool else ((), (mask,))
+        masks, biases = ((mask,), ()) if mask.dtype == torch.bool else ((), (mask,))
     elif frame.mask is not None:
-        opened = (_block_mask(frame.mask.mask_mod, frame),)
+        masks = (_block_mask(frame.mask.mask_mod, frame),)
     elif causal and queries > 1:
-        opened = (causal_rows(keys, frame.key.device),)
-    if options.get("position_bias") is not None:
-        added = (*added, options["position_bias"])
-    return ScoredRows(
-        query=frame.query,
-        key=frame.key,
+        diagonal = 0
+    return AttentionCall(
+        frame.query,
+        frame.key,
+        frame.value,
         scale=1 / math.sqrt(frame.query.shape[-1]) if scale is None else scale,
-        added=added,
-        opened=opened,
+        biases=biases if bias is None else (*biases, bias),
+        masks=masks,
+        diagonal=diagonal,
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
+        dropout=options.get("dropout") or 0.0,
     )
 
 
-def _flash_masks(frame: Frame, causal: bool) -> tuple[OpenKeys, ...]:
-    """Padding, causality and window as flash attention applies them: the last query is the last key."""
-    queries, keys, device = frame.query.shape[2], frame.key.shape[2], frame.key.device
+def _flash_masks(frame: Frame) -> tuple[OpenKeys, ...]:
+    """Padding and window as flash attention applies them: the last query is the last key."""
+    queries, keys = frame.query.shape[2], frame.key.shape[2]
     window = frame.options.get("sliding_window")
-    opened: list[OpenKeys] = []
+    masks: list[OpenKeys] = []
     if isinstance(frame.mask, Tensor):
         padding = frame.mask.bool()
-        opened.append(padding[:, None, None, -keys:])
-        opened.append(padding[:, None, -queries:, None])
-    if causal:
-        opened.append(causal_rows(keys, device, keys - queries))
+        masks += [padding[:, None, None, -keys:], padding[:, None, -queries:, None]]
     if window is not None and keys > window:
-        opened.append(_band(window, keys, keys - queries, device))
-    return tuple(opened)
+        masks.append(_band(window, keys, keys - queries, frame.key.device))
+    return tuple(masks)
 
 
 def _band(window: int, keys: int, offset: int, device: torch.device) -> Callable[[int, int], Tensor]:
     """Keys less than ``window`` away, to either side.  -> [1, 1, row, key]"""
 
-    def opened(start: int, stop: int) -> Tensor:
+    def open_keys(start: int, stop: int) -> Tensor:
         row = torch.arange(start, stop, device=device)[:, None] + offset
         return ((torch.arange(keys, device=device) - row).abs() < window)[None, None]
 
-    return opened
+    return open_keys
 
 
 def _block_mask(mask_mod: Callable[..., Tensor], frame: Frame) -> Callable[[int, int], Tensor]:
@@ -181,8 +192,8 @@ def _block_mask(mask_mod: Callable[..., Tensor], frame: Frame) -> Callable[[int,
     over_heads = torch.vmap(over_rows, in_dims=(None, 0, None, None))
     over_batch = torch.vmap(over_heads, in_dims=(0, None, None, None))
 
-    def opened(start: int, stop: int) -> Tensor:
+    def open_keys(start: int, stop: int) -> Tensor:
         axes = (torch.arange(n, device=device) for n in (batch, heads))
         return over_batch(*axes, torch.arange(start, stop, device=device), torch.arange(keys, device=device))
 
-    return opened
+    return open_keys

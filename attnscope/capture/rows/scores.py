@@ -5,90 +5,83 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import RowSource
-from attnscope.fused.runs import CLASSIC_CLOSED, CLOSED_BELOW
-
-OpenKeys: TypeAlias = "Tensor | Callable[[int, int], Tensor]"
-"""Keys left open: a bool tensor that broadcasts to [batch, head, query, key], or a function of rows."""
+from attnscope.attention import AttentionCall, OpenKeys, RowSource
+from attnscope.fused.runs import opens
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
-    """Rows of ``softmax(scale·QKᵀ)`` with what kernels put between the product and the softmax.
+    """Rows of a call's weights, computed from its queries and keys with the formula of ``AttentionCall``.
 
-    ``query`` is [batch, head, query, size] and ``key`` [batch, key_head, key, size]; query head ``h``
-    reads key head ``h // (heads / key_heads)``. The scores pass, in this order: ``softcap`` (``c·tanh(s/c)``,
-    Gemma-2), the ``added`` terms (position bias, additive masks), the ``opened`` masks, and ``sinks`` (a
-    logit a head [head] or row that takes part in the softmax and owns no key). A row without an open key is
-    zero, as in torch's ``scaled_dot_product_attention``. The arithmetic is in float32, or float64 for
-    float64 inputs: kernels accumulate so, whatever the type of their inputs.
+    A row without an open key is zero, as in torch's ``scaled_dot_product_attention``. The arithmetic is in
+    float32, or float64 for float64 inputs: kernels accumulate so, whatever the type of their inputs.
     """
 
-    query: Tensor  # [batch, head, query, size]
-    key: Tensor  # [batch, key_head, key, size]
-    scale: float | Tensor
-    added: tuple[Tensor, ...] = ()
-    opened: tuple[OpenKeys, ...] = ()
-    softcap: float | None = None
-    sinks: Tensor | None = None
+    call: AttentionCall
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        chosen = None if heads is None else list(heads)
-        with torch.no_grad(), torch.autocast(self.query.device.type, enabled=False):
+        call, chosen = self.call, None if heads is None else list(heads)
+        masks = self._masks()
+        with torch.no_grad(), torch.autocast(call.query.device.type, enabled=False):
             scores = self._product(start, stop, chosen)
-            if self.softcap is not None:
-                scores = self.softcap * torch.tanh(scores / self.softcap)
-            for term in self.added:
-                scores = scores + _block(term, start, stop, chosen).to(scores.dtype)
-            for mask in self.opened:
+            if call.softcap is not None:
+                scores = call.softcap * torch.tanh(scores / call.softcap)
+            for bias in call.biases:
+                scores = scores + _block(bias, start, stop, chosen).to(scores.dtype)
+            for mask in masks:
                 scores = scores.masked_fill(~_block(mask, start, stop, chosen), -torch.inf)
-            if self.sinks is not None:
-                return self._with_sink(scores, chosen)
-            if not self.added and not self.opened:
+            if call.sinks is not None:
+                return _with_sink(scores, call.sinks, chosen)
+            if not call.biases and not masks:
                 return torch.softmax(scores, -1)
             dead = scores.amax(-1, keepdim=True) == -torch.inf  # [batch, head, row, 1]
             return torch.softmax(scores, -1).masked_fill(dead, 0.0)  # [batch, head, row, key]
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""
-        size = (1, 1, stop - start, self.key.shape[-2])
-        mask = torch.ones((), dtype=torch.bool, device=self.query.device).expand(size)
-        for opened in self.opened:
-            mask = mask & _block(opened, start, stop, None)
-        for term in self.added:
-            block = _block(term, start, stop, None)
-            mask = mask & (block > CLOSED_BELOW) & (block != CLASSIC_CLOSED)
-        return mask
+        size = (1, 1, stop - start, self.call.key.shape[-2])
+        open_keys = torch.ones((), dtype=torch.bool, device=self.call.query.device).expand(size)
+        for mask in self._masks():
+            open_keys = open_keys & _block(mask, start, stop, None)
+        for bias in self.call.biases:
+            open_keys = open_keys & opens(_block(bias, start, stop, None))
+        return open_keys
+
+    def _masks(self) -> tuple[OpenKeys, ...]:
+        """The masks, and causality as one more."""
+        call = self.call
+        if call.diagonal is None:
+            return call.masks
+        return (*call.masks, causal_rows(call.key.shape[-2], call.key.device, call.diagonal))
 
     def _product(self, start: int, stop: int, heads: list[int] | None) -> Tensor:
         """Scaled products of queries and keys.  -> [batch, head, row, key]"""
-        kind = torch.float64 if self.query.dtype == torch.float64 else torch.float32
-        query = self.query[:, :, start:stop]
-        groups = self.query.shape[1] // self.key.shape[1]
-        key = self.key
+        query, key = self.call.query, self.call.key
+        kind = torch.float64 if query.dtype == torch.float64 else torch.float32
+        groups = query.shape[1] // key.shape[1]
+        query = query[:, :, start:stop]
         if heads is not None:
             query = query[:, heads]
             key = key[:, [head // groups for head in heads]]
         elif groups > 1:
             batch, _, count, size = query.shape
-            query = query.reshape(batch, self.key.shape[1], groups, count, size)
+            query = query.reshape(batch, key.shape[1], groups, count, size)
             key = key.unsqueeze(2)
-        scores = (query.to(kind) * self.scale) @ key.to(kind).mT
+        scores = (query.to(kind) * self.call.scale) @ key.to(kind).mT
         return scores.flatten(1, 2) if scores.ndim == 5 else scores
 
-    def _with_sink(self, scores: Tensor, heads: list[int] | None) -> Tensor:
-        """Softmax over the keys and the sink, without the sink's column."""
-        assert self.sinks is not None
-        sinks = self.sinks.reshape(1, -1, 1, 1) if self.sinks.ndim == 1 else self.sinks
-        sinks = sinks if heads is None or sinks.shape[1] == 1 else sinks[:, heads]
-        column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
-        return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
+
+def _with_sink(scores: Tensor, sinks: Tensor, heads: list[int] | None) -> Tensor:
+    """Softmax over the keys and the sink, without the sink's column."""
+    sinks = sinks.reshape(1, -1, 1, 1) if sinks.ndim == 1 else sinks
+    sinks = sinks if heads is None or sinks.shape[1] == 1 else sinks[:, heads]
+    column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +130,11 @@ class JoinedHeads:
 def causal_rows(keys: int, device: torch.device, offset: int = 0) -> Callable[[int, int], Tensor]:
     """The mask under which row ``i`` sees the keys ``j <= i + offset``.  -> [1, 1, row, key]"""
 
-    def opened(start: int, stop: int) -> Tensor:
+    def open_keys(start: int, stop: int) -> Tensor:
         row = torch.arange(start, stop, device=device)[:, None]
         return (torch.arange(keys, device=device) <= row + offset)[None, None]
 
-    return opened
+    return open_keys
 
 
 def _block(mask: OpenKeys, start: int, stop: int, heads: list[int] | None) -> Tensor:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, HeldRows, Kind, RowSource
+from attnscope.capture.observer import Observer
 from attnscope.capture.record import Record, SiteRecord
-from attnscope.capture.recorder import Observer
 from attnscope.capture.rows.scores import ScoredRows
+from attnscope.fused.digest import digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +41,12 @@ class Steps:
     """
 
     _sites: dict[tuple[str, int], _Steps] = field(default_factory=dict)
+    _masks: _Masks = field(default_factory=lambda: _Masks())
 
     def observe(self, attention: Attention) -> None:
         """Hold one call."""
         key = attention.site.name, attention.site.call
-        self._sites.setdefault(key, _Steps()).add(attention)
+        self._sites.setdefault(key, _Steps(self._masks)).add(attention)
 
     def joined(self, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> tuple[Attention, ...]:
         """One attention a site and call, in the order in which they first ran.
@@ -61,16 +63,17 @@ class Steps:
 
     def replay(self, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> Replay:
         """What ``joined`` gives, with the record of the recording it was seen in, as of one pass."""
-        windows = {seen.site: seen.window for seen in record.sites}
+        windows = {site.site: site.window for site in record.sites}
         attentions = self.joined(axes)
         sites = [SiteRecord.of(attention, 0, windows[attention.site]) for attention in attentions]
-        return Replay(attentions, Record(sites, record.holes))
+        return Replay(attentions, Record(sites, record.without_attention))
 
 
 @dataclass(eq=False)
 class _Steps:
     """The calls of one site, with the keys that they share held once."""
 
+    masks: _Masks
     calls: list[Attention] = field(default_factory=list)
     spans: list[tuple[_Keys, int, int] | None] = field(default_factory=list)  # where each call's keys are
     keys: dict[tuple[int, ...], _Keys] = field(default_factory=dict)  # by batch, heads and size
@@ -78,11 +81,15 @@ class _Steps:
     def add(self, attention: Attention) -> None:
         read, span = attention.read, None
         if isinstance(read, ScoredRows):
-            key = read.key
+            call, key = read.call, read.call.key
             shared = self.keys.setdefault((*key.shape[:-2], key.shape[-1]), _Keys())
             end = shared.take_in(key, len(attention.queries))
             span = shared, end - key.shape[-2], end
-            read = replace(read, query=read.query.clone(), key=key[..., :0, :].clone())
+            none = key[..., :0, :].clone()
+            masks = tuple(self.masks.hold(mask) if isinstance(mask, Tensor) else mask for mask in call.masks)
+            biases = tuple(self.masks.hold(bias) for bias in call.biases)
+            call = replace(call, query=call.query.clone(), key=none, value=none, masks=masks, biases=biases)
+            read = ScoredRows(call)
         elif isinstance(read, HeldRows):
             opened = None if read.open_keys is None else read.open_keys.clone()
             read = HeldRows(read.weights.clone(), opened)
@@ -109,39 +116,50 @@ def _with_keys(call: Attention, span: tuple[_Keys, int, int] | None) -> RowSourc
     if span is None or not isinstance(call.read, ScoredRows):
         return call.read
     keys, start, stop = span
-    return replace(call.read, key=keys.whole()[..., start:stop, :])
+    return ScoredRows(replace(call.read.call, key=keys.whole()[..., start:stop, :]))
+
+
+@dataclass(eq=False)
+class _Masks:
+    """Copies of masks, one for all sites that share its contents: a model may write into its own."""
+
+    copies: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+
+    def hold(self, mask: Tensor) -> Tensor:
+        """A copy of the mask."""
+        return self.copies.setdefault(digest(mask), mask.clone())
 
 
 @dataclass(eq=False)
 class _Keys:
     """The keys of many calls strung together, each bit once where a call repeats those before it."""
 
-    parts: list[Tensor] = field(default_factory=list)  # [batch, key_head, key, size]
-    last: Tensor | None = None
+    store: Tensor | None = None  # [batch, key_head, key, size], with room for more
+    count: int = 0
 
     def take_in(self, key: Tensor, queries: int) -> int:
-        """Add what a call's keys have more than the last call's; where they end, counted from the first."""
-        count = key.shape[-2]
-        new = next((new for new in (0, queries) if self._goes_on(key, new)), count)
-        self.parts.append(key[..., count - new :, :].clone())
-        self.last = key
-        return sum(part.shape[-2] for part in self.parts)
+        """Add what a call's keys have more than those before; where they end, counted from the first."""
+        size = key.shape[-2]
+        more = next((more for more in (0, queries) if self._end_with(key, size - more)), size)
+        end = self.count + more
+        if self.store is None or end > self.store.shape[-2]:
+            store = key.new_empty(*key.shape[:-2], end + end // 4, key.shape[-1])
+            store[..., : self.count, :] = self.whole() if self.count else store[..., :0, :]
+            self.store = store
+        self.store[..., self.count : end, :] = key[..., size - more :, :]
+        self.count = end
+        return end
 
-    def _goes_on(self, key: Tensor, new: int) -> bool:
-        """Whether keys are the last ones of those before, bit for bit, and ``new`` more.
-
-        A buffer that is written in place is never taken for what it was before.
-        """
-        last, old = self.last, key.shape[-2] - new
-        if last is None or last.data_ptr() == key.data_ptr() or not 0 <= old <= last.shape[-2]:
+    def _end_with(self, key: Tensor, size: int) -> bool:
+        """Whether the last ones of the keys so far are the first ones of these, bit for bit."""
+        if not 0 < size <= self.count:
             return False
-        return torch.equal(last[..., last.shape[-2] - old :, :], key[..., :old, :])
+        return torch.equal(self.whole()[..., self.count - size :, :], key[..., :size, :])
 
     def whole(self) -> Tensor:
         """All keys.  -> [batch, key_head, key, size]"""
-        if len(self.parts) > 1:
-            self.parts = [torch.cat(self.parts, -2)]
-        return self.parts[0]
+        assert self.store is not None
+        return self.store[..., : self.count, :]
 
 
 def _labelled(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> Attention:

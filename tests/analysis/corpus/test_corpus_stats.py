@@ -82,7 +82,7 @@ def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
     model = load(gpt2(tmp_path, n_positions=600, n_layer=1))
     texts = [" ".join([text] * 60) for text in TEXTS[:3]]
     seen = corpus_stats(model, Listed(texts), truncate=True)
-    assert "2 of 2 calls ran as a single pass" in seen.ran  # two texts of 600 tokens, and a shorter one
+    assert "2 of 2 calls ran as a fused pass" in seen.ran  # two texts of 600 tokens, and a shorter one
     beside = corpus_stats(model, Listed(texts), truncate=True, exact_kernel=True)
     assert "beside the kernel" in beside.ran
     assert_same(seen.heads, beside.heads, within=1e-5)

@@ -246,8 +246,8 @@ def test_a_step_of_a_generation_in_hashed_chunks_is_a_hole_that_says_so():
     case = CASES["reformer, hashes"]()
     with torch.inference_mode(), recording(case.model) as record:
         past = case.model(**texts(length=12), use_cache=True).past_buckets_states
-        assert not record.holes
+        assert not record.without_attention
         case.model(case.given["input_ids"][:, :1], past_buckets_states=past, use_cache=True)
-    assert {hole.name for hole in record.holes if "in pieces" in hole.reason} == {
+    assert {layer.name for layer in record.without_attention if "in chunks" in layer.reason} == {
         f"encoder.layers.{layer}.attention.self_attention" for layer in range(3)
     }

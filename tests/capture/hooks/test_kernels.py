@@ -63,7 +63,7 @@ def test_flash_attention_is_recomputed_as_it_masks(flash, family, padded):
         mask[0, :3] = 0
     record, maps = run(model, input_ids=torch.randint(4, 99, (2, 9)), attention_mask=mask)
     assert {site.kernel for site in record.sites} == {"flash_attention_2"}
-    assert record.holes == []
+    assert record.without_attention == []
     for kept, weights in zip(maps, flash, strict=True):
         torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
         assert not weights[~kept.allowed.expand_as(weights)].any()
@@ -97,8 +97,8 @@ def test_a_function_that_is_no_softmax_of_products_is_a_hole():
     finally:
         del AttentionInterface._global_mapping["relu_attention"]
     assert (record.sites, maps) == ([], [])
-    assert [hole.layer for hole in record.holes] == [0, 1, 2]
-    assert "'relu_attention' computes no softmax" in record.holes[0].reason
+    assert [layer.layer for layer in record.without_attention] == [0, 1, 2]
+    assert "'relu_attention' computes no softmax" in record.without_attention[0].reason
 
 
 def test_another_function_that_follows_the_formula_is_recomputed():
@@ -137,7 +137,7 @@ def test_flex_attention_is_recomputed_with_its_block_mask(family):
         record, maps = run(model, **given)
     with torch.inference_mode():
         own = eager(**given, output_attentions=True).attentions
-    assert record.holes == []
+    assert record.without_attention == []
     assert {(site.source, site.kernel) for site in record.sites} == {("recomputed", "flex_attention")}
     for kept, weights in zip(maps, own, strict=True):
         alive = kept.allowed.any(-1, keepdim=True)

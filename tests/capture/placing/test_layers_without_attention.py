@@ -35,29 +35,31 @@ def jamba():
     return hf.JambaModel._from_config(config)
 
 
-def test_a_hybrid_keeps_its_layer_numbers_with_holes():
+def test_a_hybrid_keeps_its_layer_numbers():
     record = record_of(jamba(), input_ids=torch.randint(1, 99, (1, 6)))
     assert [(site.site.name, site.site.layer) for site in record.sites] == [("layers.2.self_attn", 2)]
-    assert [(hole.name, hole.layer) for hole in record.holes] == [
+    assert [(layer.name, layer.layer) for layer in record.without_attention] == [
         ("layers.0", 0),
         ("layers.1", 1),
         ("layers.3", 3),
     ]
-    assert all("state-space model (JambaMamba" in hole.reason for hole in record.holes)
+    assert all("state-space model (JambaMamba" in layer.reason for layer in record.without_attention)
 
 
 def test_a_model_without_attention_says_what_it_has():
     config = hf.FNetConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, intermediate_size=32)
     record = record_of(hf.FNetModel._from_config(config), input_ids=torch.randint(1, 99, (1, 6)))
     assert record.sites == []
-    assert [hole.layer for hole in record.holes] == [0, 1]
-    assert {hole.reason for hole in record.holes} == {"a Fourier transform (FNetFourierTransform)"}
+    assert [layer.layer for layer in record.without_attention] == [0, 1]
+    assert {layer.reason for layer in record.without_attention} == {
+        "a Fourier transform (FNetFourierTransform)"
+    }
 
 
-def test_a_model_that_attends_everywhere_has_no_holes():
+def test_a_model_that_attends_everywhere_has_no_layer_without_attention():
     for name in ("bert", "gpt-oss", "t5", "vit"):
         family = FAMILIES[name]
-        assert record_of(family.build(), **inputs(family.inputs)).holes == []
+        assert record_of(family.build(), **inputs(family.inputs)).without_attention == []
 
 
 def test_an_unknown_mixer_is_named_by_its_class():
@@ -84,7 +86,9 @@ def test_an_unknown_mixer_is_named_by_its_class():
             return x
 
     record = record_of(Model(), torch.randn(1, 5, 8))
-    assert {hole.reason for hole in record.holes} == {"no softmax in it weighed values (Averaging)"}
+    assert {layer.reason for layer in record.without_attention} == {
+        "no softmax in it weighed values (Averaging)"
+    }
 
 
 def test_row_sums_show_the_sink_that_no_token_owns():

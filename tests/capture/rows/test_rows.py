@@ -6,8 +6,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnscope.capture.rows.found import SdpaCall, from_sdpa
-from attnscope.capture.rows.scores import JoinedHeads, ScoredRows, causal_rows
+from attnscope.attention import AttentionCall
+from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
+from attnscope.capture.rows.sdpa import sdpa_call
+
+
+def capture_sdpa(batch, *args, **options):
+    return Capture.of_call(sdpa_call(args, options, batch), "sdpa")
 
 
 def kernel_weights(query, key, **options):
@@ -46,12 +52,12 @@ MASKINGS = ["none", "causal", "bool", "a head", "padding", "added"]
 def test_any_block_of_any_heads_is_a_slice_of_the_kernels_weights(data, seed, masking):
     keys = data.draw(st.integers(1, 9))
     query, key, options = random_call(seed, masking, keys=keys)
-    found = from_sdpa(SdpaCall(query, key, key, **options), "sdpa", 2)
+    capture = capture_sdpa(2, query, key, key, **options)
     whole = kernel_weights(query, key, **options)
     start = data.draw(st.integers(0, 7))
     stop = data.draw(st.integers(start, 7))
     heads = data.draw(st.none() | st.lists(st.integers(0, 3), min_size=1, max_size=5))
-    rows = found.read.rows(start, stop, heads)
+    rows = capture.read.rows(start, stop, heads)
     expected = whole[:, :, start:stop] if heads is None else whole[:, heads, start:stop]
     torch.testing.assert_close(rows, expected, atol=1e-6, rtol=0)
 
@@ -59,8 +65,8 @@ def test_any_block_of_any_heads_is_a_slice_of_the_kernels_weights(data, seed, ma
 @pytest.mark.parametrize("masking", MASKINGS)
 def test_allowed_is_the_mask(masking):
     query, key, options = random_call(3, masking)
-    found = from_sdpa(SdpaCall(query, key, key, **options), "sdpa", 2)
-    allowed = found.read.allowed(2, 6).expand(2, 4, -1, -1)
+    capture = capture_sdpa(2, query, key, key, **options)
+    allowed = capture.read.allowed(2, 6).expand(2, 4, -1, -1)
     mask = options.get("attn_mask")
     if masking == "none":
         expected = torch.ones(7, 7, dtype=torch.bool)
@@ -75,7 +81,7 @@ def test_a_row_without_an_open_key_is_zero_as_in_the_kernel():
     query, key, _ = random_call(0)
     mask = torch.ones(7, 7, dtype=torch.bool)
     mask[3] = False
-    rows = from_sdpa(SdpaCall(query, key, key, mask, enable_gqa=True), "sdpa", 2).read.rows(0, 7, None)
+    rows = capture_sdpa(2, query, key, key, mask, enable_gqa=True).read.rows(0, 7, None)
     assert torch.equal(rows[:, :, 3], torch.zeros(2, 4, 7))
     expected = kernel_weights(query, key, attn_mask=mask, enable_gqa=True)
     torch.testing.assert_close(rows, expected, atol=1e-6, rtol=0)
@@ -85,16 +91,16 @@ def test_a_row_closed_by_the_lowest_number_is_even_as_in_the_kernel():
     query, key, _ = random_call(0)
     mask = torch.zeros(7, 7)
     mask[3] = torch.finfo(torch.float32).min
-    found = from_sdpa(SdpaCall(query, key, key, mask, enable_gqa=True), "sdpa", 2)
+    capture = capture_sdpa(2, query, key, key, mask, enable_gqa=True)
     expected = kernel_weights(query, key, attn_mask=mask, enable_gqa=True)
-    torch.testing.assert_close(found.read.rows(0, 7, None), expected, atol=1e-6, rtol=0)
-    assert not found.read.allowed(3, 4).any()
+    torch.testing.assert_close(capture.read.rows(0, 7, None), expected, atol=1e-6, rtol=0)
+    assert not capture.read.allowed(3, 4).any()
 
 
 def test_not_a_number_is_not_hidden():
     query, key, _ = random_call(0)
     query[0, 0, 2, 0] = torch.nan
-    rows = ScoredRows(query, key, 1.0).rows(0, 7, None)
+    rows = ScoredRows(AttentionCall(query, key, key, 1.0)).rows(0, 7, None)
     assert rows[0, 0, 2].isnan().all()
     assert not rows[1].isnan().any()
 
@@ -102,14 +108,14 @@ def test_not_a_number_is_not_hidden():
 def test_a_mask_a_batch_entry_counts_the_batch():
     query, key, _ = random_call(0)
     mask = torch.rand(5, 1, 7, 7) > 0.5
-    found = from_sdpa(SdpaCall(query[:1], key[:1], key[:1], mask, enable_gqa=True), "sdpa", 1)
-    assert found.batch == found.read.rows(0, 7, None).shape[0] == 5
+    capture = capture_sdpa(1, query[:1], key[:1], key[:1], mask, enable_gqa=True)
+    assert capture.batch == capture.read.rows(0, 7, None).shape[0] == 5
 
 
 def test_soft_cap_and_sinks_follow_their_formulas():
     query, key, _ = random_call(5, key_heads=4)
     sinks = torch.tensor([-1.0, 0.0, 1.0, 3.0])
-    rows = ScoredRows(query, key, 0.3, softcap=2.0, sinks=sinks, opened=(causal_rows(7, query.device),))
+    rows = ScoredRows(AttentionCall(query, key, key, 0.3, softcap=2.0, sinks=sinks, diagonal=0))
     scores = 2 * torch.tanh(torch.einsum("bhqd,bhkd->bhqk", query, key) * 0.3 / 2)
     powers = torch.exp(scores).tril()
     expected = powers / (powers.sum(-1, keepdim=True) + sinks.exp()[None, :, None, None])
@@ -121,7 +127,7 @@ def test_soft_cap_and_sinks_follow_their_formulas():
 def test_half_precision_inputs_are_weighed_in_single_precision(dtype):
     query, key, _ = random_call(2, key_heads=4)
     query, key = query.to(dtype), key.to(dtype)
-    rows = from_sdpa(SdpaCall(query, key, key), "sdpa", 2).read.rows(0, 7, None)
+    rows = capture_sdpa(2, query, key, key).read.rows(0, 7, None)
     assert rows.dtype == torch.float32
     torch.testing.assert_close(rows, kernel_weights(query.float(), key.float()), atol=1e-6, rtol=0)
 
@@ -129,10 +135,10 @@ def test_half_precision_inputs_are_weighed_in_single_precision(dtype):
 def test_autocast_rounds_the_inputs_as_the_kernel_rounds_them():
     query, key, _ = random_call(2, key_heads=4)
     with torch.autocast("cpu", torch.bfloat16):
-        found = from_sdpa(SdpaCall(query, key, key), "sdpa", 2)
-        rows = found.read.rows(0, 7, None)
+        capture = capture_sdpa(2, query, key, key)
+        rows = capture.read.rows(0, 7, None)
         kernel = kernel_weights(query, key)
-    assert found.dtype == kernel.dtype == torch.bfloat16
+    assert capture.dtype == kernel.dtype == torch.bfloat16
     rounded = kernel_weights(query.bfloat16().float(), key.bfloat16().float())
     torch.testing.assert_close(rows, rounded, atol=1e-6, rtol=0)
     torch.testing.assert_close(rows, kernel.float(), atol=4e-3, rtol=0)
@@ -143,29 +149,29 @@ def test_grouped_heads_folded_into_one_query_are_unfolded():
     query = torch.randn(2, 4, 1, 8, generator=noise)
     key = torch.randn(2, 2, 5, 8, generator=noise)
     mask = torch.rand(2, 4, 1, 5, generator=noise) > 0.3
-    folded = SdpaCall(query.reshape(2, 2, 2, 8), key, key, mask.reshape(2, 2, 2, 5))
-    found = from_sdpa(folded, "sdpa", 2, heads=4)
+    call = sdpa_call((query.reshape(2, 2, 2, 8), key, key, mask.reshape(2, 2, 2, 5)), {}, 2, heads=4)
+    capture = Capture.of_call(call, "sdpa")
     expected = kernel_weights(query, key.repeat_interleave(2, 1), attn_mask=mask)
-    assert (found.heads, found.queries, found.keys) == (4, 1, 5)
-    torch.testing.assert_close(found.read.rows(0, 1, None), expected, atol=1e-6, rtol=0)
+    assert (capture.heads, capture.queries, capture.keys) == (4, 1, 5)
+    torch.testing.assert_close(capture.read.rows(0, 1, None), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("shape", "batch", "heads"), [((6, 7, 8), 2, 3), ((6, 7, 8), 6, 1), ((7, 8), 1, 1)])
 def test_inputs_without_a_head_axis_are_split_by_the_batch(shape, batch, heads):
     noise = torch.Generator().manual_seed(0)
     query, key = torch.randn(shape, generator=noise), torch.randn(shape, generator=noise)
-    found = from_sdpa(SdpaCall(query, key, key, is_causal=True), "sdpa", batch)
-    assert (found.batch, found.heads) == (batch, heads)
+    capture = capture_sdpa(batch, query, key, key, is_causal=True)
+    assert (capture.batch, capture.heads) == (batch, heads)
     plain = torch.softmax(
         (query @ key.mT / 8**0.5).masked_fill(~torch.ones(7, 7).tril().bool(), -torch.inf), -1
     )
-    torch.testing.assert_close(found.read.rows(0, 7, None), plain.reshape(batch, heads, 7, 7))
+    torch.testing.assert_close(capture.read.rows(0, 7, None), plain.reshape(batch, heads, 7, 7))
 
 
 def test_joined_heads_keep_their_order():
     query, key, _ = random_call(1, key_heads=4)
-    whole = ScoredRows(query, key, 1.0)
-    parts = [ScoredRows(query[:, h : h + 1], key[:, h : h + 1], 1.0) for h in range(4)]
+    whole = ScoredRows(AttentionCall(query, key, key, 1.0))
+    parts = [ScoredRows(AttentionCall(query[:, h : h + 1], key[:, h : h + 1], key, 1.0)) for h in range(4)]
     joined = JoinedHeads(tuple(parts), (1, 1, 1, 1))
     torch.testing.assert_close(joined.rows(1, 5, None), whole.rows(1, 5, None))
     torch.testing.assert_close(joined.rows(1, 5, [2, 0]), whole.rows(1, 5, [2, 0]))

@@ -1,0 +1,79 @@
+"""One attention call as a kernel, a softmax or a module showed it, before it has a kind and a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import AttentionCall, HeldRows, RowSource, Source
+from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.rows.weighing import Weighing
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """What one attention call is made of.
+
+    ``crossed`` says whether queries and keys are known to come from different sequences, None where
+    nobody said so. ``window`` is the sliding window that the kernel was told of. ``statistics`` are there if
+    the fused pass computed the call; ``refusal`` says why it left the call to the kernel, if it was asked.
+    """
+
+    source: Source
+    kernel: str
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    dtype: torch.dtype
+    read: RowSource
+    crossed: bool | None = None
+    window: int | None = None
+    statistics: Any = None
+    refusal: str | None = None
+
+    @classmethod
+    def of_call(cls, call: AttentionCall, kernel: str) -> Capture:
+        """Attention whose weights are recomputed from its queries and keys."""
+        terms = (call.query, call.key, *(t for t in (*call.biases, *call.masks) if isinstance(t, Tensor)))
+        return cls(
+            source="recomputed",
+            kernel=kernel,
+            batch=max(term.shape[0] for term in terms if term.ndim == 4),
+            heads=call.query.shape[1],
+            key_heads=call.key.shape[1],
+            queries=call.query.shape[2],
+            keys=call.key.shape[2],
+            dtype=call.query.dtype,
+            read=ScoredRows(call),
+            window=call.window,
+        )
+
+    @classmethod
+    def of_weights(cls, weights: Tensor, open_keys: Tensor | None, source: Source, kernel: str) -> Capture:
+        """Attention whose weights exist, [batch, head, query, key]; ``None``: no key is masked."""
+        if open_keys is None:
+            open_keys = torch.ones((), dtype=torch.bool, device=weights.device)
+            open_keys = open_keys.expand(1, 1, *weights.shape[-2:])
+        elif bool((open_keys == open_keys[:, :1]).all()):
+            open_keys = open_keys[:, :1].clone()  # one mask for all heads, as almost always
+        batch, heads, queries, keys = weights.shape
+        held = HeldRows(weights.detach(), open_keys)
+        return cls(source, kernel, batch, heads, heads, queries, keys, weights.dtype, held)
+
+    @classmethod
+    def of_weighing(cls, weighing: Weighing, batch: int, heads: int | None = None) -> Capture:
+        """Attention that a softmax in a module's own code computed; ``heads`` is the module's own count."""
+        return cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
+
+    def fused(self, statistics: Any) -> Capture:
+        """The same call, computed by the fused pass."""
+        return replace(self, source="kernel", kernel=FUSED, statistics=statistics)
+
+
+FUSED = "fused pass"
+"""The name of the kernel, where it was this one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from attnscope.errors import SizeError
@@ -11,13 +10,13 @@ UNNOTICED = 1 << 28
 """Bytes that are asked for without looking: 256 MB."""
 
 
-def free_memory() -> int | None:
-    """Bytes that this process could still take: of the machine, or of its container if that has less.
+def free_memory() -> int:
+    """Bytes that this process could still take: of the machine, or of its container if that has less."""
+    import psutil
 
-    ``None`` where the system does not say.
-    """
-    known = [size for size in (_machine(), _container()) if size is not None]
-    return min(known, default=None)
+    machine: int = psutil.virtual_memory().available
+    container = _container()
+    return machine if container is None else min(machine, container)
 
 
 def require(size: int, what: str, instead: str) -> None:
@@ -25,7 +24,7 @@ def require(size: int, what: str, instead: str) -> None:
     if size <= UNNOTICED:
         return
     free = free_memory()
-    if free is not None and size > free:
+    if size > free:
         raise SizeError(
             f"{what} would take {readable(size)}, and {readable(free)} of memory are free: {instead}"
         )
@@ -47,21 +46,8 @@ def readable(size: int) -> str:
     return f"{amount:,.1f} GB"
 
 
-def _machine() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf, macOS not these names
-        return None
-
-
 def _container() -> int | None:
-    """What the memory limit of a control group leaves (Linux, version 2)."""
+    """What the memory limit of a control group leaves (Linux, version 2), which psutil does not know."""
     try:
         folder = Path("/sys/fs/cgroup") / _group()
         most = (folder / "memory.max").read_text(encoding="ascii").strip()

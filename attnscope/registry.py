@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from attnscope.errors import SelectionError
@@ -49,6 +49,11 @@ class Registry(Mapping[str, Entry]):
         return name in self._entries
 
     def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._entries, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"no {self.noun} {name!r}: {hint}there are {', '.join(self._entries)}"
+        return f"no {self.noun} {name!r}: {nearest_name(name, self._entries)}there are {', '.join(self)}"
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str:
+    """A question for the name that was meant, to be put into a message; empty where none is near."""
+    lower = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(name.lower(), lower, n=1)
+    return f"did you mean {lower[near[0]]!r}? " if near else ""

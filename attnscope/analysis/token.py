@@ -17,7 +17,7 @@ from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
-from attnscope.views import Bars, Focus, Lit, ranked
+from attnscope.views import Bars, Focus, Overlay, ranked
 
 TOP = 10
 """Tokens that are listed on each side."""
@@ -55,8 +55,8 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
     notes = (*model.notes, *prepared.notes, *remarks(looks_at or looked_at_by, prepared))
     if again:
         notes += (f"token {place.start} is shown; the same text stands at {spans(again)} too",)
-    lit = _lit(prepared.picture, place, looks_at, looked_at_by, keys.places, queries.places)
-    top = TOP if lit is None else BESIDE
+    overlay = _overlay(prepared.picture, place, looks_at, looked_at_by, keys.places, queries.places)
+    top = TOP if overlay is None else BESIDE
     return Focus(
         label=place.label,
         position=place.start,
@@ -64,7 +64,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
         looked_at_by=_rank(looked_at_by, queries.places, top) if looked_at_by else None,
         title=f"{_which(selection, seen)} · {model.title} · {kind_title(kind)}",
         notes=notes,
-        lit=lit,
+        overlay=overlay,
     )
 
 
@@ -172,14 +172,14 @@ def _mean(maps: Sequence[CoarseMap]) -> Array:
     return mean
 
 
-def _lit(
+def _overlay(
     picture: Picture | None,
     place: Place,
     looks_at: Sequence[CoarseMap],
     looked_at_by: Sequence[CoarseMap],
     keys: Sequence[Place],
     queries: Sequence[Place],
-) -> Lit | None:
+) -> Overlay | None:
     """The picture with what the place looks at, and who looks at it; ``None`` where there are no patches."""
     if picture is None or picture.grid is None:
         return None
@@ -190,7 +190,7 @@ def _lit(
         return None
     before = next(number for number, token in enumerate(picture.tokens) if not token.special)
     patch = None if place.special else divmod(place.start - before, picture.grid[1])
-    return Lit(picture.pixels, row, column, patch)
+    return Overlay(picture.pixels, row, column, patch)
 
 
 def _on_grid(picture: Picture, maps: Sequence[CoarseMap], places: Sequence[Place]) -> Array | None:

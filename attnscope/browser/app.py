@@ -19,7 +19,7 @@ from attnscope.axes import visible
 from attnscope.browser.keys import Keys
 from attnscope.browser.saving import save_new
 from attnscope.errors import AttnscopeError
-from attnscope.render.colour import SEQUENTIAL, cmaps
+from attnscope.render.colour import OFFERED, SEQUENTIAL
 from attnscope.render.image import Drawable
 from attnscope.render.terminal import Picture
 from attnscope.views import SCALES, Focus
@@ -208,8 +208,8 @@ class Browser(App[None]):
 
     def action_colours(self) -> None:
         """The next colour map."""
-        names = [name for name in cmaps if not cmaps[name].diverging]
-        self.cmap = names[(names.index(self.cmap) + 1) % len(names)] if self.cmap in names else names[0]
+        at = OFFERED.index(self.cmap) + 1 if self.cmap in OFFERED else 0
+        self.cmap = OFFERED[at % len(OFFERED)]
         self.notify(self.cmap, timeout=2)
         self.draw()
 

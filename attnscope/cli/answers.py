@@ -77,8 +77,8 @@ def of_token(seen: Focus) -> Answer:
         "looks_at": _bars(seen.looks_at),
         "looked_at_by": _bars(seen.looked_at_by),
     }
-    if seen.lit is not None:
-        maps = {"looks_at": seen.lit.looks_at, "looked_at_by": seen.lit.looked_at_by}
+    if seen.overlay is not None:
+        maps = {"looks_at": seen.overlay.looks_at, "looked_at_by": seen.overlay.looked_at_by}
         numbers["patches"] = {name: None if each is None else each.tolist() for name, each in maps.items()}
     return Answer((seen,), {"token": seen}, numbers)
 

@@ -105,7 +105,7 @@ def compare(
             f"{output.out} cannot be written: a comparison is saved as {', '.join(SAVED)}; "
             "--json and --csv print it"
         )
-    check_picture(output.out, picture.cmap, one=False)
+    check_picture(output.out, picture.cmap, one=False, signed=True)
     opening = None
     if corpus.texts is None:
         anew = replace(attention, layer=None, head=None), replace(contrast, heads=None)

@@ -157,7 +157,7 @@ def _check_output(output: StatsOutput, pooled: Path | None, cmap: str | None, *,
     """Refuse what could not be written at the end; ``one`` says that one text is measured."""
     if output.out is not None and output.head_map is None:
         raise typer.BadParameter("--out saves a map: add --map MEASURE", param_hint="--out")
-    check_picture(output.out, cmap, one=True)
+    check_picture(output.out, cmap, one=True, signed=True)
     if pooled is not None:
         if not one:
             raise typer.BadParameter("it goes with one text, not with --texts", param_hint="--pooled")

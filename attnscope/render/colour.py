@@ -1,52 +1,45 @@
-"""Colour maps of our own, even in lightness and safe for colour-blind readers.
+"""Colour maps: two of our own, even in lightness and safe for colour-blind readers, and all of matplotlib's.
 
-Each map is a few anchors in OKLab (Ottosson 2020, "A perceptual color space for image processing"),
-in which equal steps look equal. Lightness rises (or falls) in a straight line from end to end, so a
-map reads in grey, in print, and without red and green.
+Our own are a few anchors in OKLab (Ottosson 2020, "A perceptual color space for image processing"), in which
+equal steps look equal. Lightness rises (or falls) in a straight line from end to end, so a map reads in grey,
+in print, and without red and green; and a terminal needs no matplotlib for them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 
 from attnscope.axes.weights import Array
-from attnscope.registry import Registry
+from attnscope.errors import SelectionError
+from attnscope.registry import nearest_name
 
 STEPS = 256
 SEQUENTIAL, DIVERGING = "ember", "tide"
 """The maps that are taken when none is asked for."""
 
+OFFERED = (SEQUENTIAL, "viridis", "cividis", "Blues", "gray")
+"""The maps among which a reader of a page or of the browser chooses."""
 
-@dataclass(frozen=True, slots=True)
-class Colours:
-    """A map by its anchors: lightness of the two ends, and (chroma, hue in degrees) at equal steps.
+TWO_SIDED = (
+    DIVERGING, "PiYG", "PRGn", "BrBG", "PuOr", "RdGy", "RdBu", "RdYlBu", "RdYlGn", "Spectral", "coolwarm",
+    "bwr", "seismic", "berlin", "managua", "vanimo",
+)  # fmt: skip
+"""Diverging maps: both ends stand out and the middle is nothing, which is true of differences alone."""
 
-    A diverging map has the second lightness in its middle and the first one at both ends.
-    """
-
-    lightness: tuple[float, float]
-    anchors: tuple[tuple[float, float], ...]
-    diverging: bool = False
-
-
-cmaps: Registry[Colours] = Registry("colour map")
-"""Colour maps by name."""
-
-_purple_to_yellow = ((0.06, 285), (0.13, 300), (0.18, 335), (0.20, 15), (0.18, 45), (0.15, 75), (0.07, 100))
-_blue_to_lime = ((0.07, 295), (0.12, 275), (0.105, 240), (0.10, 190), (0.14, 160), (0.18, 130), (0.19, 108))
-_blue_to_sand = ((0.06, 262), (0.08, 263), (0.025, 264), (0.025, 96), (0.08, 96), (0.12, 97), (0.14, 100))
-_white_to_navy = ((0.0, 250), (0.03, 250), (0.07, 250), (0.11, 252), (0.14, 255), (0.13, 260), (0.08, 265))
-_blue_to_rust = ((0.11, 262), (0.15, 255), (0.09, 245), (0.0, 245), (0.08, 70), (0.14, 55), (0.13, 42))
-
-cmaps.register("ember")(Colours((0.21, 0.96), _purple_to_yellow))
-cmaps.register("lagoon")(Colours((0.23, 0.95), _blue_to_lime))
-cmaps.register("slate")(Colours((0.24, 0.94), _blue_to_sand))
-cmaps.register("ink")(Colours((0.98, 0.22), _white_to_navy))
-cmaps.register("grey")(Colours((0.18, 0.98), ((0.0, 0), (0.0, 0))))
-cmaps.register("tide")(Colours((0.36, 0.97), _blue_to_rust, diverging=True))
+# lightness of the two ends (of a diverging map: ends and middle), and (chroma, hue in degrees) at equal steps
+_OWN = {
+    SEQUENTIAL: (
+        (0.21, 0.96),
+        ((0.06, 285), (0.13, 300), (0.18, 335), (0.20, 15), (0.18, 45), (0.15, 75), (0.07, 100)),
+    ),
+    DIVERGING: (
+        (0.36, 0.97),
+        ((0.11, 262), (0.15, 255), (0.09, 245), (0.0, 245), (0.08, 70), (0.14, 55), (0.13, 42)),
+    ),
+}
 
 # OKLab to linear sRGB, from the definition of OKLab
 _TO_CONES = np.array(
@@ -67,11 +60,16 @@ def table(name: str) -> Array:
 
     Raises ``SelectionError`` for a name that does not exist.
     """
-    colours = cmaps[name]
     at = np.linspace(0, 1, STEPS)
-    low, high = colours.lightness
-    rise = 1 - np.abs(2 * at - 1) if colours.diverging else at
-    chroma, hue = np.array(colours.anchors).T
+    if name not in _OWN:
+        check_name(name)
+        import matplotlib
+
+        drawn: Array = matplotlib.colormaps[name](at, bytes=True)[:, :3]
+        return drawn
+    (low, high), anchors = _OWN[name]
+    rise = 1 - np.abs(2 * at - 1) if name in TWO_SIDED else at
+    chroma, hue = np.array(anchors).T
     stops = np.linspace(0, 1, len(chroma))
     a = np.interp(at, stops, chroma * np.cos(np.radians(hue)))
     b = np.interp(at, stops, chroma * np.sin(np.radians(hue)))
@@ -110,8 +108,30 @@ def steps(levels: Array) -> Array:
     return indices
 
 
-def colour_map(asked: str | None, *, signed: bool) -> str:
-    """The name of the map to draw with: the one asked for, else the default for such values."""
+def check_name(name: str) -> None:
+    """Raise ``SelectionError`` for a map that neither is our own nor matplotlib has."""
+    if name in _OWN:
+        return
+    import matplotlib
+
+    names: Sequence[str] = (*_OWN, *matplotlib.colormaps)
+    if name not in names:
+        raise SelectionError(
+            f"no colour map {name!r}: {nearest_name(name, names)}there are {', '.join(_OWN)} and those of "
+            "matplotlib, such as viridis"
+        )
+
+
+def choose_map(asked: str | None, *, signed: bool) -> str:
+    """The name of the map to draw with: the one asked for, else the default for such values.
+
+    Raises ``SelectionError`` for a name that does not exist, and for a diverging map of weights.
+    """
     name = asked or (DIVERGING if signed else SEQUENTIAL)
-    cmaps[name]  # refuse an unknown name here, with the names that exist
+    check_name(name)
+    if not signed and name.removesuffix("_r") in TWO_SIDED:
+        raise SelectionError(
+            f"{name} is a map for differences, whose middle is nothing: choose one that runs from end to "
+            f"end, such as {SEQUENTIAL} or viridis"
+        )
     return name

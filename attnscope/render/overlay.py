@@ -1,4 +1,4 @@
-"""Pictures dimmed, and lit where attention goes."""
+"""Pictures dimmed, and bright where attention goes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GLOW = 0.3
 """How much of the colour map's own light full attention adds, so that dark patches show it too."""
 
 
-def lit(pixels: Array, levels: Array, cmap: str) -> Array:
-    """A picture lit by levels from 0 to 1.  [row, column, 3], [row, column] -> [row, column, 3], uint8"""
+def blend(pixels: Array, levels: Array, cmap: str) -> Array:
+    """A picture under levels from 0 to 1.  [row, column, 3], [row, column] -> [row, column, 3], uint8"""
     glow = table(cmap)[np.rint(levels * (STEPS - 1)).astype(int)]  # [row, column, 3]
     level = levels[..., None]
     own = pixels * (DIMMED + (1 - DIMMED) * level)
@@ -29,7 +29,7 @@ def levels_of(weights: Array) -> tuple[Array, float]:
     return np.clip(weights / (top or 1.0), 0, 1), top
 
 
-def scaled(field: Array, rows: int, columns: int) -> Array:
+def resize(field: Array, rows: int, columns: int) -> Array:
     """A picture or a map in other sizes: means of what is merged, repeated where it grows.
 
     [row, column, ...] -> [rows, columns, ...]

@@ -10,7 +10,7 @@ from attnscope.views.focus import Bar, Bars, Focus, focus, ranked
 from attnscope.views.grid import Grid, GridLayer, grid
 from attnscope.views.heads import HeadMap, Ranked, Ranking, head_map
 from attnscope.views.heatmap import SCALES, Heatmap, Reading, Scale, heatmap
-from attnscope.views.overlay import Lit
+from attnscope.views.overlay import Overlay
 
 __all__ = [
     "SCALES",
@@ -21,7 +21,7 @@ __all__ = [
     "GridLayer",
     "HeadMap",
     "Heatmap",
-    "Lit",
+    "Overlay",
     "Ranked",
     "Ranking",
     "Reading",

@@ -10,7 +10,7 @@ import numpy as np
 from attnscope.axes.places import Place
 from attnscope.axes.weights import Array, Weights
 from attnscope.errors import SelectionError
-from attnscope.views.overlay import Lit
+from attnscope.views.overlay import Overlay
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Bars:
 class Focus:
     """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
 
-    Either is ``None`` where the token has no row or no column, as in cross-attention. ``lit`` has the same of
-    all patches where the tokens are those of a picture.
+    Either is ``None`` where the token has no row or no column, as in cross-attention. ``overlay`` has
+    the same of all patches where the tokens are those of a picture.
     """
 
     label: str
@@ -46,7 +46,7 @@ class Focus:
     title: str = ""
     subtitle: str = ""
     notes: tuple[str, ...] = ()
-    lit: Lit | None = None
+    overlay: Overlay | None = None
 
 
 def focus(

@@ -8,7 +8,7 @@ from attnscope.axes.weights import Array
 
 
 @dataclass(frozen=True, eq=False)
-class Lit:
+class Overlay:
     """What a place looks at in a picture, and which patches look at it.
 
     ``looks_at`` and ``looked_at_by`` hold a weight a patch, ``[patch row, patch column]``; either is ``None``

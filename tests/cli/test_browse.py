@@ -36,9 +36,9 @@ def test_the_browser_is_given_what_the_command_says(run, monkeypatch, tmp_path):
     app = pytest.importorskip("textual.app", reason="Textual is not installed")
     seen = []
     monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))
-    assert run("browse", TEXT, "-o", tmp_path, "--cmap", "lagoon", "--scale", "row", "--words").code == 0
+    assert run("browse", TEXT, "-o", tmp_path, "--cmap", "viridis", "--scale", "row", "--words").code == 0
     (browser,) = seen
-    assert (browser.folder, browser.cmap, browser.heads.selection.scale) == (tmp_path, "lagoon", "row")
+    assert (browser.folder, browser.cmap, browser.heads.selection.scale) == (tmp_path, "viridis", "row")
     assert browser.heads.selection.words
 
 

@@ -12,7 +12,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.analysis.token import one_token
 from attnscope.attention import Head
 from attnscope.models import load
-from attnscope.render.overlay import lit, scaled
+from attnscope.render.overlay import blend, resize
 from attnscope.render.terminal import print_view
 from tests.models import images
 
@@ -70,8 +70,8 @@ def test_a_terminal_shows_the_picture_where_it_is_looked_at(folder, picture):
     model = load(folder)
     view = one_token(model, model.prepare_image(picture), Selection(Head("L0H1"), token="CLS"))
     out = coloured(view)
-    levels = view.lit.looks_at / view.lit.looks_at.max()
-    pixels = lit(scaled(view.lit.pixels, 38, 38), scaled(levels, 38, 38), "ember")
+    levels = view.overlay.looks_at / view.overlay.looks_at.max()
+    pixels = blend(resize(view.overlay.pixels, 38, 38), resize(levels, 38, 38), "ember")
     for row, column in ((0, 0), (20, 11), (36, 37)):
         red, green, blue = pixels[row, column]
         under = pixels[row + 1, column]
@@ -137,18 +137,18 @@ def test_what_does_not_go_together_is_told_so(run, folder, picture, tmp_path):
 
 def test_light_is_full_where_attention_is_heaviest_and_dim_where_there_is_none():
     pixels = np.full((2, 2, 3), 200, np.uint8)
-    shown = lit(pixels, np.array([[0.0, 1.0], [0.5, 0.0]]), "ember").astype(int)
+    shown = blend(pixels, np.array([[0.0, 1.0], [0.5, 0.0]]), "ember").astype(int)
     assert shown[0, 0].tolist() == [60, 60, 60]
     assert shown[0, 0].sum() < shown[1, 0].sum() < shown[0, 1].sum()
-    black = lit(np.zeros((1, 2, 3), np.uint8), np.array([[0.0, 1.0]]), "ember").astype(int)
+    black = blend(np.zeros((1, 2, 3), np.uint8), np.array([[0.0, 1.0]]), "ember").astype(int)
     assert black[0, 0].sum() == 0
     assert black[0, 1].sum() > 100
 
 
 def test_scaling_keeps_a_mean_when_it_shrinks_and_edges_when_it_grows():
     field = np.arange(16.0).reshape(4, 4)
-    assert scaled(field, 2, 2).tolist() == [[2.5, 4.5], [10.5, 12.5]]
-    assert scaled(field, 1, 1).item() == field.mean()
-    assert np.array_equal(scaled(field, 8, 4)[:, 0], np.repeat(field[:, 0], 2))
-    assert np.array_equal(scaled(field, 4, 4), field)
-    assert scaled(np.zeros((5, 7, 3)), 3, 9).shape == (3, 9, 3)
+    assert resize(field, 2, 2).tolist() == [[2.5, 4.5], [10.5, 12.5]]
+    assert resize(field, 1, 1).item() == field.mean()
+    assert np.array_equal(resize(field, 8, 4)[:, 0], np.repeat(field[:, 0], 2))
+    assert np.array_equal(resize(field, 4, 4), field)
+    assert resize(np.zeros((5, 7, 3)), 3, 9).shape == (3, 9, 3)

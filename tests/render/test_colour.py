@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from attnscope.errors import SelectionError
-from attnscope.render.colour import cmaps, colour_map, indexed, steps, table
+from attnscope.render.colour import OFFERED, TWO_SIDED, choose_map, indexed, steps, table
 
 # Machado, Oliveira & Fernandes 2009: full deuteranopia, protanopia and tritanopia, on linear RGB
 BLIND = {
@@ -27,7 +30,6 @@ BLIND = {
         [0.004733, 0.691367, 0.303900],
     ],
 }
-SEQUENTIAL = [name for name in cmaps if not cmaps[name].diverging]
 
 
 def linear(srgb: np.ndarray) -> np.ndarray:
@@ -41,7 +43,7 @@ def lightness(light: np.ndarray) -> np.ndarray:
     return np.where(y > 0.008856, 116 * np.cbrt(y) - 16, 903.3 * y)
 
 
-@pytest.mark.parametrize("name", SEQUENTIAL)
+@pytest.mark.parametrize("name", OFFERED)
 @pytest.mark.parametrize("kind", BLIND)
 def test_lightness_runs_one_way_for_every_reader(name: str, kind: str) -> None:
     seen = np.clip(linear(table(name)[::8]) @ np.array(BLIND[kind]).T, 0, 1)
@@ -69,11 +71,38 @@ def test_levels_take_the_nearest_entry() -> None:
 
 
 def test_an_unknown_map_says_what_exists() -> None:
-    with pytest.raises(SelectionError, match="no colour map 'embers': did you mean 'ember'"):
-        colour_map("embers", signed=False)
+    for wrong, meant in (("embers", "ember"), ("virdis", "viridis"), ("blues", "Blues"), ("rdbu", "RdBu")):
+        with pytest.raises(SelectionError, match=f"no colour map '{wrong}': did you mean '{meant}'"):
+            choose_map(wrong, signed=False)
 
 
-@pytest.mark.parametrize("name", ["ember", "lagoon", "slate", "grey"])  # ink has too few blues for it
+def test_any_map_of_matplotlib_is_drawn_in_its_own_colours() -> None:
+    import matplotlib
+
+    for name in matplotlib.colormaps:
+        assert choose_map(name, signed=True) == name
+        expected = matplotlib.colormaps[name](np.linspace(0, 1, 256), bytes=True)[:, :3]
+        np.testing.assert_array_equal(table(name), expected)
+
+
+def test_a_diverging_map_is_for_differences_alone() -> None:
+    for name in TWO_SIDED:
+        for turned in (name, f"{name}_r") if name != "tide" else (name,):
+            assert choose_map(turned, signed=True) == turned
+            with pytest.raises(SelectionError, match=f"{turned} is a map for differences.*such as ember"):
+                choose_map(turned, signed=False)
+
+
+def test_the_maps_of_our_own_need_no_matplotlib() -> None:
+    program = (
+        "import sys; from attnscope.render.colour import choose_map, indexed, table\n"
+        "for signed in (True, False): table(choose_map(None, signed=signed)); indexed('ember')\n"
+        "assert 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", ["ember", "cividis", "Blues", "gray"])  # viridis has too few
 def test_256_colours_keep_the_order_of_lightness(name: str) -> None:
     """Seen as colours of the cube and greys, steps back are too small to be seen."""
     ladder = np.array([0, 95, 135, 175, 215, 255])

@@ -56,15 +56,15 @@ class NumbersOptions:
     as_json: bool = flag("Print the numbers as JSON.", "--json")
 
 
-def check_picture(out: Path | None, cmap: str | None, one: bool) -> None:
+def check_picture(out: Path | None, cmap: str | None, one: bool, signed: bool = False) -> None:
     """Refuse, before any work is done, what could not be written or drawn at its end.
 
-    ``one`` says that one head or one token was asked for.
+    ``one`` says that one head or one token was asked for, ``signed`` that differences may be drawn.
     """
-    from attnscope.render.colour import cmaps
+    from attnscope.render.colour import choose_map
 
     if cmap is not None:
-        cmaps[cmap]
+        choose_map(cmap, signed=signed)
     if out is None:
         return
     suffix = out.suffix.lower()

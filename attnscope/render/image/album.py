@@ -17,8 +17,8 @@ from attnscope.axes.weights import Array
 from attnscope.render.image.draw import (
     DPI,
     Drawable,
+    encode_png,
     figure_of,
-    pixels,
     save,
     settings,
     style_of,
@@ -93,7 +93,7 @@ class Sheet:
         np.copyto(picture[self._box], colours[self._cells], where=~view.masked.ravel()[self._cells])
         for changed in self._changing:
             self.figure.draw_artist(changed)
-        return pixels(canvas, self.figure.dpi)
+        return encode_png(canvas, self.figure.dpi)
 
 
 def _cells_of_pixels(figure: Figure, image: Any) -> tuple[tuple[slice, slice], Array]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image import axis
-from attnscope.render.image.overlay import lit_figure
+from attnscope.render.image.overlay import overlay_figure
 from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, sheet
 from attnscope.views.focus import Bars, Focus
 
@@ -20,8 +20,8 @@ BETWEEN = 0.5
 
 def focus_figure(view: Focus, style: Style) -> Figure:
     """Two lists of bars side by side, on one scale from 0 to 1; the heaviest token on top. Or a picture."""
-    if view.lit is not None:
-        return lit_figure(view, view.lit, style)
+    if view.overlay is not None:
+        return overlay_figure(view, view.overlay, style)
     lists = [
         (f"{axis.short(view.label)} (token {view.position}) {verb}", bars)
         for verb, bars in (("looks at", view.looks_at), ("is looked at by", view.looked_at_by))

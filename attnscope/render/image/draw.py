@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings as python_warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from attnscope.errors import OutputError
-from attnscope.render.colour import colour_map
+from attnscope.render.colour import choose_map
 from attnscope.render.image.bars import focus_figure
 from attnscope.render.image.distances import distance_figure, distances_figure
 from attnscope.render.image.fonts import families
 from attnscope.render.image.maps import grid_figure, head_map_figure, heatmap_figure
 from attnscope.render.image.pair import pair_figure
-from attnscope.render.image.png import png
 from attnscope.render.image.sheet import Style
 from attnscope.render.image.strip import strip_figure
 from attnscope.storage.folder import PICTURES
@@ -88,25 +88,34 @@ def save(
         named = f"{path.suffix!r} is no image format" if path.suffix else "its name has no suffix"
         raise OutputError(f"cannot write {path}: {named}; there are {', '.join(FORMATS)}")
     with drawing(view, cmap=cmap, width=width, font=font) as (figure, warnings):
-        write_whole(path, encoded(figure, form, dpi))
+        write_whole(path, encode(figure, form, dpi))
     return warnings
 
 
-def encoded(figure: Figure, form: str, dpi: float = DPI) -> bytes:
+def encode(figure: Figure, form: str, dpi: float = DPI) -> bytes:
     """The bytes of a figure in one of ``FORMATS``; the same for the same figure."""
     if form == "png":
         canvas: Any = figure.canvas
         figure.set_dpi(dpi)
         canvas.draw()
-        return pixels(canvas, dpi)
+        return encode_png(canvas, dpi)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=form, dpi=max(dpi, 300), metadata=METADATA[form])
     return buffer.getvalue()
 
 
-def pixels(canvas: Any, dpi: float) -> bytes:
-    """What a canvas shows, as a PNG."""
-    return png(np.asarray(canvas.buffer_rgba()), dpi)
+def encode_png(canvas: Any, dpi: float) -> bytes:
+    """What a canvas shows, as a PNG without transparency; without dates, so that bytes repeat.
+
+    Heatmaps are rectangles of one colour: looking for runs of one byte packs them as well as looking for all
+    repetitions does, and is the fastest.
+    """
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    picture.save(buffer, "PNG", compress_level=1, compress_type=zlib.Z_RLE, dpi=(dpi, dpi))
+    return buffer.getvalue()
 
 
 @contextmanager
@@ -137,7 +146,7 @@ def settings(fonts: list[str]) -> Iterator[None]:
 def style_of(view: Drawable, cmap: str | None, width: float | None) -> Style:
     """How a view is to be drawn. Raises ``SelectionError`` for an unknown colour map."""
     signed = isinstance(view, (Heatmap, HeadMap, Grid)) and view.signed
-    return Style(width, colour_map(cmap, signed=signed))
+    return Style(width, choose_map(cmap, signed=signed))
 
 
 def texts(view: Drawable) -> Iterator[str]:

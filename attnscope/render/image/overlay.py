@@ -1,4 +1,4 @@
-"""A picture lit by attention, as a figure."""
+"""A picture with attention laid over it, as a figure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from attnscope.render.image import axis
 from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, frame, sheet
-from attnscope.render.overlay import levels_of, lit, scaled
+from attnscope.render.overlay import blend, levels_of, resize
 from attnscope.views.focus import Focus
-from attnscope.views.overlay import Lit
+from attnscope.views.overlay import Overlay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,8 +19,8 @@ BETWEEN = 0.25
 FINEST = 448  # pixels of a picture's shorter side, at least, so that patches have sharp edges
 
 
-def lit_figure(view: Focus, shown: Lit, style: Style) -> Figure:
-    """The picture itself, and one for each map with its patches lit; full light is the heaviest weight."""
+def overlay_figure(view: Focus, shown: Overlay, style: Style) -> Figure:
+    """The picture itself, and one for each map laid over it; full light is the heaviest weight."""
     tall, wide = shown.pixels.shape[:2]
     count = 1 + len(shown.maps)
     side = SIDE if not style.width else max((style.width - BETWEEN * (count - 1) - 0.2) / count, 0.8)
@@ -36,7 +36,7 @@ def lit_figure(view: Focus, shown: Lit, style: Style) -> Figure:
     box = axes.get_position()
     share = box.width / whole
     grow = max(1, -(-FINEST // min(tall, wide)))
-    pixels = scaled(shown.pixels, tall * grow, wide * grow)
+    pixels = resize(shown.pixels, tall * grow, wide * grow)
     label = axis.short(view.label)
     for number, (title, weights) in enumerate((("as the model sees it", None), *shown.maps)):
         if number:
@@ -49,8 +49,8 @@ def lit_figure(view: Focus, shown: Lit, style: Style) -> Figure:
             axes.set_title(title, size=NORMAL, loc="left", color=GREY)
             continue
         levels, top = levels_of(weights)
-        spread = scaled(levels, tall * grow, wide * grow)
-        axes.imshow(lit(pixels, spread, style.cmap), interpolation="nearest", aspect="auto")
+        spread = resize(levels, tall * grow, wide * grow)
+        axes.imshow(blend(pixels, spread, style.cmap), interpolation="nearest", aspect="auto")
         axes.set_title(f"{label} {title}", size=NORMAL, loc="left", weight="bold")
         axes.text(
             0, -0.03, f"full light is {top:.2g}", transform=axes.transAxes, size=SMALL, color=GREY, va="top"
@@ -59,7 +59,7 @@ def lit_figure(view: Focus, shown: Lit, style: Style) -> Figure:
     return figure
 
 
-def _mark(axes: Axes, shown: Lit, tall: int, wide: int) -> None:
+def _mark(axes: Axes, shown: Overlay, tall: int, wide: int) -> None:
     """A frame around the patch itself."""
     from matplotlib.patches import Rectangle
 

@@ -23,7 +23,7 @@ import numpy as np
 from attnscope.axes.places import Place
 from attnscope.axes.weights import Weights, shrink
 from attnscope.errors import OutputError
-from attnscope.render.colour import cmaps, colour_map, table
+from attnscope.render.colour import OFFERED, choose_map, table
 from attnscope.render.page.encode import POWER, Code, packed
 from attnscope.storage.whole import write_whole
 
@@ -67,6 +67,7 @@ def page(
     ``top`` is the largest weight that occurs, 1 for weights that sum to 1. Raises ``ValueError`` for
     weights that are negative or beyond it.
     """
+    chosen = choose_map(cmap, signed=False)
     code = Code(max(top, 1.0))
     axes: Axes = {}
     heads: list[str] = []
@@ -82,8 +83,8 @@ def page(
         "power": POWER,
         "axes": [_axes(queries, keys) for queries, keys in axes],
         "kinds": described,
-        "cmap": colour_map(cmap, signed=False),
-        "cmaps": {name: table(name).tobytes().hex() for name in cmaps if not cmaps[name].diverging},
+        "cmap": chosen,
+        "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
     }
     return _assembled(title, content, heads)
 

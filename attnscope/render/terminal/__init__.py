@@ -1,7 +1,7 @@
 """Views in a terminal, as rich renderables: truecolor or 256 colours, or shades without any colour.
 
     print_view(view)                                  # to standard output
-    console.print(Picture(view, cmap="lagoon"))       # anywhere that rich prints
+    console.print(Picture(view, cmap="viridis"))      # anywhere that rich prints
 
 Pictures fill the console's width. Cells carry their own colours, so that they look the same on light
 and dark backgrounds; text keeps the terminal's foreground. In a pipe, with NO_COLOR, on a terminal of

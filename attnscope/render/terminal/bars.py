@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from attnscope.render.terminal.overlay import lit_lines
+from attnscope.render.terminal.overlay import overlay_lines
 from attnscope.render.terminal.strokes import footing, heading
 from attnscope.render.terminal.surface import BOLD, DIM, TONES, Line, Surface, tone
 from attnscope.render.terminal.text import fit, isolated, numbered, wrap
@@ -27,8 +27,8 @@ SIDE_BY_SIDE = 100
 def focus_lines(view: Focus, surface: Surface) -> Iterator[Line]:
     """Both lists of a focus, side by side where there is room; they share one scale."""
     yield from heading(view.title, view.subtitle, surface)
-    if view.lit is not None:
-        yield from lit_lines(view.lit, view.label, surface)
+    if view.overlay is not None:
+        yield from overlay_lines(view.overlay, view.label, surface)
         yield []
     name = f"{view.label} (token {view.position})"
     lists = []

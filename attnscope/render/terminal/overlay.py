@@ -1,4 +1,4 @@
-"""A picture lit by attention, in the terminal: half blocks of colour, or a patch as a shade."""
+"""A picture with attention laid over it, in the terminal: half blocks of colour, or a patch as a shade."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.segment import Segment
 from rich.style import Style
 
 from attnscope.axes.weights import Array
-from attnscope.render.overlay import levels_of, lit, scaled
+from attnscope.render.overlay import blend, levels_of, resize
 from attnscope.render.terminal.strokes import colour_bar
 from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface
 from attnscope.render.terminal.text import fit
-from attnscope.views.overlay import Lit
+from attnscope.views.overlay import Overlay
 
 WIDEST = 64
 """Columns of a picture, where there is room for more."""
@@ -27,7 +27,7 @@ ITSELF = "×"
 """What stands in the middle of the patch that looks or is looked at."""
 
 
-def lit_lines(view: Lit, label: str, surface: Surface) -> Iterator[Line]:
+def overlay_lines(view: Overlay, label: str, surface: Surface) -> Iterator[Line]:
     """Each map over the picture, beside each other, with what full light stands for."""
     palette = surface.palette(signed=False)
     count = len(view.maps)
@@ -63,11 +63,11 @@ def _in_columns(lines: Sequence[Line], width: int) -> Line:
     return whole
 
 
-def _blocks(view: Lit, levels: Array, cmap: str, room: int) -> Iterator[Line]:
+def _blocks(view: Overlay, levels: Array, cmap: str, room: int) -> Iterator[Line]:
     """Two pixels a character, one above the other."""
     tall, wide = view.pixels.shape[:2]
     rows = max(2 * round(room * tall / wide / 2), 2)
-    picture = lit(scaled(view.pixels, rows, room), scaled(levels, rows, room), cmap)
+    picture = blend(resize(view.pixels, rows, room), resize(levels, rows, room), cmap)
     itself = _middle(view, rows // 2, room)
     for line in range(rows // 2):
         yield [
@@ -83,11 +83,11 @@ def _block(above: Array, below: Array, itself: bool) -> Segment:
     return Segment("▀", Style.from_color(Color.from_rgb(*(int(part) for part in above)), under))
 
 
-def _shades(view: Lit, levels: Array, room: int, surface: Surface) -> Iterator[Line]:
+def _shades(view: Overlay, levels: Array, room: int, surface: Surface) -> Iterator[Line]:
     """A patch is two characters, or one where there is room for no more; a frame says where they end."""
     rows, columns = levels.shape
     wide = 2 if 2 * columns + 2 <= room else 1
-    shown = scaled(levels, min(rows, 2 * room), min(columns, room - 2)) if columns > room - 2 else levels
+    shown = resize(levels, min(rows, 2 * room), min(columns, room - 2)) if columns > room - 2 else levels
     side, line = ("|", "-") if surface.ascii else ("│", "─")
     edge = [Segment(f" {line * (wide * shown.shape[1])} ")]
     yield edge
@@ -101,7 +101,7 @@ def _shades(view: Lit, levels: Array, room: int, surface: Surface) -> Iterator[L
     yield edge
 
 
-def _middle(view: Lit, rows: int, columns: int) -> tuple[int, int] | None:
+def _middle(view: Overlay, rows: int, columns: int) -> tuple[int, int] | None:
     """The cell in the middle of the patch itself, on a field of ``rows`` × ``columns``."""
     if view.patch is None:
         return None

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 
-from attnscope.render.colour import STEPS, colour_map, indexed, table
+from attnscope.render.colour import STEPS, choose_map, indexed, table
 
 Line: TypeAlias = "list[Segment]"
 
@@ -68,7 +68,7 @@ class Surface:
 
     def palette(self, *, signed: bool) -> Palette:
         """The colours to draw with; refuses a map that does not exist."""
-        return Palette(colour_map(self.cmap, signed=signed), self.indexed)
+        return Palette(choose_map(self.cmap, signed=signed), self.indexed)
 
     def shade(self, level: float) -> str:
         """The character for a level from 0 to 1."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnscope.render.image import drawing, encoded, save
+from attnscope.render.image import drawing, encode, save
 from attnscope.render.image.distances import _beside_dots, _covered
 from tests.render.compared import all_heads, pair, plane, strip, table
 
@@ -77,7 +77,7 @@ def test_the_same_view_gives_the_same_bytes_in_the_width_that_is_asked_for(view)
     for _ in range(2):
         with drawing(view, width=7.0) as (figure, _):
             assert figure.get_size_inches()[0] == pytest.approx(7.0, abs=0.01)
-            made.append(encoded(figure, "svg"))
+            made.append(encode(figure, "svg"))
     assert made[0] == made[1]
 
 

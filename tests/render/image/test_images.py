@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from attnscope.axes import places, weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.render.colour import steps, table
-from attnscope.render.image import FORMATS, drawing, encoded, save
+from attnscope.render.image import FORMATS, drawing, encode, save
 from attnscope.render.image.axis import READABLE, labels
 from attnscope.render.image.maps import MASKED, mosaic
 from attnscope.views import Reading, focus, grid, head_map, heatmap
@@ -50,11 +50,11 @@ def test_a_heatmap_holds_the_weights_with_row_0_on_top(queries: int, keys: int) 
 
 def test_the_pixels_of_a_png_are_the_colours_of_the_weights() -> None:
     view = heatmap(random_head(6, causal=True), scale="head")
-    with drawing(view, cmap="lagoon") as (figure, _):
+    with drawing(view, cmap="viridis") as (figure, _):
         box = figure.axes[0].get_position()
-        picture = imread(io.BytesIO(encoded(figure, "png")))[..., :3]
+        picture = imread(io.BytesIO(encode(figure, "png")))[..., :3]
     tall, wide = picture.shape[:2]
-    colours = table("lagoon")[steps(view.levels())] / 255
+    colours = table("viridis")[steps(view.levels())] / 255
     for i in range(6):
         for j in range(6):
             y = round((1 - box.y1 + box.height * (i + 0.5) / 6) * tall)
@@ -99,7 +99,7 @@ def test_tokens_are_taken_literally(text: str) -> None:
         shown = [*figure.texts, *figure.axes[0].texts]
         assert not any(label.get_parse_math() for label in shown)
         assert labels_of(figure, "column")[0] == text
-        assert encoded(figure, "svg")
+        assert encode(figure, "svg")
 
 
 @pytest.mark.parametrize("count", [8, 40, 100, 512])
@@ -193,7 +193,7 @@ def test_the_users_own_style_changes_nothing_and_stays() -> None:
 
     def bytes_now() -> bytes:
         with drawing(view) as (figure, _):
-            return encoded(figure, "png", 50)
+            return encode(figure, "png", 50)
 
     plain = bytes_now()
     with matplotlib.rc_context({"font.size": 30, "text.parse_math": True, "image.origin": "lower"}):
@@ -209,7 +209,7 @@ def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with drawing(heatmap(head)) as (figure, warned):
-            encoded(figure, "png", 40)
+            encode(figure, "png", 40)
     assert len(warned) == 1
     assert warned[0].startswith("no installed font can draw CJK (猫): ")
 
@@ -249,5 +249,5 @@ def test_what_cannot_be_written_says_why(tmp_path) -> None:
     with pytest.raises(SelectionError, match="no font 'Nosuch Sans' is installed"):
         save(view, tmp_path / "a.png", font="Nosuch Sans")
     with pytest.raises(SelectionError, match="no colour map"):
-        save(view, tmp_path / "a.png", cmap="rainbow")
+        save(view, tmp_path / "a.png", cmap="rainbo")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]

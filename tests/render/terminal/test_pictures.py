@@ -222,8 +222,8 @@ def test_lines_without_colour_end_where_their_text_ends() -> None:
 
 
 def test_an_unknown_colour_map_says_what_exists() -> None:
-    with pytest.raises(SelectionError, match="there are ember, lagoon"):
-        printed(heatmap(random_head(3)), colour="truecolor", cmap="rainbow")
+    with pytest.raises(SelectionError, match="there are ember, tide and those of matplotlib"):
+        printed(heatmap(random_head(3)), colour="truecolor", cmap="rainbo")
 
 
 @pytest.mark.subprocess

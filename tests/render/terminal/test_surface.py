@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnscope.render.colour import cmaps
+from attnscope.render.colour import OFFERED, TWO_SIDED
 from attnscope.render.terminal.surface import TONES, Palette, written_on
 
 
@@ -15,7 +15,7 @@ def luminance(triplet: tuple[int, int, int]) -> float:
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-@pytest.mark.parametrize("name", cmaps)
+@pytest.mark.parametrize("name", [*OFFERED, *TWO_SIDED])
 @pytest.mark.parametrize(("faint", "least"), [(False, 4.5), (True, 2.0)])
 def test_numbers_contrast_with_their_cells(name: str, faint: bool, least: float) -> None:
     for number in range(TONES):

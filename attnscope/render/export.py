@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -21,13 +23,14 @@ from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.render.image import DPI, Album, Drawable
 from attnscope.render.layers import save_layers
+from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.folder import (
     ALL,
     Contents,
     Name,
-    claimed,
-    forget_manifest,
-    listed,
+    begin_manifest,
+    claim_folder,
+    describe_file,
     refuse_existing,
     write_manifest,
 )
@@ -70,37 +73,47 @@ def export(
     told in the manifest, ``progress`` is called with the files done and their number. Every file appears
     whole or not at all, and the same call writes the same bytes.
 
-    Raises ``OutputError`` where a file would be overwritten and ``force`` is not set, where the folder
+    An export that was killed is completed by the same call. Raises ``OutputError`` where any other file would
+    be overwritten and ``force`` is not set, where the folder
     cannot be written to or is being written to; ``SelectionError`` for what does not exist.
     """
     folder = Path(folder)
     contents = Contents(formats, selection.layers, heads)
-    with claimed(folder):
+    with claim_folder(folder):
+        options = (formats, sorted(heads or ()), dpi, size, font, cmap, command)
+        identity = _identify(model, prepared, selection, *options)
         if not force:
-            refuse_existing(folder, contents)
+            refuse_existing(folder, contents, identity)
         seen = all_heads(model, prepared, selection)
         _expect_heads(seen, heads)
         album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
         jobs = list(_pictures(seen, contents)) if contents.pictures else []
-        forget_manifest(folder)
+        begin_manifest(folder, contents, identity)
         total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), []
         for name, view in jobs:
             drawn = view()
             for form in contents.pictures:
                 path = folder / str(Name(form, **name))
                 warnings |= dict.fromkeys(album.save(drawn, path))
-                files.append(listed(path) | _what(name))
+                files.append(describe_file(path) | _what(name))
                 if progress:
                     progress(len(files), total)
         for form in contents.wholes:
             path = folder / f"{ALL}.{form}"
             save_layers(seen.layers, path, cmap)
-            files.append(listed(path))
+            files.append(describe_file(path))
             if progress:
                 progress(len(files), total)
         manifest = _manifest(model, prepared, seen, command) | {"warnings": list(warnings), "files": files}
         write_manifest(folder, manifest)
     return Exported(folder, manifest, tuple(warnings))
+
+
+def _identify(model: Model, prepared: ModelInput, *options: object) -> str:
+    """What tells an export from others: the release, the model, its input, and all that was asked for."""
+    tokens = [[str(place) for place in axis] for axes in prepared.axes.values() for axis in axes]
+    parts = [__version__, model.name, fingerprint(model.module), tokens, *map(repr, options)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _pictures(seen: AllHeads, contents: Contents) -> Iterator[tuple[dict[str, Any], Callable[[], Drawable]]]:
@@ -165,8 +178,8 @@ def _text(axis: Axis, texts: list[dict[str, Any]]) -> int | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for library in LIBRARIES:
         with suppress(PackageNotFoundError):
-            found[library] = version(library)
-    return found
+            versions[library] = version(library)
+    return versions

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnscope.errors import OutputError
+from attnscope.errors import InputError, OutputError
 from attnscope.storage.arrays import FORMATS as DATA
+from attnscope.storage.regular import read_regular
 from attnscope.storage.whole import write_whole
 
 PICTURES = ("png", "svg", "pdf")
@@ -26,6 +27,11 @@ FORMATS = (*PICTURES, *DATA, "html")
 """What a folder can be filled with: a picture a head, or one file of all heads."""
 
 MANIFEST, OVERVIEW, ALL = "manifest.json", "overview", "heads"
+UNFINISHED = "unfinished export"
+"""The key of a manifest's mark while an export writes: it says which export."""
+
+LARGEST = 1 << 26
+"""Bytes of a manifest that are read, at most."""
 
 _NAME = re.compile(
     rf"(?:(?:encoder|decoder|cross)-)?(?:{OVERVIEW}|L(?P<layer>\d+)(?:H(?P<head>\d+))?)\.(?P<form>\w+)"
@@ -85,28 +91,35 @@ class Contents:
         match = _NAME.fullmatch(name)
         if match is None or match["form"] not in self.pictures:
             return False
-        return _among(match["layer"], self.layers) and _among(match["head"], self.heads)
+        return _is_among(match["layer"], self.layers) and _is_among(match["head"], self.heads)
 
 
-def _among(number: str | None, chosen: Collection[int] | None) -> bool:
+def _is_among(number: str | None, chosen: Collection[int] | None) -> bool:
     return number is None or chosen is None or int(number) in chosen
 
 
-def refuse_existing(folder: Path, contents: Contents) -> None:
-    """Raise ``OutputError`` where the folder holds a file that would be overwritten."""
+def refuse_existing(folder: Path, contents: Contents, identity: str | None = None) -> None:
+    """Raise ``OutputError`` where the folder holds a file that would be overwritten.
+
+    What an export of the same ``identity`` left when it was killed may be completed; where the identity is
+    not known yet, any killed export's.
+    """
     if not folder.is_dir():
         return
-    found = sorted(name for name in os.listdir(folder) if contents.covers(name))
-    if found:
-        more = f" and {len(found) - 1} more files" if len(found) > 1 else ""
+    killed = _read_unfinished(folder)
+    if killed is not None and identity in (None, killed):
+        return
+    names = sorted(name for name in os.listdir(folder) if contents.covers(name))
+    if names:
+        more = f" and {len(names) - 1} more files" if len(names) > 1 else ""
         raise OutputError(
-            f"{folder} holds {found[0]}{more} that this would overwrite: "
+            f"{folder} holds {names[0]}{more} that this would overwrite: "
             "give another folder, or --force to overwrite"
         )
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claim_folder(folder: Path) -> Iterator[None]:
     """Make the folder if there is none, and keep it from other exports until the block ends.
 
     Raises ``OutputError`` where it cannot be made, or another export is writing into it. Nothing is left
@@ -116,7 +129,7 @@ def claimed(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {error.strerror or error}") from error
-    with _locked(folder):
+    with _lock(folder):
         yield
 
 
@@ -124,7 +137,7 @@ if os.name == "posix":
     import fcntl
 
     @contextmanager
-    def _locked(folder: Path) -> Iterator[None]:
+    def _lock(folder: Path) -> Iterator[None]:
         handle = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,12 +152,12 @@ if os.name == "posix":
 else:
 
     @contextmanager
-    def _locked(folder: Path) -> Iterator[None]:
+    def _lock(folder: Path) -> Iterator[None]:
         """Only POSIX can lock a folder; elsewhere each file by itself is whole."""
         yield
 
 
-def listed(path: Path) -> dict[str, Any]:
+def describe_file(path: Path) -> dict[str, Any]:
     """A file as a manifest lists it: name, size and checksum."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
@@ -160,9 +173,23 @@ def _digest(file: Any) -> Any:
     return digest
 
 
-def forget_manifest(folder: Path) -> None:
-    """Take an older manifest away: from the first new file on it would not be true."""
-    (folder / MANIFEST).unlink(missing_ok=True)
+def begin_manifest(folder: Path, contents: Contents, identity: str) -> None:
+    """Put a mark in the manifest's place until the export is done: an older one would not be true any more.
+
+    Links in the place of files to be written are taken away, so that nothing outside the folder is touched.
+    """
+    for name in os.listdir(folder):
+        if contents.covers(name) and (folder / name).is_symlink():
+            (folder / name).unlink()
+    write_manifest(folder, {UNFINISHED: identity})
+
+
+def _read_unfinished(folder: Path) -> str | None:
+    """The identity of the export that was killed while it wrote into a folder, if one was."""
+    try:
+        return str(json.loads(read_regular(folder / MANIFEST, LARGEST))[UNFINISHED])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, InputError):
+        return None
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:

@@ -7,6 +7,10 @@ import json
 import multiprocessing
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from attnscope.render.export import export
 from attnscope.render.image import save
 from attnscope.storage import folder as room
 from attnscope.storage.arrays import read
-from attnscope.storage.folder import FORMATS, Contents, Name, claimed
+from attnscope.storage.folder import FORMATS, Contents, Name, claim_folder, refuse_existing
 from tests.models.folders import t5
 
 TEXT = "The cat sat on the mat."
@@ -138,10 +142,10 @@ def test_what_may_be_written_is_known_before_the_model_is(name, covered):
 
 
 def test_a_second_export_into_the_folder_is_refused_while_one_writes(model, text, tmp_path):
-    with claimed(tmp_path), pytest.raises(OutputError, match="another export is writing into"):
+    with claim_folder(tmp_path), pytest.raises(OutputError, match="another export is writing into"):
         export(model, text, Selection(layers=(0,)), tmp_path)
     assert names(tmp_path) == []
-    with claimed(tmp_path):
+    with claim_folder(tmp_path):
         pass  # the claim has ended with its block
 
 
@@ -178,7 +182,7 @@ def test_two_processes_exporting_into_one_folder_leave_one_whole_export(tmp_path
         assert hashlib.sha256(content).hexdigest() == file["sha256"]
 
 
-def test_an_interruption_leaves_whole_files_and_no_manifest(model, text, tmp_path):
+def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(model, text, tmp_path):
     def stop(done: int, total: int) -> None:
         assert total == 1 + 1 + 8
         if done == 3:
@@ -186,9 +190,44 @@ def test_an_interruption_leaves_whole_files_and_no_manifest(model, text, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         export(model, text, Selection(layers=(0,)), tmp_path, dpi=40, progress=stop)
-    assert names(tmp_path) == ["L00.png", "L00H00.png", "overview.png"]
-    export(model, text, Selection(layers=(0,)), tmp_path, dpi=40, force=True)
-    assert "manifest.json" in names(tmp_path)
+    assert names(tmp_path) == ["L00.png", "L00H00.png", "manifest.json", "overview.png"]
+    assert "files" not in json.loads((tmp_path / "manifest.json").read_text("utf-8"))
+    for other in (model.prepare("Another text."), text):
+        with pytest.raises(OutputError, match=r"L00.png and 3 more files that this would overwrite"):
+            export(model, other, Selection(layers=(0,)), tmp_path, dpi=40 + (other is text))
+    refuse_existing(tmp_path, Contents(("png",), (0,)))  # nothing is known of the text yet
+    export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+    export(model, text, Selection(layers=(0,)), tmp_path.with_name("whole"), dpi=40)
+    assert names(tmp_path) == names(tmp_path.with_name("whole"))
+    for name in names(tmp_path):
+        assert (tmp_path / name).read_bytes() == (tmp_path.with_name("whole") / name).read_bytes()
+    with pytest.raises(OutputError, match="would overwrite"):
+        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+
+
+@pytest.mark.subprocess
+def test_an_export_that_was_killed_is_completed_by_the_same_command(tmp_path):
+    out, arguments = tmp_path / "out", ["export", TEXT, "--layers", "0-1", "--dpi", "60"]
+    command = [sys.executable, "-m", "attnscope", *arguments, "-o", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while process.poll() is None and len(list(out.glob("L*H*.png"))) < 2:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    other = subprocess.run([*command, "--scale", "row"], capture_output=True, text=True)
+    assert (other.returncode, "would overwrite" in other.stderr) == (1, True)
+    assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+    manifest = json.loads((out / "manifest.json").read_text("utf-8"))
+    assert [*names(out)] == sorted(["manifest.json", *(file["name"] for file in manifest["files"])])
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"unfinished export": 3}', b"\xff", b"[" * 100_000])
+def test_a_mark_that_nobody_wrote_opens_no_folder(content, model, text, tmp_path):
+    (tmp_path / "manifest.json").write_bytes(content)
+    (tmp_path / "overview.png").write_bytes(b"mine")
+    with pytest.raises(OutputError, match="would overwrite"):
+        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+    assert (tmp_path / "overview.png").read_bytes() == b"mine"
 
 
 def test_names_are_numbers_and_known_words_only():
@@ -240,7 +279,7 @@ def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(model, text, 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OutputError, match="No space left on device"):
         export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
-    assert names(tmp_path) == ["L00.png", "overview.png"]
+    assert names(tmp_path) == ["manifest.json", "overview.png"]
 
 
 def test_merged_words_and_hidden_tokens_reach_the_data(model, text, tmp_path):
@@ -261,7 +300,7 @@ def test_merged_words_and_hidden_tokens_reach_the_data(model, text, tmp_path):
 
 def test_python_without_file_digest_gives_the_same_checksum(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"x" * 3_000_000)
-    expected = room.listed(tmp_path / "a")
+    expected = room.describe_file(tmp_path / "a")
     monkeypatch.delattr(hashlib, "file_digest", raising=False)
-    assert room.listed(tmp_path / "a") == expected
+    assert room.describe_file(tmp_path / "a") == expected
     assert expected["sha256"] == hashlib.sha256(b"x" * 3_000_000).hexdigest()

@@ -7,10 +7,9 @@ import struct
 import zlib
 
 import numpy as np
+from attnscope.render.image.png import png
 from matplotlib.image import imread
 from PIL import Image
-
-from attnscope.render.image.png import png
 
 
 def test_pixels_come_back_as_they_were() -> None:

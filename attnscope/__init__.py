@@ -8,7 +8,7 @@ The public face, each name loaded when it is first used:
     all_heads, export                       any picture from one pass; all of it as files
     WeightsFile                             a file of weights in a model's place
     read_corpus, corpus_stats               measure its heads over many texts
-    ablated, claim                          take a head away, check what is said of heads
+    ablate, claim                           take a head away, check what is said of heads
     compare, through_layers                 compare all heads, or one head number through the layers
     compare_heads, _texts, _models          compare two heads, two texts, two models
     recording                               watch the attention of any forward pass
@@ -30,7 +30,7 @@ _WHERE = {
     "Site": "attnscope.attention",
     "Token": "attnscope.attention",
     "WeightsFile": "attnscope.models.weights_file",
-    "ablated": "attnscope.analysis.intervention.ablation",
+    "ablate": "attnscope.analysis.intervention.ablation",
     "all_heads": "attnscope.analysis.all_heads",
     "claim": "attnscope.analysis.claims",
     "compare": "attnscope.analysis.comparison.compare",

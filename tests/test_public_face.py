@@ -15,7 +15,7 @@ FACE = [
     "Site",
     "Token",
     "WeightsFile",
-    "ablated",
+    "ablate",
     "all_heads",
     "claim",
     "compare",

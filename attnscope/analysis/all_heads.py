@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnscope.analysis.head import alone, head_picture
+from attnscope.analysis.head import head_picture, pick_head
 from attnscope.analysis.layers import WholeLayers, whole_layers
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, provenance
@@ -32,7 +32,7 @@ class AllHeads:
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
         """One head with its figures, as ``one_head`` shows it."""
         figures, seen = self.figures[kind, layer][head], self._seen[kind, layer]
-        weights = alone(self.weights[kind, layer], head)
+        weights = pick_head(self.weights[kind, layer], head)
         return head_picture(weights, figures, seen, self.layers.title, self.selection, self.layers.notes)
 
     def layer(self, kind: str, layer: int) -> Grid:

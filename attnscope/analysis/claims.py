@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from attnscope.analysis.conditions import OPERATORS, Condition, conditions
+from attnscope.analysis.conditions import OPERATORS, Condition, parse_conditions
 from attnscope.attention import Head
 from attnscope.errors import SelectionError
 from attnscope.measures import Figure, HeadFigures
@@ -34,7 +34,7 @@ class Claim(ABC):
         """The measures that must be taken to judge it."""
 
     @abstractmethod
-    def judged(self, heads: Sequence[HeadFigures]) -> Verdict:
+    def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
         """Whether it holds. Raises ``SelectionError`` for a head that does not exist."""
 
 
@@ -49,7 +49,7 @@ class _OneHead(Claim):
     def names(self) -> tuple[str, ...]:
         return _names([self.condition])
 
-    def judged(self, heads: Sequence[HeadFigures]) -> Verdict:
+    def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
         name, kind = self.head.name, self.head.kind
         meant = [head for head in heads if head.name == name and kind in (None, head.site.kind)]
         if len({head.site.kind for head in meant}) > 1:
@@ -62,7 +62,7 @@ class _OneHead(Claim):
             found = head.role.name if head.role is not None else "no role"
         else:
             figure = head.figures.get(self.condition.name)
-            found = head.absent[self.condition.name] if figure is None else shown(figure)
+            found = head.absent[self.condition.name] if figure is None else figure_text(figure)
         return Verdict(self.text, self.condition.meets(head), found)
 
 
@@ -77,7 +77,7 @@ class _SomeHead(Claim):
     def names(self) -> tuple[str, ...]:
         return _names([self.condition])
 
-    def judged(self, heads: Sequence[HeadFigures]) -> Verdict:
+    def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
         name = self.condition.name
         if name == "role":
             met = sum(self.condition.meets(head) for head in heads)
@@ -88,7 +88,7 @@ class _SomeHead(Claim):
             return Verdict(self.text, False, f"no head has it: {heads[0].absent[name]}")
         largest = self.condition.sign.startswith(">") != self.every  # the head that decides
         deciding = (max if largest else min)(known, key=lambda head: head.figures[name].value)
-        found = f"{shown(deciding.figures[name])}, {deciding.site.kind} {deciding.name}"
+        found = f"{figure_text(deciding.figures[name])}, {deciding.site.kind} {deciding.name}"
         return Verdict(self.text, self.condition.meets(deciding), found)
 
 
@@ -104,7 +104,7 @@ class _Count(Claim):
     def names(self) -> tuple[str, ...]:
         return _names(self.conditions)
 
-    def judged(self, heads: Sequence[HeadFigures]) -> Verdict:
+    def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
         met = [head for head in heads if all(condition.meets(head) for condition in self.conditions)]
         listed = ", ".join(head.name for head in met[:4]) + (", ..." if len(met) > 4 else "")
         holds = OPERATORS[self.sign](len(met), self.wanted)
@@ -120,7 +120,7 @@ def claim(text: str) -> Claim:
     plain = text.strip()
     counted = re.fullmatch(r"count\((.*)\)\s*(<=|>=|<|>)\s*(\d+)", plain, re.ASCII)
     if counted is not None:
-        return _Count(plain, conditions(counted[1]), counted[2], float(counted[3]))
+        return _Count(plain, parse_conditions(counted[1]), counted[2], float(counted[3]))
     some = re.fullmatch(r"(any|all)\.(.+)", plain)
     if some is not None:
         return _SomeHead(plain, some[1] == "all", _single(some[2], plain))
@@ -133,13 +133,13 @@ def claim(text: str) -> Claim:
     )
 
 
-def shown(figure: Figure) -> str:
+def figure_text(figure: Figure) -> str:
     """A figure with its standard error, if it has one."""
     return f"{figure.value:.4g}" + ("" if figure.error is None else f" ±{figure.error:.2g}")
 
 
 def _single(text: str, claim: str) -> Condition:
-    found = conditions(text)
+    found = parse_conditions(text)
     if len(found) > 1:
         raise SelectionError(f"the claim {claim!r} says two things: make it two claims")
     return found[0]

@@ -34,7 +34,7 @@ class Condition:
         return figure is not None and OPERATORS[self.sign](figure.value, float(self.wanted))
 
 
-def conditions(text: str) -> tuple[Condition, ...]:
+def parse_conditions(text: str) -> tuple[Condition, ...]:
     """Read ``entropy<1 and previous>0.5 and role=mixed``. It is parsed, never run as code.
 
     Raises ``SelectionError`` for anything else.

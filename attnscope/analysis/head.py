@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnscope.analysis.selection import Asked, Selection, selection_of
-from attnscope.analysis.sentences import expect, hiding, kind_title, kinds_of, pooling, provenance, remarks
+from attnscope.analysis.sentences import (
+    kind_title,
+    kinds_of,
+    note_hidden,
+    note_maps,
+    note_pooling,
+    provenance,
+    require_selected,
+)
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
 from attnscope.capture.observers.shared_rows import SharedRows
@@ -46,22 +54,22 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
         raise SelectionError("which head is to be shown? name one, like L5H3")
     coarse, measured = selection.coarsen(LARGEST), Measurement()
     record = model.run(prepared, [SharedRows([coarse, measured], selection.heads)])
-    expect(coarse.maps, record, selection)
+    require_selected(coarse.maps, record, selection)
     kinds = kinds_of(made.site for made in coarse.maps)
     made = next(made for made in coarse.maps if made.site.kind == kinds[0])
     (found,) = (head for head in measured.figures() if head.site == made.site)
     figures = replace(found, head=selection.head.head)  # alone among those measured it was number 0
-    weights, hidden = made.labelled()
-    notes = [*model.notes, *prepared.notes, *hiding([hidden], selection, "its attention")]
-    notes += remarks([made], prepared)
+    weights, hidden = made.label()
+    notes = [*model.notes, *prepared.notes, *note_hidden([hidden], selection, "its attention")]
+    notes += note_maps([made], prepared)
     if selection.words or selection.hide_special:
         notes.append("the figures count every token")
     if len(kinds) > 1:
         others = " and ".join(kinds[1:])
         notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
-    notes += pooling(made, weights)
+    notes += note_pooling(made, weights)
     seen = next(site for site in record.sites if site.site == made.site)
-    picture = head_picture(alone(weights, 0), figures, seen, model.title, selection, tuple(notes))
+    picture = head_picture(pick_head(weights, 0), figures, seen, model.title, selection, tuple(notes))
     return OneHead(picture, figures, seen)
 
 
@@ -85,7 +93,7 @@ def head_picture(
     )
 
 
-def alone(weights: Weights, head: int) -> Weights:
+def pick_head(weights: Weights, head: int) -> Weights:
     """One head of several.  [head, query, key] -> [query, key]"""
     allowed = np.broadcast_to(weights.allowed, weights.values.shape)[head]
     return replace(weights, values=weights.values[head], allowed=allowed)

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import expect, hiding, kind_title, kinds_of, pooling, provenance, remarks
+from attnscope.analysis.sentences import (
+    kind_title,
+    kinds_of,
+    note_hidden,
+    note_maps,
+    note_pooling,
+    provenance,
+    require_selected,
+)
 from attnscope.axes import Weights
 from attnscope.capture import Record
 from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
@@ -49,13 +57,13 @@ def whole_layers(
     """
     coarse = selection.coarsen(LARGEST)
     record = model.run(prepared, [SharedRows([coarse, *observers], selection.heads)])
-    expect(coarse.maps, record, selection)
+    require_selected(coarse.maps, record, selection)
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes]
     for kind in kinds_of(made.site for made in coarse.maps):
         maps = [made for made in coarse.maps if made.site.kind == kind]
-        pairs, shares = zip(*(made.labelled() for made in maps), strict=True)
+        pairs, shares = zip(*(made.label() for made in maps), strict=True)
         kinds[kind] = [(made.site.layer, weights) for made, weights in zip(maps, pairs, strict=True)]
-        notes += hiding(shares, selection, f"the {kind_title(kind)}") + remarks(maps, prepared)
-        notes += pooling(maps[0], pairs[0])
+        notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
+        notes += note_pooling(maps[0], pairs[0])
     return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)), record)

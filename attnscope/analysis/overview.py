@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import expect, hiding, kind_title, kinds_of, provenance, remarks
+from attnscope.analysis.sentences import (
+    kind_title,
+    kinds_of,
+    note_hidden,
+    note_maps,
+    provenance,
+    require_selected,
+)
 from attnscope.capture import Record
 from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.measures import HeadFigures, Measurement
@@ -32,12 +39,12 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
     """
     coarse, measured = selection.coarsen(CELLS, even=True), Measurement()
     record = model.run(prepared, [SharedRows([coarse, measured], selection.heads)])
-    expect(coarse.maps, record, selection)
+    require_selected(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}
     notes = [*model.notes, *prepared.notes]
     for kind in kinds_of(made.site for made in coarse.maps):
         maps = [made for made in coarse.maps if made.site.kind == kind]
-        thumbnails, shares = zip(*(made.labelled() for made in maps), strict=True)
+        thumbnails, shares = zip(*(made.label() for made in maps), strict=True)
         layers = [(made.site.layer, weights) for made, weights in zip(maps, thumbnails, strict=True)]
         sites = {made.site for made in maps}
         seen = [site for site in record.sites if site.site in sites]
@@ -48,5 +55,5 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
             scale=selection.scale,
         )
         grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=selection.every_layer)
-        notes += hiding(shares, selection, f"the {kind_title(kind)}") + remarks(maps, prepared)
+        notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
     return Overview(grids, tuple(measured.figures()), record, tuple(notes))

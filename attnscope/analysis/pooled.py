@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnscope.analysis.layers import WholeLayers
-from attnscope.analysis.sentences import SHARED, kinds_of, pooled_from, provenance
+from attnscope.analysis.sentences import SHARED, kinds_of, pooling_note, provenance
 from attnscope.axes import Weights
 from attnscope.capture import Record
 from attnscope.capture.observers.coarsen import Coarsen
@@ -28,8 +28,8 @@ def pooled_layers(pool: Coarsen, model: Model, prepared: ModelInput, record: Rec
     notes = [*model.notes, *prepared.notes]
     for kind in kinds_of(made.site for made in pool.maps):
         maps = [made for made in pool.maps if made.site.kind == kind]
-        kinds[kind] = [(made.site.layer, made.labelled()[0]) for made in maps]
+        kinds[kind] = [(made.site.layer, made.label()[0]) for made in maps]
         queries, keys = maps[0].queries.size, maps[0].keys.size
         if max(queries, keys) > CELLS:
-            notes.append(pooled_from(queries, keys, HELD[pool.how]))
+            notes.append(pooling_note(queries, keys, HELD[pool.how]))
     return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)), record)

@@ -34,7 +34,7 @@ def provenance(seen: Sequence[SiteRecord]) -> str:
     """What ran, in one line: sizes, kernel, type, and how the weights were had."""
     sizes = list(dict.fromkeys(_size(site.queries, site.keys) for site in seen))
     tokens = " and ".join(sizes) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
-    return f"{extent(seen)} · {tokens} tokens · {means(seen)}"
+    return f"{extent(seen)} · {tokens} tokens · {describe_kernels(seen)}"
 
 
 def _size(queries: int, keys: int) -> str:
@@ -43,11 +43,11 @@ def _size(queries: int, keys: int) -> str:
 
 def extent(seen: Sequence[SiteRecord]) -> str:
     """How many layers and heads there are."""
-    heads = spans({site.heads for site in seen})
+    heads = number_ranges({site.heads for site in seen})
     return f"{len(seen)} layers × {heads} heads" if len(seen) > 1 else f"{heads} heads"
 
 
-def means(seen: Sequence[SiteRecord]) -> str:
+def describe_kernels(seen: Sequence[SiteRecord]) -> str:
     """Kernel, type, and how the weights were had."""
     kernels = " and ".join(dict.fromkeys(site.kernel for site in seen))
     types = " and ".join(dict.fromkeys(str(site.dtype).removeprefix("torch.") for site in seen))
@@ -64,28 +64,28 @@ _HAD = {
 }
 
 
-def hiding(shares: Sequence[float], selection: Selection, whose: str) -> list[str]:
+def note_hidden(shares: Sequence[float], selection: Selection, whose: str) -> list[str]:
     """A note on the attention that went to special tokens, if those are hidden."""
     if not selection.hide_special:
         return []
     return [f"special tokens hidden: they take {sum(shares) / len(shares):.0%} of {whose}"]
 
 
-def pooling(made: CoarseMap, shown: Weights) -> list[str]:
+def note_pooling(made: CoarseMap, shown: Weights) -> list[str]:
     """A note, if a map was pooled to be shown; a file's map that was pooled before says so itself."""
     queries, keys = made.queries.size, made.keys.size
     pooled = any(place.pooled for place in (*shown.queries, *shown.keys))
     if not pooled or shown.values.shape[-2:] == (queries, keys):
         return []
-    return [pooled_from(queries, keys, SHARED)]
+    return [pooling_note(queries, keys, SHARED)]
 
 
-def pooled_from(queries: int, keys: int, held: str) -> str:
+def pooling_note(queries: int, keys: int, held: str) -> str:
     """The note on a pooled map: what it was, and what its cells hold."""
     return f"pooled: {queries:,} × {keys:,} tokens; {held}"
 
 
-def broken(maps: Sequence[CoarseMap]) -> list[str]:
+def note_broken(maps: Sequence[CoarseMap]) -> list[str]:
     """A note for every site whose weights were not all finite numbers."""
     return [
         f"weights of {made.site.name} that are not finite numbers: {made.broken:,}, drawn as closed"
@@ -94,9 +94,9 @@ def broken(maps: Sequence[CoarseMap]) -> list[str]:
     ]
 
 
-def remarks(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
+def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
     """Notes on what was drawn of some maps: numbers that are none, and batches drawn as their mean."""
-    notes = broken(maps)
+    notes = note_broken(maps)
     counts: dict[int, list[CoarseMap]] = {}
     for made in maps:
         counts.setdefault(len(made.values), []).append(made)
@@ -127,10 +127,10 @@ def _layers(maps: Sequence[CoarseMap]) -> str:
 def layers_of(sites: Iterable[Site]) -> str:
     """The layers of some sites, in words."""
     numbers = {site.layer for site in sites}
-    return f"layer{'s' * (len(numbers) > 1)} {spans(numbers)}"
+    return f"layer{'s' * (len(numbers) > 1)} {number_ranges(numbers)}"
 
 
-def expect(found: Sequence[object], record: Record, selection: Selection) -> None:
+def require_selected(found: Sequence[object], record: Record, selection: Selection) -> None:
     """Raise ``SelectionError`` that says what exists, if nothing was found of what was asked for."""
     sites = [seen for seen in record.sites if selection.kind in (None, seen.site.kind)]
     layers = {seen.site.layer for seen in sites}
@@ -143,23 +143,23 @@ def expect(found: Sequence[object], record: Record, selection: Selection) -> Non
         have = " and ".join(kind_title(kind) for kind in kinds)
         asked = kind_title(selection.kind) if selection.kind in KINDS else f"kind {selection.kind!r}"
         raise SelectionError(f"no {asked}: this model has {have}")
-    asked = f"layer {spans(missing)}"
+    asked = f"layer {number_ranges(missing)}"
     if selection.head is not None:
         asked = f"head {selection.head.name}"
     elif selection.number is not None and not missing:
         asked = f"head {selection.number}"
     raise SelectionError(
-        f"no {asked}: this model has layers {spans(layers)}, heads {_head_numbers(sites, selection)}"
+        f"no {asked}: this model has layers {number_ranges(layers)}, heads {_head_numbers(sites, selection)}"
     )
 
 
 def _head_numbers(sites: Sequence[SiteRecord], selection: Selection) -> str:
     """Which heads exist in the layer that was asked for, or else in any."""
     here = [seen for seen in sites if selection.meets(seen.site)] or sites
-    return spans(range(max(seen.heads for seen in here)))
+    return number_ranges(range(max(seen.heads for seen in here)))
 
 
-def spans(numbers: Iterable[int]) -> str:
+def number_ranges(numbers: Iterable[int]) -> str:
     """Numbers with runs of neighbours drawn together: ``0-5, 7``."""
     runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
     parts = []

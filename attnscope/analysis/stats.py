@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attnscope.analysis.corpus.batches import joined
+from attnscope.analysis.corpus.batches import join_texts
 from attnscope.analysis.intervention.importance import Importance, Importances
 from attnscope.analysis.layers import WholeLayers
 from attnscope.analysis.pooled import CELLS, pooled_layers
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import expect, provenance
+from attnscope.analysis.sentences import provenance, require_selected
 from attnscope.attention import Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers.coarsen import Coarsen, How, cells
@@ -63,10 +63,10 @@ def stats(
         model, prepared, measured, selection, texts, exact_kernel=exact_kernel, maps=maps
     )
     heads = measured.figures()
-    expect(heads, record, selection)
+    require_selected(heads, record, selection)
     important = Importances()
     if importance:
-        batch = joined([prepared])
+        batch = join_texts([prepared])
         important.add(model, batch.prepared, batch.labels)
     return Stats(
         tuple(heads),

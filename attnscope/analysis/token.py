@@ -8,7 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import expect, kind_title, kinds_of, layers_of, remarks, spans
+from attnscope.analysis.sentences import (
+    kind_title,
+    kinds_of,
+    layers_of,
+    note_maps,
+    number_ranges,
+    require_selected,
+)
 from attnscope.attention import Attention, Axis
 from attnscope.axes import Array, Coarsening, Place
 from attnscope.capture import SiteRecord
@@ -17,7 +24,7 @@ from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
-from attnscope.views import Bars, Focus, Overlay, ranked
+from attnscope.views import Bars, Focus, Overlay, rank_places
 
 TOP = 10
 """Tokens that are listed on each side."""
@@ -36,7 +43,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
     rows, columns = Coarsen(_one_row(selection)), Coarsen(_one_column(selection))
     record = model.run(prepared, [SharedRows([rows, columns], selection.heads)])
     seen = [site for site in record.sites if selection.heads(site.site, site.heads)]
-    expect(seen, record, selection)
+    require_selected(seen, record, selection)
     kind = kinds_of(site.site for site in seen)[0]
     seen = [site for site in seen if site.site.kind == kind]
     size = seen[0].queries, seen[0].keys  # towers and stages of other sizes have other tokens
@@ -52,9 +59,9 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
         raise SelectionError(_nowhere(selection, prepared, queries, keys))
     looks_at = [made for made in rows.maps if made.site in meant_sites]
     looked_at_by = [made for made in columns.maps if made.site in meant_sites]
-    notes = (*model.notes, *prepared.notes, *remarks(looks_at or looked_at_by, prepared))
+    notes = (*model.notes, *prepared.notes, *note_maps(looks_at or looked_at_by, prepared))
     if again:
-        notes += (f"token {place.start} is shown; the same text stands at {spans(again)} too",)
+        notes += (f"token {place.start} is shown; the same text stands at {number_ranges(again)} too",)
     overlay = _overlay(prepared.picture, place, looks_at, looked_at_by, keys.places, queries.places)
     top = TOP if overlay is None else BESIDE
     return Focus(
@@ -162,7 +169,7 @@ def _rank(maps: Sequence[CoarseMap], places: Sequence[Place], top: int) -> Bars:
     """The heads' mean, ranked; what was left aside is not listed."""
     opened = np.concatenate([made.opened.flatten(1).cpu().numpy() for made in maps])
     size = len(places)
-    return ranked(_mean(maps)[:size], np.logical_or.reduce(opened[:, :size]), places, top)
+    return rank_places(_mean(maps)[:size], np.logical_or.reduce(opened[:, :size]), places, top)
 
 
 def _mean(maps: Sequence[CoarseMap]) -> Array:

@@ -6,7 +6,7 @@ queries goes to these keys. NumPy and strings: no torch is imported here.
 
 from attnscope.axes.coarsening import Coarsening, edges, group_places
 from attnscope.axes.places import Array, Place, places, visible
-from attnscope.axes.weights import Weights, coarsen, fit, labelled, shrink, weights
+from attnscope.axes.weights import Weights, coarsen, fit, label_map, shrink, weights
 
 __all__ = [
     "Array",
@@ -17,7 +17,7 @@ __all__ = [
     "edges",
     "fit",
     "group_places",
-    "labelled",
+    "label_map",
     "places",
     "shrink",
     "visible",

@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import DTypeLike
 
-from attnscope.axes.places import Array, Place, joined
+from attnscope.axes.places import Array, Place, join_places
 from attnscope.errors import SelectionError
 
 
@@ -125,4 +125,4 @@ def _joined(block: list[list[tuple[int, Place]]], *, pooled: bool) -> Place:
     if not pooled and len(block[0]) == 1:
         return block[0][0][1]
     count = sum(word[0][1].count for word in block)
-    return joined([place for word in block for _, place in word], pooled=pooled, count=count)
+    return join_places([place for word in block for _, place in word], pooled=pooled, count=count)

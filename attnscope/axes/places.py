@@ -59,7 +59,7 @@ def _place(token: Token, position: int) -> Place:
     return Place(token.text, position, position + 1, special=token.special, word=word, id=token.id)
 
 
-def joined(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Place:
+def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Place:
     """One place for neighbours; pieces of one word are written together, everything else apart."""
     text = ""
     for before, place in zip((None, *group), group, strict=False):

@@ -73,7 +73,7 @@ def coarsen(field: Weights, queries: Coarsening, keys: Coarsening) -> tuple[Weig
         values, opened = values @ across.T, opened @ across.T
     if down is not None:
         values, opened = down @ values, down @ opened
-    return labelled(values, opened > 0, queries, keys)
+    return label_map(values, opened > 0, queries, keys)
 
 
 def fit(field: Weights, rows: int, columns: int, *, even: bool = False) -> Weights:
@@ -90,7 +90,7 @@ def fit(field: Weights, rows: int, columns: int, *, even: bool = False) -> Weigh
     return coarsen(field, queries, keys)[0]
 
 
-def labelled(values: Array, allowed: Array, queries: Coarsening, keys: Coarsening) -> tuple[Weights, float]:
+def label_map(values: Array, allowed: Array, queries: Coarsening, keys: Coarsening) -> tuple[Weights, float]:
     """A coarse map with its labels, and the share of the attention that went to what was left out.
 
     ``values`` and ``allowed`` are ``[..., query place, key place]`` as ``averaging`` and ``summing`` made

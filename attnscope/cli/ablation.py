@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
 
 MOST = 8
-"""Tokens whose guess changed most that are listed."""
+"""Tokens whose prediction changed most that are listed."""
 
 
 def show_ablation(model: Model, prepared: ModelInput, asked: ShownHeads, *, as_json: bool) -> None:
     """Take the head of --ablate away, and print what changes in the model's predictions."""
-    from attnscope.analysis.intervention.ablation import ablated
+    from attnscope.analysis.intervention.ablation import ablate
 
     assert asked.ablate is not None
     head = parse_head(asked.ablate, asked.layer, asked.kind)
     with waiting(f"{model.name} predicts with and without {asked.ablate}"):
-        seen = ablated(model, prepared, select(asked, head=head))
+        seen = ablate(model, prepared, select(asked, head=head))
     if as_json:
         print_plain(asdict(seen))
     else:
@@ -35,7 +35,7 @@ def show_ablation(model: Model, prepared: ModelInput, asked: ShownHeads, *, as_j
 
 
 def _print(seen: Ablation) -> None:
-    """The change on average, and the guesses that changed most."""
+    """The change on average, and the predictions that changed most."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -44,20 +44,20 @@ def _print(seen: Ablation) -> None:
     console.print(Text(f"{seen.head} taken away · {seen.title}"), style="bold")
     was, is_ = seen.losses
     console.print(
-        f"the guesses change by {seen.divergence:.3g} nats on average (KL divergence), "
+        f"the predictions change by {seen.divergence:.3g} nats on average (KL divergence), "
         f"their loss goes from {was:.3f} to {is_:.3f}\n"
     )
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("token", justify="right", no_wrap=True, overflow="ellipsis")
     table.add_column("change", justify="right", no_wrap=True)
-    for name in ("guessed with it", "without it"):
+    for name in ("predicted with it", "without it"):
         table.add_column(name)
     for one in seen.changed[:MOST]:
-        before, after = _guesses(one, one.before), _guesses(one, one.after)
+        before, after = _predictions(one, one.before), _predictions(one, one.after)
         table.add_row(_named(one), f"{one.divergence:.3f}", before, after)
     console.print(table)
     more = len(seen.changed) - MOST
-    notes = [f"and {more:,} more guesses, each changed less"] if more > 0 else []
+    notes = [f"and {more:,} more predictions, each changed less"] if more > 0 else []
     notes += ["[in brackets]: the token that stands in the text", *seen.notes]
     for note in notes:
         console.print(Text(f"· {note}"), style="dim")
@@ -71,7 +71,7 @@ def _named(one: Changed) -> Text:
     return Text(f"{visible(one.token)} {one.position}")
 
 
-def _guesses(one: Changed, top: tuple[tuple[str, float], ...]) -> Text:
+def _predictions(one: Changed, top: tuple[tuple[str, float], ...]) -> Text:
     """The likeliest tokens, each with its probability in per cent, the right one in bold and in brackets."""
     from rich.text import Text
 

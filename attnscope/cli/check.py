@@ -85,7 +85,7 @@ def check(
         seen = measure_corpus(corpus, source, lambda: load_model(model), selection, names)
     else:
         seen = _measure(source, model, selection, names)
-    verdicts = [each.judged(seen.heads) for each in claims]
+    verdicts = [each.judge(seen.heads) for each in claims]
     first = launched().number == 0  # of several processes one prints and writes
     if first and not output.as_json:
         _print_verdicts(verdicts)

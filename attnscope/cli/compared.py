@@ -31,7 +31,7 @@ class Compared:
 
 
 def of_heads(seen: Comparison, command: str | None) -> Compared:
-    """All heads: the table, the plane, the groups, the nearest pairs and the loners."""
+    """All heads: the table, the plane, the groups, the nearest pairs and the singletons."""
     view = seen.view
     groups = Ranking(
         tuple(
@@ -45,11 +45,11 @@ def of_heads(seen: Comparison, command: str | None) -> Compared:
     pairs = tuple(
         Ranked(f"{pair.one.name} {pair.other.name}", apart(pair), _opening(command, pair)) for pair in nearest
     )
-    loners = tuple(
+    singletons = tuple(
         Ranked(pair.one.name, f"{apart(pair)} from {pair.other.name}, the nearest to it")
-        for pair in seen.loners
+        for pair in seen.singletons
     )
-    lists = (groups, Ranking(pairs, "Nearest pairs"), Ranking(loners, "Loners"))
+    lists = (groups, Ranking(pairs, "Nearest pairs"), Ranking(singletons, "Singletons"))
     numbers = {
         "kind": seen.kind,
         "heads": names(seen.heads),
@@ -58,8 +58,8 @@ def of_heads(seen: Comparison, command: str | None) -> Compared:
         "groups": [names(seen.heads[head] for head in group) for group in seen.groups.members],
         "silhouette": seen.groups.silhouette,
         "nearest": [pair_numbers(pair) for pair in nearest],
-        "loners": [pair_numbers(pair) for pair in seen.loners],
-        "plane": {"points": rounded(seen.plane.points), "kept": seen.plane.kept},
+        "singletons": [pair_numbers(pair) for pair in seen.singletons],
+        "plane": {"points": rounded(seen.plane.points), "explained_variance": seen.plane.explained_variance},
         "rows": {"compared": seen.rows, "of": seen.of},
         "texts": seen.texts,
         "stability": seen.stability,

@@ -14,7 +14,7 @@ from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.waiting import STOPPED, Draw, progress_bar
 
 if TYPE_CHECKING:
-    from attnscope.analysis.corpus.corpus_stats import Progress
+    from attnscope.analysis.corpus.progress import Progress
     from attnscope.analysis.selection import Selection
     from attnscope.analysis.stats import Stats
     from attnscope.models import Model

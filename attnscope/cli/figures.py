@@ -23,7 +23,7 @@ FEW, WIDE = 3, 100
 
 
 IMPORTANCE = "importance"
-"""The column that is no measure of attention: what the model's guesses lose with a head."""
+"""The column that is no measure of attention: what the model's predictions lose with a head."""
 
 
 def figure(seen: Stats, head: HeadFigures, name: str) -> Figure | Importance | None:
@@ -82,12 +82,12 @@ def print_json(seen: Stats, heads: list[HeadFigures]) -> None:
 
 
 def print_csv(seen: Stats, heads: list[HeadFigures], names: tuple[str, ...]) -> None:
-    """A line a head: each figure, what even attention would give, and over a corpus the standard error."""
+    """A line a head: each figure, its baseline, and over a corpus the standard error."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     errors = any(figure.error is not None for head in heads for figure in head.figures.values())
-    header = ["kind", "layer", "head", "role", "score", "chance"]
+    header = ["kind", "layer", "head", "role", "score", "role_baseline"]
     for name in names:
-        header += [name, f"{name}_uniform", *([f"{name}_error"] if errors else [])]
+        header += [name, f"{name}_baseline", *([f"{name}_error"] if errors else [])]
     header += [IMPORTANCE, f"{IMPORTANCE}_error"] if seen.importance else []
     writer.writerow(header)
     for head in heads:

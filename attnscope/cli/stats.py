@@ -102,11 +102,11 @@ def stats(
         return
     check_texts(corpus, source)
     given = None if corpus.texts else read_source(source, model)
-    from attnscope.analysis.conditions import conditions
+    from attnscope.analysis.conditions import parse_conditions
     from attnscope.analysis.corpus.processes import launched
     from attnscope.measures import DEFAULT
 
-    met = conditions(attention.where) if attention.where is not None else ()
+    met = parse_conditions(attention.where) if attention.where is not None else ()
     names = (*DEFAULT, *_measures(attention.sort, output.head_map, met, asked.importance))
     names = tuple(dict.fromkeys(names))
     _check_output(output, asked.pooled, picture.cmap, one=corpus.texts is None)

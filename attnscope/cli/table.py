@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from attnscope.analysis.numbers import site_numbers
-from attnscope.analysis.sentences import spans
+from attnscope.analysis.sentences import number_ranges
 from attnscope.analysis.survey import Sighting, Survey
 from attnscope.axes import visible
 
@@ -42,7 +42,8 @@ def print_survey(seen: Survey) -> None:
         table.add_column(name, overflow="fold", no_wrap=name != LONG)
     for layers, cells in _merged(seen):
         table.add_row(
-            spans(layers), *(Text("\n".join(visible(line) for line in cell.split("\n"))) for cell in cells)
+            number_ranges(layers),
+            *(Text("\n".join(visible(line) for line in cell.split("\n"))) for cell in cells),
         )
     console = Console(highlight=False)
     console.print(table)
@@ -78,7 +79,9 @@ def _without(seen: Survey) -> list[str]:
     reasons: dict[str, list[int]] = {}
     for layer in seen.without_attention:
         reasons.setdefault(layer.reason, []).append(layer.layer)
-    return [f"no attention in layers {spans(set(layers))}: {reason}" for reason, layers in reasons.items()]
+    return [
+        f"no attention in layers {number_ranges(set(layers))}: {reason}" for reason, layers in reasons.items()
+    ]
 
 
 def _notes(seen: Survey) -> list[str]:
@@ -91,7 +94,7 @@ def _notes(seen: Survey) -> list[str]:
             site = sighting.seen.site
             faults.setdefault((site.kind, sighting.fault), set()).add(site.layer)
     for (kind, fault), layers in faults.items():
-        where = f"{kind} layer{'s' * (len(layers) > 1)} {spans(layers)}"
+        where = f"{kind} layer{'s' * (len(layers) > 1)} {number_ranges(layers)}"
         notes.append(f"the model's own output_attentions are wrong in {where}: {fault}")
     if any(sighting.high < 1 - 1e-3 for sighting in seen.sightings):
         notes.append("rows that sum to less than 1 leave the rest on a sink that no token owns")

@@ -18,7 +18,7 @@ ORDERED = 600
 class Groups:
     """Heads in groups, in an order in which alike heads stand together.
 
-    ``members`` holds the numbers of the heads of each group, in that order; a loner is a group of one.
+    ``members`` holds the numbers of the heads of each group, in that order; a singleton is a group of one.
     ``silhouette`` is the mean silhouette (Rousseeuw 1987), 1 for groups that stand far apart, 0 for none.
     """
 
@@ -31,7 +31,7 @@ class Groups:
         return tuple(head for group in self.members for head in group)
 
     @property
-    def loners(self) -> tuple[int, ...]:
+    def singletons(self) -> tuple[int, ...]:
         """The heads that are in no group with any other."""
         return tuple(group[0] for group in self.members if len(group) == 1)
 

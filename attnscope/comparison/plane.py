@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 class Plane:
     """Points whose distances are as near as two axes can bring them to those between the heads.
 
-    The axes have no unit and no direction of their own: only distances mean something. ``kept`` is the
-    share of the squared distances that the plane shows, 0 to 1.
+    The axes have no unit and no direction of their own: only distances mean something.
+    ``explained_variance`` is the share of the squared distances that the plane shows, 0 to 1.
     """
 
     points: NDArray[np.float64]  # [head, 2]
-    kept: float
+    explained_variance: float
 
 
 def plane(distances: NDArray[np.float64]) -> Plane:

@@ -17,7 +17,7 @@ from attnscope import __version__
 from attnscope.analysis.all_heads import AllHeads, all_heads
 from attnscope.analysis.numbers import site_numbers
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import spans
+from attnscope.analysis.sentences import number_ranges
 from attnscope.attention import Axis, Token
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
@@ -137,7 +137,7 @@ def _expect_heads(seen: AllHeads, heads: Collection[int] | None) -> None:
     most = max(len(weights.values) for weights in seen.weights.values())
     missing = sorted(head for head in heads or () if head >= most)
     if missing:
-        raise SelectionError(f"no head {spans(missing)}: these layers have heads 0-{most - 1}")
+        raise SelectionError(f"no head {number_ranges(missing)}: these layers have heads 0-{most - 1}")
 
 
 def _manifest(model: Model, prepared: ModelInput, seen: AllHeads, command: str | None) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 A view is built once by its function and drawn by any room of ``attnscope.render``::
 
-    labelled = weights(values, tokens, tokens, allowed)    # attnscope.axes: [query, key]
-    picture = heatmap(merge_words(labelled), title="L5H3")
+    field = weights(values, tokens, tokens, allowed)    # attnscope.axes: [query, key]
+    picture = heatmap(field, title="L5H3")
 """
 
-from attnscope.views.focus import Bar, Bars, Focus, focus, ranked
+from attnscope.views.focus import Bar, Bars, Focus, focus, rank_places
 from attnscope.views.grid import Grid, GridLayer, grid
 from attnscope.views.heads import HeadMap, Ranked, Ranking, head_map
 from attnscope.views.heatmap import SCALES, Heatmap, Reading, Scale, heatmap
@@ -30,5 +30,5 @@ __all__ = [
     "grid",
     "head_map",
     "heatmap",
-    "ranked",
+    "rank_places",
 ]

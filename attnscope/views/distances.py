@@ -87,13 +87,14 @@ def distance_map(
 class HeadPlane:
     """Every head as a point; heads that do alike things lie near each other. The axes have no unit.
 
-    ``layers`` is the layer of each head, ``kept`` the share of the squared distances that two axes show.
+    ``layers`` is the layer of each head, ``explained_variance`` the share of the squared distances that two
+    axes show.
     """
 
     points: Array  # [head, 2]
     names: tuple[str, ...]
     layers: tuple[int, ...]
-    kept: float
+    explained_variance: float
     title: str = ""
     notes: tuple[str, ...] = ()
 

@@ -77,9 +77,11 @@ def focus(
         raise ValueError("a focus needs a query or a key")
     looks_at = looked_at_by = None
     if row is not None:
-        looks_at = ranked(weights.values[row], weights.allowed[row], weights.keys, top)
+        looks_at = rank_places(weights.values[row], weights.allowed[row], weights.keys, top)
     if column is not None:
-        looked_at_by = ranked(weights.values[:, column], weights.allowed[:, column], weights.queries, top)
+        looked_at_by = rank_places(
+            weights.values[:, column], weights.allowed[:, column], weights.queries, top
+        )
     return Focus(place.label, place.start, looks_at, looked_at_by, title, subtitle, notes)
 
 
@@ -91,7 +93,7 @@ def _find(axis: Sequence[Place], position: int) -> int:
     raise SelectionError(f"no token {position} here: this picture shows {numbers}")
 
 
-def ranked(values: Array, allowed: Array, axis: Sequence[Place], top: int) -> Bars:
+def rank_places(values: Array, allowed: Array, axis: Sequence[Place], top: int) -> Bars:
     """The open places by weight, the heaviest ``top`` of them, ties in the order of the text.  [place]"""
     order = [i for i in np.argsort(-values, kind="stable") if allowed[i]]
     bars = tuple(Bar(axis[i].label, axis[i].start, float(values[i])) for i in order[:top])

@@ -34,9 +34,9 @@ class GridLayer:
 class Grid:
     """Thumbnails of every head of one kind of attention.
 
-    Layers keep their numbers: one without attention is a hole in them. Layers may have different
+    Layers keep their numbers: one without attention leaves its number free. Layers may have different
     numbers of heads. ``size`` is how many queries and keys a thumbnail stands for. Where only some layers
-    were asked for, the picture is not ``whole``, and the others are no holes.
+    were asked for, the picture is not ``whole``, and the others are not named.
     """
 
     layers: tuple[GridLayer, ...]
@@ -58,7 +58,7 @@ class Grid:
         return any(bool((layer.values < 0).any()) for layer in self.layers)
 
     @property
-    def holes(self) -> tuple[int, ...]:
+    def without_attention(self) -> tuple[int, ...]:
         """Layer numbers from 0 to the last one that have no attention of this kind."""
         present = {layer.layer for layer in self.layers} if self.whole else set()
         return tuple(number for number in range(max(present, default=0)) if number not in present)

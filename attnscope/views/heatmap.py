@@ -17,7 +17,7 @@ SCALES: tuple[Scale, ...] = ("fixed", "row", "head")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One measured number of a head, beside what uniform attention would measure."""
+    """One measured number of a head, beside its baseline, the same on even attention."""
 
     name: str
     value: float

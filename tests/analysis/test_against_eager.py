@@ -103,7 +103,7 @@ def test_one_layer_can_be_looked_at_alone(model, prepared):
     seen = overview(model, prepared, Selection(layers=(4,)))
     assert [layer.layer for layer in seen.grids["encoder"].layers] == [4]
     assert {found.site.layer for found in seen.heads} == {4}
-    assert seen.grids["encoder"].holes == ()
+    assert seen.grids["encoder"].without_attention == ()
 
 
 def bars(listed):

@@ -54,7 +54,7 @@ HEADS = (
     ],
 )
 def test_a_claim_is_judged_by_the_figures(text, holds, found):
-    verdict = claim(text).judged(HEADS)
+    verdict = claim(text).judge(HEADS)
     assert (verdict.claim, verdict.holds, verdict.found) == (text, holds, found)
 
 
@@ -76,9 +76,9 @@ def test_what_is_no_claim_is_refused(text, sentence):
 
 def test_a_head_that_does_not_exist_or_is_not_one_is_met_with_those_that_are():
     with pytest.raises(SelectionError, match="no head L7H0: there are L0H0 to L1H0"):
-        claim("L7H0.entropy < 1").judged(HEADS)
+        claim("L7H0.entropy < 1").judge(HEADS)
     with pytest.raises(SelectionError, match=r"which L1H0\? write encoder.L1H0 or cross.L1H0"):
-        claim("L1H0.entropy < 1").judged(HEADS)
+        claim("L1H0.entropy < 1").judge(HEADS)
 
 
 def test_a_claim_says_which_measures_it_needs():

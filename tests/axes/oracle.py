@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from attnscope.axes import Place, Weights
-from attnscope.axes.places import joined
+from attnscope.axes.places import join_places
 from attnscope.errors import SelectionError
 
 
@@ -81,8 +81,10 @@ def _coarser(field: Weights, queries: list[list[Place]], keys: list[list[Place]]
         field,
         values=summed / sizes[:, None],
         allowed=opened,
-        queries=tuple(group[0] if len(group) == 1 else joined(group, pooled=pooled) for group in queries),
-        keys=tuple(group[0] if len(group) == 1 else joined(group, pooled=pooled) for group in keys),
+        queries=tuple(
+            group[0] if len(group) == 1 else join_places(group, pooled=pooled) for group in queries
+        ),
+        keys=tuple(group[0] if len(group) == 1 else join_places(group, pooled=pooled) for group in keys),
     )
 
 

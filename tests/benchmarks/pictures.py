@@ -20,7 +20,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnscope.analysis.head import alone
+from attnscope.analysis.head import pick_head
 from attnscope.attention import Token
 from attnscope.axes import Weights, weights
 from attnscope.render import page
@@ -47,7 +47,7 @@ def pictures(layers: list[Weights]) -> list[Heatmap]:
     """Every head with a title and a caption of its own."""
     return [
         heatmap(
-            alone(layer, head),
+            pick_head(layer, head),
             title=f"L{number}H{head} · a model · encoder attention",
             subtitle=f"looks at the previous token (0.{number}{head}, baseline 0.03)",
             readings=tuple(Reading(name, number + head / 7, 0.5) for name in NAMES),
@@ -76,7 +76,7 @@ def loop(heads: list[Heatmap], folder: Path) -> None:
         axes.set_yticks(range(len(labels)), labels)
         axes.set_title(f"{view.title}\n{view.subtitle}")
         figure.colorbar(image)
-        told = "\n".join(f"{r.name} {r.value:.2f} (uniform {r.baseline:.2f})" for r in view.readings)
+        told = "\n".join(f"{r.name} {r.value:.2f} (baseline {r.baseline:.2f})" for r in view.readings)
         figure.text(0.02, 0.02, told, size=6.5)
         figure.savefig(folder / f"{number}.png", dpi=DPI)
         plt.close(figure)
@@ -144,7 +144,7 @@ def main() -> None:
                 lambda: save(view, folder / "all.png"), lambda: axes_of_all(layers, folder), repeats=repeats
             ),
         )
-        single = heatmap(alone(made(64)[0], 0))
+        single = heatmap(pick_head(made(64)[0], 0))
         frames = seconds(*(lambda v=v: list(lines(v, surface)) for v in (view, single)), repeats=20)
         for said, taken in zip(("12 × 12 thumbnails", "64 × 64 cells"), frames, strict=True):
             print(f"{f'a terminal frame of {said}, 160 columns':52}{1000 * taken:10.1f}{'':10} ms")

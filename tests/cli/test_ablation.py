@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from attnscope.analysis.intervention.ablation import ablated
+from attnscope.analysis.intervention.ablation import ablate
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.models import load
@@ -19,7 +19,7 @@ TEXT = "The cat sat on the mat because it was tired."
 def test_what_changes_without_a_head_is_printed(run):
     ran = run("show", TEXT, "--ablate", "L2H1")
     model = load("own")
-    seen = ablated(model, model.prepare(TEXT), "L2H1")
+    seen = ablate(model, model.prepare(TEXT), "L2H1")
     assert ran.code == 0
     assert f"change by {seen.divergence:.3g} nats on average" in ran.out
     lines = ran.out.splitlines()

@@ -59,8 +59,8 @@ def test_all_heads_in_the_terminal(run, whole):
     near = whole.nearest(1)[0]
     assert f"attnscope compare '{TEXT}' {near.one.name} {near.other.name}" in ran.out
     assert f"{len(whole.groups.members)} groups" in ran.out
-    for loner in whole.loners:
-        assert f"{loner.distance:.3f} nats apart from {loner.other.name}" in ran.out
+    for singleton in whole.singletons:
+        assert f"{singleton.distance:.3f} nats apart from {singleton.other.name}" in ran.out
     commands = [line for line in ran.out.splitlines() if "attnscope compare" in line]
     assert max(len(line) for line in ran.out.splitlines() if line not in commands) <= 80
 

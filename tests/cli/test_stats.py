@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from attnscope.analysis.conditions import conditions
+from attnscope.analysis.conditions import parse_conditions
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.errors import SelectionError
@@ -72,7 +72,7 @@ def test_csv_has_every_figure_of_every_head(run):
     assert len(rows) == 72
     head = next(row for row in rows if (row["layer"], row["head"]) == ("0", "2"))
     assert float(head["previous"]) == pytest.approx(1, abs=0.01)
-    assert float(head["previous_uniform"]) == pytest.approx(1 / 13)
+    assert float(head["previous_baseline"]) == pytest.approx(1 / 13)
     assert head["role"] == "previous"
 
 
@@ -113,14 +113,16 @@ def test_what_cannot_be_done_is_one_sentence(run, arguments, sentence):
 def test_a_condition_on_a_figure_that_does_not_exist_is_not_met():
     model = load("own")
     seen = stats(model, model.prepare(TEXT), Selection(layers=(0,)))
-    (condition,) = conditions("segment>=0")
+    (condition,) = parse_conditions("segment>=0")
     assert not any(condition.meets(head) for head in seen.heads)
 
 
 def test_conditions_are_read_with_or_without_spaces():
-    assert conditions("entropy<1 and previous>=0.5") == conditions("entropy < 1  and  previous >= 0.5")
+    assert parse_conditions("entropy<1 and previous>=0.5") == parse_conditions(
+        "entropy < 1  and  previous >= 0.5"
+    )
     with pytest.raises(SelectionError):
-        conditions("")
+        parse_conditions("")
 
 
 def test_a_long_text_is_measured_in_a_single_pass_to_the_same_figures(tmp_path):

@@ -49,14 +49,16 @@ def test_points_of_a_plane_are_found_again_and_nothing_is_lost():
     points = np.random.default_rng(0).normal(size=(7, 2))
     found = plane(squareform(pdist(points)) ** 2)
     assert pdist(found.points) == pytest.approx(pdist(points))
-    assert found.kept == pytest.approx(1.0)
+    assert found.explained_variance == pytest.approx(1.0)
 
 
 def test_what_a_plane_keeps_is_the_share_of_its_two_axes():
     points = np.random.default_rng(1).normal(size=(9, 5)) * 1e-3
     centred = points - points.mean(0)
     values = np.sort(np.linalg.svd(centred, compute_uv=False) ** 2)[::-1]
-    assert plane(squareform(pdist(points)) ** 2).kept == pytest.approx(values[:2].sum() / values.sum())
+    assert plane(squareform(pdist(points)) ** 2).explained_variance == pytest.approx(
+        values[:2].sum() / values.sum()
+    )
 
 
 def test_distances_that_no_space_has_are_shown_as_far_as_they_go():
@@ -65,7 +67,7 @@ def test_distances_that_no_space_has_are_shown_as_far_as_they_go():
     centre = np.eye(3) - 1 / 3
     values = np.linalg.eigvalsh(-centre @ distances @ centre / 2)
     assert values.min() < -0.1
-    assert found.kept == pytest.approx(1.0)
+    assert found.explained_variance == pytest.approx(1.0)
     assert np.isfinite(found.points).all()
 
 
@@ -73,7 +75,7 @@ def test_distances_that_no_space_has_are_shown_as_far_as_they_go():
 def test_few_or_equal_heads_have_a_place_and_a_group(count):
     alike = np.zeros((count, count))
     assert plane(alike).points.tolist() == [[0.0, 0.0]] * count
-    assert plane(alike).kept == 1.0
+    assert plane(alike).explained_variance == 1.0
     found = groups(alike)
     assert found.members == (tuple(range(count)),)
     assert found.silhouette == 0.0

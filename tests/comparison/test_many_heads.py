@@ -29,7 +29,7 @@ def test_heads_that_are_alike_make_a_group_and_one_that_is_not_is_a_loner():
     assert {frozenset(group) for group in found.members} == {
         frozenset(np.flatnonzero(labels == cloud).tolist()) for cloud in range(3)
     }
-    assert found.loners == (10,)
+    assert found.singletons == (10,)
     assert sorted(found.order) == list(range(11))
     assert found.silhouette > 0.8
 
@@ -70,12 +70,12 @@ def test_points_on_a_plane_are_found_again_up_to_a_turn():
     points = np.random.default_rng(0).normal(size=(12, 2))
     found = plane(squared(points))
     assert squared(found.points) == pytest.approx(squared(points), abs=1e-9)
-    assert found.kept == pytest.approx(1)
+    assert found.explained_variance == pytest.approx(1)
 
 
 def test_what_a_plane_cannot_show_is_told():
     found = plane(squared(np.eye(5)))  # four equal axes
-    assert found.kept == pytest.approx(0.5)
+    assert found.explained_variance == pytest.approx(0.5)
     assert plane(np.zeros((1, 1))).points.tolist() == [[0, 0]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnscope.analysis.head import alone, one_head
+from attnscope.analysis.head import one_head, pick_head
 from attnscope.analysis.layers import whole_layers
 from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
@@ -100,7 +100,7 @@ def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_pla
 def test_one_head_is_taken_out_with_the_mask_that_all_of_them_share():
     values, allowed = np.random.default_rng(0).random((3, 4, 4)), np.tril(np.ones((4, 4), bool))
     for mask in (allowed, allowed[None], np.stack([allowed] * 3)):
-        one = alone(Weights(values, mask, places(range(4)), places(range(4))), 2)
+        one = pick_head(Weights(values, mask, places(range(4)), places(range(4))), 2)
         np.testing.assert_array_equal(one.values, values[2])
         np.testing.assert_array_equal(one.allowed, allowed)
 

@@ -100,7 +100,7 @@ def test_a_grid_keeps_layer_numbers_holes_and_ragged_heads() -> None:
 
     view = grid(layers())
     assert [(layer.layer, layer.heads) for layer in view.layers] == [(0, 3), (3, 2)]
-    assert view.holes == (1, 2)
+    assert view.without_attention == (1, 2)
     assert view.heads == 3
     assert view.size == (4, 4)
     np.testing.assert_allclose(view.layers[0].values[2], VALUES)

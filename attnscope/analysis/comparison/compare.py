@@ -55,9 +55,9 @@ class Comparison:
     notes: tuple[str, ...]
 
     @property
-    def loners(self) -> tuple[Pair, ...]:
+    def singletons(self) -> tuple[Pair, ...]:
         """Each head that is in a group of its own, with the one nearest to it; the farthest first."""
-        found = [self.pair(head, self.nearest_to(head)) for head in self.groups.loners]
+        found = [self.pair(head, self.nearest_to(head)) for head in self.groups.singletons]
         return tuple(sorted(found, key=lambda pair: -pair.distance))
 
     def nearest(self, count: int) -> tuple[Pair, ...]:
@@ -100,9 +100,10 @@ class Comparison:
             subtitle=self.subtitle,
             notes=(*said, *self.notes),
         )
-        kept = f"the plane shows {self.plane.kept:.0%} of the squared distances; its axes have no unit"
+        share = self.plane.explained_variance
+        note = f"the plane's explained variance is {share:.0%}; its axes have no unit"
         layers = tuple(head.layer for head in self.heads)
-        points = HeadPlane(self.plane.points, names, layers, self.plane.kept, notes=(kept,))
+        points = HeadPlane(self.plane.points, names, layers, share, notes=(note,))
         return HeadDistances(table, points)
 
 
@@ -142,7 +143,7 @@ def compare(
         stability=None if average is None else average.stability,
         title=f"{len(first.heads)} heads compared · {model.title} · {kind_title(first.kind)}",
         subtitle=first.ran if average is None else f"mean over {len(given):,} texts",
-        notes=(*dict.fromkeys(notes), *sure(rows, of, error, average)),
+        notes=(*dict.fromkeys(notes), *note_certainty(rows, of, error, average)),
     )
 
 
@@ -166,7 +167,9 @@ def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> _OneT
     return _OneText(seen.kind, seen.heads, between(seen.rows), seen.of, provenance(seen.seen), notes)
 
 
-def sure(rows: int, of: int, error: NDArray[np.float64], average: Averaged | None = None) -> Iterator[str]:
+def note_certainty(
+    rows: int, of: int, error: NDArray[np.float64], average: Averaged | None = None
+) -> Iterator[str]:
     """How sure distances are: what a sample of rows costs, or how much they differ from text to text."""
     if rows < of:
         yield f"compared on an even sample of {rows:,} of {of:,} rows"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.analysis.comparison.compare import sure
+from attnscope.analysis.comparison.compare import note_certainty
 from attnscope.analysis.comparison.head_rows import head_rows
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import hiding, kind_title, provenance
+from attnscope.analysis.sentences import kind_title, note_hidden, provenance
 from attnscope.attention import Head
 from attnscope.comparison import between
 from attnscope.errors import SelectionError
@@ -53,15 +53,15 @@ def through_layers(
     if len(seen.heads) < 2:
         raise SelectionError(f"{seen.heads[0].name} is in one layer alone: there is none to compare it with")
     spread = between(seen.rows)
-    thumbnails = [(made.site.layer, *made.labelled()) for made in coarse.maps if made.site.kind == seen.kind]
+    thumbnails = [(made.site.layer, *made.label()) for made in coarse.maps if made.site.kind == seen.kind]
     figures = tuple(replace(found, head=head) for found in measured.figures() if found.site.kind == seen.kind)
     error = spread.error(seen.of)
     notes = (
         *model.notes,
         *prepared.notes,
         *seen.notes,
-        *hiding([share for _, _, share in thumbnails], selection, f"the {kind_title(seen.kind)}"),
-        *sure(spread.rows, seen.of, error),
+        *note_hidden([share for _, _, share in thumbnails], selection, f"the {kind_title(seen.kind)}"),
+        *note_certainty(spread.rows, seen.of, error),
     )
     steps = [float(spread.mean[number, number + 1]) for number in range(len(seen.heads) - 1)]
     picture = grid([(layer, weights) for layer, weights, _ in thumbnails], scale=selection.scale)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import expect, kind_title, kinds_of
+from attnscope.analysis.sentences import kind_title, kinds_of, require_selected
 from attnscope.attention import Attention, Head, Kind
 from attnscope.capture import Observer, Record, SiteRecord
 from attnscope.capture.observers.sample import Rows, Sample, Sampled
@@ -78,7 +78,7 @@ def head_rows(
     """
     sample = Sample(_OneKind(selection, choosing or even_rows(selection)))
     record = model.run(prepared, [SharedRows([sample, *others], selection.heads), *beside])
-    expect(sample.maps, record, selection)
+    require_selected(sample.maps, record, selection)
     maps = sample.maps
     kind = maps[0].site.kind
     sizes = {(len(kept.queries), len(kept.keys), len(kept.values)) for kept in maps}

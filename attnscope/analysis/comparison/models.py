@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.analysis.comparison.compare import Pair, sure
+from attnscope.analysis.comparison.compare import Pair, note_certainty
 from attnscope.analysis.comparison.head_rows import head_rows, map_of_nats
 from attnscope.analysis.comparison.partners import by_word, paired_rows, pairing
 from attnscope.analysis.selection import Selection
@@ -135,7 +135,7 @@ def compare_models(
         stability=None if average is None else average.stability,
         title=f"{_what(first)} · {kind_title(first.kind)}",
         subtitle=f"{of:,} {units} compared" if len(texts) == 1 else f"mean over {len(texts):,} texts",
-        notes=(*dict.fromkeys(notes), *sure(rows, of, error, average)),
+        notes=(*dict.fromkeys(notes), *note_certainty(rows, of, error, average)),
     )
 
 

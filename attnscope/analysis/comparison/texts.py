@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.analysis.comparison.compare import sure
+from attnscope.analysis.comparison.compare import note_certainty
 from attnscope.analysis.comparison.head_rows import head_rows, map_of_nats
 from attnscope.analysis.comparison.partners import by_place, paired_rows, pairing, texts
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import expect, kind_title, provenance
+from attnscope.analysis.sentences import kind_title, provenance, require_selected
 from attnscope.attention import Axis, Head
 from attnscope.capture.observers.sample import Sample
 from attnscope.capture.observers.shared_rows import SharedRows
@@ -70,7 +70,7 @@ def compare_texts(
         chosen += [kept.values[0, 0].cpu().numpy() for kept in whole.maps if kept.site.kind == found[0].kind]
     one, two = found
     asked = [site for site in one.seen if selection.heads(site.site, site.heads)]
-    expect(asked, one.record, selection)
+    require_selected(asked, one.record, selection)
     apart = divergence(one.rows, two.rows)  # [head, row]
     count = len(pairs(one.kind)[0])
     error = np.array([sampling_error(head, count) for head in apart])
@@ -78,7 +78,13 @@ def compare_texts(
     queries, keys = (
         _steps(*axes, selection) for axes in zip(prepared.axes[one.kind], other.axes[one.kind], strict=True)
     )
-    notes = (*model.notes, *prepared.notes, *other.notes, *one.notes, *sure(apart.shape[1], count, error))
+    notes = (
+        *model.notes,
+        *prepared.notes,
+        *other.notes,
+        *one.notes,
+        *note_certainty(apart.shape[1], count, error),
+    )
     notes = tuple(dict.fromkeys(notes))
     return TextComparison(
         kind=one.kind,

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.analysis.comparison.compare import sure
+from attnscope.analysis.comparison.compare import note_certainty
 from attnscope.analysis.comparison.head_rows import even_rows, evenly, oddities
 from attnscope.analysis.head import LARGEST
 from attnscope.analysis.selection import Selection, head_of
-from attnscope.analysis.sentences import expect, hiding, kind_title
+from attnscope.analysis.sentences import kind_title, note_hidden, require_selected
 from attnscope.attention import Axis, Head, Site
 from attnscope.axes import Place, Weights
 from attnscope.capture import Record
@@ -95,8 +95,8 @@ def compare_heads(
         *model.notes,
         *prepared.notes,
         *oddities([each.sampled for each in both]),
-        *hiding(shares, selection, "their attention"),
-        *sure(len(positions), len(queries.places), np.array([error])),
+        *note_hidden(shares, selection, "their attention"),
+        *note_certainty(len(positions), len(queries.places), np.array([error])),
     )
     distance = float(apart.double().mean())
     view = head_pair(
@@ -156,7 +156,7 @@ def _kind(heads: Sequence[Head], record: Record, selection: Selection) -> str:
             return kind
     for head in heads:
         asked = Selection(head, kind=selection.kind)
-        expect([seen for seen in record.sites if asked.heads(seen.site, seen.heads)], record, asked)
+        require_selected([seen for seen in record.sites if asked.heads(seen.site, seen.heads)], record, asked)
     raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
 
 
@@ -164,7 +164,7 @@ def _labelled(head: _OneHead) -> tuple[Weights, float]:
     """The weights of one head, [query place, key place], and the share that was hidden."""
     made, number = head.map, [head.number]
     mask = made.open if made.open.shape[1] == 1 else made.open[:, number]
-    weights, share = replace(made, values=made.values[:, number], open=mask).labelled()
+    weights, share = replace(made, values=made.values[:, number], open=mask).label()
     return replace(weights, values=weights.values[0], allowed=weights.allowed[0]), share
 
 

@@ -49,14 +49,14 @@ def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
         alike.setdefault(_shape(one), []).append(one)
     groups = sorted(alike.values(), key=lambda group: -len(group[0].tokens))
     return [
-        joined(group[start : start + size])
+        join_texts(group[start : start + size])
         for group in groups
         for size in [max(1, BATCH_TOKENS // len(group[0].tokens))]
         for start in range(0, len(group), size)
     ]
 
 
-def joined(texts: Sequence[ModelInput]) -> Batch:
+def join_texts(texts: Sequence[ModelInput]) -> Batch:
     """One batch of texts whose inputs have the same shapes."""
     first = texts[0]
     inputs = {name: torch.cat([text.inputs[name] for text in texts]) for name in first.inputs}

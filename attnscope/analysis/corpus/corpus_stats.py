@@ -11,10 +11,11 @@ from typing import Any
 
 from attnscope.analysis.corpus.batches import Batch, batches, windows
 from attnscope.analysis.corpus.processes import Processes, together
+from attnscope.analysis.corpus.progress import Progress
 from attnscope.analysis.corpus.workers import in_order, workers
 from attnscope.analysis.intervention.importance import Importances
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import expect, extent, means
+from attnscope.analysis.sentences import describe_kernels, extent, require_selected
 from attnscope.analysis.stats import Stats, measuring_pass, what_ran
 from attnscope.capture import Record
 from attnscope.errors import InputError
@@ -25,28 +26,6 @@ from attnscope.storage.corpus import Corpus, Entry
 
 NAMED = 3
 """Places of texts that were left out which a note names."""
-
-
-@dataclass
-class Progress:
-    """How far a run is: ``done`` in the corpus's own unit, ``entries`` read of it, and what they held.
-
-    The fused pass computed ``taken`` of ``calls`` of attention. ``skipped`` texts could not be read;
-    ``places`` says where the first of them stand. ``cut`` texts were longer than the model reads, ``notes``
-    says what else was done to texts, ``layout`` is what ran, in words.
-    """
-
-    done: int = 0
-    entries: int = 0
-    texts: int = 0
-    tokens: int = 0
-    skipped: int = 0
-    places: list[str] = field(default_factory=list)
-    cut: int = 0
-    notes: list[str] = field(default_factory=list)
-    taken: int = 0
-    calls: int = 0
-    layout: list[str] = field(default_factory=list)
 
 
 def corpus_stats(
@@ -101,14 +80,14 @@ def corpus_stats(
         total = _Sums(Measurement(names), Importances())
         if checkpoint is not None:
             found = checkpoints.load(checkpoint, identity) if processes.number == 0 else None
-            found = processes.told(found)
+            found = processes.broadcast(found)
             if found is not None:
                 total, run.progress = _Sums.from_state(found["sums"]), Progress(**found["progress"])
         entries = islice(corpus.entries(), run.progress.entries, limit)
         for window in windows(entries):
             mine = _Sums(Measurement(names), Importances())
             ran = run.measure(window, mine, processes, watch)
-            for state, (taken, calls) in processes.gathered((mine.state(), ran)):
+            for state, (taken, calls) in processes.gather((mine.state(), ran)):
                 total.merge(_Sums.from_state(state))
                 run.progress.taken += taken
                 run.progress.calls += calls
@@ -116,7 +95,7 @@ def corpus_stats(
                 state = {"sums": total.state(), "progress": asdict(run.progress)}
                 checkpoints.save(checkpoint, identity, state)
         if processes.count > 1:
-            sums, progress = processes.told((total.state(), asdict(run.progress)))
+            sums, progress = processes.broadcast((total.state(), asdict(run.progress)))
             total, run.progress = _Sums.from_state(sums), Progress(**progress)
     return run.stats(total)
 
@@ -188,8 +167,8 @@ class _Run:
                         with suppress(InputError):  # nothing to guess: such texts do not count
                             sums.importances.add(self.model, batch.prepared, batch.labels)
                     if not progress.layout:
-                        expect(sums.measured.figures(), record, self.selection)
-                        progress.layout = [extent(record.sites), means(record.sites)]
+                        require_selected(sums.measured.figures(), record, self.selection)
+                        progress.layout = [extent(record.sites), describe_kernels(record.sites)]
                 passed += batch.tokens
                 progress.texts += batch.texts
                 progress.tokens += batch.tokens

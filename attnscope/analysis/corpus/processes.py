@@ -18,7 +18,7 @@ class Processes:
     number: int = 0
     count: int = 1
 
-    def gathered(self, mine: object) -> list[Any]:
+    def gather(self, mine: object) -> list[Any]:
         """What every process has, in their order, at number 0; an empty list at the others."""
         if self.count == 1:
             return [mine]
@@ -29,7 +29,7 @@ class Processes:
             distributed.gather_object(mine, everyones if self.number == 0 else None)
         return everyones if self.number == 0 else []
 
-    def told(self, word: Any) -> Any:
+    def broadcast(self, word: Any) -> Any:
         """What process 0 says, at every process."""
         if self.count == 1:
             return word

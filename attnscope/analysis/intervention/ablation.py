@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.analysis.corpus.batches import joined
+from attnscope.analysis.corpus.batches import join_texts
 from attnscope.analysis.intervention.importance import gated_sites, predicted_side
 from attnscope.analysis.selection import Asked, selection_of
-from attnscope.analysis.sentences import expect, kind_title
+from attnscope.analysis.sentences import kind_title, require_selected
 from attnscope.attention import Kind
 from attnscope.capture import recording
 from attnscope.capture.hooks.gate import gated, zeroed
@@ -59,7 +59,7 @@ class Ablation:
     notes: tuple[str, ...]
 
 
-def ablated(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
+def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
     """Ask the model for its predictions as it is, and with the output of one head set to zero.
 
     A causal model predicts each next token; a masked one each token, hidden in turns. Raises ``ModelError``
@@ -69,7 +69,7 @@ def ablated(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
     selection = selection_of(asked)
     if selection.head is None:
         raise SelectionError("which head is to be taken away? name one, like L5H3")
-    batch = joined([prepared])
+    batch = join_texts([prepared])
     tokens = predicted_side(batch.labels)[0]
     vocabulary = model.objective.vocabulary
     found: list[Changed] = []
@@ -81,7 +81,7 @@ def ablated(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
                 before = predictions.logits(model)
             gated_sites(model, record, gates)
             meant = [call for call, site in enumerate(record.sites) if selection.heads(site.site, site.heads)]
-            expect(meant, record, selection)
+            require_selected(meant, record, selection)
             kind = record.sites[meant[0]].site.kind
             with gated(zeroed(meant[0], selection.head.head)):
                 after = predictions.logits(model)

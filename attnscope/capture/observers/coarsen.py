@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Site
-from attnscope.axes import Array, Coarsening, Weights, group_places, labelled, places
+from attnscope.axes import Array, Coarsening, Weights, group_places, label_map, places
 from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
 from attnscope.memory import require
 
@@ -55,9 +55,9 @@ class CoarseMap:
         """Where the mask leaves something open in any of the batch.  -> [head or 1, row, column]"""
         return self.open.any(0)
 
-    def labelled(self) -> tuple[Weights, float]:
+    def label(self) -> tuple[Weights, float]:
         """The mean over the batch with its labels, and the share of attention that was left aside."""
-        return labelled(self.mean.cpu().numpy(), self.opened.cpu().numpy(), self.queries, self.keys)
+        return label_map(self.mean.cpu().numpy(), self.opened.cpu().numpy(), self.queries, self.keys)
 
 
 @dataclass(eq=False)

@@ -137,7 +137,7 @@ def _coloured(layer: GridLayer, view: Grid, cmap: str) -> Array:
 
 
 def _layer_numbers(view: Grid) -> list[int]:
-    return sorted({*(layer.layer for layer in view.layers), *view.holes})
+    return sorted({*(layer.layer for layer in view.layers), *view.without_attention})
 
 
 def _said(view: Grid, tall: int, wide: int) -> list[str]:
@@ -147,8 +147,8 @@ def _said(view: Grid, tall: int, wide: int) -> list[str]:
         said += f"; pooled to {tall} × {wide} cells, keys summed and queries averaged"
     if any(layer.masked.any() for layer in view.layers):
         said += "; grey: masked"
-    if view.holes:
-        said += f"; no attention of this kind in {', '.join(f'L{hole}' for hole in view.holes)}"
+    if view.without_attention:
+        said += f"; no attention of this kind in {', '.join(f'L{layer}' for layer in view.without_attention)}"
     return [said]
 
 

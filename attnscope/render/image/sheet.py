@@ -105,7 +105,7 @@ def value_of(reading: Reading) -> str:
 
 
 def _beside(reading: Reading) -> str:
-    baseline = "" if reading.baseline is None else f"(uniform {reading.baseline:.2f})"
+    baseline = "" if reading.baseline is None else f"(baseline {reading.baseline:.2f})"
     return f"{reading.unit} {baseline}".strip()
 
 

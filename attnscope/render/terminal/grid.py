@@ -41,7 +41,7 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
                 Segment(" " * (width + 1 - len(name))),
             ]
         yield names[:-1]
-        for number in sorted({*drawn, *view.holes}):
+        for number in sorted({*drawn, *view.without_attention}):
             inside = chosen[1] if chosen and chosen[0] == number and chosen[1] in heads else None
             yield from _layer(number, drawn.get(number), heads, label, inside)
     yield []

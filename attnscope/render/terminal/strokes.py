@@ -82,7 +82,7 @@ def readings(numbers: tuple[Reading, ...], surface: Surface) -> Iterator[Line]:
 
 
 def _reading(reading: Reading) -> tuple[str, str, str, str]:
-    baseline = "" if reading.baseline is None else f"(uniform {reading.baseline:.2f})"
+    baseline = "" if reading.baseline is None else f"(baseline {reading.baseline:.2f})"
     return reading.name, f"{reading.value:.2f}", reading.unit, baseline
 
 

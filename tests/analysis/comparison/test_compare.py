@@ -137,7 +137,7 @@ def test_groups_are_named_in_the_order_of_the_table(own):
     assert list(view.table.rows) == list(view.table.columns) == order
     assert sum(view.table.groups) == 32
     assert np.array_equal(view.table.values, seen.distances[np.ix_(seen.groups.order, seen.groups.order)])
-    for pair in seen.loners:
+    for pair in seen.singletons:
         others = [
             seen.distances[seen.heads.index(pair.one), i] for i, h in enumerate(seen.heads) if h != pair.one
         ]

@@ -9,7 +9,7 @@ import transformers
 from torch.nn import functional as F
 
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
-from attnscope.analysis.intervention.ablation import ablated
+from attnscope.analysis.intervention.ablation import ablate
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.attention import Head
@@ -129,7 +129,7 @@ def without(model, layer, head):
 
 def test_ablation_is_an_output_projection_without_the_heads_columns(model):
     prepared = model.prepare(TEXT)
-    seen = ablated(model, prepared, "L1H2")
+    seen = ablate(model, prepared, "L1H2")
     other = without(model, 1, 2)
     divergence, before, after = {}, {}, {}
     with torch.no_grad():
@@ -228,7 +228,7 @@ def importance_of(model, text):
 def test_a_model_that_cannot_be_asked_says_so(tmp_path, make, sentence):
     def ask():
         model = load(make(tmp_path), predicting=True)
-        ablated(model, model.prepare(TEXT), "L0H0")
+        ablate(model, model.prepare(TEXT), "L0H0")
 
     with pytest.raises(ModelError, match=sentence):
         ask()
@@ -244,19 +244,19 @@ def test_heads_that_cannot_be_gated_are_named_with_how_they_attend(tmp_path):
 
     model.module.h[0].attn.forward = by_hand
     with pytest.raises(ModelError, match="cannot be gated: it attends by"):
-        ablated(model, model.prepare(TEXT), "L1H0")
+        ablate(model, model.prepare(TEXT), "L1H0")
     model.module.h[0].attn.forward = attend
 
 
 def test_a_head_that_does_not_exist_and_a_text_without_a_guess_are_refused():
     model = load("own")
     with pytest.raises(SelectionError, match="no head L9H0: this model has layers 0-3"):
-        ablated(model, model.prepare(TEXT), "L9H0")
+        ablate(model, model.prepare(TEXT), "L9H0")
     with pytest.raises(SelectionError, match="which head is to be taken away"):
-        ablated(model, model.prepare(TEXT), Selection(layers=(1,)))
+        ablate(model, model.prepare(TEXT), Selection(layers=(1,)))
     causal = load("own-causal")
     with pytest.raises(InputError, match="no token to predict"):
-        ablated(causal, causal.prepare("cat", max_tokens=2), "L0H0")
+        ablate(causal, causal.prepare("cat", max_tokens=2), "L0H0")
 
 
 def test_an_encoder_decoder_is_asked_for_its_targets_tokens(tmp_path):
@@ -264,7 +264,7 @@ def test_an_encoder_decoder_is_asked_for_its_targets_tokens(tmp_path):
     prepared = model.prepare("The cat sat.", "It was tired.")
     found = stats(model, prepared, Selection(), importance=True).importance
     assert {head.kind for head in found} == {"encoder", "decoder", "cross"}
-    seen = ablated(model, prepared, "cross L0H1")
+    seen = ablate(model, prepared, "cross L0H1")
     assert seen.kind == "cross"
     tokens = prepared.axes["decoder"][0]
     assert all(tokens[one.position].text == one.token for one in seen.changed)

@@ -88,7 +88,7 @@ def test_the_caption_tells_readings_and_notes() -> None:
     view = heatmap(random_head(3), readings=(Reading("entropy", 1.25, 2.0, "nats"),), notes=("untrained",))
     with drawing(view) as (figure, _):
         texts = {text.get_gid(): text.get_text() for text in figure.texts}
-    assert (texts["name"], texts["value"], texts["baseline"]) == ("entropy", "1.25", "nats (uniform 2.00)")
+    assert (texts["name"], texts["value"], texts["baseline"]) == ("entropy", "1.25", "nats (baseline 2.00)")
     assert texts["notes"] == "untrained"
 
 

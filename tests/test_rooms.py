@@ -11,7 +11,7 @@ import attnscope
 PACKAGE = Path(attnscope.__file__).parent
 FLOORS = [  # from the ground up: a room imports from the rooms below it, and from no other
     {"errors"},
-    {"registry", "memory"},
+    {"registry", "memory", "offline"},
     {"attention"},
     {"axes"},
     {"fused"},

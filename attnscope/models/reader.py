@@ -130,9 +130,10 @@ def load_reader(name: str, **options: Any) -> Reader:
 
     if name in BUNDLED:
         return Reader(load_tokenizer(PRETRAINED / name / TOKENIZER))
-    from attnscope.models.huggingface.load import load_tokenizer as load_from_hub
+    from attnscope.models.huggingface.source import Source
 
-    backend = getattr(load_from_hub(name, **options), "backend_tokenizer", None)
+    source = Source(name, **options)
+    backend = getattr(source.load_tokenizer(source.load_config()), "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"the tokenizer of {name} is not one of the tokenizers library: choose another")
     backend.no_padding()  # some files ask for a fixed length

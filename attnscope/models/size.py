@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,22 @@ def weights_size(name: str, revision: str | None, dtype: torch.dtype | None) -> 
     files = sorted(_folder(name, revision).glob("*.safetensors"))
     if dtype is None:
         return sum(file.stat().st_size for file in files)
-    return sum(_elements(file) for file in files) * dtype.itemsize
+    return sum(math.prod(shape) for file in files for shape in _shapes(file)) * dtype.itemsize
+
+
+class Stored(NamedTuple):
+    """What the files of weights hold: bytes, and the number of their tensors."""
+
+    size: int
+    tensors: int
+
+
+def stored_weights(name: str, revision: str | None) -> Stored:
+    """The weights in a folder, or in the cache of the hub; the tensors of pickled files are estimated."""
+    folder = _folder(name, revision)
+    files, pickled = list(folder.glob("*.safetensors")), list(folder.glob("*.bin"))
+    size = sum(file.stat().st_size for file in (*files, *pickled))
+    return Stored(size, sum(len(_shapes(file)) for file in files) or size // 1000)
 
 
 def pass_size(module: nn.Module, texts: int, tokens: int) -> int:
@@ -46,13 +62,13 @@ def _folder(name: str, revision: str | None) -> Path:
     return Path(found).parent if isinstance(found, str) else Path(name)
 
 
-def _elements(file: Path) -> int:
-    """The numbers in a file, of which only the header is read; 0 if it is damaged, as loading will say."""
+def _shapes(file: Path) -> list[list[int]]:
+    """The shapes in a file, of which only the header is read; none if it is damaged, as loading will say."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, "pt") as tensors:
             names = tensors.keys()
-            return sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+            return [tensors.get_slice(name).get_shape() for name in names]
     except (SafetensorError, OSError):
-        return 0
+        return []

@@ -219,5 +219,5 @@ def test_a_config_that_asks_for_billions_of_layers_is_refused_at_once(causal, tm
     shutil.copytree(causal, tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: 2**31}))
-    with pytest.raises(ModelError, match=rf"asks for 2,147,483,648 layers \({key}\)"):
+    with pytest.raises(ModelError, match=r"config\.json asks for more than [\d,]+ (modules|tensors)"):
         load(str(tmp_path / "model"))

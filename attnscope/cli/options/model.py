@@ -1,19 +1,15 @@
 """Which model, and how it is loaded."""
 
-import os
-import sys
 from dataclasses import dataclass
 
 from attnscope.cli.options.declare import MODEL, flag, option
 
 
 def _stay_offline(asked: bool) -> bool:
-    """Keep the hub's library, which every download goes through, off the network from here on."""
     if asked:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # it reads this when it is imported
-        hub = sys.modules.get("huggingface_hub.constants")
-        if hub is not None:
-            vars(hub)["HF_HUB_OFFLINE"] = True
+        from attnscope.offline import close_network
+
+        close_network()
     return asked
 
 

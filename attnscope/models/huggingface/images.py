@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.weights import Array
-from attnscope.errors import InputError, ModelError, first_line
+from attnscope.errors import InputError, first_line
 from attnscope.models.inputs import ModelInput, Picture
 from attnscope.models.model import accepts
 
@@ -34,21 +34,6 @@ BEFORE = {
 
 AFTER = {"detection_tokens": "DET"}
 """Those that stand behind them."""
-
-
-def load_processor(name: str, **asked: Any) -> Any:
-    """What prepares images for the model of that name, as transformers loads it. Raises ``ModelError``."""
-    import transformers
-
-    try:
-        return transformers.AutoImageProcessor.from_pretrained(name, **asked)
-    except Exception as error:
-        if "preprocessor_config" in str(error) or "image processor" in str(error).lower():
-            raise ModelError(
-                f"{name} does not say how it reads images: it has no preprocessor_config.json that "
-                f"transformers knows"
-            ) from error
-        raise ModelError(f"the image processor of {name} cannot be loaded: {first_line(error)}") from error
 
 
 def open_image(path: Path) -> Image:

@@ -6,25 +6,27 @@ carries is not run, unless the caller asks for either by name.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from attnscope.errors import ModelError, first_line
+from attnscope.errors import ModelError
 from attnscope.memory import require
-from attnscope.models.huggingface.hub import require_on_hub
-from attnscope.models.huggingface.images import load_processor
 from attnscope.models.huggingface.model import HuggingFaceModel
+from attnscope.models.huggingface.source import Source
+from attnscope.models.limits import bounded, built_within
 from attnscope.models.model import accepts
-from attnscope.models.size import weights_size
+from attnscope.models.size import stored_weights, weights_size
 
-MOST_LAYERS = 10_000
-"""More layers than any model has; a config may ask for billions of them."""
+SLACK = 320 << 20
+"""Bytes that may be taken beside the weights while a model is loaded."""
+
+THREAD = 10 << 20
+"""Bytes of the stack of a thread that torch may start meanwhile."""
 
 
 def load_huggingface(
@@ -46,31 +48,30 @@ def load_huggingface(
     nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded,
     ``SizeError`` if its weights would not fit the memory that is free.
     """
-    source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    source = Source(name, revision, trust_remote_code)
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
         raise ModelError("a device map needs the package accelerate: pip install accelerate")
-    config = _load_config(name, **source)
+    config = source.load_config()
     tokenizer: Any = None
     no_tokenizer: ModelError | None = None
     try:
-        tokenizer = load_tokenizer(name, **source)
+        tokenizer = source.load_tokenizer(config)
     except ModelError as error:  # models of images have none
         no_tokenizer = error
     if device.type == "cpu" and device_map is None:
         instead = "take a smaller --dtype, or a smaller model"
         require(weights_size(name, revision, dtype), f"{name} with its weights", instead)
-    try:
+    options: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+    with source.shielded(), _within_weights(source, config, dtype):
         loaded, loading = _pick_class(config, generative, predicting).from_pretrained(
             name,
             config=config,
             dtype="auto" if dtype is None else dtype,
             use_safetensors=None if allow_pickle else True,
             output_loading_info=True,
-            **source,
-            **({} if device_map is None else {"device_map": device_map}),
+            **source.options,
+            **options,
         )
-    except Exception as error:
-        raise ModelError(_explain(name, error)) from error
     if device_map is None:
         loaded.to(device)
     with_head = generative or predicting
@@ -93,8 +94,22 @@ def load_huggingface(
         notes,
         positions=_positions(module),
         writer=loaded if with_head else None,
-        load_processor=functools.partial(load_processor, name, **source),
+        load_processor=source.load_processor,
     )
+
+
+@contextmanager
+def _within_weights(source: Source, config: Any, dtype: torch.dtype | None) -> Iterator[None]:
+    """Let a model take the memory of its weights, and be built of no more than they can fill."""
+    name, revision = source.name, source.revision
+    with ExitStack() as stack:
+        stack.enter_context(built_within(name, lambda: stored_weights(name, revision)))
+        stored = stored_weights(name, revision).size
+        if stored and getattr(config, "quantization_config", None) is None:
+            size = stored + 2 * max(stored, weights_size(name, revision, dtype))
+            memory = size + SLACK + torch.get_num_threads() * THREAD
+            stack.enter_context(bounded(f"loading {name}", memory))
+        yield
 
 
 def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
@@ -138,47 +153,6 @@ def _forget_preferences(writer: Any) -> None:
     writer.generation_config = GenerationConfig(**{name: getattr(stored, name, None) for name in names})
 
 
-def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a hub id or a local folder, as transformers loads it. Raises ``ModelError``."""
-    source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    config = _load_config(name, **source)
-    import transformers
-
-    try:
-        return transformers.AutoTokenizer.from_pretrained(name, config=config, **source)
-    except Exception as error:
-        raise ModelError(_explain(f"the tokenizer of {name}", error)) from error
-
-
-def _load_config(name: str, *, revision: str | None, trust_remote_code: bool) -> Any:
-    """The config of a hub id or a local folder. Raises ``ModelError`` if there is none."""
-    if not Path(name).is_dir():
-        require_on_hub(name, revision)
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        stored, _ = transformers.PretrainedConfig.get_config_dict(name, revision=revision)
-        _require_plausible(name, stored)
-        return transformers.AutoConfig.from_pretrained(
-            name, revision=revision, trust_remote_code=trust_remote_code
-        )
-    except ModelError:
-        raise
-    except Exception as error:  # whatever a foreign folder provokes is the folder's fault, not ours
-        raise ModelError(_explain(name, error)) from error
-
-
-def _require_plausible(name: str, config: Mapping[str, Any]) -> None:
-    """Raise ``ModelError`` for a number of layers that would take hours to build before it fails."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            _require_plausible(name, value)
-        elif "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
-            raise ModelError(f"{name} cannot be loaded: its config.json asks for {value:,} layers ({key})")
-
-
 def _positions(module: nn.Module) -> int | None:
     """The most tokens that the model has positions for, from its table of positions or its config."""
     for name, table in module.named_modules():
@@ -188,18 +162,3 @@ def _positions(module: nn.Module) -> int | None:
     config: Any = module.config
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
-
-
-def _explain(name: str, error: Exception) -> str:
-    """One sentence on why a model did not load."""
-    message = str(error)
-    if "trust_remote_code" in message:
-        return f"{name} carries code of its own: read it, then pass --trust-remote-code to run it"
-    if "Unrecognized configuration class" in message:
-        return f"{name} does not write text: transformers has no language-model head for a model of its type"
-    if "no file named" in message or "pytorch_model.bin" in message:
-        return (
-            f"{name} has no safetensors weights: pass --allow-pickle to load pickled ones, "
-            "if you trust whoever made them"
-        )
-    return f"{name} cannot be loaded: {first_line(error)}"

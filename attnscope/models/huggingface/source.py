@@ -1,0 +1,137 @@
+"""Where a model comes from: a folder or the hub, and its config, tokenizer and image processor.
+
+A folder chooses no code and no network: it is read with limits, what names a repository in it is refused, and
+nothing that it asks for reaches another machine, unless the caller trusts it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import AttnscopeError, ModelError, first_line
+from attnscope.models.huggingface.folder import (
+    CONFIGS,
+    read_config,
+    require_no_repository,
+    require_plain_files,
+)
+from attnscope.models.huggingface.hub import require_on_hub
+from attnscope.models.limits import bounded
+from attnscope.offline import network_closed
+
+CONFIG_MEMORY = 256 << 20
+"""Bytes that a config may take; honest ones take a thousandth."""
+
+CONFIG_SECONDS = 5.0
+"""Time in which a config is read; honest ones take milliseconds."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A hub id or a local folder, and how far it is trusted."""
+
+    name: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, if the name is one."""
+        return Path(self.name) if Path(self.name).is_dir() else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same, as keywords of transformers."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+    @contextmanager
+    def shielded(self, what: str = "") -> Iterator[None]:
+        """Close the network if a folder is loaded, and turn what the library raises into ``ModelError``."""
+        reason = f"the folder {self.name} chooses no network (--trust-remote-code would let it)"
+        try:
+            if self.folder is None or self.trust_remote_code:
+                yield
+            else:
+                with network_closed(reason):
+                    yield
+        except AttnscopeError:
+            raise
+        except Exception as error:  # whatever a foreign folder provokes is the folder's fault, not ours
+            for one in (error.__cause__, error.__context__):
+                if isinstance(one, AttnscopeError):
+                    raise one from None
+            raise ModelError(_explain(what + self.name, error)) from error
+
+    def load_config(self) -> Any:
+        """The config. Raises ``ModelError`` if there is none, or one that no honest model has."""
+        if self.folder is None:
+            require_on_hub(self.name, self.revision)
+        else:
+            require_plain_files(self.folder)
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        with self.shielded():
+            self._require_harmless()
+            with bounded(f"the config.json of {self.name}", CONFIG_MEMORY, CONFIG_SECONDS):
+                return transformers.AutoConfig.from_pretrained(self.name, **self.options)
+
+    def load_tokenizer(self, config: Any) -> Any:
+        """The tokenizer, as transformers loads it. Raises ``ModelError``."""
+        import transformers
+
+        with self.shielded("the tokenizer of "):
+            return transformers.AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
+
+    def load_processor(self) -> Any:
+        """What prepares images for the model, as transformers loads it. Raises ``ModelError``."""
+        import transformers
+
+        with self.shielded("the image processor of "):
+            try:
+                return transformers.AutoImageProcessor.from_pretrained(self.name, **self.options)
+            except (OSError, ValueError) as error:
+                if "preprocessor_config" in str(error) or "image processor" in str(error).lower():
+                    raise ModelError(
+                        f"{self.name} does not say how it reads images: it has no preprocessor_config.json "
+                        "that transformers knows"
+                    ) from error
+                raise
+
+    def _require_harmless(self) -> None:
+        """Read the files of settings, and refuse those that name other repositories."""
+        from transformers.utils import cached_file
+
+        for name in CONFIGS:
+            file = cached_file(
+                self.name,
+                name,
+                revision=self.revision,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+                _raise_exceptions_for_gated_repo=False,
+            )
+            if file is not None:
+                settings = read_config(self.name, Path(file))
+                if not self.trust_remote_code:
+                    require_no_repository(self.name, name, settings)
+
+
+def _explain(name: str, error: Exception) -> str:
+    """One sentence on why a model did not load."""
+    message = str(error)
+    if "trust_remote_code" in message:
+        return f"{name} carries code of its own: read it, then pass --trust-remote-code to run it"
+    if "Unrecognized configuration class" in message:
+        return f"{name} does not write text: transformers has no language-model head for a model of its type"
+    if "no file named" in message or "pytorch_model.bin" in message:
+        return (
+            f"{name} has no safetensors weights: pass --allow-pickle to load pickled ones, "
+            "if you trust whoever made them"
+        )
+    return f"{name} cannot be loaded: {first_line(error)}"

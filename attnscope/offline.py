@@ -1,0 +1,94 @@
+"""Keep this process, or a part of its work, off the network.
+
+Python tells an audit hook of every connection before it is made, whichever library asks for it; the hook
+refuses those to other machines. Addresses of this machine stay open.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import local
+from typing import Any
+
+from attnscope.errors import ModelError
+
+EVENTS = {
+    "socket.connect": 1,
+    "socket.sendto": 1,
+    "socket.sendmsg": 1,
+    "socket.getaddrinfo": 0,
+    "socket.gethostbyname": 0,
+}
+"""The audit events of a connection, and which of their arguments is the address or the host."""
+
+BY_ADDRESS = ("socket.connect", "socket.sendto", "socket.sendmsg")
+"""Those with an address, that is a tuple with the host in it where another machine can be meant."""
+
+
+class _Reasons(local):
+    """Why the network is closed to this thread."""
+
+    here: tuple[str, ...] = ()
+
+
+_everywhere: list[str] = []
+_reasons = _Reasons()
+_watching: list[bool] = []
+
+
+def close_network() -> None:
+    """Close the network to the whole process, for good, and tell the hub's library so."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # it reads this when it is imported
+    constants = sys.modules.get("huggingface_hub.constants")
+    if constants is not None:
+        vars(constants)["HF_HUB_OFFLINE"] = True
+    _watch()
+    _everywhere.append("the network is closed (--offline)")
+
+
+@contextmanager
+def network_closed(reason: str) -> Iterator[None]:
+    """Close the network to this thread: a connection raises ``ModelError``, with ``reason`` and its host."""
+    _watch()
+    before = _reasons.here
+    _reasons.here = (reason, *before)
+    try:
+        yield
+    finally:
+        _reasons.here = before
+
+
+def _watch() -> None:
+    """Install the audit hook, once: Python has no way to take one away."""
+    if not _watching:
+        _watching.append(True)
+        sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    """The audit hook: raise for a connection to another machine while the network is closed."""
+    if event not in EVENTS:
+        return
+    reason = next(iter((*_reasons.here, *_everywhere)), None)
+    address = arguments[EVENTS[event]] if len(arguments) > EVENTS[event] else None
+    if reason is None or (event in BY_ADDRESS and not isinstance(address, tuple)):
+        return  # such as a Unix socket, whose address is a path
+    host = address[0] if isinstance(address, tuple) and address else address
+    host = host.decode("utf-8", "replace") if isinstance(host, bytes) else host
+    if isinstance(host, str) and not _is_local(host):
+        raise ModelError(f"{reason}, and {host} was asked for")
+
+
+def _is_local(host: str) -> bool:
+    """Whether a host is this machine."""
+    if host in ("", "localhost", "ip6-localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified

@@ -1,0 +1,111 @@
+"""A folder chooses no code and no network: what names a repository is refused, and nothing gets out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnscope.errors import ModelError
+from attnscope.models import load
+from tests.models.hostile import folder, verdicts
+
+KERNEL = "someone/kernel"
+REFUSED = [  # a file, what it says, and the field that the sentence names
+    ("config.json", {"attn_implementation": KERNEL}, "attn_implementation"),
+    ("config.json", {"_attn_implementation": KERNEL}, "_attn_implementation"),
+    ("config.json", {"_attn_implementation_internal": KERNEL}, "_attn_implementation_internal"),
+    ("config.json", {"attn_implementation": {"": KERNEL}}, "attn_implementation"),
+    ("config.json", {"attn_implementation": "paged|someone/kernel"}, "attn_implementation"),
+    ("config.json", {"attn_implementation": "someone/kernel@main:run"}, "attn_implementation"),
+    ("config.json", {"attn_implementation": " someone/kernel "}, "attn_implementation"),
+    ("config.json", {"attn_implementation": "kernels-community/flash-attn"}, "attn_implementation"),
+    ("config.json", {"experts_implementation": KERNEL}, "experts_implementation"),
+    ("config.json", {"text_config": {"attn_implementation": KERNEL}}, "text_config.attn_implementation"),
+    ("config.json", {"kernel_config": {"attention": [KERNEL]}}, "kernel_config.attention"),
+    ("config.json", {"auto_map": {"AutoConfig": "someone/code--file.Config"}}, "auto_map.AutoConfig"),
+    ("config.json", {"auto_map": {"AutoModel": "someone/code--file.Model"}}, "auto_map.AutoModel"),
+    ("config.json", {"backbone": "someone/backbone", "use_pretrained_backbone": True}, "backbone"),
+    ("config.json", {"backbone": "someone/backbone", "use_timm_backbone": False}, "backbone"),
+    ("config.json", {"model_type": "detr", "backbone": "someone/backbone"}, "backbone"),
+    ("config.json", {"model_type": "mask2former", "backbone": "someone/backbone"}, "backbone"),
+    ("config.json", {"vision_backbone": "someone/backbone"}, "vision_backbone"),
+    ("config.json", {"mm_vision_tower": "someone/tower"}, "mm_vision_tower"),
+    ("config.json", {"text_model_name": "someone/text"}, "text_model_name"),
+    ("config.json", {"vision_model_name_or_path": "someone/vision"}, "vision_model_name_or_path"),
+    ("config.json", {"base_model": "someone/base"}, "base_model"),
+    ("config.json", {"index_path": "someone/index"}, "index_path"),
+    ("config.json", {"load_checkpoint": "someone/weights"}, "load_checkpoint"),
+    ("adapter_config.json", {"base_model_name_or_path": "someone/base"}, "base_model_name_or_path"),
+    ("generation_config.json", {"custom_generate": "someone/generate"}, "custom_generate"),
+    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["someone/t--t.T", None]}}, "auto_map"),
+    ("preprocessor_config.json", {"repo_path": "someone/labels"}, "repo_path"),
+    ("preprocessor_config.json", {"auto_map": {"AutoImageProcessor": "someone/c--m.P"}}, "auto_map"),
+    ("processor_config.json", {"speaker": {"repo_or_path": "someone/voice"}}, "speaker.repo_or_path"),
+    ("processor_config.json", {"auto_map": {"AutoProcessor": "someone/c--m.P"}}, "auto_map"),
+    ("processor_config.json", {"audio_tokenizer_name_or_path": "someone/a"}, "audio_tokenizer_name_or_path"),
+]
+KEPT_IN = [  # what names nothing of that kind, and must reach nothing either
+    ("config.json", {"_name_or_path": "someone/else"}),
+    ("config.json", {"model_type": "planted", "auto_map": {"AutoConfig": "planted.Config"}}),
+    ("config.json", {"auto_map": {"AutoConfig": "planted.Config", "AutoModel": "planted.Model"}}),
+    ("config.json", {"model_type": "detr", "backbone": "resnet50", "use_pretrained_backbone": True}),
+    ("config.json", {"model_type": "dpt", "backbone": "owner-less", "use_timm_backbone": False}),
+    ("config.json", {"model_type": "rag"}),
+    ("config.json", {"model_type": "nothing-known"}),
+    ("config.json", {"quantization_config": {"quant_method": "mxfp4"}}),
+    ("config.json", {"attn_implementation": "flash_attention_2"}),
+    ("tokenizer_config.json", {"name_or_path": "someone/else", "tokenizer_class": "PlantedTokenizer"}),
+    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["planted.T", None]}, "tokenizer_class": "T"}),
+    ("tokenizer_config.json", {"fix_mistral_regex": True}),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    place = tmp_path_factory.mktemp("hostile")
+    folders = []
+    for number, (file, changes, *_) in enumerate([*REFUSED, *KEPT_IN]):
+        made = folder(place / f"{number:02}", file, **changes)
+        (made / "planted.py").write_text("raise SystemExit('planted code ran')\n")
+        folders.append(made)
+    return verdicts(folders)
+
+
+def test_there_are_forty_of_them_and_none_reaches_anything(outcomes):
+    assert len(outcomes) >= 40
+    for outcome, (_, changes, *_) in zip(outcomes, [*REFUSED, *KEPT_IN], strict=True):
+        assert outcome["ended"] == 0, changes
+        assert [what for what in outcome["tried"] if not what.startswith("socket")] == [], changes
+
+
+def test_what_names_a_repository_is_refused_with_its_field(outcomes):
+    for outcome, (file, changes, field) in zip(outcomes, REFUSED, strict=False):
+        sentence = outcome["sentence"]
+        assert sentence is not None, changes
+        assert f"the {file} of" in sentence
+        assert f"({field}" in sentence
+        assert sentence.endswith("pass --trust-remote-code if you trust whoever made it")
+        assert outcome["tried"] == []
+
+
+def test_what_the_library_asks_the_network_for_is_refused_before_it_leaves(tmp_path):
+    """A field that nobody thought of reaches the closed network, and that says so."""
+    made = folder(tmp_path / "m", model_type="dpt", backbone="owner-less", use_timm_backbone=False)
+    with pytest.raises(
+        ModelError, match=r"chooses no network .*, and huggingface\.co was asked for|cannot be"
+    ):
+        load(str(made))
+
+
+def test_a_folder_that_only_tells_where_it_came_from_loads(tmp_path):
+    made = folder(tmp_path / "m", _name_or_path="someone/else", id2label={"0": "yes/no"})
+    folder(made, "tokenizer_config.json", name_or_path="someone/else")
+    assert load(str(made)).prepare("The cat").tokens
+
+
+def test_trust_lets_the_library_decide(tmp_path):
+    made = folder(tmp_path / "m", base_model="someone/base")
+    with pytest.raises(ModelError, match="names 'someone/base'"):
+        load(str(made))
+    assert load(str(made), trust_remote_code=True).prepare("The cat").tokens
+    assert json.loads(Path(made / "config.json").read_text())["base_model"] == "someone/base"

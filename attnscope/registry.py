@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attnscope.errors import SelectionError
 
@@ -57,3 +60,11 @@ def nearest_name(name: str, names: Iterable[str]) -> str:
     lower = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), lower, n=1)
     return f"did you mean {lower[near[0]]!r}? " if near else ""
+
+
+def docstring(function: Callable[..., Any]) -> str:
+    """What a function says about itself; read from its source where ``python -OO`` left it out."""
+    if function.__doc__ is not None:
+        return inspect.cleandoc(function.__doc__)
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    return ast.get_docstring(tree) or "" if isinstance(tree, ast.FunctionDef) else ""

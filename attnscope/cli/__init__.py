@@ -6,7 +6,6 @@ Nothing heavy is imported before a command runs, so that ``--help`` answers at o
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 import signal
 import sys
@@ -28,6 +27,7 @@ from attnscope.cli.stats import stats
 from attnscope.cli.train import loss, train
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.memory import out_of_memory
+from attnscope.registry import docstring
 
 LONGEST = 500
 """Characters of an error; whatever was quoted in a longer one loses its middle."""
@@ -47,9 +47,9 @@ app = typer.Typer(
 
 def _add(command: Callable[..., None]) -> None:
     """Add a command: its docstring is its help, each paragraph free to flow with the terminal's width."""
-    text, title, examples = inspect.cleandoc(command.__doc__ or "").partition("Example")
+    text, title, examples = docstring(command).partition("\nExample")
     paragraphs = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-    app.command(help=paragraphs, epilog=title + examples)(command)
+    app.command(help=paragraphs, epilog=title.strip() + examples)(command)
 
 
 for _command in (show, stats, compare, browse, export, info, check, train, loss):

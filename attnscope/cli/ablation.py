@@ -25,7 +25,7 @@ def show_ablation(model: Model, prepared: ModelInput, asked: ShownHeads, *, as_j
     from attnscope.analysis.intervention.ablation import ablate
 
     assert asked.ablate is not None
-    head = parse_head(asked.ablate, asked.layer, asked.kind)
+    head = parse_head(asked.ablate, asked)
     with waiting(f"{model.name} predicts with and without {asked.ablate}"):
         seen = ablate(model, prepared, select(asked, head=head))
     if as_json:

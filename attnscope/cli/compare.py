@@ -98,7 +98,7 @@ def compare(
         source = replace(source, text=None)
     selection = _select(attention, axes)
     _check(contrast, corpus, source, selection)
-    pair = [parse_head(name, kind=selection.kind) for name in contrast.heads or ()]
+    pair = [parse_head(name, attention) for name in contrast.heads or ()]
     given = _texts(corpus, source, model) if corpus.texts else [read_source(source, model)]
     if output.out is not None and output.out.suffix.lower() not in SAVED:
         raise OutputError(
@@ -108,7 +108,7 @@ def compare(
     check_picture(output.out, picture.cmap, one=False, signed=True)
     opening = None
     if corpus.texts is None:
-        anew = replace(attention, layer=None, head=None), replace(contrast, heads=None)
+        anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
         opening = repeat("compare", source, *anew, axes, picture, model)
     _print(_compare(given, selection, pair, contrast, opening, one=corpus.texts is None), output, picture)
 
@@ -127,9 +127,9 @@ def _select(attention: ComparedHeads, axes: AxisOptions) -> Selection:
     """Which heads are meant; a number alone is that head of every layer."""
     if attention.head is None:
         return select(attention, axes)
-    if attention.head.isascii() and attention.head.isdigit() and attention.layer is None:
+    if attention.head.isascii() and attention.head.isdigit() and attention.layers is None:
         return select(attention, axes, number=int(attention.head))
-    return select(attention, axes, parse_head(attention.head, attention.layer, attention.kind))
+    return select(attention, axes, parse_head(attention.head, attention))
 
 
 def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, selection: Selection) -> None:

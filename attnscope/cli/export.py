@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnscope.cli.command import command, write
-from attnscope.cli.heads import parse_numbers
+from attnscope.cli.heads import parse_numbers, select
 from attnscope.cli.options.declare import REQUIRED, WHERE, flag, option
+from attnscope.cli.options.heads import LayerOptions
 from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.picture import MapOptions, NumbersOptions, PictureOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
@@ -18,14 +19,10 @@ from attnscope.cli.waiting import progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportedHeads:
+class ExportedHeads(LayerOptions):
     """Layers and heads, several of each."""
 
-    layers: str | None = option("Only these layers, like 0-3,7.", "--layer", "--layers", panel=WHERE)
-    heads: str | None = option(
-        "Pictures of these heads of each layer only, like 0-3,7.", "--head", "--heads", panel=WHERE
-    )
-    kind: str | None = option("encoder, decoder or cross.", panel=WHERE)
+    heads: str | None = option("Pictures of these heads of each layer only, like 0-3,7.", panel=WHERE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +62,7 @@ def export(
 
     attnscope export -f paper.txt --truncate -m openai-community/gpt2 -o data --format npz,html
     """
-    layers = parse_numbers(attention.layers, "--layers")
+    layers = parse_numbers(attention.layers, "--layer")
     given = read_source(source, model)
     check_picture(None, picture.cmap, one=False)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
@@ -74,11 +71,10 @@ def export(
     contents = Contents(formats, layers, parse_numbers(attention.heads, "--heads"))
     if not output.force:
         refuse_existing(output.out, contents)
-    from attnscope.analysis.selection import Selection
     from attnscope.render.export import export as write_all
 
     loaded, prepared = given.open()
-    selection = Selection(kind=attention.kind, layers=layers, **vars(axes))
+    selection = select(attention, axes)
     with progress_bar() as draw:
         done = write_all(
             loaded,

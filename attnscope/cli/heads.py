@@ -21,36 +21,41 @@ MOST = 9999
 """The largest number of a layer or a head in a list of them."""
 
 
-def parse_head(spelling: str, layer: int | None = None, kind: str | None = None) -> Head:
-    """The head that is named, by its number alone if a layer is given, with the kind if one is given.
+def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
+    """The head that is named, by its number alone where one layer is given, with the kind if one is given.
 
     A wrong spelling, a number without a layer, or two layers or kinds that differ is wrong usage.
     """
+    asked = asked or LayerOptions()
+    layers = parse_numbers(asked.layers, "--layer")
     if spelling.isascii() and spelling.isdigit():
-        if layer is None:
+        if layers is None or len(layers) > 1:
             raise typer.BadParameter(f"which layer? write L0H{spelling}, or add --layer", param_hint="--head")
-        return Head(layer, int(spelling))
+        return Head(layers[0], int(spelling))
     try:
         head = Head(spelling)
     except SelectionError as error:
         raise typer.BadParameter(str(error), param_hint="--head") from None
-    for what, one, other in (("layer", layer, head.layer), ("kind", kind, head.kind)):
-        if None not in (one, other) and one != other:
-            raise typer.BadParameter(
-                f"--{what} {one} and --head {spelling} name two {what}s", param_hint="--head"
-            )
+    if layers is not None and layers != (head.layer,):
+        raise typer.BadParameter(
+            f"--layer {asked.layers} and --head {spelling} name two layers", param_hint="--head"
+        )
+    if head.kind is not None and asked.kind not in (None, head.kind):
+        raise typer.BadParameter(
+            f"--kind {asked.kind} and --head {spelling} name two kinds", param_hint="--head"
+        )
     return head
 
 
 def select(
-    attention: LayerOptions, axes: AxisOptions | None = None, head: Head | None = None, **more: Any
+    asked: LayerOptions, axes: AxisOptions | None = None, head: Head | None = None, **more: Any
 ) -> Selection:
     """The attention that options name, and how it is shown; one head says its layer itself."""
     from attnscope.analysis.selection import Selection
 
-    layers = None if attention.layer is None or head is not None else (attention.layer,)
+    layers = None if head is not None else parse_numbers(asked.layers, "--layer")
     shown = {} if axes is None else vars(axes)
-    return Selection(head=head, layers=layers, kind=attention.kind, **shown, **more)
+    return Selection(head=head, layers=layers, kind=asked.kind, **shown, **more)
 
 
 def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:

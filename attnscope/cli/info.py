@@ -12,7 +12,7 @@ from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.picture import NumbersOptions
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
-from attnscope.cli.source import read_source
+from attnscope.cli.source import read_source, reading
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -21,9 +21,7 @@ TEXT = "The cat sat on the mat because it was tired."
 class ModelArgument:
     """A model that is named first, without -m."""
 
-    first: str | None = argument(
-        "The model, as --model names one; with --model, the text.", metavar="[MODEL]"
-    )
+    first: str | None = argument("The model, as --model names one; with --model, the text.", metavar="MODEL")
 
 
 @command
@@ -52,7 +50,9 @@ def info(named: ModelArgument, source: SourceOptions, output: NumbersOptions, mo
         source = replace(source, text=named.first, second_text=source.text)
     if not source.names_one:
         source = replace(source, text=TEXT)
-    seen = survey(*read_source(source, model).open())
+    loaded, prepared = read_source(source, model).open()
+    with reading(loaded, prepared):
+        seen = survey(loaded, prepared)
     if output.as_json:
         print_plain(survey_numbers(seen))
     else:

@@ -60,7 +60,7 @@ def show(
     """
     head = None
     if attention.head is not None:
-        head = parse_head(attention.head, attention.layer, attention.kind)
+        head = parse_head(attention.head, attention)
     if attention.ablate is not None and output.out is not None:
         raise typer.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
     given = read_source(source, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import TypeAlias
 
 STOPPED = 130
@@ -16,28 +16,39 @@ Draw: TypeAlias = Callable[[float, str], None]
 
 @contextmanager
 def waiting(message: str) -> Iterator[None]:
-    """Show ``message`` with a spinner while the body runs; nothing where nobody is looking."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.text import Text
+    """Show ``message`` with a spinner while the body runs; nothing where nobody is looking.
 
-    with Console(stderr=True).status(Text(message)):
+    What a model's own code prints meanwhile goes to standard error: standard output holds the answer alone.
+    """
+    with ExitStack() as stack:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.text import Text
+
+            stack.enter_context(Console(stderr=True).status(Text(message)))
+        stack.enter_context(redirect_stdout(sys.stderr))
         yield
 
 
 @contextmanager
 def progress_bar(*, remaining: bool = True) -> Iterator[Draw | None]:
-    """A bar, with its own estimate of the time that is left; ``None`` where nobody is looking."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    """A bar, with its own estimate of the time that is left; ``None`` where nobody is looking.
 
-    words = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(), words, TimeRemainingColumn()) if remaining else (BarColumn(None), words)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0, visible=False)
-        yield lambda done, words: bar.update(task, completed=done, description=words, visible=True)
+    What is printed meanwhile goes to standard error.
+    """
+    with ExitStack() as stack:
+        draw = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            words = TextColumn("{task.description}", markup=False)
+            columns = (BarColumn(), words, TimeRemainingColumn()) if remaining else (BarColumn(None), words)
+            bar = stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
+            task = bar.add_task("", total=1.0, visible=False)
+
+            def draw(done: float, words: str) -> None:
+                bar.update(task, completed=done, description=words, visible=True)
+
+        stack.enter_context(redirect_stdout(sys.stderr))
+        yield draw

@@ -14,7 +14,7 @@ from attnscope.attention import Token
 from attnscope.fused.request import Request
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.form import Form, KeySum, PerRow
-from attnscope.registry import Registry
+from attnscope.registry import Registry, docstring
 
 LACKING = {
     "positions": "compares positions of one sequence, and here there are two sequences",
@@ -47,7 +47,7 @@ class Measure:
     @property
     def summary(self) -> str:
         """The first sentence of the function's docstring."""
-        return (self.form.function.__doc__ or "").strip().split("  ->")[0].split("\n")[0].rstrip(".")
+        return docstring(self.form.function).split("  ->")[0].split("\n")[0].rstrip(".")
 
     def missing(self, offered: Iterable[str]) -> str | None:
         """Why this measure does not exist for an attention that offers only so much; ``None`` if it does."""

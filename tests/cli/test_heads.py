@@ -5,6 +5,7 @@ import typer
 
 from attnscope.attention import Head
 from attnscope.cli.heads import parse_head
+from attnscope.cli.options.heads import LayerOptions
 
 
 @pytest.mark.parametrize("spelling", ["L5H3", "l5h3", "5.3", "5-3", " L5H3 ", "L05H03"])
@@ -13,15 +14,15 @@ def test_a_head_is_spelled_in_many_ways(spelling):
 
 
 def test_layer_and_head_may_come_apart():
-    assert parse_head("3", 5) == Head("L5H3")
-    assert parse_head("L5H3", 5) == Head("L5H3")
+    assert parse_head("3", LayerOptions(layers="5")) == Head("L5H3")
+    assert parse_head("L5H3", LayerOptions(layers="5")) == Head("L5H3")
 
 
 def test_a_kind_stands_before_a_head_or_in_its_own_option():
     assert parse_head("cross L5H3") == Head("cross L5H3")
-    assert parse_head("cross L5H3", kind="cross") == Head("cross L5H3")
+    assert parse_head("cross L5H3", LayerOptions(kind="cross")) == Head("cross L5H3")
     with pytest.raises(typer.BadParameter, match="--kind encoder and --head cross L5H3 name two kinds"):
-        parse_head("cross L5H3", kind="encoder")
+        parse_head("cross L5H3", LayerOptions(kind="encoder"))
 
 
 @pytest.mark.parametrize(
@@ -31,11 +32,12 @@ def test_a_kind_stands_before_a_head_or_in_its_own_option():
         ("L5", None, "'L5' is no head: write L5H3, 5.3 or 5-3"),
         ("5.3.1", None, "is no head"),
         ("-1", None, "is no head"),
-        ("٣", 1, "is no head"),
+        ("٣", "1", "is no head"),
         ("", None, "is no head"),
-        ("L5H3", 4, "--layer 4 and --head L5H3 name two layers"),
+        ("3", "0-3", "which layer"),
+        ("L5H3", "4", "--layer 4 and --head L5H3 name two layers"),
     ],
 )
 def test_a_wrong_spelling_says_what_to_write(head, layer, sentence):
     with pytest.raises(typer.BadParameter, match=sentence):
-        parse_head(head, layer)
+        parse_head(head, LayerOptions(layers=layer))

@@ -105,3 +105,23 @@ def test_a_ctrl_c_that_python_swallows_comes_again(monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         cli.main()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--help"], "attnscope train books/*.txt -o my-encoder"),
+        (["stats", "--explain", "entropy"], "entropy"),
+        (["show", "one two three", "--head", "L0H2"], "L0H2"),
+    ],
+)
+def test_python_without_docstrings_and_assertions_says_the_same(arguments, words):
+    plain, stripped = (
+        subprocess.run(
+            [sys.executable, *flags, "-m", "attnscope", *arguments], capture_output=True, text=True
+        )
+        for flags in ([], ["-OO"])
+    )
+    assert words in stripped.stdout
+    assert (stripped.returncode, stripped.stdout) == (0, plain.stdout)

@@ -9,7 +9,9 @@ from attnscope.cli.options.declare import WHERE, option
 class LayerOptions:
     """Layers by their number and kind."""
 
-    layer: int | None = option("One layer, from 0.", min=0, panel=WHERE)
+    layers: str | None = option(
+        "Layers, counted from 0: 5, or several, like 0-3,7.", "--layer", "--layers", panel=WHERE
+    )
     kind: str | None = option("encoder, decoder or cross.", panel=WHERE)
 
 

@@ -1,0 +1,106 @@
+"""Whatever a command looks at may come as a text, an image, tensors, a file of weights, or be written on."""
+
+import json
+
+import pytest
+from safetensors.torch import save_file
+from torch import randn
+
+from tests.models import images
+
+TEXT = "The cat sat on the mat."
+LOOKING = {
+    "stats": ("stats", "--json"),
+    "compare": ("compare", "--json"),
+    "check": ("check", "any.first > 2", "--json"),
+    "info": ("info", "--json"),
+}
+MODULE = """
+from torch import nn
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        print("made")
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        print("called")
+        return self.attention(x, x, x)[0]
+"""
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    return images.vision(tmp_path_factory.mktemp("vit"), "vit")
+
+
+def heads(answer):
+    """How many heads an answer speaks of; one for a claim."""
+    sites = answer.get("sites")
+    return len(answer["claims"]) if "claims" in answer else len(answer["heads"] if sites is None else sites)
+
+
+@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
+def test_an_image(run, vit, tmp_path, command):
+    ran = run(*command, "--image", images.picture(tmp_path / "corner.png"), "-m", vit)
+    assert ran.code == (1 if command[0] == "check" else 0), ran.err
+    assert heads(json.loads(ran.out)) == {"check": 1, "info": 2}.get(command[0], 4)
+
+
+@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
+def test_tensors(run, tmp_path, command):
+    (tmp_path / "small.py").write_text(MODULE)
+    save_file({"x": randn(1, 5, 8)}, tmp_path / "x.safetensors")
+    ran = run(*command, "--inputs", tmp_path / "x.safetensors", "-m", f"{tmp_path / 'small.py'}:Small")
+    assert ran.code == (1 if command[0] == "check" else 0), ran.err
+    assert heads(json.loads(ran.out)) == {"check": 1, "info": 1}.get(command[0], 2)
+    assert "made\n" in ran.err
+    assert "called\n" in ran.err
+
+
+@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
+def test_a_file_of_weights(run, tmp_path, command):
+    run("show", TEXT, "-o", tmp_path / "heads.npz")
+    ran = run(*command, "--from", tmp_path / "heads.npz")
+    assert ran.code == (1 if command[0] == "check" else 0), ran.err
+    assert heads(json.loads(ran.out)) == {"check": 1, "info": 4}.get(command[0], 32)
+
+
+@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
+def test_a_text_that_the_model_writes_on(run, tmp_path, command):
+    text = ("--text",) if command[0] == "check" else ("-m", "own-causal")
+    ran = run(*command, *text, "Once upon a", "-m", "own-causal", "--generate", "3")
+    assert ran.code == (1 if command[0] == "check" else 0), ran.err
+    assert command[0] == "check" or "generated 3 tokens" in " ".join(json.loads(ran.out)["notes"])
+
+
+def test_a_corpus_stands_beside_no_text(run, tmp_path):
+    (tmp_path / "texts.txt").write_text(f"{TEXT}\n")
+    for command in ("stats", "compare", "check"):
+        claims = ("any.first > 2",) if command == "check" else ()
+        ran = run(command, *claims, "--texts", tmp_path / "texts.txt", "--image", "cat.png")
+        assert (ran.code, "give a text or --texts, not both" in ran.err) == (2, True)
+
+
+def test_weights_are_compared_with_no_model_and_no_text(run, tmp_path):
+    run("show", TEXT, "-o", tmp_path / "heads.npz")
+    for option in ("--with-model", "--with-text"):
+        ran = run("compare", "--from", tmp_path / "heads.npz", option, "own")
+        assert (ran.code, "a file of weights has one text and no model" in ran.err) == (2, True)
+
+
+def test_info_names_its_model_first_or_by_the_option(run):
+    assert run("info", "-m", "own", TEXT, "--json").out == run("info", "own", TEXT, "--json").out
+    assert run("info", "own", TEXT, "-m", "own-causal", "second").code == 2
+
+
+def test_several_layers_are_named_in_each_command_alike(run, tmp_path):
+    layers = {
+        head["layer"] for head in json.loads(run("stats", TEXT, "--layer", "0-1,3", "--json").out)["heads"]
+    }
+    assert layers == {0, 1, 3}
+    run("export", TEXT, "-o", tmp_path, "--layer", "1-2", "--format", "npz")
+    files = json.loads((tmp_path / "manifest.json").read_text())
+    assert "--layers 1-2" in files["command"]
+    assert run("show", TEXT, "--layer", "3-1").code == 2

@@ -11,6 +11,7 @@ from attnscope.analysis.selection import Asked, Selection, selection_of
 from attnscope.analysis.sentences import (
     kind_title,
     kinds_of,
+    note_differences,
     note_hidden,
     note_maps,
     note_pooling,
@@ -62,6 +63,7 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     weights, hidden = made.label()
     notes = [*model.notes, *prepared.notes, *note_hidden([hidden], selection, "its attention")]
     notes += note_maps([made], prepared)
+    notes += note_differences([site for site in record.sites if site.site == made.site])
     if selection.words or selection.hide_special:
         notes.append("the figures count every token")
     if len(kinds) > 1:

@@ -22,4 +22,5 @@ def site_numbers(seen: SiteRecord) -> dict[str, Any]:
         "source": seen.source,
         "dtype": str(seen.dtype).removeprefix("torch."),
         "window": seen.window,
+        "difference": seen.difference,
     }

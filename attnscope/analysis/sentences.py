@@ -34,7 +34,18 @@ def provenance(seen: Sequence[SiteRecord]) -> str:
     """What ran, in one line: sizes, kernel, type, and how the weights were had."""
     sizes = list(dict.fromkeys(_size(site.queries, site.keys) for site in seen))
     tokens = " and ".join(sizes) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
-    return f"{extent(seen)} · {tokens} tokens · {describe_kernels(seen)}"
+    return " · ".join([extent(seen), f"{tokens} tokens", describe_kernels(seen), *note_differences(seen)])
+
+
+def note_differences(seen: Sequence[SiteRecord]) -> list[str]:
+    """A warning that names the layers whose weights, times the values, are not what the kernel returned."""
+    wrong = [site for site in seen if site.differs]
+    if not wrong:
+        return []
+    layers = number_ranges({site.site.layer for site in wrong})
+    most = max(site.difference or 0.0 for site in wrong)
+    where = f"layer{'s' * (len(wrong) > 1)} {layers}"
+    return [f"do not trust {where}: weights times values miss the output by {most:.2g}"]
 
 
 def _size(queries: int, keys: int) -> str:

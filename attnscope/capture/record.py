@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from attnscope.attention import Attention, Site, Source
+from attnscope.capture.rows.proof import tolerance
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class SiteRecord:
     ``step`` counts the passes over the model within the recording (each step of a generation is one).
     ``window`` is the sliding window that the kernel was told of, None where there is none or nobody said.
     ``refusal`` says why the fused pass left this call to the kernel, None where it did not or was not asked.
-    The other fields are those of ``Attention``.
+    ``difference`` is the largest by which a few rows of weights @ values differ from what the kernel
+    returned, of the largest value; None where nothing was compared. The others are those of ``Attention``.
     """
 
     site: Site
@@ -32,10 +34,20 @@ class SiteRecord:
     dtype: torch.dtype
     window: int | None = None
     refusal: str | None = None
+    difference: float | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the weights are not the kernel's, by more than its type explains."""
+        return self.difference is not None and not self.difference <= tolerance(self.dtype)
 
     @staticmethod
     def of(
-        attention: Attention, step: int, window: int | None = None, refusal: str | None = None
+        attention: Attention,
+        step: int,
+        window: int | None = None,
+        refusal: str | None = None,
+        difference: float | None = None,
     ) -> SiteRecord:
         """The note of one attention call."""
         return SiteRecord(
@@ -52,6 +64,7 @@ class SiteRecord:
             dtype=attention.dtype,
             window=window,
             refusal=refusal,
+            difference=difference,
         )
 
 

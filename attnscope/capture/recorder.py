@@ -22,6 +22,7 @@ from attnscope.capture.record import Record, SiteRecord
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
 from attnscope.capture.rows.projection import bind, capture_projection
+from attnscope.capture.rows.proof import tolerance
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.sdpa import sdpa_call
 from attnscope.capture.rows.single_heads import SingleHeads
@@ -98,20 +99,21 @@ class Recorder:
         """Run torch's own kernel, or the fused pass in its place, and take its attention."""
         frame = self._frames[-1] if self._frames else None
         query: Tensor = args[0] if args else kwargs["query"]
-        if frame is None:
-            call = sdpa_call(args, kwargs, self._batch(query.shape[-2]))
-        else:
-            call = sdpa_call(args, kwargs, frame.query.shape[0], frame.query.shape[1])
+        batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
+        call = sdpa_call(args, kwargs, batch, None if frame is None else frame.query.shape[1])
         output, capture = self._fuse(Capture.of_call(call, "sdpa"))
         result: Tensor
         if output is None:
             result = kernel(*args, **kwargs)
         else:
             result = output.reshape(*query.shape[:-1], output.shape[-1])
-        if frame is None:
-            self._take(capture, self._owner())
-        else:
-            frame.sdpa.append(capture)
+        with quietly():
+            if output is None and not call.dropout:
+                capture = capture.proved(call.value, result.reshape(*call.query.shape[:3], -1))
+            if frame is None:
+                self._take(capture, self._owner())
+            else:
+                frame.sdpa.append(capture)
         return result
 
     def see_weighing(self, weighing: Weighing) -> None:
@@ -125,11 +127,13 @@ class Recorder:
                 owner = ours
         call = self._call_of(owner)
         heads = None if call is None else heads_of(call.module)
-        self._take(Capture.of_weighing(weighing, self._batch(weighing.weights.shape[-2]), heads), owner)
+        batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
+        self._take(Capture.of_weighing(weighing, batch, heads), owner)
 
-    def see_projection(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def see_projection(self, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Torch's multi_head_attention_forward ran, which projects and attends in one go."""
-        self._take(capture_projection(bind(args, kwargs)), self._owner())
+        with quietly():
+            self._take(capture_projection(bind(args, kwargs), result[0]), self._owner())
 
     def see_gate(self) -> None:
         """A softmax made gates, which a module may show as it would show attention."""
@@ -148,11 +152,16 @@ class Recorder:
         """The output and statistics of the fused pass; no output, and why, where the kernel has to run."""
         if self.fused is None or not isinstance(capture.read, ScoredRows):
             return None, capture
+        call = capture.read.call
         try:
-            output, statistics = self.fused.attend(capture.read.call)
+            output, statistics = self.fused.attend(call)
         except Refusal as refusal:
             return None, replace(capture, refusal=str(refusal))
-        return output, capture.fused(statistics)
+        fused = capture.fused(statistics).proved(call.value, output)
+        if fused.difference is not None and fused.difference > tolerance(call.query.dtype):
+            reason = f"rows of its output differ from their formula by {fused.difference:.2g}"
+            return None, replace(capture, refusal=reason)
+        return output, fused
 
     def _take(self, capture: Capture, name: str) -> None:
         """Emit what was captured, or hold a single head until its siblings ran."""
@@ -184,7 +193,8 @@ class Recorder:
 
     def _emit(self, capture: Capture, name: str) -> None:
         attention = self._sites.place(capture, name, self.stack.calls)
-        self.record.sites.append(SiteRecord.of(attention, self._step, capture.window, capture.refusal))
+        notes = capture.window, capture.refusal, capture.difference
+        self.record.sites.append(SiteRecord.of(attention, self._step, *notes))
         with quietly():
             for observer in self.observers:
                 observer.observe(attention)
@@ -196,9 +206,6 @@ class Recorder:
 
     def _call_of(self, name: str) -> Call | None:
         return next((call for call in reversed(self.stack.calls) if call.name == name), None)
-
-    def _batch(self, queries: int) -> int:
-        return texts_in_batch(self.stack.calls, queries)
 
     def _begin_pass(self) -> None:
         self._step += 1
@@ -238,5 +245,6 @@ class Recorder:
         """Take the weights that a module shows itself, if nothing was seen while it ran."""
         weights = outputs.find_weights(call, output)
         if weights is not None:
-            capture = Capture.of_weighing(bare_weighing(weights), self._batch(weights.shape[-2]))
+            batch = texts_in_batch(self.stack.calls, weights.shape[-2])
+            capture = Capture.of_weighing(bare_weighing(weights), batch)
             self._take(replace(capture, source="module", kernel=type(call.module).__name__), call.name)

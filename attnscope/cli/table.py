@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from attnscope.analysis.numbers import site_numbers
-from attnscope.analysis.sentences import number_ranges
+from attnscope.analysis.sentences import note_differences, number_ranges
 from attnscope.analysis.survey import Sighting, Survey
 from attnscope.axes import visible
 
@@ -96,6 +96,12 @@ def _notes(seen: Survey) -> list[str]:
     for (kind, fault), layers in faults.items():
         where = f"{kind} layer{'s' * (len(layers) > 1)} {number_ranges(layers)}"
         notes.append(f"the model's own output_attentions are wrong in {where}: {fault}")
+    notes += note_differences([sighting.seen for sighting in seen.sightings])
+    proofs = [each.seen.difference for each in seen.sightings if each.seen.difference is not None]
+    if proofs:
+        notes.append(
+            f"weights times values give the kernel's output within {max(proofs):.1g}, in {len(proofs)} calls"
+        )
     if any(sighting.high < 1 - 1e-3 for sighting in seen.sightings):
         notes.append("rows that sum to less than 1 leave the rest on a sink that no token owns")
     return notes

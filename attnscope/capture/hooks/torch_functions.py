@@ -54,5 +54,5 @@ class AttentionMode(TorchFunctionMode):
         elif name == "linear":
             self.trails.project(args[1] if len(args) > 1 else kwargs["weight"], result)
         elif name == "multi_head_attention_forward":
-            recorder.see_projection(args, kwargs)
+            recorder.see_projection(args, kwargs, result)
         return result

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, HeldRows, RowSource, Source
+from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.weighing import Weighing
 
@@ -20,6 +21,7 @@ class Capture:
     ``crossed`` says whether queries and keys are known to come from different sequences, None where
     nobody said so. ``window`` is the sliding window that the kernel was told of. ``statistics`` are there if
     the fused pass computed the call; ``refusal`` says why it left the call to the kernel, if it was asked.
+    ``difference`` is that of ``compare_rows``, None where nothing could be compared.
     """
 
     source: Source
@@ -35,6 +37,7 @@ class Capture:
     window: int | None = None
     statistics: Any = None
     refusal: str | None = None
+    difference: float | None = None
 
     @classmethod
     def of_call(cls, call: AttentionCall, kernel: str) -> Capture:
@@ -73,6 +76,13 @@ class Capture:
     def fused(self, statistics: Any) -> Capture:
         """The same call, computed by the fused pass."""
         return replace(self, source="kernel", kernel=FUSED, statistics=statistics)
+
+    def proved(self, value: Tensor, output: Any) -> Capture:
+        """The same call, proved if the kernel's output is [batch, head, query, size]."""
+        shape = self.batch, self.heads, self.queries, value.shape[-1]
+        if not isinstance(output, Tensor) or output.shape != shape or not output.numel():
+            return self
+        return replace(self, difference=compare_rows(self.read, value, output))
 
 
 FUSED = "fused pass"

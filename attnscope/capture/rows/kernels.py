@@ -13,7 +13,7 @@ from torch import Tensor
 from attnscope.attention import AttentionCall, OpenKeys
 from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.rows.proof import tolerance
 from attnscope.capture.rows.weighing import ROUNDING, Weighing
 
 RECEIVED = ("module", "query", "key", "value", "attention_mask")
@@ -60,8 +60,10 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
     reproduce what the function returned, or the answer is None.
     """
     weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+    output = _output(frame, result)
     if isinstance(weights, Tensor) and _are_weights(weights, frame.query):
         capture = Capture.of_weights(weights, _open_keys(frame, weights), "kernel", frame.kernel)
+        capture = capture.proved(frame.value, output)
     elif len(frame.sdpa) == 1:
         capture = frame.sdpa[0]
         if capture.statistics is None:
@@ -70,11 +72,15 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
         capture = Capture.of_weighing(frame.weighings[-1], frame.query.shape[0])
         capture = replace(capture, kernel=frame.kernel)
     else:
-        calls = (formula(frame, causal) for causal in _causalities(frame))
-        call = next((call for call in calls if _reproduces(call, frame, result)), None)
-        if call is None:
+        calls = (Capture.of_call(formula(frame, causal), frame.kernel) for causal in _causalities(frame))
+        captures = (capture.proved(frame.value, output) for capture in calls)
+        within = tolerance(frame.query.dtype)
+        best = next(
+            (each for each in captures if each.difference is not None and each.difference <= within), None
+        )
+        if best is None:
             return None
-        capture = Capture.of_call(call, frame.kernel)
+        capture = best
     key_heads = frame.key.shape[1] if capture.heads % frame.key.shape[1] == 0 else capture.key_heads
     window = frame.options.get("sliding_window")
     return replace(capture, key_heads=key_heads, window=window if isinstance(window, int) else None)
@@ -89,21 +95,15 @@ def without_formula(frame: Frame, name: str) -> LayerWithoutAttention:
     return LayerWithoutAttention.at(name, reason)
 
 
-def _reproduces(call: AttentionCall, frame: Frame, result: Any) -> bool:
-    """Whether the formula gives what the function returned, [batch, query, head, size], in three rows."""
-    output = result[0] if isinstance(result, tuple) else result
+def _output(frame: Frame, result: Any) -> Tensor | None:
+    """What the function returned, [batch, query, head, size], with heads before queries."""
+    output = result[0] if isinstance(result, (tuple, list)) else result
     heads, queries = frame.query.shape[1:3]
-    if not isinstance(output, Tensor) or output.shape[1:3] != (queries, heads):
-        return False
-    value = frame.value.repeat_interleave(heads // frame.value.shape[1], 1).float()
-    tolerance = 1e-4 if output.dtype in (torch.float32, torch.float64) else 0.05
-    with torch.no_grad():
-        for row in sorted({0, queries // 2, queries - 1}):
-            mixed = ScoredRows(call).rows(row, row + 1, None).float() @ value  # [batch, head, 1, size]
-            theirs = output[:, row].unsqueeze(2).float()
-            if not torch.allclose(mixed, theirs, rtol=tolerance, atol=tolerance * float(value.abs().amax())):
-                return False
-    return True
+    if not isinstance(output, Tensor) or output.ndim < 3 or output.shape[1] != queries:
+        return None
+    if output.ndim == 3 and output.shape[2] % heads == 0:
+        output = output.view(*output.shape[:2], heads, -1)
+    return output.transpose(1, 2) if output.ndim == 4 and output.shape[2] == heads else None
 
 
 def _are_weights(weights: Tensor, query: Tensor) -> bool:

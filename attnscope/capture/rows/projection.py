@@ -17,7 +17,8 @@ from torch import Tensor
 
 from attnscope.attention import AttentionCall, OpenKeys
 from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.scores import LazyRows, ScoredRows
+from attnscope.capture.rows.proof import compare_rows
+from attnscope.capture.rows.scores import ScoredRows
 
 _signature = inspect.signature(F.multi_head_attention_forward)
 
@@ -29,14 +30,22 @@ def bind(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return given.arguments
 
 
-def capture_projection(given: Mapping[str, Any]) -> Capture:
-    """The attention of one call, [query, batch, size] or unbatched [query, size].
-
-    Queries and keys are projected when the first row is read.
-    """
+def capture_projection(given: Mapping[str, Any], output: Tensor) -> Capture:
+    """The attention of one call, [query, batch, size] or unbatched [query, size], proved."""
     query, key, static = given["query"], given["key"], given["static_k"]
     heads = given["num_heads"]
     own = key.shape[0] if static is None else static.shape[1]
+    call = project(given)
+    difference = None
+    if output.numel() and not (given["training"] and given["dropout_p"]):
+        weight, bias = given["out_proj_weight"], given["out_proj_bias"]
+        batched = output.unsqueeze(1) if output.ndim == 2 else output  # [query, batch, size]
+        difference = compare_rows(
+            ScoredRows(call),
+            call.value,
+            batched.transpose(0, 1).unsqueeze(1),
+            lambda heads: F.linear(heads.flatten(1).to(weight.dtype), weight, bias).unsqueeze(1),
+        )
     return Capture(
         source="recomputed",
         kernel="multi_head_attention_forward",
@@ -46,8 +55,9 @@ def capture_projection(given: Mapping[str, Any]) -> Capture:
         queries=query.shape[0],
         keys=own + (given["bias_k"] is not None) + bool(given["add_zero_attn"]),
         dtype=query.dtype,
-        read=LazyRows(lambda: ScoredRows(project(given))),
+        read=ScoredRows(call),
         crossed=None if query is key or torch.equal(query, key) else True,
+        difference=difference,
     )
 
 

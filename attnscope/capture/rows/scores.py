@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -82,25 +81,6 @@ def _with_sink(scores: Tensor, sinks: Tensor, heads: list[int] | None) -> Tensor
     sinks = sinks if heads is None or sinks.shape[1] == 1 else sinks[:, heads]
     column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
     return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
-
-
-@dataclass(frozen=True, eq=False)
-class LazyRows:
-    """A row source that is built when the first row is read; most layers are never read in full."""
-
-    build: Callable[[], RowSource]
-
-    @cached_property
-    def _source(self) -> RowSource:
-        return self.build()
-
-    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        """Rows of the source.  -> [batch, head, row, key]"""
-        return self._source.rows(start, stop, heads)
-
-    def allowed(self, start: int, stop: int) -> Tensor:
-        """Open keys of the source.  -> [batch or 1, head or 1, row, key]"""
-        return self._source.allowed(start, stop)
 
 
 @dataclass(frozen=True, eq=False)

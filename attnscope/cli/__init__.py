@@ -6,6 +6,7 @@ Nothing heavy is imported before a command runs, so that ``--help`` answers at o
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -73,6 +74,9 @@ def attnscope(
 
 def main() -> None:
     """Run the command line. What a user can fix ends in one sentence on stderr and exit code 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what an encoding has no letter for becomes a question mark
+            stream.reconfigure(errors="replace")
     gc.set_threshold(100_000)  # imports make many objects and no garbage, and looking for it takes long
     with _remembering_ctrl_c() as pressed:
         try:

@@ -23,6 +23,8 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
             raise typer.BadParameter("give a text or --file, not both", param_hint="TEXT")
         whole = _decode(_bytes_of(file), str(file))
     elif asked.text == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed: give a text, or --file FILE")
         whole = _decode(sys.stdin.buffer.read(), "standard input")
     elif asked.text is not None:
         whole = _argument(asked.text)

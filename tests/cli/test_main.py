@@ -1,5 +1,6 @@
 """What holds of every command: how it starts, and how it ends when something goes wrong."""
 
+import io
 import os
 import signal
 import subprocess
@@ -123,3 +124,12 @@ def test_a_docstring_that_python_left_out_is_read_from_the_source(monkeypatch):
         summary = measure.summary
         monkeypatch.setattr(measure.form.function, "__doc__", None)
         assert measure.summary == summary != ""
+
+
+def test_what_an_encoding_cannot_write_is_replaced(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr(cli, "app", lambda: print("caf\u00e9 \u2592 \U0001f408"))
+    cli.main()
+    stream.flush()
+    assert stream.buffer.getvalue().split() == [b"caf?", b"?", b"?"]

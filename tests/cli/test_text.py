@@ -91,3 +91,9 @@ def test_a_text_and_a_file_at_once_is_wrong_usage(written):
         read("text", None, written(b"text"), None)
     with pytest.raises(typer.BadParameter, match="give a text, --file FILE, or -"):
         read(None, None, None, None)
+
+
+def test_a_closed_standard_input_is_a_sentence(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="standard input is closed: give a text, or --file FILE"):
+        read("-", None, None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,10 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
         whole = _decode(sys.stdin.buffer.read(), "standard input")
     elif asked.text is not None:
         whole = _argument(asked.text)
+        if len(whole.split()) == 1 and os.path.isfile(whole):
+            raise InputError(
+                f"{whole} is a file: did you mean --file {whole}? to read its name as a text, use -"
+            )
     else:
         raise typer.BadParameter("give a text, --file FILE, or - for standard input", param_hint="TEXT")
     if line is not None:

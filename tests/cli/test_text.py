@@ -97,3 +97,12 @@ def test_a_closed_standard_input_is_a_sentence(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InputError, match="standard input is closed: give a text, or --file FILE"):
         read("-", None, None, None)
+
+
+def test_a_path_that_is_given_as_a_text_asks_whether_the_file_was_meant(written, monkeypatch):
+    path = str(written(b"words"))
+    with pytest.raises(InputError, match=r"is a file: did you mean --file .*text\.txt\?"):
+        read(path, None, None, None)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.encode())))
+    assert read("-", None, None, None) == (path, None)
+    assert read("nothing.txt", None, None, None) == ("nothing.txt", None)

@@ -14,14 +14,11 @@ from torch import Tensor
 from attnscope.axes import edges
 from attnscope.fused.gaps import Gaps
 from attnscope.fused.pairs import Matches
-from attnscope.fused.plan import KEYS, ROWS, plan
+from attnscope.fused.plan import plan
 from attnscope.fused.request import Request
 from attnscope.fused.runs import Runs
 from attnscope.fused.statistics import Map, PairSums, Statistics
 from attnscope.fused.tiles import Scores, Sheets, Worker
-
-TILE = 1 << 19
-"""Weights that are computed at a time; short texts take several heads together to fill them."""
 
 
 @dataclass(frozen=True)
@@ -55,41 +52,58 @@ def attend(
     of heads.
     """
     batch, heads, queries, _ = query.shape
-    key_heads, keys = key.shape[1:3]
-    group = heads // key_heads
-    scaled = (query * scale).view(batch, key_heads, group, queries, -1)
-    scores = Scores(scaled, key, value, runs, offset, extras.bias, extras.softcap, extras.sinks)
+    keys = key.shape[2]
+    bias = None if extras.bias is None else extras.bias.expand(*extras.bias.shape[:2], queries, keys)
+    scores = Scores(query, key, value, runs, scale, offset, bias, extras.softcap, extras.sinks)
     request, matches = request or Request(), matches or {}
     row_edges, key_edges = edges(queries, request.cells or 1), edges(keys, request.cells or 1)
-    rows = max(8, ROWS // group)
-    plans = [plan(runs, text, row_edges, key_edges, rows, query.dtype) for text in range(len(runs.low))]
-    gaps = {name: Gaps.of(function, runs, offset) for name, function in request.gaps.items()}
+    plans = [plan(runs, text, row_edges, key_edges) for text in range(len(runs.low))]
+    position = torch.arange(queries) + offset
+    gaps = {name: Gaps.of(function, runs, offset, keys) for name, function in request.gaps.items()}
     uneven = {name: each for name, each in gaps.items() if each.slope is None}
-    figures = batch, key_heads, group
-    output = query.new_empty(batch, queries, heads, value.shape[-1])
-    entropy, largest, lse = query.new_empty(3, *figures, queries)
+    output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
+    whole = query.new_empty(0, dtype=scores.dtype)
+    figures = batch, heads
     sheets = Sheets(
-        output=output.view(batch, queries, key_heads, group, -1).permute(0, 2, 3, 1, 4),
-        lse=lse,
-        entropy=entropy,
-        largest=largest,
-        total=query.new_ones(*figures, queries),
-        column=query.new_zeros(*figures, keys),
-        gaps={name: query.new_zeros(figures, dtype=torch.float64) for name in uneven},
-        matched={name: query.new_zeros(figures, dtype=torch.float64) for name in matches},
-        cells=query.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
+        output=output,
+        entropy=whole.new_empty(*figures, queries),
+        largest=whole.new_empty(*figures, queries),
+        total=whole.new_empty(*figures, queries),
+        column=whole.new_zeros(*figures, keys),
+        at={name: whole.new_empty(*figures, queries) for name in request.at},
+        gaps={name: torch.zeros(figures, dtype=torch.float64) for name in uneven},
+        pairs={name: torch.zeros(figures, dtype=torch.float64) for name in matches},
+        cells=whole.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
     )
-    together = max(1, TILE // (ROWS * min(keys, KEYS)))
-    jobs = [
-        (text, slice(head, min(key_heads, head + together)))
-        for text in range(batch)
-        for head in range(0, key_heads, together)
-    ]
-    _run(lambda: Worker(scores, sheets, plans, matches, uneven).run, jobs)
-    return output.transpose(1, 2), _statistics(scores, sheets, request, gaps, row_edges, key_edges, matches)
+    at = {name: key_of(position) for name, key_of in request.at.items()}
+    jobs = [(text, head) for text in range(batch) for head in range(heads)]
+    _run(lambda: Worker(scores, sheets, plans, at, matches, uneven).run, jobs)
+    ahead = (sheets.column.double() * torch.arange(keys)).sum(-1)
+    ahead -= (sheets.total.double() * position).sum(-1)  # Σ A (j - i), [batch, head]
+    cells = sheets.cells
+    return output, Statistics(
+        runs=runs,
+        offset=offset,
+        entropy=sheets.entropy,
+        largest=sheets.largest,
+        total=sheets.total,
+        column=sheets.column,
+        at=sheets.at,
+        gaps={
+            name: sheets.gaps[name] if each.slope is None else ahead * each.slope
+            for name, each in gaps.items()
+        },
+        pairs={
+            name: PairSums(request.pairs[name], torch.stack([each.count for each in matches[name]]), total)
+            for name, total in sheets.pairs.items()
+        },
+        map=None
+        if cells is None
+        else Map(cells, _open_pairs(runs, row_edges, key_edges), request.cells or 1, row_edges, key_edges),
+    )
 
 
-def _run(worker: Callable[[], Callable[[int, slice], None]], jobs: Sequence[tuple[int, slice]]) -> None:
+def _run(worker: Callable[[], Callable[[int, int], None]], jobs: Sequence[tuple[int, int]]) -> None:
     """Run the jobs on torch's number of threads, each with one thread inside.
 
     Threads inside of tile operations are two to three times slower than one: the tiles are too small.
@@ -97,7 +111,7 @@ def _run(worker: Callable[[], Callable[[int, slice], None]], jobs: Sequence[tupl
     threads = min(torch.get_num_threads(), len(jobs))
     inference = torch.is_inference_mode_enabled()
 
-    def work(part: Sequence[tuple[int, slice]]) -> None:
+    def work(part: Sequence[tuple[int, int]]) -> None:
         torch.set_num_threads(1)
         with torch.inference_mode(inference), torch.no_grad():
             run = worker()
@@ -121,62 +135,6 @@ def _one_inner_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _statistics(
-    scores: Scores,
-    sheets: Sheets,
-    request: Request,
-    gaps: Mapping[str, Gaps],
-    row_edges: tuple[int, ...],
-    key_edges: tuple[int, ...],
-    matches: Mapping[str, Sequence[Matches]],
-) -> Statistics:
-    """Gather the sheets, and add what has a closed form."""
-    position = torch.arange(scores.query.shape[3]) + scores.offset
-    column, total = sheets.column.flatten(1, 2), sheets.total.flatten(1, 2)
-    keys = torch.arange(column.shape[-1], dtype=torch.float64)
-    ahead = (column.double() * keys).sum(-1) - (total.double() * position).sum(-1)  # [batch, head]
-    pooled = None
-    if sheets.cells is not None:
-        pairs = _open_pairs(scores.runs, row_edges, key_edges)
-        pooled = Map(sheets.cells.flatten(1, 2), pairs, request.cells or 1, row_edges, key_edges)
-    return Statistics(
-        runs=scores.runs,
-        offset=scores.offset,
-        entropy=sheets.entropy.flatten(1, 2),
-        largest=sheets.largest.flatten(1, 2),
-        total=total,
-        column=column,
-        at={name: _weights_at(scores, sheets.lse, key_of(position)) for name, key_of in request.at.items()},
-        gaps={
-            name: ahead * each.slope if each.slope is not None else sheets.gaps[name].flatten(1, 2)
-            for name, each in gaps.items()
-        },
-        pairs={
-            name: PairSums(
-                request.pairs[name],
-                torch.stack([each.count for each in matches[name]]),
-                total.flatten(1, 2),
-            )
-            for name, total in sheets.matched.items()
-        },
-        map=pooled,
-    )
-
-
-def _weights_at(scores: Scores, lse: Tensor, key: Tensor) -> Tensor:
-    """The weight of each row on one key [row], ``exp(s - lse)``; 0 if masked.  -> [batch, head, row]"""
-    open_ = (scores.runs.low <= key) & (key < scores.runs.high)  # [batch or 1, row]
-    key = key.clamp(0, scores.key.shape[2] - 1)
-    score = torch.linalg.vecdot(scores.query, scores.key[:, :, None, key])  # [batch, key_head, group, row]
-    if scores.softcap is not None:
-        score = scores.softcap * torch.tanh(score / scores.softcap)
-    if scores.bias is not None:
-        bias = scores.bias[:, :, torch.arange(len(key)), key]  # [batch or 1, head or 1, row]
-        score = score + (bias.view(-1, *score.shape[1:]) if bias.shape[1] > 1 else bias[:, :, None])
-    weight: Tensor = (score - lse).exp_().masked_fill_(~open_[:, None, None], 0)
-    return weight.flatten(1, 2)
 
 
 @lru_cache(4)  # the layers of a model share their runs

@@ -13,27 +13,32 @@ from attnscope.fused.runs import Runs
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """The numbers of the gaps ``first``, ``first + 1`` and so on, which are those of all open pairs."""
+    """The numbers of all gaps between rows and keys, from the lowest on; ``slope`` as ``of`` finds it.
 
-    first: int
+    ``slope`` is the factor where the number of every open pair is its gap times that factor: then sums have a
+    closed form. It is ``None`` elsewhere.
+    """
+
     numbers: Tensor  # [gap] float64
+    rows: int
+    slope: float | None
 
     @classmethod
-    def of(cls, function: Callable[[Tensor], Tensor], runs: Runs, offset: int) -> Gaps:
+    def of(cls, function: Callable[[Tensor], Tensor], runs: Runs, offset: int, keys: int) -> Gaps:
         """The numbers that a function gives to whole gaps, for rows that begin at ``offset``."""
-        position = torch.arange(runs.low.shape[-1]) + offset
+        rows = runs.low.shape[-1]
+        lowest = 1 - rows - offset
+        gap = torch.arange(lowest, keys - offset)
+        numbers = function(gap).double()
+        position = torch.arange(rows) + offset
         first, last = int((runs.low - position).min()), int((runs.high - 1 - position).max())
-        return cls(first, function(torch.arange(first, last + 1)).double())
-
-    @property
-    def slope(self) -> float | None:
-        """The factor, where every number is the gap times one factor: then sums have a closed form."""
-        gap = torch.arange(self.first, self.first + len(self.numbers), dtype=torch.float64)
+        open_, gap = numbers[first - lowest : last + 1 - lowest], gap[first - lowest : last + 1 - lowest]
         largest = gap.abs().argmax()
-        slope = float(self.numbers[largest] / gap[largest]) if gap[largest] else 0.0
-        return slope if bool((self.numbers == slope * gap).all()) else None
+        slope = float(open_[largest] / gap[largest]) if gap[largest] else 0.0
+        return cls(numbers, rows, slope if bool((open_ == slope * gap).all()) else None)
 
-    def table(self, positions: Tensor, keys: Tensor) -> Tensor:
-        """The numbers of some rows and keys; any number for a pair that is not open.  -> [row, key]"""
-        place = keys - (positions[:, None] + self.first)
-        return self.numbers[place.clamp_(0, len(self.numbers) - 1)]
+    def table(self, rows: slice, keys: slice, dtype: torch.dtype) -> Tensor:
+        """The numbers of some rows and keys.  -> [row, key]"""
+        windows = self.numbers.to(dtype).unfold(0, keys.stop - keys.start, 1)  # each begins a gap farther on
+        start = keys.start + self.rows - rows.stop
+        return windows[start : start + rows.stop - rows.start].flip(0)

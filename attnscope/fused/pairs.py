@@ -62,10 +62,10 @@ class Matches:
         return cls(order, first, last, count, pairs.itself)
 
     def places(self, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
-        """The pairs in a tile: how many each row has, and their places in the flattened tile, row by row.
+        """The pairs in a tile: their rows, counted from its first, and their places in the flattened tile.
 
-        -> [row] int64, [pair] int32. Kept for the next head and layer while all pairs of the text are no more
-        than ``KEPT`` a row.
+        -> two of [pair]. Kept for the next head and layer while all pairs of the text are no more than
+        ``KEPT`` a row.
         """
         tile = rows.start, rows.stop, keys.start, keys.stop
         if tile in self.kept:
@@ -73,8 +73,7 @@ class Matches:
         row, key = self._pairs(rows)
         inside = (keys.start <= key) & (key < keys.stop)
         row, key = row[inside], key[inside]
-        count = torch.bincount(row, minlength=rows.stop - rows.start)
-        pairs = count, (row * (keys.stop - keys.start) + key - keys.start).int()
+        pairs = row, row * (keys.stop - keys.start) + key - keys.start
         if self.few:
             self.kept[tile] = pairs
         return pairs

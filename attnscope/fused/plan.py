@@ -1,86 +1,103 @@
-"""How an attention map is cut into blocks of rows and chunks of keys, and what is masked in each."""
+"""How an attention map is cut into tiles that stay in a core's own cache, and what is masked in each."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from attnscope.fused.runs import Runs
 
-ROWS = 128
-"""Rows of a tile for each key head, those of all query heads that share it."""
+ROWS = 512
+"""Rows of a block, whose tiles are merged."""
 
-KEYS = 4096
-"""Keys of a chunk; up to so many are one chunk, and nothing needs merging."""
+KEYS = 512
+"""Keys of a tile that is open to all rows: with 512 rows its scores are 1 MiB in float32."""
 
-MASKED = -1e30
-"""The score of a masked key: its weight is 0, and no sum of it overflows."""
+EDGE = 128
+"""Keys of a tile where the open keys of some row begin or end: little is computed in vain."""
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
-    """Neighbouring keys.
+class Tile:
+    """Some rows and neighbouring keys, with the part of them in which some pair is masked.
 
-    ``masking`` holds parts of the chunk, as a slice of its keys, with what to add to their scores,
-    ``[row, key]``. ``cells`` are the key cells that the chunk touches, ``begins`` where they begin in it.
+    ``mask`` is [row, key] of the rows ``masked``, counted from the tile's first; ``None`` if all is open.
+    ``cells`` are the row cells that the tile touches, ``begins`` where in it they begin.
     """
 
+    rows: slice
     keys: slice
-    masking: Sequence[tuple[slice, Tensor]]
+    masked: slice
+    mask: Tensor | None
     cells: slice
     begins: Tensor
-
-    @property
-    def width(self) -> int:
-        """How many keys."""
-        return int(self.keys.stop - self.keys.start)
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Neighbouring rows with the chunks of keys that some of them may look at; cells as in ``Chunk``."""
+class Block:
+    """Neighbouring rows and the tiles that cover their open keys; cells as in ``Tile``."""
 
-    span: slice
-    chunks: Sequence[Chunk]
-    cells: slice
-    begins: Tensor
-
-    @property
-    def count(self) -> int:
-        """How many rows."""
-        return int(self.span.stop - self.span.start)
+    rows: slice
+    keys: slice
+    tiles: Sequence[Tile]
+    row_cells: slice
+    key_cells: slice
+    key_begins: Tensor
 
 
-def plan(
-    runs: Runs, text: int, row_edges: Sequence[int], key_edges: Sequence[int], rows: int, dtype: torch.dtype
-) -> list[Rows]:
-    """Cut one text's map into blocks of up to ``rows`` rows: whole cells if they fit, else a part of one."""
-    low, high = (ends[text if ends.shape[0] > 1 else 0] for ends in (runs.low, runs.high))
-    blocks, start = [], 0
-    while start < len(low):
-        edge = row_edges[bisect_right(row_edges, start + rows) - 1]
-        stop = edge if edge > start else start + rows
-        ends = low[start:stop], high[start:stop]
-        chunks = [
-            Chunk(keys, list(_masking(keys, *ends, dtype)), *_cells(key_edges, keys))
-            for keys in _chunks(int(ends[0].min()), int(ends[1].max()))
-        ]
-        span = slice(start, stop)
-        blocks.append(Rows(span, chunks, *_cells(row_edges, span)))
-        start = stop
+@lru_cache(4)  # the layers of a model share their runs, which nobody writes into
+def plan(runs: Runs, text: int, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> list[Block]:
+    """Cut one text's map into blocks of rows."""
+    low, high = (ends[text % len(ends)] for ends in (runs.low, runs.high))
+    masks: dict[bytes, Tensor] = {}
+    blocks = []
+    for start in range(0, len(low), ROWS):
+        rows = slice(start, min(start + ROWS, len(low)))
+        ends = low[rows], high[rows]
+        made = (_tile(rows, keys, *ends, row_edges, masks) for keys in _cuts(*ends))
+        tiles = [tile for tile in made if tile is not None]
+        keys = slice(tiles[0].keys.start, tiles[-1].keys.stop)
+        row_cells, _ = _cells(row_edges, rows)
+        blocks.append(Block(rows, keys, tiles, row_cells, *_cells(key_edges, keys)))
     return blocks
 
 
-def _chunks(low: int, high: int) -> Iterator[slice]:
-    """The keys ``low`` to ``high``, cut along a grid of ``KEYS``."""
-    while low < high:
-        stop = min(high, (low // KEYS + 1) * KEYS)
-        yield slice(low, stop)
-        low = stop
+def _cuts(low: Tensor, high: Tensor) -> Iterator[slice]:
+    """The keys that are open to some row, cut wide where they are open to all, and narrow elsewhere."""
+    start, stop = int(low.min()), int(high.max())
+    first, last = -(-int(low.max()) // EDGE) * EDGE, int(high.min()) // EDGE * EDGE  # open to all between
+    ends = (start, first, last, stop) if start <= first < last else (start, start, start, stop)
+    for (begin, end), step in zip(pairwise(ends), (EDGE, KEYS, EDGE), strict=True):
+        for cut in range(begin, end, step):
+            yield slice(cut, min(cut + step, end))
+
+
+def _tile(
+    rows: slice, keys: slice, low: Tensor, high: Tensor, edges: Sequence[int], masks: dict[bytes, Tensor]
+) -> Tile | None:
+    """The rows of a block that look at some of the keys, and where they do not; equal masks are kept once."""
+    some = ((low < keys.stop) & (high > keys.start)).nonzero()
+    if not len(some):
+        return None
+    first, last = int(some[0]), int(some[-1]) + 1
+    width = keys.stop - keys.start
+    low, high = ((each[first:last] - keys.start).clamp(0, width) for each in (low, high))
+    part = ((low > 0) | (high < width)).nonzero()
+    masked = slice(int(part[0]), int(part[-1]) + 1) if len(part) else slice(0, 0)
+    mask = None
+    if len(part):
+        low, high = low[masked, None], high[masked, None]
+        key = torch.arange(width)
+        name = torch.cat([low, high]).numpy().tobytes() + bytes(width)
+        mask = masks.setdefault(name, (key < low) | (key >= high))
+    span = slice(rows.start + first, rows.start + last)
+    return Tile(span, keys, masked, mask, *_cells(edges, span))
 
 
 def _cells(edges: Sequence[int], span: slice) -> tuple[slice, Tensor]:
@@ -88,16 +105,3 @@ def _cells(edges: Sequence[int], span: slice) -> tuple[slice, Tensor]:
     first, last = bisect_right(edges, span.start) - 1, bisect_left(edges, span.stop)
     begins = [max(0, edge - span.start) for edge in edges[first:last]]
     return slice(first, last), torch.tensor(begins)
-
-
-def _masking(keys: slice, low: Tensor, high: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """What masks the keys outside of each row's run: at the left end of the chunk, and at the right."""
-    width = keys.stop - keys.start
-    position = torch.arange(keys.start, keys.stop)
-    left, right = int(low.max()) - keys.start, int(high.min()) - keys.start
-    if left > 0:
-        part = slice(0, min(left, width))
-        yield part, (position[part] < low[:, None]).to(dtype) * MASKED
-    if right < width:
-        part = slice(max(right, 0), width)
-        yield part, (position[part] >= high[:, None]).to(dtype) * MASKED

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnscope.attention import AttentionCall
 from attnscope.axes import edges
-from attnscope.fused import fused_pass, plan, tiles
+from attnscope.fused import fused_pass, plan
 from attnscope.fused.attend import Extras, attend
 from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.fused.pairs import Pairs, find_matches
@@ -36,9 +36,8 @@ def request_of(ids: Tensor | None = None, cells: int | None = None) -> Request:
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that short texts have many, and chunks that need merging."""
-    monkeypatch.setattr(plan, "KEYS", 48)
-    monkeypatch.setattr(tiles, "KEYS", 48)
-    monkeypatch.setattr("attnscope.fused.attend.ROWS", 32)
+    for name, size in (("ROWS", 32), ("KEYS", 48), ("EDGE", 8)):
+        monkeypatch.setattr(plan, name, size)
 
 
 def inputs(

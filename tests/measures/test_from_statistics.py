@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attnscope.attention import Attention, AttentionCall, HeldRows, Site, Token
-from attnscope.fused import plan, tiles
+from attnscope.fused import plan
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import DEFAULT, MEASURES, Measurement, fused_request
 
@@ -16,8 +16,8 @@ SIZE, LENGTH, HEADS = 8, 97, 3
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "KEYS", 32)
-    monkeypatch.setattr(tiles, "KEYS", 32)
+    for name, size in (("ROWS", 32), ("KEYS", 32), ("EDGE", 8)):
+        monkeypatch.setattr(plan, name, size)
 
 
 class Unreadable(HeldRows):

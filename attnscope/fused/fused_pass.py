@@ -19,6 +19,8 @@ from attnscope.fused.statistics import Statistics
 SHORTEST = 512
 """With fewer keys than this the kernel runs, and reading its rows beside it is cheap."""
 
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
 
 class Refusal(Exception):
     """A call that only the kernel can compute; the message says why."""
@@ -45,9 +47,10 @@ class FusedPass:
     def attend(self, call: AttentionCall) -> tuple[Tensor, Statistics]:
         """The call's output, [batch, head, query, value size], and the statistics of its weights.
 
-        Raises ``Refusal`` where only the kernel will do: on other devices than the CPU, in types other than
-        float32 and float64, with dropout, gradients, fewer than ``shortest`` keys, or masks that do not leave
-        each row, the same for all heads, one run of neighbouring keys.
+        Types of 16 bits are computed in float32, and the output is rounded to them, as kernels do. Raises
+        ``Refusal`` where only the kernel will do: on other devices than the CPU, in other types than
+        ``DTYPES``, with dropout, gradients, fewer than ``shortest`` keys, or masks that do not leave each
+        row, the same for all heads, one run of neighbouring keys.
         """
         reason = self._form(call)
         if reason is not None:
@@ -97,8 +100,7 @@ class FusedPass:
             f"it has fewer than {self.shortest} keys": key.shape[2] < self.shortest,
             "it has a single query": query.shape[2] < 2,
             f"it runs on {' and '.join(sorted(devices))}": bool(devices),
-            f"it computes in {query.dtype}".replace("torch.", ""): query.dtype
-            not in (torch.float32, torch.float64),
+            f"it computes in {query.dtype}".replace("torch.", ""): query.dtype not in DTYPES,
             "its tensors are of several types": len(types) > 1,
             "it drops weights at random": bool(call.dropout),
             "its gradient is asked for": torch.is_grad_enabled() and any(t.requires_grad for t in tensors),

@@ -278,6 +278,19 @@ def test_the_fused_pass_agrees_with_the_kernel(name: str, additive: bool) -> Non
     assert torch.allclose(done[0], kernel, atol=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+def test_types_of_sixteen_bits_are_computed_in_float32(dtype: torch.dtype, rounding: float) -> None:
+    query, key, value = (each.to(dtype) for each in inputs(131, 131, 2))
+    with torch.inference_mode():
+        output, statistics = FusedPass(shortest=1).attend(call_of(query, key, value, is_causal=True))
+    weights = weights_of(query, key, mask_of("causal", 131, 131))
+    wanted = weights @ value.double().repeat_interleave(2, 1)
+    assert output.dtype == dtype
+    assert bool(((output.double() - wanted).abs() <= rounding * wanted.abs() + 1e-5).all())
+    assert torch.allclose(statistics.entropy.double(), torch.special.entr(weights).sum(-1), atol=1e-4)
+    assert torch.allclose(statistics.column.double(), weights.sum(-2), atol=1e-3)
+
+
 def test_the_fused_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value = inputs(131, 131)
     ids = torch.randint(0, 9, (131,))
@@ -319,7 +332,7 @@ def test_what_it_cannot_do_is_left_to_the_kernel() -> None:
         (call_of(query, key, value, a_head), run),
         (call_of(query, key, value, dropout=0.1), "it drops weights at random"),
         (call_of(query[:, :, :1], key, value), "it has a single query"),
-        (call_of(query.half(), key.half(), value.half()), "it computes in float16"),
+        (call_of(*(each.to(torch.complex64) for each in (query, key, value))), "it computes in complex64"),
         (call_of(query, key.double(), value), "its tensors are of several types"),
         (call_of(query, key[:, :, :50], value[:, :, :50]), "it has fewer than 100 keys"),
         (call_of(query.clone().requires_grad_(), key, value), "its gradient is asked for"),

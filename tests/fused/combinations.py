@@ -1,0 +1,157 @@
+"""Random attention calls of every kind: the fused pass, rows beside the kernel, brute force in float64."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention import Attention, AttentionCall, HeldRows, Site, Token
+from attnscope.capture.rows.scores import ScoredRows
+from attnscope.fused.fused_pass import FusedPass
+from attnscope.measures import DEFAULT, Measurement, fused_request
+from tests.measures.reference import Case, figure, random_text
+
+EXACT = 1e-4
+ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}  # of an output that is rounded to so few bits
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One call, what it leaves open, [batch or 1, 1, query, key], and what it is in words."""
+
+    call: AttentionCall
+    open_keys: Tensor
+    texts: list[tuple[Token, ...]]
+    words: str
+
+
+@dataclass
+class Verdict:
+    """How many figures were compared, and the farthest of them from brute force."""
+
+    figures: int = 0
+    farthest: float = 0.0
+
+    def compare(self, value: float, wanted: float, allowed: float, words: str) -> None:
+        """Count a figure; it may lie ``allowed`` off."""
+        off = abs(value - wanted) / max(1.0, abs(wanted))
+        assert off <= allowed, f"{words}: {value} for {wanted}"
+        self.figures, self.farthest = self.figures + 1, max(self.farthest, off)
+
+
+def open_keys_of(kind: str, batch: int, size: int, pick: random.Random) -> Tensor:
+    """[batch or 1, 1, query, key]"""
+    row, key = torch.arange(size)[:, None], torch.arange(size)
+    if kind == "padded":
+        ends = torch.tensor([pick.randint(size // 2, size) for _ in range(batch)])
+        return (key < ends[:, None, None, None]).expand(batch, 1, size, size)
+    width = pick.randint(1, size)
+    patterns = {
+        "whole": torch.ones(size, size, dtype=torch.bool),
+        "causal": key <= row,
+        "window": (key <= row) & (row - key < width),
+        "both ways": (row - key).abs() < width,
+        "documents": (row // width == key // width) & (key <= row),
+    }
+    return patterns[kind][None, None]
+
+
+def combination(seed: int) -> Combination:
+    """The combination of that number."""
+    pick, noise = random.Random(seed), torch.Generator().manual_seed(seed)
+    batch, key_heads, group = pick.randint(1, 2), pick.choice([1, 1, 2]), pick.choice([1, 1, 2, 3])
+    size, width = pick.randint(2, 60), pick.choice([4, 8, 16, 31])
+    dtype = pick.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16])
+    kind = pick.choice(["whole", "causal", "window", "both ways", "documents", "padded"])
+    sharp = pick.choice([0.1, 1.0, 1.0, 6.0])
+    softcap, sink, bias = pick.choice([None, None, 5.0]), pick.random() < 0.3, pick.choice([0, 0, 1, 2])
+    heads = key_heads * group
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=noise).to(dtype)
+
+    open_keys = open_keys_of(kind, batch, size, pick)
+    biases, masks = (), (open_keys,)
+    if bias:
+        shape = (batch if bias == 1 else 1, heads if bias == 2 else 1, size, size)
+        biases, masks = (normal(*shape).masked_fill(~open_keys, torch.finfo(dtype).min),), ()
+    call = AttentionCall(
+        sharp * normal(batch, heads, size, width),
+        normal(batch, key_heads, size, width),
+        normal(batch, key_heads, size, pick.choice([width, 5])),
+        pick.choice([width**-0.5, 0.3]),
+        biases=biases,
+        masks=masks,
+        softcap=softcap,
+        sinks=normal(heads) if sink else None,
+    )
+    texts = [random_text(np.random.default_rng(seed + text), size) for text in range(batch)]
+    words = f"{seed}: {kind} {dtype} {tuple(call.query.shape)} softcap {softcap} sink {sink} bias {bias}"
+    return Combination(call, open_keys, texts, words)
+
+
+def brute_force(made: Combination) -> Tensor:
+    """The weights in float64.  -> [batch, head, query, key]"""
+    call = made.call
+    key = call.key.double().repeat_interleave(call.query.shape[1] // call.key.shape[1], 1)
+    scores = call.query.double() @ key.mT * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    for bias in call.biases:
+        scores = scores + bias.double()
+    grown = scores.masked_fill(~made.open_keys, -math.inf)
+    if call.sinks is None:
+        return grown.softmax(-1)
+    sink = call.sinks.double().view(1, -1, 1, 1).expand(*grown.shape[:3], 1)
+    return torch.cat([grown, sink], -1).softmax(-1)[..., :-1]
+
+
+def check(seed: int, verdict: Verdict) -> None:
+    """Hold output and every figure of one combination against brute force, by the pass and by rows."""
+    made = combination(seed)
+    call, weights = made.call, brute_force(made)
+    request = fused_request(DEFAULT, made.texts)
+    assert request is not None
+    with torch.inference_mode():
+        output, statistics = FusedPass(request, shortest=1).attend(call)
+    assert output.dtype == call.query.dtype
+    value = call.value.double().repeat_interleave(call.query.shape[1] // call.value.shape[1], 1)
+    wanted = weights @ value
+    allowed = EXACT + ROUNDING.get(call.query.dtype, 0.0) * wanted.abs()
+    assert bool(((output.double() - wanted).abs() <= allowed).all()), made.words
+    case = Case(weights.numpy(), made.open_keys.numpy(), made.texts)
+    even, heads = case.even(), range(call.query.shape[1])
+    exact = {(name, head): figure(case, name, head) for name in DEFAULT for head in heads}
+    baselines = {name: figure(even, name, 0) for name in DEFAULT}  # heads share their masks
+    unread = HeldRows(torch.full_like(weights, math.nan), made.open_keys)
+    for read, known in ((unread, statistics), (ScoredRows(call), None)):
+        for head in _figures(made, read, known):
+            for name in DEFAULT:
+                one, baseline = exact[name, head.head], baselines[name]
+                words = f"{made.words}, {name} of {head.name}"
+                assert (name in head.figures) == (one is not None), words
+                if one is not None and baseline is not None:
+                    assert head.figures[name].rows == one[1], words
+                    verdict.compare(head.figures[name].value, one[0], EXACT, words)
+                    verdict.compare(head.figures[name].baseline, baseline[0], EXACT, words)
+
+
+def _figures(made: Combination, read, statistics):
+    """The figures of every head, from rows or from statistics."""
+    call, axis = made.call, made.texts[0]
+    (batch, heads, _, _), key_heads = call.query.shape, call.key.shape[1]
+    measurement = Measurement()
+    measurement.label({"encoder": (made.texts, made.texts)})
+    site = Site("layer.0", 0, "encoder", 0)
+    measurement.observe(
+        Attention(
+            site, "recomputed", "sdpa", batch, heads, key_heads, axis, axis, 0, call.query.dtype, read,
+            statistics,
+        )
+    )  # fmt: skip
+    return measurement.figures()

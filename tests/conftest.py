@@ -11,6 +11,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """The whole suite, or a folder of it, takes every core; files that are named run in this process."""
+    if hasattr(config, "workerinput"):  # one of the processes already, which must not start others
+        return
     named = config.args_source is pytest.Config.ArgsSource.ARGS and all(".py" in name for name in config.args)
     chosen = getattr(config.option, "numprocesses", 0) is not None  # by -n, or there is no xdist
     if not (chosen or named or config.option.usepdb or config.option.collectonly):

@@ -16,6 +16,7 @@ from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.memory import out_of_memory, require
 from attnscope.models.inputs import ModelInput, Objective
+from attnscope.models.kinds import show_kinds
 from attnscope.models.size import pass_size
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class Model(ABC):
         if prepared.replay is not None:
             return prepared.replay.shown_to(observers)
         self._require_memory(prepared)
+        show_kinds(self.module, prepared)
         with (
             torch.inference_mode(),
             self.threads(prepared),

@@ -32,7 +32,7 @@ def chat_folder(tmp_path_factory):
     config.vocab_size = len(tokenizer)
     from tests.models import folders
 
-    return folders._save(folder, transformers.LlamaForCausalLM(config), tokenizer)
+    return folders.save(folder, transformers.LlamaForCausalLM(config), tokenizer)
 
 
 def test_everything_at_a_glance_shows_the_written_tokens_too(run):

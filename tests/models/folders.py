@@ -31,7 +31,7 @@ def gpt2(folder: Path, **changes) -> str:
     tokenizer.train_from_iterator(LINES, trainer)
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[0])
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": len(wrapped)}
-    return _save(folder, transformers.GPT2Model(transformers.GPT2Config(**sizes | changes)), wrapped)
+    return save(folder, transformers.GPT2Model(transformers.GPT2Config(**sizes | changes)), wrapped)
 
 
 def t5(folder: Path) -> str:
@@ -57,7 +57,7 @@ def t5(folder: Path) -> str:
         vocab_size=len(wrapped),
         decoder_start_token_id=0,
     )
-    return _save(folder, transformers.T5Model(config), wrapped)
+    return save(folder, transformers.T5Model(config), wrapped)
 
 
 def mamba(folder: Path) -> str:
@@ -65,10 +65,11 @@ def mamba(folder: Path) -> str:
     gpt2(folder)
     config = transformers.MambaConfig(hidden_size=32, state_size=4, num_hidden_layers=2, vocab_size=400)
     wrapped = transformers.AutoTokenizer.from_pretrained(folder)
-    return _save(folder, transformers.MambaModel(config), wrapped)
+    return save(folder, transformers.MambaModel(config), wrapped)
 
 
-def _save(folder: Path, model, tokenizer) -> str:
+def save(folder: Path, model, tokenizer) -> str:
+    """Write a model with random weights and its tokenizer, and say where."""
     torch.manual_seed(0)
     for weights in model.parameters():
         torch.nn.init.normal_(weights, std=0.2)

@@ -44,7 +44,7 @@ def writer_folder(folder, config):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     config.vocab_size = len(tokenizer)
     config.bos_token_id = config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
-    return folders._save(folder, transformers.AutoModelForCausalLM.from_config(config), tokenizer)
+    return folders.save(folder, transformers.AutoModelForCausalLM.from_config(config), tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_a_masked_language_model_is_told_from_one_that_writes(tmp_path):
     config = transformers.BertConfig(**{k: v for k, v in SIZES.items() if k != "num_key_value_heads"})
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
     config.vocab_size = len(tokenizer)
-    folder = folders._save(tmp_path, transformers.BertForMaskedLM(config), tokenizer)
+    folder = folders.save(tmp_path, transformers.BertForMaskedLM(config), tokenizer)
     model = load(folder, generative=True)
     with pytest.raises(ModelError, match="reads in both directions and does not write on"):
         model.generate(model.prepare(TEXT), 3)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnscope.attention import Attention, Kind
 from attnscope.capture.hooks.modules import Call
@@ -18,6 +19,16 @@ from attnscope.capture.rows.capture import Capture
 
 CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention|encoder_decoder", re.I)
 DECODER = re.compile(r"(^|[._])decoders?($|[._])|decoder_?layer", re.I)
+
+_shown: WeakKeyDictionary[nn.Module, dict[str, Kind]] = WeakKeyDictionary()
+
+
+def shown_kinds(model: nn.Module) -> dict[str, Kind]:
+    """What calls in this and earlier recordings of a model showed: encoder or decoder, by the module's path.
+
+    A text of one token shows nothing, and is placed where the longer texts of the same model are.
+    """
+    return _shown.setdefault(model, {})
 
 
 def is_cross(capture: Capture, name: str, calls: Sequence[Call]) -> bool:
@@ -34,23 +45,21 @@ def is_cross(capture: Capture, name: str, calls: Sequence[Call]) -> bool:
     return at is not None and _given_elsewhere(at, capture)
 
 
-def self_kind(attention: Attention, call: Call | None, known: Kind | None) -> Kind:
-    """Encoder or decoder, of attention over one sequence.
+def self_kind(attention: Attention, call: Call | None) -> tuple[Kind, bool]:
+    """Encoder or decoder, of attention over one sequence, and whether this call shows it.
 
     Decoder if no query sees what comes after it, or the path says decoder. One query alone, or one open
-    key, cannot tell: then it is what the site was before (``known``), or what the module says of itself. A
-    module that calls itself causal and fills a cache is a decoder though it sees a prefix from both sides.
+    key, shows nothing: then what the module says of itself is all there is. A module that calls itself
+    causal and fills a cache is a decoder though it sees a prefix from both sides.
     """
     if is_causal(attention) or DECODER.search(attention.site.name):
-        return "decoder"
+        return "decoder", True
     module = None if call is None else call.module
     causal = getattr(module, "is_causal", False) is True
-    if not bool((attention.allowed(0, 1)[..., 1:]).any()) or len(attention.queries) == 1:
-        if known is not None:
-            return known
-        if causal or getattr(module, "is_decoder", False) is True:
-            return "decoder"
-    return "decoder" if causal and call is not None and call.cached else "encoder"
+    shows = len(attention.queries) > 1 and bool((attention.allowed(0, 1)[..., 1:]).any())
+    if not shows and (causal or getattr(module, "is_decoder", False) is True):
+        return "decoder", False
+    return "decoder" if causal and call is not None and call.cached else "encoder", shows
 
 
 def is_causal(attention: Attention) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 
 from attnscope.attention import Attention, Axis, Kind, Site
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.placing.kinds import is_cross, offset_of, self_kind
+from attnscope.capture.placing.kinds import is_cross, offset_of, self_kind, shown_kinds
 from attnscope.capture.placing.layers import LayerNumbers
 from attnscope.capture.rows.capture import Capture
 
@@ -21,7 +21,7 @@ class Sites:
     def __init__(self, model: nn.Module, axes: Mapping[Kind, tuple[Axis, Axis]]) -> None:
         self.model = model
         self.axes = axes
-        self._kinds: dict[str, Kind] = {}  # of each site, for steps of one query that cannot tell
+        self._kinds = shown_kinds(model)  # for calls of one query, which show nothing themselves
         self.begin_pass()
 
     def begin_pass(self) -> None:
@@ -50,8 +50,10 @@ class Sites:
         kind: Kind = "cross"
         if not is_cross(capture, name, around):
             attention = replace(attention, offset=offset_of(attention))
-            kind = self_kind(attention, call, self._kinds.get(name))
-        self._kinds.setdefault(name, kind)
+            kind, shows = self_kind(attention, call)
+            if shows:
+                self._kinds[name] = kind
+            kind = self._kinds.get(name, kind)
         invocation = self._calls[name] if call is None else call.invocation
         layer = self._numbers.number(kind, name, invocation, self._width(name))
         site = Site(name, self._calls[name], kind, layer)

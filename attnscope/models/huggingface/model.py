@@ -18,6 +18,7 @@ from attnscope.models.huggingface.generation import generate_cached
 from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.reader import Encoded, FolderReader
 from attnscope.models.inputs import ModelInput, Objective, text_axes
+from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model, accepts
 
 
@@ -131,6 +132,7 @@ class HuggingFaceModel(Model):
         if not self.encoder_decoder:
             inputs = {name: tensor[:, : len(tokens)] for name, tensor in inputs.items()}
         try:
+            show_kinds(self.module, prepared)
             with self.threads(prepared):
                 new, steps, record = generate_cached(
                     self.writer, self.module, inputs, side, count, sampling, ends

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
@@ -57,7 +59,9 @@ def load(
         from attnscope.models.module import ModuleModel, load_module
         from attnscope.models.reader import load_reader
 
-        return ModuleModel(name, load_module(name, device=place, dtype=kind), load_reader(tokenizer))
+        with redirect_stdout(sys.stderr):  # what the file prints is no answer
+            loaded = load_module(name, device=place, dtype=kind)
+        return ModuleModel(name, loaded, load_reader(tokenizer))
     if name in BUNDLED or is_encoder_folder(folder):
         from attnscope.models.own import load_own
 

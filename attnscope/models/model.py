@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,17 +102,11 @@ class Model(ABC):
         raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
 
     def prepare_image(self, path: Path, text: str | None = None) -> ModelInput:
-        """An image file, or a text and an image, as the model reads them.
-
-        Raises ``InputError`` for a model that reads no images, or for a file that is none.
-        """
+        """An image file, or a text and an image, as the model reads them. Raises ``InputError``."""
         raise InputError(f"{self.name} reads text, not images: leave out --image, or choose a vision model")
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
-        """The user's own tensors, by the names of the forward's arguments, or numbered ``0``, ``1``, ...
-
-        Raises ``InputError`` for a name that the forward does not have.
-        """
+        """The user's own tensors, by the names of the forward's arguments, or numbered ``0``, ``1``, ..."""
         placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         if all(name.isdigit() for name in placed):
             return ModelInput({}, {}, (), arguments=tuple(placed[name] for name in sorted(placed, key=int)))
@@ -182,9 +177,10 @@ class Model(ABC):
 
     @contextmanager
     def _quoting(self, prepared: ModelInput) -> Iterator[None]:
-        """Turn what a model raises into a ``ModelError``; a lack of memory stays what it is."""
+        """Turn what a model raises into a ``ModelError``, and send what it prints to standard error."""
         try:
-            yield
+            with redirect_stdout(sys.stderr):
+                yield
         except AttnscopeError:
             raise
         except Exception as error:

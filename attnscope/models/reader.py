@@ -58,7 +58,7 @@ class Reader:
     def vocabulary(self) -> Vocabulary:
         """How the tokenizer spells and reads numbers."""
         return Vocabulary(
-            lambda ids: [self.tokenizer.id_to_token(id_) or "" for id_ in ids],
+            lambda ids: [self.tokenizer.id_to_token(id_) for id_ in ids],
             lambda ids: self.tokenizer.decode(ids, skip_special_tokens=False),
             {id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special},
         )

@@ -39,16 +39,20 @@ def tokens_of_ids(tokenizer: Any, ids: Sequence[int], special_ids: Collection[in
 
 
 def tokens_of_spellings(
-    ids: Sequence[int], spellings: Sequence[str], special_ids: Collection[int]
+    ids: Sequence[int], spellings: Sequence[str | None], special_ids: Collection[int]
 ) -> tuple[Token, ...]:
-    """Tokens from ids and their vocabulary entries.
+    """Tokens from ids and their vocabulary entries; one without an entry reads ``id 128,005``.
 
     A word begins where the spelling says so (``▁``, ``Ġ``, or no ``##``), and at every special token.
     """
-    marked = any(spelling.startswith(("▁", "Ġ")) for spelling in spellings)
+    marked = any(spelling.startswith(("▁", "Ġ")) for spelling in spellings if spelling is not None)
     tokens: list[Token] = []
     word, inside = -1, False
     for id_, spelling in zip(ids, spellings, strict=True):
+        if spelling is None:  # models have more rows than their tokenizers have entries
+            word, inside = word + 1, False
+            tokens.append(Token(f"id {id_:,}", id_, word=word))
+            continue
         if id_ in special_ids:
             tokens.append(Token(spelling, id_, special=True))
             inside = False

@@ -16,7 +16,7 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 class Vocabulary:
     """How token numbers are spelled and read: a tokenizer's own functions."""
 
-    spell: Callable[[list[int]], list[str]]
+    spell: Callable[[list[int]], list[str | None]]
     decode: Callable[[list[int]], str]
     special: Collection[int]
 

@@ -6,6 +6,7 @@ nothing that it asks for reaches another machine, unless the caller trusts it by
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from attnscope.models.huggingface.folder import (
 from attnscope.models.huggingface.hub import require_on_hub
 from attnscope.models.limits import bounded
 from attnscope.offline import network_closed
+
+VOCABULARY_FILE = re.compile(r"tokenizer\.json|tekken\.json|vocab\..*|.*\.(model|spm|tiktoken|bpe)")
+"""Files of vocabularies, also under names that the tokenizer's class does not say."""
 
 CONFIG_MEMORY = 256 << 20
 """Bytes that a config may take; honest ones take a thousandth."""
@@ -86,7 +90,21 @@ class Source:
         import transformers
 
         with self.shielded("the tokenizer of "):
-            return transformers.AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
+        self._require_vocabulary(tokenizer)
+        return tokenizer
+
+    def _require_vocabulary(self, tokenizer: Any) -> None:
+        """Raise ``ModelError`` if a folder has no file of its tokenizer, and gets an empty one."""
+        wanted = [name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)]
+        if self.folder is None or not wanted:  # some read bytes, and have no vocabulary
+            return
+        names = {file.name for file in self.folder.iterdir()}
+        if not names.intersection(wanted) and not any(VOCABULARY_FILE.fullmatch(name) for name in names):
+            raise ModelError(
+                f"{self.name} has no tokenizer: none of {', '.join(wanted)} is in the folder, so its words "
+                "would all be unknown"
+            )
 
     def load_processor(self) -> Any:
         """What prepares images for the model, as transformers loads it. Raises ``ModelError``."""

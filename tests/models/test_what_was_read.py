@@ -1,0 +1,52 @@
+"""The text is what the model read, and standard output holds nothing but answers."""
+
+import pytest
+
+from attnscope.capture import Keep
+from attnscope.errors import ModelError
+from attnscope.models import load
+from attnscope.models.tokens import tokens_of_spellings
+from tests.models.folders import gpt2
+
+PRINTING = """
+import torch
+print("printed at import")
+
+class Loud(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(40000, 8)
+        self.attend = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, ids):
+        print("printed in forward")
+        x = self.embed(ids)
+        return self.attend(x, x, x)[0]
+"""
+
+
+def test_a_folder_without_its_tokenizers_files_is_refused(tmp_path):
+    gpt2(tmp_path)
+    for file in tmp_path.glob("*token*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="has no tokenizer: none of "):
+        load(str(tmp_path))
+
+
+def test_an_id_that_the_tokenizer_does_not_have_is_shown_as_its_number(tmp_path):
+    model = load(gpt2(tmp_path, vocab_size=200_000))
+    before = model.prepare("The cat").tokens
+    tokens = model.reader.vocabulary.extend(before, [128_005, before[0].id])
+    assert tokens[len(before)].text == "id 128,005"
+    assert tokens[-1].text == before[0].text
+    assert tokens_of_spellings([7], [None], ())[0].text == "id 7"
+
+
+def test_what_foreign_code_prints_goes_to_standard_error(tmp_path, capsys):
+    (tmp_path / "loud.py").write_text(PRINTING)
+    model = load(f"{tmp_path}/loud.py:Loud")
+    model.run(model.prepare("The cat"), [Keep(lambda site: range(2))])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "printed at import" in err
+    assert "printed in forward" in err

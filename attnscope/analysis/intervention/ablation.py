@@ -127,5 +127,5 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
 
 def _read(vocabulary: Vocabulary, id_: int) -> str:
     """A token of the vocabulary as a person reads it."""
-    spelled = vocabulary.spell([id_])[0]
+    spelled = vocabulary.spell([id_])[0] or f"id {id_:,}"
     return spelled if spelled.startswith("##") else readable(vocabulary.decode([id_])) or spelled

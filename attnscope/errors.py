@@ -13,9 +13,14 @@ on standard error and exits with code 1; the library raises it.
 
 from __future__ import annotations
 
+from attnscope.text import clean
+
 
 class AttnscopeError(Exception):
-    """The root of everything that a user can fix."""
+    """The root of everything that a user can fix; file names and what libraries say are made clean in it."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(clean(message))
 
 
 class InputError(AttnscopeError):
@@ -41,4 +46,4 @@ class SizeError(AttnscopeError):
 def first_line(error: BaseException) -> str:
     """The first line of what a foreign exception says, without its full stop; else the exception's name."""
     text = str(error).strip().splitlines()
-    return text[0].rstrip(".") if text else type(error).__name__
+    return clean(text[0].rstrip(".")) if text else type(error).__name__

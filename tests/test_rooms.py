@@ -10,6 +10,7 @@ import attnscope
 
 PACKAGE = Path(attnscope.__file__).parent
 FLOORS = [  # from the ground up: a room imports from the rooms below it, and from no other
+    {"text"},
     {"errors"},
     {"registry", "memory", "offline"},
     {"attention"},

@@ -5,8 +5,9 @@ queries goes to these keys. NumPy and strings: no torch is imported here.
 """
 
 from attnscope.axes.coarsening import Coarsening, edges, group_places
-from attnscope.axes.places import Array, Place, places, visible
+from attnscope.axes.places import Array, Place, places
 from attnscope.axes.weights import Weights, coarsen, fit, label_map, shrink, weights
+from attnscope.text import visible
 
 __all__ = [
     "Array",

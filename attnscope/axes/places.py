@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
+
+from attnscope.text import visible
 
 if TYPE_CHECKING:
     from attnscope.attention import Axis, Token
@@ -75,32 +76,3 @@ def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Plac
         pooled=pooled,
         count=count,
     )
-
-
-def visible(text: str) -> str:
-    """Token text in which everything can be seen and nothing steers a terminal.
-
-    The one space that leads a word is dropped. A newline reads ``⏎``, a tab ``⇥``, a token of nothing
-    but spaces ``␣``; other control characters have their Unicode pictures (``␛``) or numbers
-    (``‹202E›``); an empty text reads ``∅``; a combining mark that begins a text sits on ``◌``.
-    """
-    if not text:
-        return "∅"
-    if not text.strip(" "):
-        return "␣" * len(text)
-    text = text.removeprefix(" ")
-    shown = "".join(_visible(character, text[:i]) for i, character in enumerate(text))
-    return "◌" + shown if unicodedata.category(shown[0]).startswith("M") else shown
-
-
-def _visible(character: str, before: str) -> str:
-    if character in NAMED:
-        return character if character == " " else NAMED[character]
-    code = ord(character)
-    if code < 32:
-        return chr(0x2400 + code)
-    if character in JOINERS and before:
-        return character
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
-        return f"‹{code:04X}›"
-    return character

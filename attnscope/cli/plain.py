@@ -6,10 +6,12 @@ import json
 import math
 from typing import Any
 
+from attnscope.text import escape_json
+
 
 def print_plain(numbers: Any) -> None:
     """Print dictionaries, lists, texts and numbers as JSON; what is no finite number is ``null`` there."""
-    print(json.dumps(_finite(numbers), ensure_ascii=False, allow_nan=False))
+    print(escape_json(json.dumps(_finite(numbers), ensure_ascii=False, allow_nan=False)))
 
 
 def _finite(value: Any) -> Any:

@@ -16,6 +16,7 @@ from attnscope.errors import InputError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.models import Model, ModelInput
 from attnscope.storage.arrays import read
+from attnscope.text import Untrusted
 
 
 class WeightsFile(Model):
@@ -27,18 +28,18 @@ class WeightsFile(Model):
 
     def __init__(self, path: str | Path) -> None:
         found = read(path)
-        notes = [*found.notes]
+        notes = [str(note) for note in found.notes]
         places = [place for layers in found.kinds.values() for _, field in layers for place in field.keys]
         if any(place.stop - place.start > 1 for place in places):
             notes.append("the figures count the rows and columns that the file has")
         super().__init__(str(path), nn.Module(), None, notes)
         self.layers = list(_layers(found.kinds, Path(path).suffix.lower().removeprefix(".")))
-        self._title = found.title
+        self._title = str(found.title or Untrusted(Path(path).stem))
 
     @property
     def title(self) -> str:
         """What the file says that it came from, or its name."""
-        return self._title or Path(self.name).stem
+        return self._title
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnscope.render.colour import table
+from attnscope.text import clean
 from attnscope.views.heatmap import Reading
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def sheet(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    title, subtitle, notes = clean(title), clean(subtitle), [clean(note) for note in notes]
     full = max(margins.left + width + margins.right, 3.2)
     columns = in_columns(readings, full)
     lines = wrapped(notes, full)

@@ -26,6 +26,7 @@ from attnscope.errors import OutputError
 from attnscope.render.colour import OFFERED, choose_map, table
 from attnscope.render.page.encode import POWER, Code, packed
 from attnscope.storage.whole import write_whole
+from attnscope.text import clean
 
 SCRIPTS = ("data.js", "canvas.js", "overview.js", "heatmap.js", "lines.js", "focus.js", "app.js")
 THUMBNAIL = 32
@@ -76,9 +77,9 @@ def page(
         for number, (kind, layers) in enumerate(kinds.items())
     ]
     content = {
-        "title": title,
-        "subtitle": subtitle,
-        "notes": [*notes, _exactness(code)],
+        "title": clean(title),
+        "subtitle": clean(subtitle),
+        "notes": [*map(clean, notes), _exactness(code)],
         "top": code.top,
         "power": POWER,
         "axes": [_axes(queries, keys) for queries, keys in axes],
@@ -135,7 +136,7 @@ def _assembled(title: str, content: dict[str, Any], heads: list[str]) -> str:
     script = "\n".join((own / name).read_text("utf-8") for name in SCRIPTS)
     data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
     parts = {
-        "TITLE": html.escape(title),
+        "TITLE": html.escape(clean(title)),
         "POLICY": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}",
         "STYLE": style,
         "DATA": data,

@@ -24,11 +24,13 @@ from attnscope.render.terminal.surface import (
     tone,
 )
 from attnscope.render.terminal.text import cut, fit, isolated, wrap
+from attnscope.text import clean
 from attnscope.views.heatmap import Reading
 
 
 def heading(title: str, subtitle: str, surface: Surface) -> Iterator[Line]:
     """The title, with what it is about beside or below it, and a line of air."""
+    title, subtitle = clean(title), clean(subtitle)
     if title:
         beside = subtitle and len(title) + 3 + len(subtitle) <= surface.width
         first = [Segment(isolated(cut(title, surface.width)), BOLD)]
@@ -44,7 +46,7 @@ def heading(title: str, subtitle: str, surface: Surface) -> Iterator[Line]:
 def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:
     """Each note as a quiet sentence."""
     for note in notes:
-        for i, line in enumerate(wrap(note, surface.width - 2)):
+        for i, line in enumerate(wrap(clean(note), surface.width - 2)):
             yield [Segment("  " if i else "· ", DIM), Segment(isolated(line), DIM)]
 
 

@@ -32,7 +32,7 @@ SHADE_FROM = (0.05, 0.25, 0.5, 0.75)
 """Shade 1 begins at the level 0.05, shade 2 at 0.25, ..."""
 
 CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"}
-CONTROLS |= {code: f"‹{code:02X}›" for code in range(128, 160)}
+CONTROLS |= {code: f"‹{code:04X}›" for code in (*range(128, 160), *range(0x202A, 0x202F), 0x2066, 0x2067)}
 """What reaches a terminal in place of characters that would steer it."""
 
 ASCII = str.maketrans("…·×–—▀▄█⏎␣⇥∅◌‹›", ".|x--^_#/_>0o<>")

@@ -19,6 +19,7 @@ from attnscope.errors import InputError
 from attnscope.storage.arrays.files import READERS, read_arrays
 from attnscope.storage.arrays.layout import FORMAT, LONGEST, is_number, restore_axis
 from attnscope.storage.regular import name_other
+from attnscope.text import Untrusted
 
 DAMAGE = (
     ValueError, TypeError, IndexError, OverflowError, OSError, EOFError, RuntimeError, zipfile.BadZipFile,
@@ -43,8 +44,8 @@ class Saved:
     """
 
     kinds: Mapping[str, tuple[tuple[int, Weights], ...]]
-    title: str = ""
-    notes: tuple[str, ...] = ()
+    title: Untrusted
+    notes: tuple[Untrusted, ...]
 
 
 def read(path: str | Path) -> Saved:
@@ -79,7 +80,8 @@ def read(path: str | Path) -> Saved:
         raise InputError(f"cannot read attention from {path}: it says nothing about {error}") from error
     except DAMAGE as error:
         raise InputError(f"cannot read attention from {path}: {error}") from error
-    return replace(saved, notes=tuple(dict.fromkeys((*saved.notes, *_name_oddities(saved)))))
+    oddities = map(Untrusted, _name_oddities(saved))
+    return replace(saved, notes=tuple(dict.fromkeys((*saved.notes, *oddities))))
 
 
 def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
@@ -105,7 +107,7 @@ def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
     if not isinstance(title, str) or not isinstance(notes, list):
         raise ValueError("its title or its notes are no text")
     ordered = {kind: tuple(layers.items()) for kind, layers in kinds.items()}
-    return Saved(ordered, title, tuple(map(str, notes)))
+    return Saved(ordered, Untrusted(title), tuple(map(Untrusted, notes)))
 
 
 def _weights_of(name: str, values: Array) -> Array:
@@ -141,7 +143,8 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
     texts = None if tokens is None else [str(text) for text in tokens.ravel()]
     kind, known = _infer_kind(layers)
     labelled = tuple((number, _label(values, texts, kind)) for number, values in enumerate(layers))
-    return Saved({kind: labelled}, path.stem, (f"read from {path.name}: layers count from 0, {known}",))
+    note = f"read from {path.name}: layers count from 0, {known}"
+    return Saved({kind: labelled}, Untrusted(path.stem), (Untrusted(note),))
 
 
 def _infer_kind(layers: Sequence[Array]) -> tuple[str, str]:

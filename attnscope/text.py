@@ -1,0 +1,91 @@
+"""Text from outside, and the one way to clean it: nothing stays invisible, nothing steers a terminal."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+LONGEST = 1000
+"""Characters of a token's label, at most: nobody reads more of one."""
+
+_JOINERS = "\u200c\u200d"  # they shape letters and emoji, and are harmless inside a text
+_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Categories of Unicode: control, format, surrogate and private characters, line and paragraph separators."""
+
+
+class _Pictures(dict[int, str]):
+    """What stands for each character; found when it is first asked for."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        unseen = unicodedata.category(character) in _UNSEEN and character not in _JOINERS
+        self[code] = (chr(0x2400 + code) if code < 32 else f"‹{code:04X}›") if unseen else character
+        return self[code]
+
+
+_PICTURES = _Pictures({ord("\n"): "⏎", ord("\t"): "⇥", 0x7F: "␡"})
+
+
+class Untrusted:
+    """Text that somebody else wrote into a file, and that may hold anything.
+
+    It is no ``str``, so that it cannot be printed, drawn or joined to a sentence by mistake: ``str(text)`` is
+    the text made clean, and ``raw`` what was read.
+    """
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: object) -> None:
+        self.raw = str(raw)
+
+    def __str__(self) -> str:
+        return clean(self.raw)
+
+    def __repr__(self) -> str:
+        return f"Untrusted({clean(self.raw)!r})"
+
+    def __bool__(self) -> bool:
+        return bool(self.raw)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Untrusted) and self.raw == other.raw
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+
+def clean(text: str) -> str:
+    """A sentence or a title in which everything can be seen; spaces stay.
+
+    A newline reads ``⏎``, a tab ``⇥``; other control characters have their Unicode pictures (``␛``) or
+    numbers (``‹202E›``).
+    """
+    if text.isprintable():
+        return text
+    first = f"‹{ord(text[0]):04X}›" if text[0] in _JOINERS else ""
+    return first + text[bool(first) :].translate(_PICTURES)
+
+
+def escape_json(text: str) -> str:
+    """JSON in which no character steers a terminal: such stand as ``\\u202e``, which means the same."""
+    if text.isprintable():
+        return text
+    unseen = {c for c in set(text) if unicodedata.category(c) in _UNSEEN and c not in "\n" + _JOINERS}
+    wide = {ord(c): json.dumps(c)[1:-1] for c in unseen}
+    return text.translate(wide)
+
+
+def visible(text: str) -> str:
+    """A token's text in which everything can be seen and nothing steers a terminal.
+
+    The one space that leads a word is dropped. A token of nothing but spaces reads ``␣``; an empty text reads
+    ``∅``; a combining mark that begins a text sits on ``◌``; of a very long one the beginning is there.
+    """
+    if not text:
+        return "∅"
+    if len(text) > LONGEST:
+        text = text[: LONGEST - 1] + "…"
+    if not text.strip(" "):
+        return "␣" * len(text)
+    label = clean(text.removeprefix(" "))
+    return "◌" + label if unicodedata.category(label[0]).startswith("M") else label

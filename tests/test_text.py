@@ -1,0 +1,50 @@
+"""Text from outside: every file kind, every field, hostile in each; nothing of it arrives as it was."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+
+from attnscope.errors import InputError, OutputError, first_line
+from attnscope.storage.arrays import read
+from attnscope.text import Untrusted, clean, visible
+
+HOSTILE = "\x1b]0;owned\x07 a\u202eb\u2066c\u2069 \x9b2J \r\n<script>alert(1)</script> --> \udcff"
+"""A window's title, text turned round, a screen wiped, a line forged, a page's script, half a character."""
+
+
+def steering(text: str) -> set[str]:
+    """The characters of an output that would steer a terminal or turn its text round."""
+    return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\u2068\u2069"}
+
+
+def test_the_cleaned_text_says_what_was_there() -> None:
+    assert clean("a\x1b[2J\u202eb\nc") == "a␛[2J‹202E›b⏎c"
+    assert clean("plain text, héllo 猫 🧑\u200d🚀") == "plain text, héllo 猫 🧑\u200d🚀"
+    assert not steering(clean(HOSTILE))
+
+
+def test_untrusted_text_is_no_str_and_is_clean_in_every_sentence() -> None:
+    text = Untrusted(HOSTILE)
+    assert not isinstance(text, str)
+    assert text.raw == HOSTILE
+    for sentence in (str(text), f"{text}", f"{text}", repr(text)):
+        assert not steering(sentence)
+    with pytest.raises(TypeError):
+        "a " + text
+
+
+def test_errors_are_clean_whatever_the_file_or_the_library_is_called(tmp_path) -> None:
+    name = HOSTILE.replace("/", "").replace("\udcff", "")
+    for error in (InputError(f"no such file: {name}"), OutputError(HOSTILE)):
+        assert not steering(str(error))
+    assert not steering(first_line(ValueError("\x1b[2J\u202e broken")))
+    with pytest.raises(InputError) as caught:
+        read(tmp_path / f"{name}.npz")
+    assert not steering(str(caught.value))
+
+
+def test_a_label_of_a_million_characters_is_cut() -> None:
+    for text in ("x" * 10**6, "\x1b" * 10**6, "e" + "\u0301" * 10**6, " " * 10**6):
+        assert len(visible(text)) <= 1000

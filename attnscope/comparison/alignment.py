@@ -40,19 +40,19 @@ def align(one: Sequence[str], other: Sequence[str]) -> Alignment:
     return Alignment(tuple(steps))
 
 
-def shared(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[range, range], ...]:
+def find_shared_words(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[range, range], ...]:
     """The words that two readings of a text have in common, as ranges of positions in each.
 
     Where tokenizers cut a text in different places (``tired.`` and ``tired``, ``.``), the pieces that spell
     the same are one word of several positions.
     """
-    found: list[tuple[range, range]] = []
+    words: list[tuple[range, range]] = []
     matcher = SequenceMatcher(None, one, other, autojunk=False)
     for what, start, stop, begin, end in matcher.get_opcodes():
         if what == "equal":
-            found += (
+            words += (
                 (range(i, i + 1), range(i - start + begin, i - start + begin + 1)) for i in range(start, stop)
             )
         elif "".join(one[start:stop]) == "".join(other[begin:end]):
-            found.append((range(start, stop), range(begin, end)))
-    return tuple(found)
+            words.append((range(start, stop), range(begin, end)))
+    return tuple(words)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)
-class Averaged:
+class Average:
     """Distances averaged over texts, each text counting once.
 
     ``error`` is the standard error of the mean over texts. ``stability`` is the rank correlation
@@ -23,13 +23,13 @@ class Averaged:
     stability: float
 
 
-def averaged(each: Sequence[NDArray[np.float64]]) -> Averaged:
-    """Average two or more texts' distances.  [text] of [...] -> Averaged"""
+def average_over_texts(each: Sequence[NDArray[np.float64]]) -> Average:
+    """Average two or more texts' distances.  [text] of [...] -> Average"""
     texts = np.stack(each)
     count = len(texts)
     total = texts.sum(0)
     correlations = [_rank_correlation(text, (total - text) / (count - 1)) for text in texts]
-    return Averaged(
+    return Average(
         total / count,
         texts.std(0, ddof=1) / np.sqrt(count),
         float(np.mean(correlations)),

@@ -1,4 +1,4 @@
-"""Heads that are alike: hierarchical clustering of their distances, and how many groups there are."""
+"""Heads that are alike: groups within a model (hierarchical clustering), pairs between two models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Groups:
         return tuple(group[0] for group in self.members if len(group) == 1)
 
 
-def groups(distances: NDArray[np.float64]) -> Groups:
+def group_heads(distances: NDArray[np.float64]) -> Groups:
     """Groups of alike heads by average linkage.  [head, head] -> Groups
 
     The tree is cut at ``CUT`` times the median distance of all pairs, so that the grouping is the same for a
@@ -50,11 +50,11 @@ def groups(distances: NDArray[np.float64]) -> Groups:
     from scipy.spatial.distance import squareform
 
     tree = linkage(squareform(distances, checks=False), "average", optimal_ordering=count <= ORDERED)
-    found = fcluster(tree, CUT * np.median(pairs), "distance")  # [head]
+    labels = fcluster(tree, CUT * np.median(pairs), "distance")  # [head]
     members: dict[int, list[int]] = {}
     for head in leaves_list(tree):
-        members.setdefault(int(found[head]), []).append(int(head))
-    return Groups(tuple(tuple(heads) for heads in members.values()), silhouette(distances, found))
+        members.setdefault(int(labels[head]), []).append(int(head))
+    return Groups(tuple(tuple(heads) for heads in members.values()), silhouette(distances, labels))
 
 
 def silhouette(distances: NDArray[np.float64], labels: NDArray[np.int_]) -> float:
@@ -74,3 +74,15 @@ def silhouette(distances: NDArray[np.float64], labels: NDArray[np.int_]) -> floa
     alone = member.T @ (sizes == 1)
     scores = np.where(alone | (larger == 0), 0.0, (nearest - own) / np.where(larger == 0, 1, larger))
     return float(scores.mean())
+
+
+def match_heads(distances: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
+    """Pairs of heads, each head in one pair at most, with the smallest sum of distances.  [head, other]
+
+    The assignment problem, solved exactly. Of the model with more heads some stay without a partner.
+    Pairs come in the order of the first model's heads.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(distances)
+    return tuple((int(row), int(column)) for row, column in zip(rows, columns, strict=True))

@@ -43,8 +43,7 @@ class Spread:
 
     def error(self, population: int) -> NDArray[np.float64]:
         """Standard error of the mean, of a sample from so many rows; 0 if it is all.  -> [head, other]"""
-        found: NDArray[np.float64] = self.deviation * _missing(self.rows, population)
-        return found
+        return np.asarray(self.deviation * _missing(self.rows, population))
 
 
 def divergence(one: Tensor, other: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ def divergence(one: Tensor, other: Tensor) -> Tensor:
     return (_entropy(one + other) - (_entropy(one + one) + _entropy(other + other)) / 2).clamp(min=0)
 
 
-def between(rows: Tensor, others: Tensor | None = None) -> Spread:
+def measure_distances(rows: Tensor, others: Tensor | None = None) -> Spread:
     """Divergence of every head from every other one, over their rows.  [head, row, key] -> [head, head]
 
     With ``others``, ``[other, row, key]``: of every head from each of those.  -> [head, other]

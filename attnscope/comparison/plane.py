@@ -20,7 +20,7 @@ class Plane:
     explained_variance: float
 
 
-def plane(distances: NDArray[np.float64]) -> Plane:
+def embed_in_plane(distances: NDArray[np.float64]) -> Plane:
     """Classical multidimensional scaling (Torgerson 1952).  [head, head] -> Plane
 
     ``distances`` are divergences, which are the *squares* of a metric that fits into a Euclidean space

@@ -4,27 +4,27 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist, squareform
 
-from attnscope.comparison import align, averaged, groups, plane
-from attnscope.comparison.alignment import shared
+from attnscope.comparison import align, average_over_texts, embed_in_plane, group_heads
+from attnscope.comparison.alignment import find_shared_words
 from attnscope.comparison.groups import silhouette
 
 
 def test_words_in_common_keep_their_places_in_both_texts():
     one = ["Oh", ",", "the", "cat", "was", "tired", ".", "Yes"]
     other = ["the", "cat", "is", "tired.", "Yes", "!"]
-    assert shared(one, other) == (
+    assert find_shared_words(one, other) == (
         (range(2, 3), range(0, 1)),
         (range(3, 4), range(1, 2)),
         (range(7, 8), range(4, 5)),
     )
-    assert shared(["a", "tired", ".", "b"], ["a", "tired.", "b"]) == (
+    assert find_shared_words(["a", "tired", ".", "b"], ["a", "tired.", "b"]) == (
         (range(0, 1), range(0, 1)),
         (range(1, 3), range(1, 2)),
         (range(3, 4), range(2, 3)),
     )
 
 
-@pytest.mark.parametrize("way", [align, shared])
+@pytest.mark.parametrize("way", [align, find_shared_words])
 def test_a_word_that_is_everywhere_in_a_long_text_is_aligned_all_the_same(way):
     # difflib would take it for junk from 200 words on
     words = [word for number in range(150) for word in ("the", f"w{number}")]
@@ -47,7 +47,7 @@ def test_as_many_words_in_the_place_of_as_many_are_pairs_and_others_are_not():
 
 def test_points_of_a_plane_are_found_again_and_nothing_is_lost():
     points = np.random.default_rng(0).normal(size=(7, 2))
-    found = plane(squareform(pdist(points)) ** 2)
+    found = embed_in_plane(squareform(pdist(points)) ** 2)
     assert pdist(found.points) == pytest.approx(pdist(points))
     assert found.explained_variance == pytest.approx(1.0)
 
@@ -56,14 +56,13 @@ def test_what_a_plane_keeps_is_the_share_of_its_two_axes():
     points = np.random.default_rng(1).normal(size=(9, 5)) * 1e-3
     centred = points - points.mean(0)
     values = np.sort(np.linalg.svd(centred, compute_uv=False) ** 2)[::-1]
-    assert plane(squareform(pdist(points)) ** 2).explained_variance == pytest.approx(
-        values[:2].sum() / values.sum()
-    )
+    expected = values[:2].sum() / values.sum()
+    assert embed_in_plane(squareform(pdist(points)) ** 2).explained_variance == pytest.approx(expected)
 
 
 def test_distances_that_no_space_has_are_shown_as_far_as_they_go():
     distances = np.array([[0, 1, 9.0], [1, 0, 1], [9, 1, 0]])  # squares of 1, 1 and 3: no triangle
-    found = plane(distances)
+    found = embed_in_plane(distances)
     centre = np.eye(3) - 1 / 3
     values = np.linalg.eigvalsh(-centre @ distances @ centre / 2)
     assert values.min() < -0.1
@@ -74,15 +73,15 @@ def test_distances_that_no_space_has_are_shown_as_far_as_they_go():
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_few_or_equal_heads_have_a_place_and_a_group(count):
     alike = np.zeros((count, count))
-    assert plane(alike).points.tolist() == [[0.0, 0.0]] * count
-    assert plane(alike).explained_variance == 1.0
-    found = groups(alike)
+    assert embed_in_plane(alike).points.tolist() == [[0.0, 0.0]] * count
+    assert embed_in_plane(alike).explained_variance == 1.0
+    found = group_heads(alike)
     assert found.members == (tuple(range(count)),)
     assert found.silhouette == 0.0
 
 
 def test_two_heads_stand_as_far_apart_as_they_are():
-    found = plane(np.array([[0, 0.5], [0.5, 0]]))
+    found = embed_in_plane(np.array([[0, 0.5], [0.5, 0]]))
     assert pdist(found.points) == pytest.approx([np.sqrt(0.5)])
 
 
@@ -95,17 +94,17 @@ def test_one_group_or_equal_heads_have_no_silhouette():
 
 def test_texts_that_agree_are_stable_and_those_that_say_nothing_are_not():
     table = np.array([[0, 1, 2.0], [1, 0, 3], [2, 3, 0]])
-    assert averaged([table, 2 * table]).stability == pytest.approx(1.0)
+    assert average_over_texts([table, 2 * table]).stability == pytest.approx(1.0)
     flat = np.ones((3, 3)) - np.eye(3)
-    assert averaged([flat, flat]).stability == 1.0, "the same order, though it is none"
-    assert averaged([flat, table]).stability == 0.0
-    assert averaged([np.zeros((1, 1))] * 2).stability == 1.0
+    assert average_over_texts([flat, flat]).stability == 1.0, "the same order, though it is none"
+    assert average_over_texts([flat, table]).stability == 0.0
+    assert average_over_texts([np.zeros((1, 1))] * 2).stability == 1.0
 
 
 def test_a_table_that_is_not_symmetric_counts_whole():
     one = np.array([[0, 1.0], [2, 3]])
     other = np.array([[0, 2.0], [1, 3]])
-    assert averaged([one, other]).stability == pytest.approx(0.8)
+    assert average_over_texts([one, other]).stability == pytest.approx(0.8)
 
 
 def test_each_text_is_ranked_against_the_mean_of_all_others():
@@ -115,7 +114,7 @@ def test_each_text_is_ranked_against_the_mean_of_all_others():
     expected = np.mean(
         [spearmanr(text, np.mean([t for t in texts if t is not text], 0)).statistic for text in texts]
     )
-    found = averaged(texts)
+    found = average_over_texts(texts)
     assert found.stability == pytest.approx(expected)
     assert found.mean == pytest.approx(np.mean(texts, 0))
     assert found.error == pytest.approx(np.std(texts, 0, ddof=1) / np.sqrt(3))

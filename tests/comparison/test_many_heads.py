@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import spearmanr
 
-from attnscope.comparison import align, averaged, groups, matches, plane
+from attnscope.comparison import align, average_over_texts, embed_in_plane, group_heads, match_heads
 from attnscope.comparison.groups import silhouette
 
 
@@ -25,7 +25,7 @@ def squared(points):
 
 def test_heads_that_are_alike_make_a_group_and_one_that_is_not_is_a_loner():
     points, labels = clouds([4, 6, 1])
-    found = groups(squared(points))
+    found = group_heads(squared(points))
     assert {frozenset(group) for group in found.members} == {
         frozenset(np.flatnonzero(labels == cloud).tolist()) for cloud in range(3)
     }
@@ -53,8 +53,8 @@ def test_the_silhouette_is_that_of_its_definition():
 @given(seed=st.integers(0, 999), scale=st.floats(1e-3, 1e3))
 def test_groups_are_nearer_within_than_pairs_are_in_general_at_any_scale(seed, scale):
     distances = squared(np.random.default_rng(seed).normal(size=(15, 3)))
-    found = groups(distances)
-    assert groups(scale * distances).members == found.members
+    found = group_heads(distances)
+    assert group_heads(scale * distances).members == found.members
     median = np.median(distances[np.triu_indices(15, 1)])
     for i, group in enumerate(found.members):
         for other in found.members[:i]:
@@ -63,31 +63,31 @@ def test_groups_are_nearer_within_than_pairs_are_in_general_at_any_scale(seed, s
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_heads_that_are_all_the_same_are_one_group(count):
-    assert groups(np.zeros((count, count))).members == (tuple(range(count)),)
+    assert group_heads(np.zeros((count, count))).members == (tuple(range(count)),)
 
 
 def test_points_on_a_plane_are_found_again_up_to_a_turn():
     points = np.random.default_rng(0).normal(size=(12, 2))
-    found = plane(squared(points))
+    found = embed_in_plane(squared(points))
     assert squared(found.points) == pytest.approx(squared(points), abs=1e-9)
     assert found.explained_variance == pytest.approx(1)
 
 
 def test_what_a_plane_cannot_show_is_told():
-    found = plane(squared(np.eye(5)))  # four equal axes
+    found = embed_in_plane(squared(np.eye(5)))  # four equal axes
     assert found.explained_variance == pytest.approx(0.5)
-    assert plane(np.zeros((1, 1))).points.tolist() == [[0, 0]]
+    assert embed_in_plane(np.zeros((1, 1))).points.tolist() == [[0, 0]]
 
 
 def test_a_shuffled_copy_is_matched_exactly():
     random = np.random.default_rng(1)
     points, shuffle = random.normal(size=(20, 6)), random.permutation(20)
     distances = ((points[:, None] - points[shuffle]) ** 2).sum(-1)
-    assert [(row, shuffle[column]) for row, column in matches(distances)] == [(i, i) for i in range(20)]
+    assert [(row, shuffle[column]) for row, column in match_heads(distances)] == [(i, i) for i in range(20)]
 
 
 def test_of_more_heads_some_stay_alone():
-    assert matches(np.array([[5.0, 1.0], [2.0, 3.0], [1.0, 9.0]])) == ((0, 1), (2, 0))
+    assert match_heads(np.array([[5.0, 1.0], [2.0, 3.0], [1.0, 9.0]])) == ((0, 1), (2, 0))
 
 
 def test_what_is_put_in_left_out_and_replaced_is_told_apart():
@@ -113,11 +113,11 @@ def test_an_alignment_has_every_token_once_and_in_order(one, other):
 def test_texts_count_once_each_and_their_agreement_is_a_rank_correlation():
     random = np.random.default_rng(0)
     tables = [squared(random.normal(size=(6, 3))) for _ in range(4)]
-    found = averaged(tables)
+    found = average_over_texts(tables)
     stack = np.stack(tables)
     assert found.mean == pytest.approx(stack.mean(0))
     assert found.error == pytest.approx(stack.std(0, ddof=1) / 2)
     upper = np.triu_indices(6, 1)
     expected = [spearmanr(stack[i][upper], np.delete(stack, i, 0).mean(0)[upper]).statistic for i in range(4)]
     assert found.stability == pytest.approx(np.mean(expected))
-    assert averaged([tables[0], 2 * tables[0]]).stability == pytest.approx(1)
+    assert average_over_texts([tables[0], 2 * tables[0]]).stability == pytest.approx(1)

@@ -13,7 +13,16 @@ from attnscope.analysis.comparison.head_rows import head_rows
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, provenance
 from attnscope.attention import Head
-from attnscope.comparison import Averaged, Groups, Plane, Spread, averaged, between, groups, plane
+from attnscope.comparison import (
+    Average,
+    Groups,
+    Plane,
+    Spread,
+    average_over_texts,
+    embed_in_plane,
+    group_heads,
+    measure_distances,
+)
 from attnscope.comparison.groups import CUT
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -125,7 +134,7 @@ def compare(
     first = found[0]
     if len({text.heads for text in found}) > 1:
         raise SelectionError("the texts run through different layers: compare them one by one")
-    average = averaged([text.spread.mean for text in found]) if len(found) > 1 else None
+    average = average_over_texts([text.spread.mean for text in found]) if len(found) > 1 else None
     distances = first.spread.mean if average is None else average.mean
     error = first.spread.error(first.of) if average is None else average.error
     rows, of = sum(text.spread.rows for text in found), sum(text.of for text in found)
@@ -135,8 +144,8 @@ def compare(
         heads=first.heads,
         distances=distances,
         error=error,
-        groups=groups(distances),
-        plane=plane(distances),
+        groups=group_heads(distances),
+        plane=embed_in_plane(distances),
         rows=rows,
         of=of,
         texts=len(given),
@@ -164,11 +173,13 @@ def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> _OneT
     if len(seen.heads) < 2:
         raise SelectionError(f"{seen.heads[0].name} alone cannot be compared: there is no other head here")
     notes = (*prepared.notes, *seen.notes)
-    return _OneText(seen.kind, seen.heads, between(seen.rows), seen.of, provenance(seen.seen), notes)
+    return _OneText(
+        seen.kind, seen.heads, measure_distances(seen.rows), seen.of, provenance(seen.seen), notes
+    )
 
 
 def note_certainty(
-    rows: int, of: int, error: NDArray[np.float64], average: Averaged | None = None
+    rows: int, of: int, error: NDArray[np.float64], average: Average | None = None
 ) -> Iterator[str]:
     """How sure distances are: what a sample of rows costs, or how much they differ from text to text."""
     if rows < of:

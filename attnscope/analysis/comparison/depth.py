@@ -12,7 +12,7 @@ from attnscope.analysis.comparison.head_rows import head_rows
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, note_hidden, provenance
 from attnscope.attention import Head
-from attnscope.comparison import between
+from attnscope.comparison import measure_distances
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
@@ -52,7 +52,7 @@ def through_layers(
     seen = head_rows(model, prepared, selection, others=[coarse, measured])
     if len(seen.heads) < 2:
         raise SelectionError(f"{seen.heads[0].name} is in one layer alone: there is none to compare it with")
-    spread = between(seen.rows)
+    spread = measure_distances(seen.rows)
     thumbnails = [(made.site.layer, *made.label()) for made in coarse.maps if made.site.kind == seen.kind]
     figures = tuple(replace(found, head=head) for found in measured.figures() if found.site.kind == seen.kind)
     error = spread.error(seen.of)

@@ -14,7 +14,7 @@ from attnscope.analysis.comparison.partners import by_word, paired_rows, pairing
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title
 from attnscope.attention import Head, Kind
-from attnscope.comparison import Spread, averaged, between, matches
+from attnscope.comparison import Spread, average_over_texts, match_heads, measure_distances
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.views import HeadMap
@@ -109,7 +109,7 @@ def compare_models(
     first = found[0]
     if any((text.heads, text.others) != (first.heads, first.others) for text in found):
         raise SelectionError("the texts run through different layers: compare the models on one at a time")
-    average = averaged([text.spread.mean for text in found]) if len(found) > 1 else None
+    average = average_over_texts([text.spread.mean for text in found]) if len(found) > 1 else None
     distances = first.spread.mean if average is None else average.mean
     error = first.spread.error(first.of) if average is None else average.error
     rows, of = sum(text.spread.rows for text in found), sum(text.of for text in found)
@@ -128,7 +128,7 @@ def compare_models(
         error=error,
         matches=tuple(
             Pair(first.heads[i], first.others[j], float(distances[i, j]), float(error[i, j]))
-            for i, j in matches(distances)
+            for i, j in match_heads(distances)
         ),
         units=units,
         texts=len(texts),
@@ -170,7 +170,7 @@ def _one_text(
         two = head_rows(other, theirs, selection, paired_rows(pairs, 1))
         of, tokens = len(pairs(kind)[0]), False
     notes = (*mine.notes, *theirs.notes, *one.notes, *two.notes)
-    return _OneText(kind, one.heads, two.heads, between(one.rows, two.rows), of, tokens, notes)
+    return _OneText(kind, one.heads, two.heads, measure_distances(one.rows, two.rows), of, tokens, notes)
 
 
 def _common_kind(

@@ -13,7 +13,7 @@ from attnscope.analysis.sentences import kind_title
 from attnscope.attention import Attention, Axis, Kind
 from attnscope.axes import Coarsening, group_places, places
 from attnscope.capture.observers.sample import Rows
-from attnscope.comparison import align, shared
+from attnscope.comparison import align, find_shared_words
 from attnscope.errors import InputError
 from attnscope.models import ModelInput
 
@@ -76,7 +76,7 @@ def by_word(one: Axis, other: Axis) -> Pairs:
     Raises ``InputError`` where they have no word in common.
     """
     mine, theirs = (group_places(places(axis), words=True, hide_special=True) for axis in (one, other))
-    pairs = shared(texts(mine), texts(theirs))
+    pairs = find_shared_words(texts(mine), texts(theirs))
     if not pairs:
         raise InputError(
             f"the two models read no word alike: one reads {_beginning(mine)}, the other {_beginning(theirs)}"

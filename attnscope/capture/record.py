@@ -89,3 +89,8 @@ class Record:
 
     sites: list[SiteRecord] = field(default_factory=list)
     without_attention: list[LayerWithoutAttention] = field(default_factory=list)
+
+    def note(self, layer: LayerWithoutAttention) -> None:
+        """Add a layer without attention, once."""
+        if layer not in self.without_attention:
+            self.without_attention.append(layer)

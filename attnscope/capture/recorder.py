@@ -17,7 +17,7 @@ from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.sites import Sites
-from attnscope.capture.placing.without_attention import find_layers, without_layout
+from attnscope.capture.placing.without_attention import find_layers, mixed_heads, without_layout
 from attnscope.capture.record import Record, SiteRecord
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
@@ -118,15 +118,15 @@ class Recorder:
 
     def see_weighing(self, weighing: Weighing) -> None:
         """The result of a softmax met its values."""
-        if self._frames:
+        if self._frames and not weighing.trail.mixed:
             self._frames[-1].weighings.append(weighing)
             return
-        owner = ""
-        for theirs, ours in zip(weighing.trail.path, self.path, strict=False):
-            if theirs == ours:
-                owner = ours
-        call = self._call_of(owner)
-        heads = None if call is None else heads_of(call.module)
+        both = zip(weighing.trail.path, self.path, strict=False)
+        owner = ([""] + [ours for theirs, ours in both if theirs == ours])[-1]
+        if weighing.trail.mixed:
+            self.see_gate()
+            return self.record.note(mixed_heads(owner))
+        heads = heads_of(getattr(self._call_of(owner), "module", None))
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
         self._take(Capture.of_weighing(weighing, batch, heads), owner)
 

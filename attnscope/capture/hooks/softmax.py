@@ -5,7 +5,9 @@ element-wise masks, is one side of a product with something that is no parameter
 picks experts, an output head's is returned, an indexer's ranks keys: none of them gets there. Gates do
 (the kernels of a dynamic convolution, the mixing of parallel streams), but they come straight from a
 linear layer with several outputs, where attention scores are products of two activations or, in additive
-attention, one output a pair of positions. So a softmax of such a layer's output is not followed.
+attention, one output a pair of positions. So a softmax of such a layer's output is not followed, unless
+the layer mixed the heads of a product (talking heads). A layer that mixes heads behind the softmax leaves
+weights that may be negative: no distribution, which the record names in the place of a picture.
 
 The weights reported are that operand of the product: what values were truly weighted with. The masked keys
 come from the softmax's input (see ``masked_keys``).
@@ -52,11 +54,28 @@ class Trails:
     def __init__(self) -> None:
         self._trails: Any = WeakTensorKeyDictionary()
         self._gates: Any = WeakTensorKeyDictionary()
+        self._scores: Any = WeakTensorKeyDictionary()  # products of two activations, with four axes or more
 
-    def project(self, weight: Tensor, result: Tensor) -> None:
-        """Note the output of a linear layer, which makes gates and no scores."""
-        if weight.shape[0] > 1 and _is_parameter(weight):
+    def project(self, source: Tensor, weight: Tensor, result: Tensor) -> None:
+        """Note the output of a linear layer: gates, unless it mixes the heads of scores or of weights."""
+        self.mix(source, result)
+        if weight.shape[0] > 1 and _is_parameter(weight) and source not in self._scores:
             self._gates[result] = True
+
+    def multiply(self, args: Sequence[Any], result: Tensor) -> None:
+        """Note a product that weighed no values: scores, or weights times a parameter."""
+        given = [part for arg in args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+        operands = [part for part in given if isinstance(part, Tensor)]
+        weights = [operand for operand in operands if operand in self._trails]
+        if weights and any(_is_parameter(operand) for operand in operands):
+            self.mix(weights[0], result)
+        elif not weights and result.ndim >= 4 and not any(_is_parameter(operand) for operand in operands):
+            self._scores[result] = True
+
+    def mix(self, source: Tensor, result: Tensor) -> None:
+        """Follow weights through a learned layer over their heads, which keeps their shape."""
+        if source.ndim >= 4 and source.shape == result.shape and source in self._trails:
+            self._trails[result] = replace(self._trails[source], masked=None, mixed=True)
 
     def start(self, path: tuple[str, ...], scores: Tensor, axis: int, result: Tensor) -> bool:
         """Follow the result of a softmax over ``axis`` of ``scores``; False if the scores are gates."""
@@ -74,6 +93,12 @@ class Trails:
         if self._gates and _holds_tensors(result) and self._are_gates(args):
             for part in (result,) if isinstance(result, Tensor) else result:
                 self._gates[part] = True
+        if (
+            self._scores
+            and isinstance(result, Tensor)
+            and any(isinstance(arg, Tensor) and arg in self._scores for arg in args)
+        ):
+            self._scores[result] = True
         if not self._trails:
             return
         source = next((arg for arg in args if isinstance(arg, Tensor) and arg in self._trails), None)
@@ -162,7 +187,7 @@ def _attention(
     """The weighing, unless the values are a parameter or the rows are no distribution over keys."""
     if _is_parameter(values) or values.ndim < 2:
         return None
-    if float(weights.detach().float().sum(-1).amax()) > 1 + ROUNDING:
+    if not trail.mixed and float(weights.detach().float().sum(-1).amax()) > 1 + ROUNDING:
         return None
     if grouped is None:
         grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])

@@ -46,13 +46,18 @@ class AttentionMode(TorchFunctionMode):
             weighing = self.trails.weighing(name, args, kwargs)
             if weighing is not None:
                 recorder.see_weighing(weighing)
+            else:
+                self.trails.multiply(args, result)
         elif name in SOFTMAX:
             scores = args[0] if args else kwargs["input"]
             axis = args[1] if len(args) > 1 else kwargs.get("dim")
             if isinstance(axis, int) and not self.trails.start(recorder.path, scores, axis, result):
                 recorder.see_gate()
         elif name == "linear":
-            self.trails.project(args[1] if len(args) > 1 else kwargs["weight"], result)
+            source = args[0] if args else kwargs["input"]
+            self.trails.project(source, args[1] if len(args) > 1 else kwargs["weight"], result)
+        elif name in ("conv1d", "conv2d"):
+            self.trails.mix(args[0] if args else kwargs["input"], result)
         elif name == "multi_head_attention_forward":
             recorder.see_projection(args, kwargs, result)
         return result

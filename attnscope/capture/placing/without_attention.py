@@ -25,24 +25,56 @@ ORDINARY = re.compile(
 
 
 def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[LayerWithoutAttention]:
-    """The entries of the model's module lists that ran without attention, in the order of the model.
+    """The layers of the model that ran without attention, in the order of the model.
 
     ``ran`` are the paths of the modules that were called, ``attended`` those at which attention was seen.
-    A list counts if another of its entries attends, or if nothing in the whole model does; of lists inside
-    lists only the outermost counts.
+    A module list counts if another of its entries attends, or if nothing in the whole model does; of lists
+    inside lists only the outermost counts. Elsewhere (``nn.Sequential``, attributes) a layer is what is made
+    of the same modules as one beside it that attends.
     """
     layers: list[LayerWithoutAttention] = []
     outer: list[str] = []
+    entered = {
+        ".".join(parts[:end]) for parts in (p.split(".") for p in ran) for end in range(1, len(parts) + 1)
+    }
     for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or any(path.startswith(prefix) for prefix in outer):
+        if any(path.startswith(prefix) for prefix in outer):
             continue
-        called = [(index, f"{path}.{index}") for index in range(len(module)) if f"{path}.{index}" in ran]
+        prefix = path + "." if path else ""
+        if not isinstance(module, nn.ModuleList):
+            layers += _unlike_siblings(module, prefix, entered, attended)
+            continue
+        called = [
+            (index, f"{prefix}{index}") for index in range(len(module)) if f"{prefix}{index}" in entered
+        ]
         without = [(index, name) for index, name in called if not _inside(name, attended)]
         if len(without) == len(called) and attended:
             continue
-        outer.append(path + ".")
+        outer.append(prefix)
         layers += [LayerWithoutAttention(name, index, describe(module[index])) for index, name in without]
     return layers
+
+
+def _unlike_siblings(
+    module: nn.Module, prefix: str, entered: set[str], attended: set[str]
+) -> Iterator[LayerWithoutAttention]:
+    """The children that ran without attention, where one that is made of the same modules attends."""
+    makes: dict[tuple[type, ...], list[str]] = {}
+    for child, layer in module.named_children():
+        if prefix + child in entered:
+            makes.setdefault(tuple(type(part) for part in layer.modules()), []).append(child)
+    for children in makes.values():
+        without = [child for child in children if not _inside(prefix + child, attended)]
+        if len(without) < len(children):
+            for child in without:
+                reason = describe(module.get_submodule(child))
+                yield LayerWithoutAttention(prefix + child, children.index(child), reason)
+
+
+def mixed_heads(name: str) -> LayerWithoutAttention:
+    """The note of a call whose weights are no distribution over keys when they meet the values."""
+    reason = "a learned layer mixes its weights between heads before they meet the values (talking heads)"
+    return LayerWithoutAttention.at(name, reason)
 
 
 def without_layout(name: str, module: nn.Module) -> LayerWithoutAttention:

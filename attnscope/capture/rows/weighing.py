@@ -20,6 +20,7 @@ class Trail:
     path: tuple[str, ...]  # the modules that were running at the softmax, outermost first
     masked: Tensor | None  # bool, laid out as the tensor
     shapes: tuple[torch.Size, ...]  # every 4-D shape on the way
+    mixed: bool = False  # whether a learned layer mixed heads behind the softmax (talking heads)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, Axis, HeldRows, Kind, RowSource
+from attnscope.attention import Attention, Axis, HeldRows, Kind, RowSource, Site
 from attnscope.capture.observer import Observer
 from attnscope.capture.record import Record, SiteRecord
 from attnscope.capture.rows.scores import ScoredRows
@@ -62,10 +62,20 @@ class Steps:
         return tuple(_labelled(steps.joined(), axes or {}) for steps in self._sites.values())
 
     def replay(self, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> Replay:
-        """What ``joined`` gives, with the record of the recording it was seen in, as of one pass."""
+        """What ``joined`` gives, with the record of the recording it was seen in, as of one pass.
+
+        A site's difference from its kernel is the largest of its steps.
+        """
         windows = {site.site: site.window for site in record.sites}
+        differences: dict[Site, float] = {}
+        for step in record.sites:
+            if step.difference is not None:
+                differences[step.site] = max(step.difference, differences.get(step.site, 0.0))
         attentions = self.joined(axes)
-        sites = [SiteRecord.of(attention, 0, windows[attention.site]) for attention in attentions]
+        sites = [
+            SiteRecord.of(attention, 0, windows[attention.site], difference=differences.get(attention.site))
+            for attention in attentions
+        ]
         return Replay(attentions, Record(sites, record.without_attention))
 
 

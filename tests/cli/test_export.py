@@ -73,7 +73,7 @@ def test_files_that_are_there_stop_it_before_the_model_is_loaded(run, tmp_path):
             ["--format", "png,gif"],
             "no format 'gif': there are png, svg, pdf, npz, safetensors, json, csv, html",
         ),
-        (["--cmap", "rainbow"], "no colour map 'rainbow'"),
+        (["--cmap", "rainbough"], "no colour map 'rainbough'"),
         (["--font", "No Such Sans"], "no font 'No Such Sans' is installed"),
         (["--layers", "0-9"], "no layer 4-9: this model has layers 0-3"),
     ],

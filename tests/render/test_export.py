@@ -294,7 +294,7 @@ def test_merged_words_and_hidden_tokens_reach_the_data(model, text, tmp_path):
         "mat",
         ".",
     ]
-    assert any("special tokens hidden" in note for note in found.notes)
+    assert any("special tokens hidden" in str(note) for note in found.notes)
     assert np.all(found.kinds["encoder"][0][1].values.sum(-1) <= 1 + 1e-5)
 
 

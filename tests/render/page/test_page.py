@@ -126,5 +126,5 @@ def test_what_cannot_be_written_says_why(tmp_path) -> None:
     with pytest.raises(OutputError, match=r"ends in \.html"):
         save(two_layers(), tmp_path / "page.txt", title="x")
     with pytest.raises(SelectionError, match="no colour map"):
-        save(two_layers(), tmp_path / "page.html", title="x", cmap="rainbow")
+        save(two_layers(), tmp_path / "page.html", title="x", cmap="rainbough")
     assert list(tmp_path.iterdir()) == []

@@ -13,9 +13,7 @@ from attnscope.text import visible
 if TYPE_CHECKING:
     from attnscope.attention import Axis, Token
 
-NAMED = {"\n": "⏎", "\t": "⇥", "\x7f": "␡", " ": "␣"}
 Array = NDArray[Any]
-JOINERS = "\u200c\u200d"  # they shape letters and emoji, and are harmless inside a text
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ SHORTEST = 512
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+SCATTERED = "its mask does not leave each row one run of neighbouring keys, the same for all heads"
+"""Why a call with such a mask is left to the kernel."""
+
 
 class Refusal(Exception):
     """A call that only the kernel can compute; the message says why."""
@@ -35,7 +38,7 @@ class FusedPass:
     within 1e-4. ``request`` says what is wanted of the weights; its pairs are looked for where their labels
     are as many as queries and keys.
 
-    >>> with torch.inference_mode(), recording(model, [measured], fused=FusedPass(texts)) as record:
+    >>> with torch.inference_mode(), recording(model, [measured], fused=FusedPass(request)) as record:
     ...     model(**inputs)
     """
 
@@ -57,9 +60,7 @@ class FusedPass:
             raise Refusal(reason)
         runs, plain = self._runs(call)
         if runs is None:
-            raise Refusal(
-                "its mask does not leave each row one run of neighbouring keys, the same for all heads"
-            )
+            raise Refusal(SCATTERED)
         bias = None if plain or not call.biases else call.biases[0]
         while bias is not None and bias.ndim < 4:
             bias = bias[None]
@@ -81,7 +82,7 @@ class FusedPass:
         """Why only the kernel can compute a call; ``None`` where the fused pass can."""
         reason = self._form(call)
         if reason is None and self._runs(call)[0] is None:
-            reason = "its mask does not leave each row one run of neighbouring keys, the same for all heads"
+            reason = SCATTERED
         return reason
 
     def _form(self, call: AttentionCall) -> str | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TypeAlias
 
 from attnscope.attention import Axis, Head, Site
-from attnscope.axes import Coarsening, group_places, places
+from attnscope.axes import Coarsening, coarsen_axis
 from attnscope.capture.observers.coarsen import Coarsen
 from attnscope.errors import SelectionError
 from attnscope.views import Scale
@@ -65,7 +64,7 @@ class Selection:
 
     def coarsening(self, axis: Axis, most: int | None = None, *, even: bool = False) -> Coarsening:
         """An axis as it is shown, in at most so many places."""
-        return _coarsening(axis, self.words, self.hide_special, most, even)
+        return coarsen_axis(axis, words=self.words, hide_special=self.hide_special, most=most, even=even)
 
     def coarsen(self, most: int, *, even: bool = False) -> Coarsen:
         """An observer that keeps every head as it is shown, with at most so many rows and columns."""
@@ -89,8 +88,3 @@ def head_of(head: Head | str) -> Head:
 def selection_of(asked: Asked) -> Selection:
     """A head's address as a selection; a selection stays as it is."""
     return asked if isinstance(asked, Selection) else Selection().of(asked)
-
-
-@lru_cache(maxsize=8)
-def _coarsening(axis: Axis, words: bool, hide_special: bool, most: int | None, even: bool) -> Coarsening:
-    return group_places(places(axis), words=words, hide_special=hide_special, most=most, even=even)

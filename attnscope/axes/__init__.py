@@ -4,7 +4,7 @@ Keys of a group are summed and queries averaged, so that a cell says which share
 queries goes to these keys. NumPy and strings: no torch is imported here.
 """
 
-from attnscope.axes.coarsening import Coarsening, edges, group_places
+from attnscope.axes.coarsening import Coarsening, coarsen_axis, edges, group_places
 from attnscope.axes.places import Array, Place, places
 from attnscope.axes.weights import Weights, coarsen, fit, label_map, shrink, weights
 from attnscope.text import visible
@@ -15,6 +15,7 @@ __all__ = [
     "Place",
     "Weights",
     "coarsen",
+    "coarsen_axis",
     "edges",
     "fit",
     "group_places",

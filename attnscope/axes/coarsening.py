@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from attnscope.axes.places import Array, Place, join_places
+from attnscope.axes.places import Array, Place, join_places, places
 from attnscope.errors import SelectionError
+
+if TYPE_CHECKING:
+    from attnscope.attention import Axis
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +118,19 @@ def group_places(
         aside=tuple(at for at, place in enumerate(every) if hide_special and place.special),
         counts=tuple(place.count for place in every),
     )
+
+
+@lru_cache(8)  # the layers of a model share their axes
+def coarsen_axis(
+    axis: Axis,
+    *,
+    words: bool = False,
+    hide_special: bool = False,
+    most: int | None = None,
+    even: bool = False,
+) -> Coarsening:
+    """How to coarsen an axis of tokens or bare positions; see ``group_places``."""
+    return group_places(places(axis), words=words, hide_special=hide_special, most=most, even=even)
 
 
 def edges(length: int, cells: int) -> tuple[int, ...]:

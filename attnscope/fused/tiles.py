@@ -111,12 +111,11 @@ class Worker:
         mass, moment = head.query.new_ones(shape), head.query.new_zeros(shape)  # Σ w and Σ w (s - highest)
         weights, outputs = [], []
         for place, (tile, part) in enumerate(zip(block.tiles, within, strict=True)):
-            scores = self._score(head, tile)
-            highest[place, part] = scores.amax(-1)
-            scores.sub_(highest[place, part, None])
-            weight = torch.exp(scores, out=self._buffer(place, scores.shape))
-            mass[place, part] = weight.sum(-1)
-            moment[place, part] = scores.mul_(weight).sum(-1)
+            scores, top = self._score(head, tile), highest[place, part]
+            torch.amax(scores, -1, out=top)
+            weight = torch.exp(scores.sub_(top[:, None]), out=self._buffer(place, scores.shape))
+            torch.sum(weight, -1, out=mass[place, part])
+            torch.sum(scores.mul_(weight), -1, out=moment[place, part])
             outputs.append(torch.mm(weight, head.value[tile.keys]))
             weights.append(weight)
         lse = (highest + mass.log()).logsumexp(0)

@@ -11,7 +11,7 @@ from attnscope.analysis.comparison.head_rows import CELLS, Choosing, evenly
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title
 from attnscope.attention import Attention, Axis, Kind
-from attnscope.axes import Coarsening, group_places, places
+from attnscope.axes import Coarsening, coarsen_axis
 from attnscope.capture.observers.sample import Rows
 from attnscope.comparison import align, find_shared_words
 from attnscope.errors import InputError
@@ -75,7 +75,7 @@ def by_word(one: Axis, other: Axis) -> Pairs:
 
     Raises ``InputError`` where they have no word in common.
     """
-    mine, theirs = (group_places(places(axis), words=True, hide_special=True) for axis in (one, other))
+    mine, theirs = (coarsen_axis(axis, words=True, hide_special=True) for axis in (one, other))
     pairs = find_shared_words(texts(mine), texts(theirs))
     if not pairs:
         raise InputError(

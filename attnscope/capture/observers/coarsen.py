@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Site
-from attnscope.axes import Array, Coarsening, Weights, group_places, label_map, places
+from attnscope.axes import Array, Coarsening, Weights, coarsen_axis, label_map
 from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
 from attnscope.memory import require
 
@@ -109,7 +109,7 @@ def cells(most: int) -> Callable[[Attention], Axes]:
 
     def axes(attention: Attention) -> Axes:
         queries, keys = (
-            group_places(places(axis), most=most, even=True) for axis in (attention.queries, attention.keys)
+            coarsen_axis(axis, most=most, even=True) for axis in (attention.queries, attention.keys)
         )
         return queries, keys
 

@@ -156,8 +156,7 @@ class Attention:
     ``offset`` is the position of query 0 on the key axis: 0 for plain self-attention, the number of
     cached tokens in a generation step, and ``None`` where queries and keys are different sequences.
     ``kernel`` names what computed the layer's output ("sdpa", "eager", "softmax", ...), ``dtype`` is
-    the type it computed in. Tensors that come out are never written into by a reader. ``statistics`` are the
-    figures of all rows, of a call that the fused pass computed.
+    the type it computed in. Readers never write into what comes out. ``statistics`` are the fused pass's.
     """
 
     site: Site
@@ -191,8 +190,9 @@ class Attention:
     def only(self, heads: Sequence[int]) -> Attention:
         """The same call with these heads alone, numbered anew from 0."""
         self._check(heads)
-        count, read = len(heads), _HeadRows(self.read, tuple(heads))
-        return replace(self, heads=count, key_heads=count, read=read, statistics=None)
+        made = self.statistics and self.statistics.only(heads)
+        read = _HeadRows(self.read, tuple(heads))
+        return replace(self, heads=len(heads), key_heads=len(heads), read=read, statistics=made)
 
     def with_axes(self, queries: Axis, keys: Axis) -> Attention:
         """The same attention with other labels on its axes; the lengths must agree."""

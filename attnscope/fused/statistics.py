@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -61,3 +61,18 @@ class Statistics:
     def positions(self) -> Tensor:
         """Position of each row on the key axis.  -> [row]"""
         return torch.arange(self.entropy.shape[-1]) + self.offset
+
+    def only(self, heads: Sequence[int]) -> Statistics:
+        """The same of some heads alone, numbered anew from 0."""
+        some = list(heads)
+        return replace(
+            self,
+            entropy=self.entropy[:, some],
+            largest=self.largest[:, some],
+            total=self.total[:, some],
+            column=self.column[:, some],
+            at={name: each[:, some] for name, each in self.at.items()},
+            gaps={name: each[:, some] for name, each in self.gaps.items()},
+            pairs={name: replace(each, total=each.total[:, some]) for name, each in self.pairs.items()},
+            map=None if self.map is None else replace(self.map, total=self.map.total[:, some]),
+        )

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from attnscope.attention import Kind, Token
+from attnscope.attention import Attention, Kind, Token
 from attnscope.capture import FUSED, Coarsen, recording
 from attnscope.capture.observers.coarsen import cells
+from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import Request
 from attnscope.measures import DEFAULT, Measurement, fused_request
@@ -129,3 +130,24 @@ def test_a_map_of_other_cells_is_pooled_from_rows() -> None:
     assert torch.equal(maps.maps[0].values, plain.maps[0].values)
     assert bool((highest.maps[0].values >= 0).all())
     assert highest.maps[0].values.shape[-1] == 12
+
+
+def test_some_heads_of_a_fused_pass_need_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = llama().eval()
+    text = tuple(Token(f"w{i % 7}", i % 7) for i in range(LENGTH))
+    ids = torch.tensor([[token.id for token in text]])
+    every, some = Measurement(), Measurement()
+    every_map, some_maps = Coarsen(cells(12)), Coarsen(cells(12))
+    chosen = SharedRows([some, some_maps], lambda site, count: [3, 1] if site.layer else None)
+    with torch.inference_mode(), recording(model, [every, every_map], {"decoder": (text, text)}):
+        model(input_ids=ids)
+    monkeypatch.setattr(Attention, "rows", lambda *_: pytest.fail("a row was computed"))
+    fused = FusedPass(fused_request(DEFAULT, [text], cells=12), shortest=1)
+    with torch.inference_mode(), recording(model, [chosen], {"decoder": (text, text)}, fused):
+        model(input_ids=ids)
+    beside = {figures.head: figures for figures in every.figures() if figures.site.layer == 1}
+    for figures, head in zip(some.figures(), (3, 1), strict=True):
+        for name, figure in figures.figures.items():
+            assert figure.value == pytest.approx(beside[head].figures[name].value, rel=1e-5, abs=1e-5), name
+    assert torch.allclose(some_maps.maps[0].values, every_map.maps[1].values[:, [3, 1]], atol=1e-5)

@@ -61,7 +61,8 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     (found,) = (head for head in measured.figures() if head.site == made.site)
     figures = replace(found, head=selection.head.head)  # alone among those measured it was number 0
     weights, hidden = made.label()
-    notes = [*model.notes, *prepared.notes, *note_hidden([hidden], selection, "its attention")]
+    notes = [*model.notes, *prepared.notes, *record.notes]
+    notes += note_hidden([hidden], selection, "its attention")
     notes += note_maps([made], prepared)
     notes += note_differences([site for site in record.sites if site.site == made.site])
     if selection.words or selection.hide_special:

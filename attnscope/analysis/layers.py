@@ -59,7 +59,7 @@ def whole_layers(
     record = model.run(prepared, [SharedRows([coarse, *observers], selection.heads)])
     require_selected(coarse.maps, record, selection)
     kinds: dict[str, list[tuple[int, Weights]]] = {}
-    notes = [*model.notes, *prepared.notes]
+    notes = [*model.notes, *prepared.notes, *record.notes]
     for kind in kinds_of(made.site for made in coarse.maps):
         maps = [made for made in coarse.maps if made.site.kind == kind]
         pairs, shares = zip(*(made.label() for made in maps), strict=True)

@@ -41,7 +41,7 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
     record = model.run(prepared, [SharedRows([coarse, measured], selection.heads)])
     require_selected(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}
-    notes = [*model.notes, *prepared.notes]
+    notes = [*model.notes, *prepared.notes, *record.notes]
     for kind in kinds_of(made.site for made in coarse.maps):
         maps = [made for made in coarse.maps if made.site.kind == kind]
         thumbnails, shares = zip(*(made.label() for made in maps), strict=True)

@@ -25,7 +25,7 @@ def pooled_layers(pool: Coarsen, model: Model, prepared: ModelInput, record: Rec
     Where an attention ran over a batch (windows of an image), its mean is kept.
     """
     kinds: dict[str, list[tuple[int, Weights]]] = {}
-    notes = [*model.notes, *prepared.notes]
+    notes = [*model.notes, *prepared.notes, *record.notes]
     for kind in kinds_of(made.site for made in pool.maps):
         maps = [made for made in pool.maps if made.site.kind == kind]
         kinds[kind] = [(made.site.layer, made.label()[0]) for made in maps]

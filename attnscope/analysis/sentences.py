@@ -159,9 +159,8 @@ def require_selected(found: Sequence[object], record: Record, selection: Selecti
         asked = f"head {selection.head.name}"
     elif selection.number is not None and not missing:
         asked = f"head {selection.number}"
-    raise SelectionError(
-        f"no {asked}: this model has layers {number_ranges(layers)}, heads {_head_numbers(sites, selection)}"
-    )
+    has = f"this model has layers {number_ranges(layers)}, heads {_head_numbers(sites, selection)}"
+    raise SelectionError("; ".join([f"no {asked}: {has}", *record.notes]))
 
 
 def _head_numbers(sites: Sequence[SiteRecord], selection: Selection) -> str:

@@ -72,7 +72,7 @@ def stats(
         tuple(heads),
         f"{model.title} · {provenance(record.sites)}",
         what_ran(taken, len(record.sites), record.sites),
-        (*model.notes, *prepared.notes),
+        (*model.notes, *prepared.notes, *record.notes),
         important.figures(),
         pooled_layers(maps, model, prepared, record) if maps else None,
     )

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from attnscope.analysis.reported import fault
-from attnscope.attention import Attention
-from attnscope.capture import LayerWithoutAttention, RowSums, SiteRecord
+from attnscope.attention import Attention, Site
+from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecord
 from attnscope.models import Model, ModelInput
 
 Verdict: TypeAlias = Literal["right", "wrong", "none"]
@@ -43,10 +43,11 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Survey:
-    """Every attention call of a pass, the layers that have none, and what to know about the model."""
+    """Every attention call of a pass, the layers that have none, what failed, and what to know."""
 
     sightings: tuple[Sighting, ...]
     without_attention: tuple[LayerWithoutAttention, ...]
+    failures: tuple[Failure, ...]
     notes: tuple[str, ...]
 
 
@@ -58,11 +59,17 @@ def survey(model: Model, prepared: ModelInput) -> Survey:
     outputs = _own_outputs(model, prepared)
     sums, compared = RowSums(), _Compared({kind: _reported(outputs, kind) for kind in OWN_NAMES})
     record = model.run(prepared, [sums, compared])
+    ranges = {row_sum.site: row_sum for row_sum in sums.sums}
     sightings = [
-        Sighting(seen, row_sum.low, row_sum.high, *compared.verdict(number, seen.site.kind))
-        for number, (seen, row_sum) in enumerate(zip(record.sites, sums.sums, strict=True))
+        Sighting(seen, ranges[seen.site].low, ranges[seen.site].high, *compared.verdict(seen.site))
+        for seen in record.sites
     ]
-    return Survey(tuple(sightings), tuple(record.without_attention), (*model.notes, *prepared.notes))
+    return Survey(
+        tuple(sightings),
+        tuple(record.without_attention),
+        tuple(record.failures),
+        (*model.notes, *prepared.notes, *record.notes),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,22 +78,22 @@ class _Compared:
 
     reported: Mapping[str, Sequence[Tensor | None]]
     met: Counter[str] = field(default_factory=Counter)
-    faults: list[str | None] = field(default_factory=list)
+    faults: dict[Site, str | None] = field(default_factory=dict)
 
     def observe(self, attention: Attention) -> None:
         theirs = self.reported[attention.site.kind]
         number = self.met[attention.site.kind]
         own = theirs[number] if number < len(theirs) else None
         self.met[attention.site.kind] += 1
-        self.faults.append("nothing for this call" if own is None else fault(own, attention))
+        self.faults[attention.site] = "nothing for this call" if own is None else fault(own, attention)
 
-    def verdict(self, call: int, kind: str) -> tuple[Verdict, str | None]:
-        theirs, met = self.reported[kind], self.met[kind]
+    def verdict(self, site: Site) -> tuple[Verdict, str | None]:
+        theirs, met = self.reported[site.kind], self.met[site.kind]
         if not theirs:
             return "none", None
         if len(theirs) != met:
             return "wrong", f"{len(theirs):,} tensors for {met:,} calls"
-        return ("right", None) if self.faults[call] is None else ("wrong", self.faults[call])
+        return ("right", None) if self.faults[site] is None else ("wrong", self.faults[site])
 
 
 def _own_outputs(model: Model, prepared: ModelInput) -> Any:

@@ -59,7 +59,8 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
         raise SelectionError(_nowhere(selection, prepared, queries, keys))
     looks_at = [made for made in rows.maps if made.site in meant_sites]
     looked_at_by = [made for made in columns.maps if made.site in meant_sites]
-    notes = (*model.notes, *prepared.notes, *note_maps(looks_at or looked_at_by, prepared))
+    notes = (*model.notes, *prepared.notes, *record.notes)
+    notes += tuple(note_maps(looks_at or looked_at_by, prepared))
     if again:
         notes += (f"token {place.start} is shown; the same text stands at {number_ranges(again)} too",)
     overlay = _overlay(prepared.picture, place, looks_at, looked_at_by, keys.places, queries.places)

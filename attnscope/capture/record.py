@@ -83,14 +83,38 @@ class LayerWithoutAttention:
         return LayerWithoutAttention(name, numbers[-1] if numbers else 0, reason)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A module at which the recording failed, and what it failed with; the model itself went on."""
+
+    name: str
+    reason: str
+
+
 @dataclass
 class Record:
-    """Every attention call of a recording in the order they ran, and the layers that had none."""
+    """Every attention call of a recording in the order they ran, the layers without, and what failed."""
 
     sites: list[SiteRecord] = field(default_factory=list)
     without_attention: list[LayerWithoutAttention] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
 
     def note(self, layer: LayerWithoutAttention) -> None:
         """Add a layer without attention, once."""
         if layer not in self.without_attention:
             self.without_attention.append(layer)
+
+    def note_failure(self, failure: Failure) -> None:
+        """Add a failure, once: what fails at a module may fail at each of its tensors."""
+        if failure not in self.failures:
+            self.failures.append(failure)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the recording itself, in sentences: where it failed, why, and what is missing."""
+        seen = {site.site.name for site in self.sites}
+        return [
+            f"the recording failed in {failure.name or 'the model itself'} ({failure.reason}), so "
+            + ("some of its attention may be missing" if failure.name in seen else "its attention is missing")
+            for failure in self.failures
+        ]

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from attnscope.attention import AttentionCall, Axis, Kind
+from attnscope.attention import Axis, Kind
 from attnscope.capture.chunked.chunks import Notes, from_chunks
 from attnscope.capture.chunked.layouts import layout_of
 from attnscope.capture.hooks import outputs
+from attnscope.capture.hooks.guard import Guard
 from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
@@ -23,6 +23,7 @@ from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
 from attnscope.capture.rows.projection import bind, capture_projection
 from attnscope.capture.rows.proof import tolerance
+from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.sdpa import sdpa_call
 from attnscope.capture.rows.single_heads import SingleHeads
@@ -41,7 +42,8 @@ class Recorder:
     record: Record = field(default_factory=Record)
 
     def __post_init__(self) -> None:
-        self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave)
+        self.guard = Guard(self.record, self._owner)
+        self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave, self.guard)
         self.notes: Notes | None = None  # of the running module, if it attends in chunks
         self._sites = Sites(self.model, self.axes)
         self._singles = SingleHeads(self._emit)
@@ -50,7 +52,7 @@ class Recorder:
         self._ran: set[str] = set()
         self._count = 0  # attention calls and gates so far
         self._counts: dict[Call, int] = {}  # of each module that is running, the count when it started
-        self._latest: tuple[Call | None, AttentionCall, Tensor] | None = None
+        self._repeats = Repeats()
 
     @property
     def listens(self) -> bool:
@@ -144,6 +146,7 @@ class Recorder:
         self._singles.flush()
         known = {site.site.name for site in self.record.sites}
         known |= {layer.name for layer in self.record.without_attention}
+        known |= {failure.name for failure in self.record.failures}
         self.record.without_attention += find_layers(self.model, self._ran, known)
 
     # what becomes of it
@@ -166,38 +169,20 @@ class Recorder:
     def _take(self, capture: Capture, name: str) -> None:
         """Emit what was captured, or hold a single head until its siblings ran."""
         self._count += 1
-        if self._is_again(capture, name):
+        if self._repeats.holds(capture, self._call_of(name)):
             return
         if capture.heads == 1 and self._singles.hold(self.stack.calls, name, capture):
             return
         self._emit(capture, name)
 
-    def _is_again(self, capture: Capture, name: str) -> bool:
-        """Whether a module weighed other values with the very same weights a second time in one call.
-
-        The same tensors alone do not say so: the module may have written new numbers into them. So a few
-        rows of weights are compared too.
-        """
-        module, before = self._call_of(name), self._latest
-        if module is None or not isinstance(capture.read, ScoredRows):
-            return False
-        call, middle = capture.read.call, capture.queries // 2
-        rows = torch.cat(
-            [capture.read.rows(row, row + 1, None) for row in (0, middle, capture.queries - 1)], 2
-        )
-        self._latest = module, call, rows
-        if before is None or before[0] is not module:
-            return False
-        same = before[1].query is call.query and before[1].key is call.key
-        return same and torch.equal(rows, before[2])
-
     def _emit(self, capture: Capture, name: str) -> None:
-        attention = self._sites.place(capture, name, self.stack.calls)
-        notes = capture.window, capture.refusal, capture.difference
-        self.record.sites.append(SiteRecord.of(attention, self._step, *notes))
-        with quietly():
-            for observer in self.observers:
-                observer.observe(attention)
+        with replace(self.guard, place=lambda: name):
+            attention = self._sites.place(capture, name, self.stack.calls)
+            notes = capture.window, capture.refusal, capture.difference
+            with quietly():
+                for observer in self.observers:
+                    observer.observe(attention)
+            self.record.sites.append(SiteRecord.of(attention, self._step, *notes))  # seen by all of them
 
     # where the pass is
 
@@ -225,8 +210,7 @@ class Recorder:
 
     def _leave(self, call: Call, output: object) -> None:
         listens = self.listens
-        if self._latest is not None and self._latest[0] is call:
-            self._latest = None
+        self._repeats.leave(call)
         with quietly():
             layout, notes = layout_of(call.module), self.notes
             if layout is not None and notes is not None:

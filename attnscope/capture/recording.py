@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from attnscope.attention import Axis, Kind
+from attnscope.capture.hooks.guard import Guarded
 from attnscope.capture.hooks.interface import attention_functions
 from attnscope.capture.hooks.torch_functions import AttentionMode
 from attnscope.capture.observer import Observer
@@ -32,6 +33,10 @@ def recording(
     says why it left the others to the kernel. Put the model into ``eval`` and open ``torch.inference_mode``
     as for any other pass.
 
+    A recording that fails leaves the model alone: what goes wrong in it, or in an observer, is noted in the
+    record's ``failures`` with the module at which it happened, and the pass goes on. Only an
+    ``AttnscopeError``, an interruption, and memory that is not there end it.
+
     One thread is watched, the one that opens the block. The model is not touched, and when the block ends,
     in whatever way, no mode or patch is left. Recordings nest, and several threads may record one model or
     several at once.
@@ -40,6 +45,8 @@ def recording(
     ...     model(**inputs)
     """
     recorder = Recorder(model, observers, axes or {}, fused)
-    with recorder.stack.watch(), attention_functions(recorder), AttentionMode(recorder):
+    guarded = Guarded(recorder.guard, recorder.kernel_call)
+    with recorder.stack.watch(), attention_functions(guarded), AttentionMode(recorder):
         yield recorder.record
-        recorder.finish()
+        with recorder.guard:
+            recorder.finish()

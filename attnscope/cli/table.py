@@ -28,6 +28,7 @@ def survey_numbers(seen: Survey) -> dict[str, Any]:
             {"name": layer.name, "layer": layer.layer, "reason": layer.reason}
             for layer in seen.without_attention
         ],
+        "failures": [{"name": failure.name, "reason": failure.reason} for failure in seen.failures],
     }
 
 

@@ -194,7 +194,8 @@ class Model(ABC):
     def _require_attention(self, record: Record) -> Record:
         """The record, if there is any attention in it. Raises ``ModelError``."""
         if not record.sites:
-            raise ModelError(f"{self.name} has no attention to show: {_blocks(self.module)}")
+            reason = "; ".join(record.notes) or _blocks(self.module)
+            raise ModelError(f"{self.name} has no attention to show: {reason}")
         return record
 
     @contextmanager

@@ -9,6 +9,7 @@ from torch.overrides import _get_current_function_mode_stack
 from transformers.modeling_utils import AttentionInterface
 
 from attnscope.capture import Keep, recording
+from attnscope.errors import SizeError
 from tests.capture import modules
 from tests.capture.tiny import FAMILIES, inputs
 
@@ -49,7 +50,7 @@ def test_nothing_is_left_after_a_pass(bert):
     assert traces(bert) == before
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("error", [SizeError, MemoryError, KeyboardInterrupt, SystemExit])
 def test_nothing_is_left_after_an_exception(bert, error):
     class Failing:
         def observe(self, attention):

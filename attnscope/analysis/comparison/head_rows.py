@@ -97,7 +97,7 @@ def head_rows(
         rows=torch.cat([kept.values.transpose(0, 1).flatten(1, 2).cpu() for kept in maps]),
         of=len(selection.coarsening(maps[0].queries).places) * len(maps[0].values),
         record=record,
-        notes=(*_kinds(kind, record, selection), *oddities(maps)),
+        notes=(*record.notes, *_kinds(kind, record, selection), *oddities(maps)),
     )
 
 

@@ -94,6 +94,7 @@ def compare_heads(
     notes = (
         *model.notes,
         *prepared.notes,
+        *record.notes,
         *oddities([each.sampled for each in both]),
         *note_hidden(shares, selection, "their attention"),
         *note_certainty(len(positions), len(queries.places), np.array([error])),

@@ -163,6 +163,7 @@ class _Run:
                     sums.measured.merge(measured)
                     taken += passes
                     calls += len(record.sites)
+                    self._note(record.notes)
                     if self.importance:
                         with suppress(InputError):  # nothing to guess: such texts do not count
                             sums.importances.add(self.model, batch.prepared, batch.labels)

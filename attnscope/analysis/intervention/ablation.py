@@ -121,7 +121,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
         changed=tuple(sorted(found, key=lambda one: -one.divergence)),
         divergence=sum(one.divergence for one in found) / len(found),
         losses=(was, is_),
-        notes=(*model.notes, *prepared.notes),
+        notes=(*model.notes, *prepared.notes, *record.notes),
     )
 
 

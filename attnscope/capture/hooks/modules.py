@@ -48,13 +48,15 @@ class ModuleStack:
     """The calls that the pass is inside of, outermost first; ``watch`` fills it for one thread.
 
     ``on_pass`` is called when the outermost module is entered, ``on_enter`` for every module after it was
-    pushed, ``on_leave`` with every module's output before it is popped, unless it failed.
+    pushed, ``on_leave`` with every module's output before it is popped, unless it failed. All run inside
+    ``guard``, so that no module fails for it.
     """
 
     root: nn.Module
     on_pass: Callable[[], None]
     on_enter: Callable[[Call], None]
     on_leave: Callable[[Call, object], None]
+    guard: AbstractContextManager[None]
     calls: list[Call] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
 
@@ -77,19 +79,26 @@ class ModuleStack:
         if name is None:
             return call(*args, **kwargs)
         depth = len(self.calls)
-        if depth == 0:
+        try:
+            with self.guard:
+                self._enter(name, module, args, kwargs)
+            output = call(*args, **kwargs)
+            with self.guard:
+                if len(self.calls) > depth:
+                    self.on_leave(self.calls[depth], output)
+            return output
+        finally:
+            del self.calls[depth:]
+
+    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Push a module's entry."""
+        if not self.calls:
             self._counts.clear()
             self.on_pass()
         entry = _call(name, module, self._counts[name], args, kwargs)
         self._counts[name] += 1
         self.calls.append(entry)
-        try:
-            self.on_enter(entry)
-            output = call(*args, **kwargs)
-            self.on_leave(entry, output)
-            return output
-        finally:
-            del self.calls[depth:]
+        self.on_enter(entry)
 
 
 def _call(

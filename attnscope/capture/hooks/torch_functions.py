@@ -34,10 +34,18 @@ class AttentionMode(TorchFunctionMode):
         kwargs, recorder = kwargs or {}, self.recorder
         name = getattr(func, "__name__", "") if recorder.listens else ""
         if name == "scaled_dot_product_attention" and recorder.notes is None:
-            return recorder.sdpa(func, args, kwargs)
+            return recorder.guard.run(recorder.sdpa, func, args, kwargs)
         result = func(*args, **kwargs)
-        if not name:
-            return result
+        if name:
+            with recorder.guard:
+                self._see(name, func, args, kwargs, result)
+        return result
+
+    def _see(
+        self, name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Follow what a function of torch computed, if it has to do with attention."""
+        recorder = self.recorder
         if recorder.notes is not None:
             recorder.notes.note(name, args, result)
         elif name in FOLLOWED:
@@ -60,4 +68,3 @@ class AttentionMode(TorchFunctionMode):
             self.trails.mix(args[0] if args else kwargs["input"], result)
         elif name == "multi_head_attention_forward":
             recorder.see_projection(args, kwargs, result)
-        return result

@@ -76,7 +76,7 @@ class Steps:
             SiteRecord.of(attention, 0, windows[attention.site], difference=differences.get(attention.site))
             for attention in attentions
         ]
-        return Replay(attentions, Record(sites, record.without_attention))
+        return Replay(attentions, replace(record, sites=sites))
 
 
 @dataclass(eq=False)

@@ -1,0 +1,44 @@
+"""Attention that a module computes once, and weighs several values with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import AttentionCall
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.scores import ScoredRows
+
+
+@dataclass(eq=False)
+class Repeats:
+    """Knows the attention that a module's call showed last."""
+
+    _latest: tuple[Call, AttentionCall, Tensor] | None = None
+
+    def holds(self, capture: Capture, module: Call | None) -> bool:
+        """Whether a module weighed other values with the very same weights a second time in one call.
+
+        The same tensors alone do not say so: the module may have written new numbers into them. So a few
+        rows of weights are compared too.
+        """
+        before = self._latest
+        if module is None or not isinstance(capture.read, ScoredRows):
+            return False
+        call, middle = capture.read.call, capture.queries // 2
+        rows = torch.cat(
+            [capture.read.rows(row, row + 1, None) for row in (0, middle, capture.queries - 1)], 2
+        )
+        self._latest = module, call, rows
+        if before is None or before[0] is not module:
+            return False
+        same = before[1].query is call.query and before[1].key is call.key
+        return same and torch.equal(rows, before[2])
+
+    def leave(self, module: Call) -> None:
+        """A module's call ends, and its tensors are let go."""
+        if self._latest is not None and self._latest[0] is module:
+            self._latest = None

@@ -1,0 +1,188 @@
+"""What goes wrong in a recording never reaches the model: its own result stands, and the record says so."""
+
+import pytest
+import torch
+from torch import nn
+
+from attnscope.capture import Keep, recorder, recording
+from attnscope.capture.hooks import modules as stack
+from attnscope.capture.hooks import outputs, softmax
+from attnscope.capture.placing import sites
+from attnscope.fused.fused_pass import FusedPass
+from tests.capture import modules
+from tests.capture.tiny import FAMILIES, inputs
+
+
+def broken(*_, **__):
+    raise ZeroDivisionError("a mistake of ours.")
+
+
+def gpt2():
+    return FAMILIES["gpt2"].build(), inputs("text")
+
+
+def softmaxed():
+    torch.manual_seed(0)
+    module = nn.Sequential(*(Block() for _ in range(2)))
+    return module.eval(), {"input": torch.randn(2, 5, 16)}
+
+
+class Block(modules.Softmaxed):
+    """A layer that others can follow."""
+
+    def __init__(self):
+        super().__init__(modules.SOFTMAXES["torch.softmax"])
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+class Projecting(nn.Module):
+    """Torch's own attention module."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+def projecting():
+    torch.manual_seed(0)
+    return Projecting().eval(), {"x": torch.randn(2, 5, 16)}
+
+
+def chunked():
+    from transformers import LongformerConfig, LongformerModel
+
+    torch.manual_seed(0)
+    config = LongformerConfig(
+        vocab_size=99, hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=32,
+        attention_window=4, max_position_embeddings=64,
+    )  # fmt: skip
+    return LongformerModel(config).eval(), {"input_ids": torch.randint(4, 99, (1, 12))}
+
+
+PLACES = [  # what fails, where it stands, and a model that gets there
+    (stack, "_call", gpt2),
+    (stack, "stored", gpt2),
+    (recorder, "texts_in_batch", softmaxed),
+    (recorder, "sdpa_call", gpt2),
+    (recorder, "conclude", gpt2),
+    (recorder, "capture_projection", projecting),
+    (recorder.Frame, "of", gpt2),
+    (recorder.Sites, "begin_pass", gpt2),
+    (recorder.Recorder, "_take", gpt2),
+    (recorder.Repeats, "holds", gpt2),
+    (recorder, "find_layers", gpt2),
+    (recorder, "layout_of", gpt2),
+    (recorder, "from_chunks", chunked),
+    (outputs, "find_weights", softmaxed),
+    (sites, "is_cross", gpt2),
+    (softmax, "masked_keys", softmaxed),
+    (softmax.Trails, "start", softmaxed),
+    (softmax.Trails, "follow", softmaxed),
+    (softmax.Trails, "weighing", softmaxed),
+    (softmax.Trails, "project", softmaxed),
+]
+
+
+def result_of(model, given):
+    with torch.inference_mode():
+        output = model(**given)
+    return output if isinstance(output, torch.Tensor) else output.last_hidden_state
+
+
+@pytest.mark.parametrize(("owner", "name", "made"), PLACES, ids=[f"{p[1]}-{p[2].__name__}" for p in PLACES])
+def test_the_models_own_result_stands_wherever_the_recording_fails(monkeypatch, owner, name, made):
+    model, given = made()
+    expected = result_of(model, given)
+    with torch.inference_mode(), recording(model) as record:
+        monkeypatch.setattr(owner, name, broken)
+        again = result_of(model, given)
+    assert torch.equal(again, expected)
+    assert record.failures[0].reason == "ZeroDivisionError: a mistake of ours"
+    assert "the recording failed in " in record.notes[0]
+
+
+def test_the_kernel_runs_once_whatever_fails_around_it(monkeypatch):
+    calls = []
+
+    class Counting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func.__name__ == "scaled_dot_product_attention":
+                calls.append(func)
+            return func(*args, **(kwargs or {}))
+
+    model, given = gpt2()
+    for name in ("sdpa_call", "conclude", "replace"):
+        calls.clear()
+        with monkeypatch.context() as patch, torch.inference_mode(), Counting(), recording(model):
+            patch.setattr(recorder, name, broken)
+            model(**given)
+        assert len(calls) == 3
+
+
+def test_a_layer_whose_observer_fails_is_named_and_the_others_are_shown():
+    class Failing:
+        def observe(self, attention):
+            if attention.site.layer == 1:
+                raise ValueError("it cannot be read")
+
+    model, given = gpt2()
+    keep = Keep(lambda site: [0])
+    expected = result_of(model, given)
+    with torch.inference_mode(), recording(model, [Failing(), keep]) as record:
+        output = model(**given).last_hidden_state
+    assert torch.equal(output, expected)
+    assert [site.site.layer for site in record.sites] == [0, 2]
+    assert [kept.site.layer for kept in keep.maps] == [0, 2]
+    assert record.notes == [
+        "the recording failed in h.1.attn (ValueError: it cannot be read), so its attention is missing"
+    ]
+    assert record.without_attention == []
+
+
+def test_one_failure_at_many_tensors_is_said_once(monkeypatch):
+    model, given = softmaxed()
+    monkeypatch.setattr(softmax.Trails, "follow", broken)
+    with torch.inference_mode(), recording(model) as record:
+        model(**given)
+    assert len(record.failures) == len({failure.name for failure in record.failures})
+
+
+def test_what_the_models_own_kernel_raises_goes_on_to_the_model():
+    class Raising(nn.Module):
+        def forward(self, query, key):
+            try:
+                nn.functional.scaled_dot_product_attention(query, key, key)
+            except RuntimeError:
+                return query
+            return key
+
+    query, key = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 7)
+    model = Raising()
+    with torch.inference_mode(), recording(model) as record:
+        assert torch.equal(model(query, key), query)
+    assert record.failures == []
+
+
+def test_a_failing_fused_pass_leaves_the_call_to_the_kernel(monkeypatch):
+    model, given = modules.Fused().eval(), torch.randn(1, 40, 16)
+    with torch.inference_mode():
+        expected = model(given)[0]
+    monkeypatch.setattr(FusedPass, "attend", broken)
+    with torch.inference_mode(), recording(model, fused=FusedPass(shortest=1)) as record:
+        assert torch.equal(model(given)[0], expected)
+    assert record.failures
+
+
+def test_memory_that_is_not_there_ends_the_pass(monkeypatch):
+    def greedy(*_, **__):
+        raise MemoryError
+
+    model, given = gpt2()
+    monkeypatch.setattr(recorder, "conclude", greedy)
+    with pytest.raises(MemoryError), torch.inference_mode(), recording(model):
+        model(**given)

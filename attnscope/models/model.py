@@ -193,9 +193,10 @@ class Model(ABC):
 
     def _require_attention(self, record: Record) -> Record:
         """The record, if there is any attention in it. Raises ``ModelError``."""
+        from attnscope.capture.placing.emptiness import why_empty
+
         if not record.sites:
-            reason = "; ".join(record.notes) or _blocks(self.module)
-            raise ModelError(f"{self.name} has no attention to show: {reason}")
+            raise ModelError(f"{self.name} has no attention to show: {why_empty(self.module, record)}")
         return record
 
     @contextmanager
@@ -240,12 +241,3 @@ def accepts(module: nn.Module, argument: str, entry: str = "__call__") -> bool:
     """Whether the module, or a method of it, takes an argument of that name."""
     method = module.forward if entry == "__call__" else getattr(module, entry)
     return argument in inspect.signature(method).parameters
-
-
-def _blocks(module: nn.Module) -> str:
-    """What stands where attention would: the classes of the deepest repeated blocks."""
-    blocks = [child for child in module.modules() if isinstance(child, nn.ModuleList) and len(child)]
-    if not blocks:
-        return f"its forward pass ({type(module).__name__}) computes none"
-    inside = {type(part).__name__ for block in blocks for layer in block for part in layer.children()}
-    return f"its layers are made of {', '.join(sorted(inside))}"

@@ -33,7 +33,7 @@ def figure(seen: Stats, head: HeadFigures, name: str) -> Figure | Importance | N
     return head.figures.get(name)
 
 
-def ordered(seen: Stats, heads: list[HeadFigures], name: str) -> list[HeadFigures]:
+def sort_heads(seen: Stats, heads: list[HeadFigures], name: str) -> list[HeadFigures]:
     """The heads that have a figure, the largest first."""
     known = [(found.value, head) for head in heads if (found := figure(seen, head, name)) is not None]
     return [head for _, head in sorted(known, key=lambda pair: -pair[0])]

@@ -41,7 +41,7 @@ def print_survey(seen: Survey) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in COLUMNS:
         table.add_column(name, overflow="fold", no_wrap=name != LONG)
-    for layers, cells in _merged(seen):
+    for layers, cells in _merge(seen):
         table.add_row(
             number_ranges(layers),
             *(Text("\n".join(visible(line) for line in cell.split("\n"))) for cell in cells),
@@ -52,7 +52,7 @@ def print_survey(seen: Survey) -> None:
         console.print(Text(f"· {visible(note)}"), style="dim")
 
 
-def _merged(seen: Survey) -> list[tuple[set[int], tuple[str, ...]]]:
+def _merge(seen: Survey) -> list[tuple[set[int], tuple[str, ...]]]:
     """Sightings with the same cells as one row of several layers."""
     rows: dict[tuple[str, ...], set[int]] = {}
     for sighting in seen.sightings:

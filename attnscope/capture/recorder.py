@@ -12,6 +12,7 @@ from attnscope.attention import Axis, Kind
 from attnscope.capture.chunked.chunks import Notes, from_chunks
 from attnscope.capture.chunked.layouts import layout_of
 from attnscope.capture.hooks import outputs
+from attnscope.capture.hooks.compiled import COMPILED
 from attnscope.capture.hooks.guard import Guard
 from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
 from attnscope.capture.observer import Observer, is_quiet, quietly
@@ -43,7 +44,9 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.guard = Guard(self.record, self._owner)
-        self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave, self.guard)
+        self.stack = ModuleStack(
+            self.model, self._begin_pass, self._enter, self._leave, self._is_compiled, self.guard
+        )
         self.notes: Notes | None = None  # of the running module, if it attends in chunks
         self._sites = Sites(self.model, self.axes)
         self._singles = SingleHeads(self._emit)
@@ -198,6 +201,9 @@ class Recorder:
         self._frames.clear()
         self._counts.clear()
         self.notes = None
+
+    def _is_compiled(self) -> None:
+        self.record.note_change(COMPILED)
 
     def _enter(self, call: Call) -> None:
         self._ran.add(call.name)

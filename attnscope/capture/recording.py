@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from attnscope.attention import Axis, Kind
+from attnscope.capture.hooks.compiled import original, uncompiled
 from attnscope.capture.hooks.guard import Guarded
 from attnscope.capture.hooks.interface import attention_functions
 from attnscope.capture.hooks.torch_functions import AttentionMode
@@ -33,6 +34,9 @@ def recording(
     says why it left the others to the kernel. Put the model into ``eval`` and open ``torch.inference_mode``
     as for any other pass.
 
+    What ``torch.compile`` made runs uncompiled while the block does, on every thread, and stays compiled. The
+    record says so in ``changes``, if a module is compiled; of a compiled function alone it cannot tell.
+
     A recording that fails leaves the model alone: what goes wrong in it, or in an observer, is noted in the
     record's ``failures`` with the module at which it happened, and the pass goes on. Only an
     ``AttnscopeError``, an interruption, and memory that is not there end it.
@@ -44,9 +48,9 @@ def recording(
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)
     """
-    recorder = Recorder(model, observers, axes or {}, fused)
+    recorder = Recorder(original(model), observers, axes or {}, fused)
     guarded = Guarded(recorder.guard, recorder.kernel_call)
-    with recorder.stack.watch(), attention_functions(guarded), AttentionMode(recorder):
+    with uncompiled(), recorder.stack.watch(), attention_functions(guarded), AttentionMode(recorder):
         yield recorder.record
         with recorder.guard:
             recorder.finish()

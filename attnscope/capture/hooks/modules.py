@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attnscope.capture.hooks.compiled import is_compiled
 from attnscope.capture.hooks.tap import Tap
 
 PLAIN = (nn.Softmax, nn.Dropout, nn.Identity)
@@ -49,13 +50,14 @@ class ModuleStack:
 
     ``on_pass`` is called when the outermost module is entered, ``on_enter`` for every module after it was
     pushed, ``on_leave`` with every module's output before it is popped, unless it failed. All run inside
-    ``guard``, so that no module fails for it.
+    ``guard``, so that no module fails for it. ``on_compiled`` is called for every compiled module.
     """
 
     root: nn.Module
     on_pass: Callable[[], None]
     on_enter: Callable[[Call], None]
     on_leave: Callable[[Call, object], None]
+    on_compiled: Callable[[], None]
     guard: AbstractContextManager[None]
     calls: list[Call] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
@@ -76,6 +78,9 @@ class ModuleStack:
     ) -> Any:
         """Call a module with its entry on the stack."""
         name = self.names.get(id(module))
+        with self.guard:
+            if is_compiled(module):
+                self.on_compiled()
         if name is None:
             return call(*args, **kwargs)
         depth = len(self.calls)

@@ -9,7 +9,7 @@ from attnscope.capture.record import Record
 
 def why_empty(model: nn.Module, record: Record) -> str:
     """What failed, or else what stands where attention would: the classes of the deepest repeated blocks."""
-    if record.notes:
+    if record.failures:
         return "; ".join(record.notes)
     blocks = [child for child in model.modules() if isinstance(child, nn.ModuleList) and len(child)]
     if not blocks:

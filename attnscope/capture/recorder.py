@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,13 +23,15 @@ from attnscope.capture.placing.without_attention import find_layers, mixed_heads
 from attnscope.capture.record import Record, SiteRecord
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
+from attnscope.capture.rows.mapped import count_hidden
+from attnscope.capture.rows.mapped_calls import capture_mapped_sdpa, capture_mapped_weighing, without_order
 from attnscope.capture.rows.projection import bind, capture_projection
 from attnscope.capture.rows.proof import tolerance
 from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.sdpa import sdpa_call
 from attnscope.capture.rows.single_heads import SingleHeads
-from attnscope.capture.rows.weighing import Weighing, bare_weighing
+from attnscope.capture.rows.weighing import Weighing
 from attnscope.fused.fused_pass import FusedPass, Refusal
 
 
@@ -44,9 +47,8 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.guard = Guard(self.record, self._owner)
-        self.stack = ModuleStack(
-            self.model, self._begin_pass, self._enter, self._leave, self._is_compiled, self.guard
-        )
+        compiled = partial(self.record.note_change, COMPILED)
+        self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
         self.notes: Notes | None = None  # of the running module, if it attends in chunks
         self._sites = Sites(self.model, self.axes)
         self._singles = SingleHeads(self._emit)
@@ -132,6 +134,8 @@ class Recorder:
             self.see_gate()
             return self.record.note(mixed_heads(owner))
         heads = heads_of(getattr(self._call_of(owner), "module", None))
+        if count_hidden(weighing.weights):
+            return self._take_mapped(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
         self._take(Capture.of_weighing(weighing, batch, heads), owner)
 
@@ -139,6 +143,10 @@ class Recorder:
         """Torch's multi_head_attention_forward ran, which projects and attends in one go."""
         with quietly():
             self._take(capture_projection(bind(args, kwargs), result[0]), self._owner())
+
+    def see_mapped(self, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
+        """Torch's own kernel ran inside of ``torch.vmap``."""
+        self._take_mapped(capture_mapped_sdpa(args, kwargs, result, self.stack.calls), self._owner())
 
     def see_gate(self) -> None:
         """A softmax made gates, which a module may show as it would show attention."""
@@ -178,6 +186,13 @@ class Recorder:
             return
         self._emit(capture, name)
 
+    def _take_mapped(self, capture: Capture | None, name: str) -> None:
+        """Take what a mapped function computed, or note that nothing tells its axes."""
+        if capture is None:
+            self.record.note(without_order(name))
+        else:
+            self._take(capture, name)
+
     def _emit(self, capture: Capture, name: str) -> None:
         with replace(self.guard, place=lambda: name):
             attention = self._sites.place(capture, name, self.stack.calls)
@@ -202,9 +217,6 @@ class Recorder:
         self._counts.clear()
         self.notes = None
 
-    def _is_compiled(self) -> None:
-        self.record.note_change(COMPILED)
-
     def _enter(self, call: Call) -> None:
         self._ran.add(call.name)
         self._counts[call] = self._count
@@ -227,14 +239,8 @@ class Recorder:
                 else:
                     self._take(from_chunks(rows, type(call.module).__name__), call.name)
             if self._counts.pop(call, None) == self._count and listens:
-                self._look_at(call, output)
+                shown = outputs.capture_weights(self.stack.calls, output)
+                if shown is not None:
+                    self._take(shown, call.name)
             if self._singles.held:
                 self._singles.leave(call)
-
-    def _look_at(self, call: Call, output: object) -> None:
-        """Take the weights that a module shows itself, if nothing was seen while it ran."""
-        weights = outputs.find_weights(call, output)
-        if weights is not None:
-            batch = texts_in_batch(self.stack.calls, weights.shape[-2])
-            capture = Capture.of_weighing(bare_weighing(weights), batch)
-            self._take(replace(capture, source="module", kernel=type(call.module).__name__), call.name)

@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from attnscope.capture.rows.mapped import reveal
 from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, masked_keys
 
 SOFTMAX = frozenset({"softmax", "_softmax", "_safe_softmax"})
@@ -187,7 +188,8 @@ def _attention(
     """The weighing, unless the values are a parameter or the rows are no distribution over keys."""
     if _is_parameter(values) or values.ndim < 2:
         return None
-    if not trail.mixed and float(weights.detach().float().sum(-1).amax()) > 1 + ROUNDING:
+    (whole,) = reveal(weights.detach())
+    if not trail.mixed and float(whole.float().sum(-1).amax()) > 1 + ROUNDING:
         return None
     if grouped is None:
         grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnscope.capture.rows.mapped import count_hidden
 from attnscope.fused.runs import CLOSED_BELOW
 
 FAR_BELOW = 5e3
@@ -74,9 +75,10 @@ def masked_keys(scores: Tensor, axis: int) -> Tensor | None:
     """The scores that a mask closes, or None where all are open.
 
     Masked is -inf, what an additive mask means by a very low number, and whatever lies ``FAR_BELOW`` or more
-    under the largest score of its row, where no float holds a weight.
+    under the largest score of its row, where no float holds a weight. Inside of ``torch.vmap`` nobody can ask
+    whether there is any.
     """
     scores = scores.detach()
     highest = scores.amax(axis, keepdim=True)
     masked = (scores <= CLOSED_BELOW) | (scores < highest - FAR_BELOW)
-    return masked if bool(masked.any()) else None
+    return masked if count_hidden(masked) or bool(masked.any()) else None

@@ -14,6 +14,7 @@ FLOORS = [  # from the ground up: a room imports from the rooms below it, and fr
     {"errors"},
     {"registry", "memory", "offline"},
     {"attention"},
+    {"figures"},
     {"axes"},
     {"fused"},
     {"capture"},

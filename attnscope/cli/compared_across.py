@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attnscope.analysis.comparison.compare import Pair
-from attnscope.analysis.comparison.models import ModelComparison
-from attnscope.analysis.comparison.texts import TextComparison
+from attnscope.analysis.comparison.models import ModelComparison, compare_models
+from attnscope.analysis.comparison.texts import TextComparison, compare_texts
+from attnscope.analysis.selection import Selection
 from attnscope.cli.answers import Answer
 from attnscope.cli.compared import Compared, apart, names, numbers_of, pair_numbers, pair_table, round_values
+from attnscope.models import Model, ModelInput
 from attnscope.views import Ranked, Ranking
 
 LISTED = 8
@@ -103,6 +107,19 @@ def of_models(seen: ModelComparison) -> Compared:
     view = seen.view
     answer = Answer((view, Ranking(tuple(listed), title)), {"models": view}, numbers)
     return Compared(answer, [*pair_table(pairs)], arrays)
+
+
+def compare_trace(
+    model: Model, prepared: ModelInput, file: Path, selection: Selection, opening: str | None
+) -> Compared:
+    """A pass and one that was kept: two texts where the model is of one name, else two models."""
+    from attnscope.models.trace import open_file
+
+    rival = open_file(file)
+    if rival.name == model.name and rival.prepared.tokens != prepared.tokens:
+        other = replace(rival.prepared, notes=(*rival.notes, *rival.prepared.notes))
+        return of_texts(compare_texts(model, prepared, other, selection), opening)
+    return of_models(compare_models(model, rival, [(prepared, rival.prepared)], selection))
 
 
 def _now(match: Pair) -> str:

@@ -15,7 +15,7 @@ from attnscope.cli.options.heads import ShownHeads
 from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.picture import WHOLE, MapOptions, NumbersOptions, PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.source import read_source, reading
+from attnscope.cli.source import read_source, reading, reopen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,8 @@ def show(
         elif head is not None:
             answer = answers.of_head(one_head(loaded, prepared, selection))
         else:
-            opening = repeat("show", source, axes, picture, model)
+            again, anew = reopen(source, model)
+            opening = repeat("show", again, axes, picture, anew)
             answer = answers.of_overview(overview(loaded, prepared, selection), opening)
     if output.as_json:
         answers.print_json(answer)

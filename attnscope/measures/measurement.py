@@ -11,9 +11,9 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Kind, Site, Token
 from attnscope.capture.observers.shared_rows import SharedRows
+from attnscope.figures import Figure, HeadFigures
 from attnscope.fused.statistics import Statistics
 from attnscope.measures.block import Block, TokenFacts
-from attnscope.measures.figures import Figure, HeadFigures
 from attnscope.measures.measure import MEASURES, Measure
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.setting import Setting

@@ -96,12 +96,15 @@ class Record:
     """Every attention call of a recording in the order they ran, the layers without, and what failed.
 
     ``changes`` are sentences on what ran otherwise than it does without a recording.
+    ``calls`` are the paths of the modules at which something was captured, at once when it was: heads that
+    run one by one, each by itself.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
     without_attention: list[LayerWithoutAttention] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def note(self, layer: LayerWithoutAttention) -> None:
         """Add a layer without attention, once."""

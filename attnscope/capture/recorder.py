@@ -180,6 +180,7 @@ class Recorder:
     def _take(self, capture: Capture, name: str) -> None:
         """Emit what was captured, or hold a single head until its siblings ran."""
         self._count += 1
+        self.record.calls.append(name)
         if self._repeats.holds(capture, self._call_of(name)):
             return
         if capture.heads == 1 and self._singles.hold(self.stack.calls, name, capture):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import Any
 
+from attnscope.analysis.audit.audit import Audit
 from attnscope.analysis.numbers import site_numbers
 from attnscope.analysis.sentences import note_differences, number_ranges
 from attnscope.analysis.survey import Sighting, Survey
@@ -29,6 +31,16 @@ def survey_numbers(seen: Survey) -> dict[str, Any]:
             for layer in seen.without_attention
         ],
         "failures": [{"name": failure.name, "reason": failure.reason} for failure in seen.failures],
+    }
+
+
+def audit_numbers(seen: Audit) -> dict[str, Any]:
+    """An audit as plain data."""
+    return {
+        "complete": seen.complete,
+        "sentences": list(seen.sentences),
+        "held": [{"name": site.name, "kind": site.kind, "layer": site.layer} for site in seen.sites],
+        "mixers": [asdict(mixer) for mixer in seen.mixers],
     }
 
 

@@ -27,6 +27,8 @@ FLOORS = [  # from the ground up: a room imports from the rooms below it, and fr
     {"views"},
     {"analysis"},
     {"render"},
+    {"answers"},
+    {"notebook"},
     {"browser"},
     {"cli"},
     {"__main__"},

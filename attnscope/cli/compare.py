@@ -31,7 +31,7 @@ from attnscope.errors import InputError, OutputError, SelectionError
 
 if TYPE_CHECKING:
     from attnscope.analysis.selection import Selection
-    from attnscope.cli.compared import Compared
+    from attnscope.answers.compared import Compared
 
 WITH = "What to compare with"
 SAVED = (*PICTURES, ".npz")
@@ -205,8 +205,8 @@ def _compare(
     from attnscope.analysis.comparison.models import compare_models
     from attnscope.analysis.comparison.texts import compare_texts
     from attnscope.analysis.comparison.two_heads import compare_heads
-    from attnscope.cli.compared import of_depth, of_heads, of_two_heads
-    from attnscope.cli.compared_across import compare_trace, of_models, of_texts
+    from attnscope.answers.across import compare_trace, of_models, of_texts
+    from attnscope.answers.compared import of_depth, of_heads, of_two_heads
 
     loaded = given[0].load()
     prepared = [each.prepare(loaded) for each in given]

@@ -70,7 +70,7 @@ def maps(seen: Stats, name: str) -> dict[str, HeadMap]:
 
 def print_json(seen: Stats, heads: list[HeadFigures]) -> None:
     """All figures of the heads as JSON."""
-    from attnscope.cli.answers import head_numbers
+    from attnscope.answers.answer import head_numbers
 
     important = {key: {IMPORTANCE: asdict(found)} for key, found in seen.importance.items()}
     numbers = {

@@ -156,11 +156,12 @@ def _maps(answer: Answer, notes: tuple[str, ...]) -> dict[str, HeadMap]:
 
 def _save(answers: Answers, out: Path, picture: PrintedOptions) -> None:
     """The maps as picture files, several of them numbered."""
+    from attnscope.answers.answer import of_maps
     from attnscope.cli import answers as output
 
     for number, answer in enumerate(answers.answers, 1):
         path = out if len(answers.answers) == 1 else out.with_stem(f"{out.stem}-{number}")
-        output.save(output.of_maps(_maps(answer, (*answer.notes, *answers.notes))), path, picture)
+        output.save(of_maps(_maps(answer, (*answer.notes, *answers.notes))), path, picture)
 
 
 def _print(answers: Answers, top: int, picture: PrintedOptions, opening: str | None) -> None:
@@ -168,13 +169,14 @@ def _print(answers: Answers, top: int, picture: PrintedOptions, opening: str | N
     from rich.console import Console
     from rich.text import Text
 
+    from attnscope.answers.answer import of_maps
     from attnscope.cli import answers as output
 
     console = Console(highlight=False)
     console.print(Text(answers.title), style="dim")
     for answer in answers.answers:
         print()
-        output.print_views(output.of_maps(_maps(answer, ())), cmap=picture.cmap, plain=picture.plain)
+        output.print_views(of_maps(_maps(answer, ())), cmap=picture.cmap, plain=picture.plain)
         if answer.heads:
             print()
             console.print(_table(answer, top))

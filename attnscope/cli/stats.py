@@ -190,9 +190,10 @@ def _measure(given: Source, selection: Selection, names: tuple[str, ...], asked:
 
 def _draw(seen: Stats, name: str, out: Path | None, picture: PrintedOptions) -> None:
     """One measure of all heads as a map, printed or saved."""
+    from attnscope.answers.answer import of_maps
     from attnscope.cli import answers
 
-    maps = answers.of_maps(figures.maps(seen, name))
+    maps = of_maps(figures.maps(seen, name))
     if out is not None:
         answers.save(maps, out, picture)
     else:

@@ -13,9 +13,9 @@ from attnscope.analysis.head import one_head
 from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
+from attnscope.answers.answer import head_numbers, of_head, of_overview
+from attnscope.answers.compared import of_heads
 from attnscope.attention import Head
-from attnscope.cli import answers
-from attnscope.cli.compared import of_heads
 from attnscope.models import Model, ModelInput
 from attnscope.models.trace import TracedModel, keep_trace
 from attnscope.storage.trace import write_trace
@@ -117,8 +117,8 @@ def test_the_answers_are_the_same_numbers(pair):
     site = model.run(prepared, []).sites[-1]
     head = Head(site.site.layer, site.heads - 1, site.site.kind)
     for answer in (
-        lambda *given: answers.of_overview(overview(*given, Selection()), None).numbers,
-        lambda *given: answers.of_head(one_head(*given, Selection(head))).numbers,
+        lambda *given: of_overview(overview(*given, Selection()), None).numbers,
+        lambda *given: of_head(one_head(*given, Selection(head))).numbers,
         lambda *given: (
             of_heads(
                 compare(given[0], [given[1]], Selection(layers=(head.layer,), kind=head.kind)), ""
@@ -127,7 +127,7 @@ def test_the_answers_are_the_same_numbers(pair):
     ):
         assert plain(answer(*here), "") == plain(answer(*there), traced.notes[-1])
     ours, theirs = (stats(*given, Selection()) for given in (here, there))
-    numbers = [[answers.head_numbers(each) for each in seen.heads] for seen in (ours, theirs)]
+    numbers = [[head_numbers(each) for each in seen.heads] for seen in (ours, theirs)]
     assert json.dumps(numbers[0]) == json.dumps(numbers[1])
     assert (ours.title, ours.ran) == (theirs.title, theirs.ran)
 

@@ -12,8 +12,16 @@ from attnscope.analysis.comparison.compare import Pair
 from attnscope.analysis.comparison.models import ModelComparison, compare_models
 from attnscope.analysis.comparison.texts import TextComparison, compare_texts
 from attnscope.analysis.selection import Selection
-from attnscope.cli.answers import Answer
-from attnscope.cli.compared import Compared, apart, names, numbers_of, pair_numbers, pair_table, round_values
+from attnscope.answers.answer import Answer
+from attnscope.answers.compared import (
+    Compared,
+    apart,
+    names,
+    numbers_of,
+    pair_numbers,
+    pair_table,
+    round_values,
+)
 from attnscope.models import Model, ModelInput
 from attnscope.views import Ranked, Ranking
 

@@ -11,9 +11,9 @@ import numpy as np
 from attnscope.analysis.comparison.compare import Comparison, Pair
 from attnscope.analysis.comparison.depth import Depth
 from attnscope.analysis.comparison.two_heads import HeadComparison
+from attnscope.answers.answer import Answer
 from attnscope.attention import Head
 from attnscope.axes.weights import Array
-from attnscope.cli.answers import Answer
 from attnscope.render.terminal import View
 from attnscope.views import Ranked, Ranking
 

@@ -54,7 +54,7 @@ class Recorder:
         self._singles = SingleHeads(self._emit)
         self._frames: list[Frame] = []
         self._step = -1
-        self._ran: set[str] = set()
+        self.ran: set[str] = set()  # the modules that were called
         self._count = 0  # attention calls and gates so far
         self._counts: dict[Call, int] = {}  # of each module that is running, the count when it started
         self._repeats = Repeats()
@@ -158,7 +158,7 @@ class Recorder:
         known = {site.site.name for site in self.record.sites}
         known |= {layer.name for layer in self.record.without_attention}
         known |= {failure.name for failure in self.record.failures}
-        self.record.without_attention += find_layers(self.model, self._ran, known)
+        self.record.without_attention += find_layers(self.model, self.ran, known)
 
     # what becomes of it
 
@@ -219,7 +219,7 @@ class Recorder:
         self.notes = None
 
     def _enter(self, call: Call) -> None:
-        self._ran.add(call.name)
+        self.ran.add(call.name)
         self._counts[call] = self._count
         if self._singles.held:
             with quietly():

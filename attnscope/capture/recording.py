@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from attnscope.capture.hooks.guard import Guarded
 from attnscope.capture.hooks.interface import attention_functions
 from attnscope.capture.hooks.torch_functions import AttentionMode
 from attnscope.capture.observer import Observer
+from attnscope.capture.placing.emptiness import why_empty
 from attnscope.capture.record import Record
 from attnscope.capture.recorder import Recorder
 from attnscope.fused.fused_pass import FusedPass
@@ -24,6 +26,8 @@ def recording(
     observers: Sequence[Observer] = (),
     axes: Mapping[Kind, tuple[Axis, Axis]] | None = None,
     fused: FusedPass | None = None,
+    *,
+    warn: bool = True,
 ) -> Iterator[Record]:
     """Show every attention call of ``model`` inside the block to each observer, and note it in a record.
 
@@ -45,6 +49,9 @@ def recording(
     in whatever way, no mode or patch is left. Recordings nest, and several threads may record one model or
     several at once.
 
+    A recording that saw no attention warns when the block ends, with the reason, and so does one that failed
+    somewhere. Who says this in a way of their own turns ``warn`` off.
+
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)
     """
@@ -54,3 +61,8 @@ def recording(
         yield recorder.record
         with recorder.guard:
             recorder.finish()
+    if warn:
+        record, ran = recorder.record, bool(recorder.ran)
+        empty = [] if record.sites else [f"no attention was seen: {why_empty(recorder.model, record, ran)}"]
+        for sentence in empty or record.notes:
+            warnings.warn(sentence, stacklevel=3)

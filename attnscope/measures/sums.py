@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.figures import Figure
+from attnscope.measures.figures import Figure
 
 
 @dataclass

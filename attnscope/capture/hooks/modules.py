@@ -16,9 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attnscope.capture.hooks.compiled import is_compiled
 from attnscope.capture.hooks.tap import Tap
-from attnscope.capture.rows.mapped import count_hidden, reveal
 
 PLAIN = (nn.Softmax, nn.Dropout, nn.Identity)
 """Modules that hold one function; what runs in them belongs to the module around them."""
@@ -34,8 +32,7 @@ class Call:
     name: str
     module: nn.Module
     invocation: int
-    tensors: tuple[Tensor, ...]  # with the axes that torch.vmap hides
-    hidden: int  # how many those are
+    tensors: tuple[Tensor, ...]
     cached: bool
     foreign: bool  # was given the states of another sequence by name
     stored: dict[str, weakref.ref[Tensor]]  # the tensors that the module held as attributes before
@@ -52,14 +49,13 @@ class ModuleStack:
 
     ``on_pass`` is called when the outermost module is entered, ``on_enter`` for every module after it was
     pushed, ``on_leave`` with every module's output before it is popped, unless it failed. All run inside
-    ``guard``, so that no module fails for it. ``on_compiled`` is called for every compiled module.
+    ``guard``, so that no module fails for it.
     """
 
     root: nn.Module
     on_pass: Callable[[], None]
     on_enter: Callable[[Call], None]
     on_leave: Callable[[Call, object], None]
-    on_compiled: Callable[[], None]
     guard: AbstractContextManager[None]
     calls: list[Call] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
@@ -80,9 +76,6 @@ class ModuleStack:
     ) -> Any:
         """Call a module with its entry on the stack."""
         name = self.names.get(id(module))
-        with self.guard:
-            if is_compiled(module):
-                self.on_compiled()
         if name is None:
             return call(*args, **kwargs)
         depth = len(self.calls)
@@ -112,13 +105,11 @@ def _call(
     name: str, module: nn.Module, invocation: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call:
     """The entry of one call of one module."""
-    tensors = tuple(tensors_in(args, kwargs))
     return Call(
         name=name,
         module=module,
         invocation=invocation,
-        tensors=tuple(reveal(*tensors)),
-        hidden=count_hidden(*tensors),
+        tensors=tuple(tensors_in(args, kwargs)),
         cached=any(kwargs.get(key) is not None for key in CACHES),
         foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
         stored=stored(module),

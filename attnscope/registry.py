@@ -40,7 +40,7 @@ class Registry(Mapping[str, Entry]):
         try:
             return self._entries[name]
         except KeyError:
-            raise SelectionError(self._unknown(name)) from None
+            raise SelectionError(self._no_such(name)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -51,7 +51,7 @@ class Registry(Mapping[str, Entry]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    def _unknown(self, name: str) -> str:
+    def _no_such(self, name: str) -> str:
         return f"no {self.noun} {name!r}: {nearest_name(name, self._entries)}there are {', '.join(self)}"
 
 

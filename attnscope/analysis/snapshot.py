@@ -9,9 +9,12 @@ from typing import Any
 
 from attnscope.analysis.stats import Stats
 from attnscope.errors import InputError
+from attnscope.storage.regular import read_regular
 from attnscope.storage.whole import write_whole
 
 FORMAT = 1
+LARGEST = 1 << 26
+"""Bytes of a snapshot, at most."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ def changes(stats: Stats, path: Path, tolerance: float) -> list[Change]:
     snapshot.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, LARGEST))
         if content["attnscope snapshot"] != FORMAT:
             raise KeyError
         before: dict[str, dict[str, float]] = {

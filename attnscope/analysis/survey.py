@@ -57,7 +57,7 @@ def survey(model: Model, prepared: ModelInput) -> Survey:
     Holds what the model reports of all layers at once, so the text should be short.
     """
     outputs = _own_outputs(model, prepared)
-    sums, compared = RowSums(), _Compared({kind: _reported(outputs, kind) for kind in OWN_NAMES})
+    sums, compared = RowSums(), _Compared({kind: _reported_weights(outputs, kind) for kind in OWN_NAMES})
     record = model.run(prepared, [sums, compared])
     ranges = {row_sum.site: row_sum for row_sum in sums.sums}
     sightings = [
@@ -118,7 +118,7 @@ def _eager(module: Any) -> Iterator[None]:
         module.set_attn_implementation(before)
 
 
-def _reported(outputs: Any, kind: str) -> Sequence[Tensor | None]:
+def _reported_weights(outputs: Any, kind: str) -> Sequence[Tensor | None]:
     for name in OWN_NAMES[kind]:
         found = getattr(outputs, name, None)
         if isinstance(found, (tuple, list)) and found:

@@ -113,7 +113,7 @@ def group_places(
     cut = edges(len(groups), most) if even else (*range(0, len(groups), size), len(groups))
     blocks = [groups[start:stop] for start, stop in pairwise(cut)]
     return Coarsening(
-        places=tuple(_joined(block, pooled=size > 1) for block in blocks),
+        places=tuple(_join_block(block, pooled=size > 1) for block in blocks),
         parts=tuple(tuple(tuple(at for at, _ in word) for word in block) for block in blocks),
         aside=tuple(at for at, place in enumerate(every) if hide_special and place.special),
         counts=tuple(place.count for place in every),
@@ -139,7 +139,7 @@ def edges(length: int, cells: int) -> tuple[int, ...]:
     return tuple(cell * length // count for cell in range(count + 1)) if count else (0,)
 
 
-def _joined(block: list[list[tuple[int, Place]]], *, pooled: bool) -> Place:
+def _join_block(block: list[list[tuple[int, Place]]], *, pooled: bool) -> Place:
     if not pooled and len(block[0]) == 1:
         return block[0][0][1]
     count = sum(word[0][1].count for word in block)

@@ -93,16 +93,28 @@ class Failure:
 
 @dataclass
 class Record:
-    """Every attention call of a recording in the order they ran, the layers without, and what failed."""
+    """Every attention call of a recording in the order they ran, the layers without, and what failed.
+
+    ``changes`` are sentences on what ran otherwise than it does without a recording.
+    ``calls`` are the paths of the modules at which something was captured, at once when it was: heads that
+    run one by one, each by itself.
+    """
 
     sites: list[SiteRecord] = field(default_factory=list)
     without_attention: list[LayerWithoutAttention] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def note(self, layer: LayerWithoutAttention) -> None:
         """Add a layer without attention, once."""
         if layer not in self.without_attention:
             self.without_attention.append(layer)
+
+    def note_change(self, sentence: str) -> None:
+        """Add what runs otherwise, once."""
+        if sentence not in self.changes:
+            self.changes.append(sentence)
 
     def note_failure(self, failure: Failure) -> None:
         """Add a failure, once: what fails at a module may fail at each of its tensors."""
@@ -111,10 +123,11 @@ class Record:
 
     @property
     def notes(self) -> list[str]:
-        """What to know of the recording itself, in sentences: where it failed, why, and what is missing."""
+        """What to know of the recording itself, in sentences: where it failed, and what ran otherwise."""
         seen = {site.site.name for site in self.sites}
-        return [
+        failed = [
             f"the recording failed in {failure.name or 'the model itself'} ({failure.reason}), so "
             + ("some of its attention may be missing" if failure.name in seen else "its attention is missing")
             for failure in self.failures
         ]
+        return [*failed, *self.changes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,11 +13,9 @@ from attnscope.attention import Axis, Kind
 from attnscope.capture.chunked.chunks import Notes, from_chunks
 from attnscope.capture.chunked.layouts import layout_of
 from attnscope.capture.hooks import outputs
+from attnscope.capture.hooks.compiled import COMPILED
 from attnscope.capture.hooks.guard import Guard
 from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
-from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.layout import Sides
-from attnscope.capture.lineage.pieces import Pieces
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.sites import Sites
@@ -24,13 +23,15 @@ from attnscope.capture.placing.without_attention import find_layers, mixed_heads
 from attnscope.capture.record import Record, SiteRecord
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
+from attnscope.capture.rows.mapped import count_hidden
+from attnscope.capture.rows.mapped_calls import capture_mapped_sdpa, capture_mapped_weighing, without_order
 from attnscope.capture.rows.projection import bind, capture_projection
 from attnscope.capture.rows.proof import tolerance
 from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.sdpa import sdpa_call
 from attnscope.capture.rows.single_heads import SingleHeads
-from attnscope.capture.rows.weighing import Weighing, bare_weighing
+from attnscope.capture.rows.weighing import Weighing
 from attnscope.fused.fused_pass import FusedPass, Refusal
 
 
@@ -46,18 +47,17 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.guard = Guard(self.record, self._owner)
-        self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave, self.guard)
+        compiled = partial(self.record.note_change, COMPILED)
+        self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
         self.notes: Notes | None = None  # of the running module, if it attends in chunks
         self._sites = Sites(self.model, self.axes)
         self._singles = SingleHeads(self._emit)
-        self._pieces = Pieces(self._release, self.record)
         self._frames: list[Frame] = []
         self._step = -1
-        self._ran: set[str] = set()
+        self.ran: set[str] = set()  # the modules that were called
         self._count = 0  # attention calls and gates so far
         self._counts: dict[Call, int] = {}  # of each module that is running, the count when it started
         self._repeats = Repeats()
-        self.lineage = Lineage()
 
     @property
     def listens(self) -> bool:
@@ -118,8 +118,7 @@ class Recorder:
             if output is None and not call.dropout:
                 capture = capture.proved(call.value, result.reshape(*call.query.shape[:3], -1))
             if frame is None:
-                sides = Sides.of_kernel(self.lineage, args, kwargs, len(call.query))
-                self._take(capture, self._owner(), sides)
+                self._take(capture, self._owner())
             else:
                 frame.sdpa.append(capture)
         return result
@@ -135,14 +134,19 @@ class Recorder:
             self.see_gate()
             return self.record.note(mixed_heads(owner))
         heads = heads_of(getattr(self._call_of(owner), "module", None))
+        if count_hidden(weighing.weights):
+            return self._take_mapped(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
-        sides = Sides.of_weighing(self.lineage, weighing, batch, heads)
-        self._take(Capture.of_weighing(weighing, batch, heads), owner, sides, weighing.trail.softmax)
+        self._take(Capture.of_weighing(weighing, batch, heads), owner)
 
     def see_projection(self, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Torch's multi_head_attention_forward ran, which projects and attends in one go."""
         with quietly():
             self._take(capture_projection(bind(args, kwargs), result[0]), self._owner())
+
+    def see_mapped(self, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
+        """Torch's own kernel ran inside of ``torch.vmap``."""
+        self._take_mapped(capture_mapped_sdpa(args, kwargs, result, self.stack.calls), self._owner())
 
     def see_gate(self) -> None:
         """A softmax made gates, which a module may show as it would show attention."""
@@ -150,12 +154,11 @@ class Recorder:
 
     def finish(self) -> None:
         """Release what is held yet, and note the layers that ran without attention."""
-        self._pieces.flush()
         self._singles.flush()
         known = {site.site.name for site in self.record.sites}
         known |= {layer.name for layer in self.record.without_attention}
         known |= {failure.name for failure in self.record.failures}
-        self.record.without_attention += find_layers(self.model, self._ran, known)
+        self.record.without_attention += find_layers(self.model, self.ran, known)
 
     # what becomes of it
 
@@ -174,22 +177,26 @@ class Recorder:
             return None, replace(capture, refusal=reason)
         return output, fused
 
-    def _take(self, capture: Capture, name: str, sides: Sides | None = None, softmax: int = 0) -> None:
-        """Release what was captured, or hold a piece until its siblings ran."""
+    def _take(self, capture: Capture, name: str) -> None:
+        """Emit what was captured, or hold a single head until its siblings ran."""
         self._count += 1
+        self.record.calls.append(name)
         if self._repeats.holds(capture, self._call_of(name)):
             return
-        if not self._pieces.take(capture, name, self.stack.calls, sides, softmax):
-            self._release(capture, name, self.stack.calls)
+        if capture.heads == 1 and self._singles.hold(self.stack.calls, name, capture):
+            return
+        self._emit(capture, name)
 
-    def _release(self, capture: Capture, name: str, calls: Sequence[Call]) -> None:
-        """Emit what is whole, or hold a single head until its siblings ran."""
-        if capture.heads > 1 or not self._singles.hold(calls, name, capture):
-            self._emit(capture, name, calls)
+    def _take_mapped(self, capture: Capture | None, name: str) -> None:
+        """Take what a mapped function computed, or note that nothing tells its axes."""
+        if capture is None:
+            self.record.note(without_order(name))
+        else:
+            self._take(capture, name)
 
-    def _emit(self, capture: Capture, name: str, calls: Sequence[Call] | None = None) -> None:
+    def _emit(self, capture: Capture, name: str) -> None:
         with replace(self.guard, place=lambda: name):
-            attention = self._sites.place(capture, name, self.stack.calls if calls is None else calls)
+            attention = self._sites.place(capture, name, self.stack.calls)
             notes = capture.window, capture.refusal, capture.difference
             with quietly():
                 for observer in self.observers:
@@ -209,14 +216,11 @@ class Recorder:
         self._sites.begin_pass()
         self._frames.clear()
         self._counts.clear()
-        self._pieces.flush()
-        self.lineage = Lineage()
         self.notes = None
 
     def _enter(self, call: Call) -> None:
-        self._ran.add(call.name)
+        self.ran.add(call.name)
         self._counts[call] = self._count
-        self.lineage.enter(call)
         if self._singles.held:
             with quietly():
                 self._singles.enter(call)
@@ -236,15 +240,8 @@ class Recorder:
                 else:
                     self._take(from_chunks(rows, type(call.module).__name__), call.name)
             if self._counts.pop(call, None) == self._count and listens:
-                self._look_at(call, output)
-            self._pieces.leave(call)
+                shown = outputs.capture_weights(self.stack.calls, output)
+                if shown is not None:
+                    self._take(shown, call.name)
             if self._singles.held:
                 self._singles.leave(call)
-
-    def _look_at(self, call: Call, output: object) -> None:
-        """Take the weights that a module shows itself, if nothing was seen while it ran."""
-        weights = outputs.find_weights(call, output)
-        if weights is not None:
-            batch = texts_in_batch(self.stack.calls, weights.shape[-2])
-            capture = Capture.of_weighing(bare_weighing(weights), batch)
-            self._take(replace(capture, source="module", kernel=type(call.module).__name__), call.name)

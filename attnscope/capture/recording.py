@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import nn
 
 from attnscope.attention import Axis, Kind
+from attnscope.capture.hooks.compiled import original, uncompiled
 from attnscope.capture.hooks.guard import Guarded
 from attnscope.capture.hooks.interface import attention_functions
 from attnscope.capture.hooks.torch_functions import AttentionMode
 from attnscope.capture.observer import Observer
+from attnscope.capture.placing.emptiness import why_empty
 from attnscope.capture.record import Record
 from attnscope.capture.recorder import Recorder
 from attnscope.fused.fused_pass import FusedPass
@@ -23,6 +26,8 @@ def recording(
     observers: Sequence[Observer] = (),
     axes: Mapping[Kind, tuple[Axis, Axis]] | None = None,
     fused: FusedPass | None = None,
+    *,
+    warn: bool = True,
 ) -> Iterator[Record]:
     """Show every attention call of ``model`` inside the block to each observer, and note it in a record.
 
@@ -33,6 +38,9 @@ def recording(
     says why it left the others to the kernel. Put the model into ``eval`` and open ``torch.inference_mode``
     as for any other pass.
 
+    What ``torch.compile`` made runs uncompiled while the block does, on every thread, and stays compiled. The
+    record says so in ``changes``, if a module is compiled; of a compiled function alone it cannot tell.
+
     A recording that fails leaves the model alone: what goes wrong in it, or in an observer, is noted in the
     record's ``failures`` with the module at which it happened, and the pass goes on. Only an
     ``AttnscopeError``, an interruption, and memory that is not there end it.
@@ -41,12 +49,20 @@ def recording(
     in whatever way, no mode or patch is left. Recordings nest, and several threads may record one model or
     several at once.
 
+    A recording that saw no attention warns when the block ends, with the reason, and so does one that failed
+    somewhere. Who says this in a way of their own turns ``warn`` off.
+
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)
     """
-    recorder = Recorder(model, observers, axes or {}, fused)
+    recorder = Recorder(original(model), observers, axes or {}, fused)
     guarded = Guarded(recorder.guard, recorder.kernel_call)
-    with recorder.stack.watch(), attention_functions(guarded), AttentionMode(recorder):
+    with uncompiled(), recorder.stack.watch(), attention_functions(guarded), AttentionMode(recorder):
         yield recorder.record
         with recorder.guard:
             recorder.finish()
+    if warn:
+        record, ran = recorder.record, bool(recorder.ran)
+        empty = [] if record.sites else [f"no attention was seen: {why_empty(recorder.model, record, ran)}"]
+        for sentence in empty or record.notes:
+            warnings.warn(sentence, stacklevel=3)

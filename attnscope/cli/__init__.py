@@ -22,6 +22,7 @@ from attnscope.cli.browse import browse
 from attnscope.cli.check import check
 from attnscope.cli.compare import compare
 from attnscope.cli.export import export
+from attnscope.cli.find import find
 from attnscope.cli.info import info
 from attnscope.cli.show import show
 from attnscope.cli.stats import stats
@@ -53,7 +54,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(help=paragraphs, epilog=title.strip() + examples)(command)
 
 
-for _command in (show, stats, compare, browse, export, info, check, train, loss):
+for _command in (show, find, stats, compare, browse, export, info, check, train, loss):
     _add(_command)
 
 

@@ -54,7 +54,7 @@ def _print(seen: Ablation) -> None:
         table.add_column(name)
     for one in seen.changed[:MOST]:
         before, after = _predictions(one, one.before), _predictions(one, one.after)
-        table.add_row(_named(one), f"{one.divergence:.3f}", before, after)
+        table.add_row(_name_change(one), f"{one.divergence:.3f}", before, after)
     console.print(table)
     more = len(seen.changed) - MOST
     notes = [f"and {more:,} more predictions, each changed less"] if more > 0 else []
@@ -63,7 +63,7 @@ def _print(seen: Ablation) -> None:
         console.print(Text(f"· {note}"), style="dim")
 
 
-def _named(one: Changed) -> Text:
+def _name_change(one: Changed) -> Text:
     from rich.text import Text
 
     from attnscope.axes import visible

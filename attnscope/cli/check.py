@@ -71,7 +71,7 @@ def check(
     attnscope check --texts corpus.txt --against before.json --tolerance 0.02
     """
     from attnscope.analysis.claims import claim
-    from attnscope.analysis.corpus.processes import launched
+    from attnscope.analysis.corpus.processes import torchrun_processes
     from attnscope.analysis.snapshot import changes, save_snapshot
     from attnscope.measures import DEFAULT
 
@@ -86,7 +86,7 @@ def check(
     else:
         seen = _measure(source, model, selection, names)
     verdicts = [each.judge(seen.heads) for each in claims]
-    first = launched().number == 0  # of several processes one prints and writes
+    first = torchrun_processes().number == 0  # of several processes one prints and writes
     if first and not output.as_json:
         _print_verdicts(verdicts)
     differences = None if asked.against is None else changes(seen, asked.against, asked.tolerance)

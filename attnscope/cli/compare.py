@@ -26,12 +26,12 @@ from attnscope.cli.options.picture import (
     check_picture,
 )
 from attnscope.cli.options.source import SecondNamed
-from attnscope.cli.source import Source, read_source, reading
+from attnscope.cli.source import Source, read_source, reading, reopen
 from attnscope.errors import InputError, OutputError, SelectionError
 
 if TYPE_CHECKING:
     from attnscope.analysis.selection import Selection
-    from attnscope.cli.compared import Compared
+    from attnscope.answers.compared import Compared
 
 WITH = "What to compare with"
 SAVED = (*PICTURES, ".npz")
@@ -45,6 +45,9 @@ class Contrast:
     with_text: str | None = option("The same model on another text: what changes in which head.", panel=WITH)
     with_model: str | None = option(
         "Another model on the same text: how far each head drifted, or its best match.", panel=WITH
+    )
+    with_trace: Path | None = option(
+        "A file that --keep made, of another text, model or checkpoint.", panel=WITH
     )
 
 
@@ -109,7 +112,8 @@ def compare(
     opening = None
     if corpus.texts is None:
         anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
-        opening = repeat("compare", source, *anew, axes, picture, model)
+        again, same = reopen(source, model)
+        opening = repeat("compare", again, *anew, axes, picture, same)
     _print(_compare(given, selection, pair, contrast, opening, one=corpus.texts is None), output, picture)
 
 
@@ -136,8 +140,11 @@ def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, select
     """Wrong usage for what says nothing together."""
     named = contrast.heads or []
     asked = [bool(named), contrast.with_text is not None, contrast.with_model is not None]
+    asked.append(contrast.with_trace is not None)
     if sum(asked) > 1:
-        raise typer.BadParameter("choose one of two heads, --with-text and --with-model", param_hint="HEADS")
+        raise typer.BadParameter(
+            "choose one of two heads, --with-text, --with-model and --with-trace", param_hint="HEADS"
+        )
     if named and len(named) != 2:
         raise typer.BadParameter(
             f"name two heads to compare, like L1H2 L5H3; here {'is' if len(named) == 1 else 'are'} "
@@ -146,12 +153,16 @@ def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, select
         )
     if named and not (selection.every_layer and selection.number is None):
         raise typer.BadParameter("the two heads say their layers and numbers themselves", param_hint="--head")
-    if corpus.texts is not None and (named or contrast.with_text is not None):
-        raise typer.BadParameter("two heads, and --with-text, take one text", param_hint="--texts")
+    if corpus.texts is not None and (named or contrast.with_text or contrast.with_trace):
+        raise typer.BadParameter(
+            "two heads, --with-text and --with-trace take one text", param_hint="--texts"
+        )
     if corpus.texts is not None and source.names_one:
         raise typer.BadParameter("give a text or --texts, not both", param_hint="TEXT")
-    if source.saved is not None and any(asked[1:]):
-        raise typer.BadParameter("a file of weights has one text and no model", param_hint="--from")
+    if source.saved is not None and any(asked[1:3]):
+        raise typer.BadParameter(
+            "a file has one text and no model: compare it with --with-trace", param_hint="--from"
+        )
     if contrast.with_text is not None and selection.number is not None:
         raise typer.BadParameter(
             f"which layer? write L0H{selection.number}, or add --layer", param_hint="--head"
@@ -194,8 +205,8 @@ def _compare(
     from attnscope.analysis.comparison.models import compare_models
     from attnscope.analysis.comparison.texts import compare_texts
     from attnscope.analysis.comparison.two_heads import compare_heads
-    from attnscope.cli.compared import of_depth, of_heads, of_two_heads
-    from attnscope.cli.compared_across import of_models, of_texts
+    from attnscope.answers.across import compare_trace, of_models, of_texts
+    from attnscope.answers.compared import of_depth, of_heads, of_two_heads
 
     loaded = given[0].load()
     prepared = [each.prepare(loaded) for each in given]
@@ -203,14 +214,17 @@ def _compare(
         if pair:
             return of_two_heads(compare_heads(loaded, prepared[0], pair[0], pair[1], selection))
         if contrast.with_text is not None:
-            asked = replace(given[0].asked, text=contrast.with_text, file=None, line=None)
+            asked = replace(given[0].asked, text=contrast.with_text, file=None, line=None, keep=None)
             changed = read_source(asked, given[0].model).prepare(loaded)
             return of_texts(compare_texts(loaded, prepared[0], changed, selection), opening)
         if contrast.with_model is not None:  # loaded as the first one is; a revision is the first one's alone
             name = replace(given[0].model, model=contrast.with_model, revision=None)
             rival = replace(given[0], model=name).load()
-            both = [(mine, each.prepare(rival)) for mine, each in zip(prepared, given, strict=True)]
+            others = [replace(each, asked=replace(each.asked, keep=None)) for each in given]
+            both = [(mine, each.prepare(rival)) for mine, each in zip(prepared, others, strict=True)]
             return of_models(compare_models(loaded, rival, both, selection))
+        if contrast.with_trace is not None:
+            return compare_trace(loaded, prepared[0], contrast.with_trace, selection, opening)
         if selection.number is not None and one:
             return of_depth(through_layers(loaded, prepared[0], selection.number, selection))
         return of_heads(compare_all(loaded, prepared, selection), opening)

@@ -33,7 +33,7 @@ def figure(seen: Stats, head: HeadFigures, name: str) -> Figure | Importance | N
     return head.figures.get(name)
 
 
-def ordered(seen: Stats, heads: list[HeadFigures], name: str) -> list[HeadFigures]:
+def sort_heads(seen: Stats, heads: list[HeadFigures], name: str) -> list[HeadFigures]:
     """The heads that have a figure, the largest first."""
     known = [(found.value, head) for head in heads if (found := figure(seen, head, name)) is not None]
     return [head for _, head in sorted(known, key=lambda pair: -pair[0])]
@@ -70,7 +70,7 @@ def maps(seen: Stats, name: str) -> dict[str, HeadMap]:
 
 def print_json(seen: Stats, heads: list[HeadFigures]) -> None:
     """All figures of the heads as JSON."""
-    from attnscope.cli.answers import head_numbers
+    from attnscope.answers.answer import head_numbers
 
     important = {key: {IMPORTANCE: asdict(found)} for key, found in seen.importance.items()}
     numbers = {

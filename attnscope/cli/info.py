@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import typer
 
+from attnscope.axes import visible
 from attnscope.cli.command import command
-from attnscope.cli.options.declare import argument
+from attnscope.cli.options.declare import argument, flag
 from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.picture import NumbersOptions
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
 from attnscope.cli.source import read_source, reading
+
+if TYPE_CHECKING:
+    from attnscope.models import Model, ModelInput
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -24,12 +29,31 @@ class ModelArgument:
     first: str | None = argument("The model, as --model names one; with --model, the text.", metavar="MODEL")
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """What is asked of the model."""
+
+    audit: bool = flag(
+        "Prove that tokens are mixed by the attention that is shown, and name what else mixes."
+    )
+
+
 @command
-def info(named: ModelArgument, source: SourceOptions, output: NumbersOptions, model: ModelOptions) -> None:
+def info(
+    named: ModelArgument,
+    source: SourceOptions,
+    asked: AuditOptions,
+    output: NumbersOptions,
+    model: ModelOptions,
+) -> None:
     """List every attention call of a model's forward pass, and the layers that have none.
 
     A short text goes through once as the model is, and once with its own output_attentions, so that the
     table can say where the model itself would report other weights than those that it used.
+
+    With --audit it goes through again and again, each time with one other token, while all attention that is
+    shown answers as before. A module whose numbers then move with more than one token mixes tokens by itself:
+    by attention that was missed, a convolution, a recurrence, a pooling. Each is named.
 
     Examples:
 
@@ -38,9 +62,9 @@ def info(named: ModelArgument, source: SourceOptions, output: NumbersOptions, mo
     attnscope info openai-community/gpt2 --json
 
     attnscope info facebook/dinov2-base --image cat.png
+
+    attnscope info model.py:Model --inputs inputs.npz --audit
     """
-    from attnscope.analysis.survey import survey
-    from attnscope.cli.table import print_survey, survey_numbers
 
     if model.model is None:
         model = replace(model, model=named.first)
@@ -51,9 +75,28 @@ def info(named: ModelArgument, source: SourceOptions, output: NumbersOptions, mo
     if not source.names_one:
         source = replace(source, text=TEXT)
     loaded, prepared = read_source(source, model).open()
-    with reading(loaded, prepared):
-        seen = survey(loaded, prepared)
-    if output.as_json:
+    (_audit if asked.audit else _survey)(loaded, prepared, output.as_json)
+
+
+def _survey(model: Model, prepared: ModelInput, as_json: bool) -> None:
+    from attnscope.analysis.survey import survey
+    from attnscope.cli.table import print_survey, survey_numbers
+
+    with reading(model, prepared):
+        seen = survey(model, prepared)
+    if as_json:
         print_plain(survey_numbers(seen))
     else:
         print_survey(seen)
+
+
+def _audit(model: Model, prepared: ModelInput, as_json: bool) -> None:
+    from attnscope.analysis.audit.audit import audit
+    from attnscope.cli.table import audit_numbers
+
+    with reading(model, prepared):
+        seen = audit(model, prepared)
+    if as_json:
+        print_plain(audit_numbers(seen))
+    else:
+        print(*map(visible, seen.sentences), sep="\n")

@@ -15,7 +15,7 @@ from attnscope.cli.options.heads import ShownHeads
 from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.picture import WHOLE, MapOptions, NumbersOptions, PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.source import read_source, reading
+from attnscope.cli.source import read_source, reading, reopen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,7 @@ def show(
     from attnscope.analysis.layers import whole_layers
     from attnscope.analysis.overview import overview
     from attnscope.analysis.token import one_token
+    from attnscope.answers.answer import of_head, of_overview, of_token
     from attnscope.cli import answers
 
     selection = select(attention, axes, head, token=attention.token)
@@ -81,12 +82,13 @@ def show(
             answers.save_layers(whole_layers(loaded, prepared, selection), output.out, picture.cmap)
             return
         if selection.token is not None:
-            answer = answers.of_token(one_token(loaded, prepared, selection))
+            answer = of_token(one_token(loaded, prepared, selection))
         elif head is not None:
-            answer = answers.of_head(one_head(loaded, prepared, selection))
+            answer = of_head(one_head(loaded, prepared, selection))
         else:
-            opening = repeat("show", source, axes, picture, model)
-            answer = answers.of_overview(overview(loaded, prepared, selection), opening)
+            again, anew = reopen(source, model)
+            opening = repeat("show", again, axes, picture, anew)
+            answer = of_overview(overview(loaded, prepared, selection), opening)
     if output.as_json:
         answers.print_json(answer)
     elif output.out is not None:

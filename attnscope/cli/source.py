@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,6 +15,7 @@ from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
+from attnscope.errors import OutputError
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
@@ -33,28 +36,42 @@ class Source:
         return model, self.prepare(model)
 
     def load(self, *, predicting: bool = False) -> Model:
-        """The model, or the file of weights in its place; ``predicting`` brings what it was trained with."""
+        """The model, or a file in its place; ``predicting`` brings what it was trained with."""
         if self.asked.saved is not None:
-            from attnscope.models.weights_file import WeightsFile
+            from attnscope.models.trace import open_file
 
-            return WeightsFile(self.asked.saved)
+            return open_file(self.asked.saved)
         return load_model(self.model, generative=self.asked.generate is not None, predicting=predicting)
 
     def prepare(self, model: Model) -> ModelInput:
         """The input as a model reads it, with what it writes on. Raises ``AttnscopeError``."""
         asked = self.asked
         prepared = self._read(model)
-        if asked.generate is None:
-            return prepared
-        with waiting(f"{model.name} writes up to {asked.generate:,} tokens"):
-            return model.generate(prepared, asked.generate, temperature=asked.temperature, seed=asked.seed)
+        if asked.generate is not None:
+            with waiting(f"{model.name} writes up to {asked.generate:,} tokens"):
+                prepared = model.generate(
+                    prepared, asked.generate, temperature=asked.temperature, seed=asked.seed
+                )
+        return prepared if asked.keep is None else self._keep(model, prepared, asked.keep)
+
+    def _keep(self, model: Model, prepared: ModelInput, file: Path) -> ModelInput:
+        """The input with its pass, which is in a file now: what is looked at is what was kept."""
+        from attnscope.models.trace import keep_trace, prepare_traced
+        from attnscope.storage.trace import write_trace
+
+        with reading(model, prepared):
+            trace = keep_trace(model, prepared)
+        write_trace(trace, file)
+        print(f"kept {file}", file=sys.stderr)
+        kept = prepare_traced(trace)
+        return replace(prepared, replay=kept.replay, figures=kept.figures)
 
     def _read(self, model: Model) -> ModelInput:
         asked = self.asked
         if asked.saved is not None:
-            from attnscope.models.weights_file import WeightsFile
+            from attnscope.models.file import FileModel
 
-            assert isinstance(model, WeightsFile)
+            assert isinstance(model, FileModel)
             return model.prepared
         if asked.image is not None:
             return model.prepare_image(asked.image, self.text or None)
@@ -82,8 +99,11 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> Source:
         raise typer.BadParameter("it does not go with --chat, --generate or --inputs", param_hint="--image")
     if asked.saved is not None and (replace(asked, saved=None) != type(asked)() or model != ModelOptions()):
         raise typer.BadParameter(
-            "a file of weights has no need of a text or a model: leave them out", param_hint="--from"
+            "a file of weights, or a trace, has no need of a text or a model: leave them out",
+            param_hint="--from",
         )
+    if asked.keep is not None:
+        check_keep(asked.keep)
     if asked.inputs is not None and text:
         raise typer.BadParameter("give a text or --inputs, not both", param_hint="TEXT")
     if asked.inputs is not None and writes:
@@ -99,6 +119,19 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> Source:
     if asked.generate is None and asked.temperature > 0:
         raise typer.BadParameter("it goes with --generate N", param_hint="--temperature")
     return source
+
+
+def check_keep(file: Path) -> None:
+    """Refuse, before any work is done, a trace that could not be written at its end."""
+    if file.suffix.lower() != ".trace":
+        raise OutputError(f"{file} cannot be written: the name of a trace ends in .trace")
+    if not file.parent.is_dir():
+        raise OutputError(f"{file} cannot be written: there is no folder {file.parent}")
+
+
+def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, ModelOptions]:
+    """The options with which one looks again: at the trace, where the pass was kept in one."""
+    return (asked, model) if asked.keep is None else (type(asked)(saved=asked.keep), ModelOptions())
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def stats(
     check_texts(corpus, source)
     given = None if corpus.texts else read_source(source, model)
     from attnscope.analysis.conditions import parse_conditions
-    from attnscope.analysis.corpus.processes import launched
+    from attnscope.analysis.corpus.processes import torchrun_processes
     from attnscope.measures import DEFAULT
 
     met = parse_conditions(attention.where) if attention.where is not None else ()
@@ -118,14 +118,14 @@ def stats(
             corpus, source, lambda: load_model(model, predicting=asked.importance), selection, names,
             exact_kernel=asked.exact_kernel, importance=asked.importance,
         )  # fmt: skip
-    if launched().number:
+    if torchrun_processes().number:
         return
     if output.head_map is not None:
         _draw(seen, output.head_map, output.out, picture)
         return
     sort = attention.sort or (figures.IMPORTANCE if asked.importance else None)
     heads = [head for head in seen.heads if all(condition.meets(head) for condition in met)]
-    heads = (figures.ordered(seen, heads, sort) if sort else heads)[: attention.top]
+    heads = (figures.sort_heads(seen, heads, sort) if sort else heads)[: attention.top]
     if output.as_json:
         figures.print_json(seen, heads)
     elif output.as_csv:
@@ -190,9 +190,10 @@ def _measure(given: Source, selection: Selection, names: tuple[str, ...], asked:
 
 def _draw(seen: Stats, name: str, out: Path | None, picture: PrintedOptions) -> None:
     """One measure of all heads as a map, printed or saved."""
+    from attnscope.answers.answer import of_maps
     from attnscope.cli import answers
 
-    maps = answers.of_maps(figures.maps(seen, name))
+    maps = of_maps(figures.maps(seen, name))
     if out is not None:
         answers.save(maps, out, picture)
     else:

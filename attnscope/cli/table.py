@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import Any
 
+from attnscope.analysis.audit.audit import Audit
 from attnscope.analysis.numbers import site_numbers
 from attnscope.analysis.sentences import note_differences, number_ranges
 from attnscope.analysis.survey import Sighting, Survey
@@ -32,6 +34,16 @@ def survey_numbers(seen: Survey) -> dict[str, Any]:
     }
 
 
+def audit_numbers(seen: Audit) -> dict[str, Any]:
+    """An audit as plain data."""
+    return {
+        "complete": seen.complete,
+        "sentences": list(seen.sentences),
+        "held": [{"name": site.name, "kind": site.kind, "layer": site.layer} for site in seen.sites],
+        "mixers": [asdict(mixer) for mixer in seen.mixers],
+    }
+
+
 def print_survey(seen: Survey) -> None:
     """One line for calls that differ in nothing but their numbers, the layers without, and what to know."""
     from rich.console import Console
@@ -41,7 +53,7 @@ def print_survey(seen: Survey) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in COLUMNS:
         table.add_column(name, overflow="fold", no_wrap=name != LONG)
-    for layers, cells in _merged(seen):
+    for layers, cells in _merge(seen):
         table.add_row(
             number_ranges(layers),
             *(Text("\n".join(visible(line) for line in cell.split("\n"))) for cell in cells),
@@ -52,7 +64,7 @@ def print_survey(seen: Survey) -> None:
         console.print(Text(f"· {visible(note)}"), style="dim")
 
 
-def _merged(seen: Survey) -> list[tuple[set[int], tuple[str, ...]]]:
+def _merge(seen: Survey) -> list[tuple[set[int], tuple[str, ...]]]:
     """Sightings with the same cells as one row of several layers."""
     rows: dict[tuple[str, ...], set[int]] = {}
     for sighting in seen.sightings:

@@ -9,9 +9,9 @@ for head in measurement.figures():
 
 # The imports of the three families fill the table of measures, in this order.
 from attnscope.measures import distribution, position, tokens  # isort: skip  # noqa: F401
+from attnscope.figures import Figure, HeadFigures, Role
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.explain import explain
-from attnscope.measures.figures import Figure, HeadFigures, Role
 from attnscope.measures.measure import MEASURES, Measure, fused_request, measure
 from attnscope.measures.measurement import DEFAULT, Measurement
 from attnscope.measures.roles import PATTERNS, ROLES, role, worth_a_look

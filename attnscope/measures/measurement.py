@@ -11,9 +11,9 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Kind, Site, Token
 from attnscope.capture.observers.shared_rows import SharedRows
+from attnscope.figures import Figure, HeadFigures
 from attnscope.fused.statistics import Statistics
 from attnscope.measures.block import Block, TokenFacts
-from attnscope.measures.figures import Figure, HeadFigures
 from attnscope.measures.measure import MEASURES, Measure
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.setting import Setting
@@ -142,13 +142,13 @@ class Measurement:
         with_role = all(name in self.measures for name in ROLE_MEASURES)
         of_choice = sums.figures(lone=False)
         for head, figures in enumerate(sums.figures()):
-            known = _named(self.measures, figures)
+            known = _by_name(self.measures, figures)
             absent = {
                 name: self._absent[site].get(name, f"{name} is taken over {measure.rows}, and there are none")
                 for name, measure in self.measures.items()
                 if name not in known
             }
-            role_ = role(_named(self.measures, of_choice[head])) if with_role else None
+            role_ = role(_by_name(self.measures, of_choice[head])) if with_role else None
             yield HeadFigures(site, head, known, absent, role_)
 
     def state(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class _Reading:
         self.measurement._add_sums(self.attention.site, self.sums, self.absent)
 
 
-def _named(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str, Figure]:
+def _by_name(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str, Figure]:
     return {name: figure for name, figure in zip(names, figures, strict=True) if figure is not None}
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
-from attnscope.measures.figures import Figure, HeadFigures, Role
+from attnscope.figures import Figure, HeadFigures, Role
 
 POSITION = 0.5
 """Threshold of previous, next and self."""

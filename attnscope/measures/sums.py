@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.measures.figures import Figure
+from attnscope.figures import Figure
 
 
 @dataclass

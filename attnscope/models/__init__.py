@@ -66,7 +66,7 @@ def load(
         from attnscope.models.own import load_own
 
         return load_own(name, device=place, dtype=kind)
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    if folder.is_dir() and not (folder / "config.json").exists():
         raise ModelError(f"the folder {name} holds no model: it has no config.json")
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"{name} is a file, not a model: give the folder that holds config.json")

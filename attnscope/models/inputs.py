@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.weights import Array
+from attnscope.figures import HeadFigures
 from attnscope.models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ class ModelInput:
     ``inputs`` go into the model's forward as keywords, ``axes`` labels the queries and keys of every
     kind of attention, ``tokens`` is the text itself, ``notes`` says what was done to it (cut, joined),
     ``settings`` are further keywords, ``arguments`` go in by position. ``replay`` holds a generation that
-    was recorded while it ran: then nothing runs again. ``picture`` is the image that was read, ``entry`` the
-    method of the module to call where that is not the whole forward.
+    was recorded while it ran, or a trace: then nothing runs again, and ``figures`` are those of the trace.
+    ``picture`` is the image that was read, ``entry`` the method of the module to call where that is not the
+    whole forward.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -49,6 +51,7 @@ class ModelInput:
     replay: Replay | None = None
     picture: Picture | None = None
     entry: str = "__call__"
+    figures: tuple[HeadFigures, ...] | None = None
 
 
 class Objective(NamedTuple):

@@ -34,7 +34,7 @@ def show_kinds(module: nn.Module, prepared: ModelInput) -> None:
     twice: Mapping[str, Tensor] = {name: _twice(tensor) for name, tensor in prepared.inputs.items()}
     devices = {tensor.device for tensor in twice.values() if tensor.device.type == "cuda"}
     try:
-        with torch.inference_mode(), torch.random.fork_rng(list(devices)), recording(module):
+        with torch.inference_mode(), torch.random.fork_rng(list(devices)), recording(module, warn=False):
             run = getattr(module, prepared.entry)
             run(*map(_twice, prepared.arguments), **twice, **prepared.settings)
     except Exception as error:

@@ -40,33 +40,43 @@ def bounded(what: str, memory: int, seconds: float | None = None) -> Iterator[No
     except _OutOfTime:
         raise ModelError(f"{what} takes longer than {seconds:g} seconds, and was stopped") from None
     except Exception as error:
-        if any(out_of_memory(one) for one in _chain(error)):
+        if is_out_of_memory(error):
             raise ModelError(f"{what} asks for more than {readable(memory)} of memory") from error
         raise
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those that it was raised from."""
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it was raised from, says that there was no memory."""
     while error is not None:
-        yield error
+        if out_of_memory(error) or "std::bad_alloc" in str(error):
+            return True
         error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager
 def _memory_limited(memory: int) -> Iterator[None]:
+    before = limit_memory(memory)
+    try:
+        yield
+    finally:
+        if before is not None:
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def limit_memory(memory: int) -> tuple[int, int] | None:
+    """Let this process take so many bytes more; the limits before, or ``None`` where the system has none."""
     taken = _taken()
     if taken is None:
-        yield
-        return
+        return None
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     known = [limit for limit in (soft, hard, taken + memory) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    return soft, hard
 
 
 def _taken() -> int | None:

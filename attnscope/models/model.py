@@ -160,7 +160,7 @@ class Model(ABC):
             torch.inference_mode(),
             self.threads(prepared),
             self._quoting(prepared),
-            recording(self.module, observers, prepared.axes, fused) as record,
+            recording(self.module, observers, prepared.axes, fused, warn=False) as record,
         ):
             run = getattr(self.module, prepared.entry)
             run(*prepared.arguments, **prepared.inputs, **prepared.settings)

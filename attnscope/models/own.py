@@ -13,9 +13,10 @@ from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
 from attnscope.models.inputs import ModelInput, Objective, text_axes
 from attnscope.models.reader import Reader, ReaderModel, Reading
+from attnscope.models.trial import spell_all, try_first
 from attnscope.network import Encoder, load, untrained
-from attnscope.network.folder import BUNDLED, PRETRAINED, WEIGHTS
-from attnscope.network.tokenizer import MASK
+from attnscope.network.folder import BUNDLED, PRETRAINED, TOKENIZER, WEIGHTS
+from attnscope.network.tokenizer import MASK, load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,7 +28,13 @@ class OwnModel(ReaderModel):
     stateless = True
 
     def __init__(self, name: str, module: Encoder, tokenizer: Tokenizer, notes: Sequence[str] = ()) -> None:
-        super().__init__(name, module, Reader(tokenizer), module.config.max_positions, notes)
+        super().__init__(
+            name,
+            module,
+            Reader(tokenizer, None if name in BUNDLED else name),
+            module.config.max_positions,
+            notes,
+        )
         self.encoder = module
 
     def prepare_all(
@@ -86,6 +93,11 @@ def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = Non
     if name in BUNDLED and not (PRETRAINED / name / WEIGHTS).is_file():
         encoder, tokenizer = untrained(0, name)
     else:
+        path = Path(folder) / TOKENIZER
+        if name not in BUNDLED and path.is_file():
+            try_first(
+                f"the tokenizer of {name}", lambda: spell_all(load_tokenizer(path)), path.stat().st_size
+            )
         encoder, tokenizer = load(folder)
     notes = [] if encoder.config.trained else ["untrained: the weights are random, drawn from a fixed seed"]
     return OwnModel(name, encoder.to(device=device, dtype=dtype), tokenizer, notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from attnscope.models.generation import Sampling, describe_generation, generate_
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
 from attnscope.models.tokens import tokens_of
+from attnscope.models.trial import Trial
 from attnscope.models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -34,12 +36,17 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads text with a ``tokenizers`` tokenizer."""
+    """Reads text with a ``tokenizers`` tokenizer: a ``foreign`` one has a trial first."""
 
     tokenizer: Tokenizer
+    foreign: str | None = None
 
     def read(self, text: str, second: str | None = None, keep: int | None = None) -> Reading:
-        """The ids and tokens of a text or a pair, cut to ``keep`` tokens if that is given."""
+        """The ids and tokens of a text or a pair, cut to ``keep`` tokens if that is given.
+
+        Raises ``ModelError`` for a foreign tokenizer that takes too much time or memory for it.
+        """
+        self._try([(text,) if second is None else (text, second)])
         if keep is not None:
             self.tokenizer.enable_truncation(keep)
         try:
@@ -51,8 +58,21 @@ class Reader:
 
     def read_all(self, texts: Sequence[str]) -> Iterator[Reading]:
         """The ids and tokens of many texts."""
+        self._try([(text,) for text in texts])
         for text, encoding in zip(texts, self.tokenizer.encode_batch(list(texts)), strict=True):
             yield Reading(encoding.ids, tokens_of(encoding, [text]))
+
+    def _try(self, texts: list[tuple[str, ...]]) -> None:
+        if self.foreign is not None:
+            self.trial.require(texts)
+
+    @cached_property
+    def trial(self) -> Trial:
+        """The texts that a foreign tokenizer came through."""
+        return Trial(f"the tokenizer of {self.foreign}", self._encode)
+
+    def _encode(self, texts: tuple[str, ...]) -> None:
+        self.tokenizer.encode(texts[0], texts[1] if len(texts) > 1 else None)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -138,4 +158,4 @@ def load_reader(name: str, **options: Any) -> Reader:
         raise ModelError(f"the tokenizer of {name} is not one of the tokenizers library: choose another")
     backend.no_padding()  # some files ask for a fixed length
     backend.no_truncation()
-    return Reader(backend)
+    return Reader(backend, name)

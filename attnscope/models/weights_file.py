@@ -12,19 +12,21 @@ from torch import nn
 from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token
 from attnscope.axes import Place, Weights
 from attnscope.capture import Observer, Record, SiteRecord
-from attnscope.errors import InputError
 from attnscope.fused.fused_pass import FusedPass
-from attnscope.models import Model, ModelInput
+from attnscope.models import ModelInput
+from attnscope.models.file import FileModel
 from attnscope.storage.arrays import read
 from attnscope.text import Untrusted
 
 
-class WeightsFile(Model):
+class WeightsFile(FileModel):
     """A file of weights in a model's place: observers see its layers as if they had just been computed.
 
     Raises what ``attnscope.storage.arrays.read`` raises. Where a file holds no ids of its tokens, those of
     one text count as the same token.
     """
+
+    what = "a file of weights"
 
     def __init__(self, path: str | Path) -> None:
         found = read(path)
@@ -40,12 +42,6 @@ class WeightsFile(Model):
     def title(self) -> str:
         """What the file says that it came from, or its name."""
         return self._title
-
-    def prepare(
-        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
-        """Raises ``InputError``: a file reads no text; ask for ``prepared``."""
-        raise InputError(f"{self.name} is a file of weights and reads no text")
 
     @property
     def prepared(self) -> ModelInput:

@@ -10,12 +10,16 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from attnscope.errors import ModelError, OutputError
+from attnscope.errors import InputError, ModelError, OutputError
 from attnscope.network.config import EncoderConfig
 from attnscope.network.encoder import Encoder
 from attnscope.network.tokenizer import load_tokenizer
 from attnscope.storage.arrays.files import read_safetensors
+from attnscope.storage.regular import read_regular
 from attnscope.storage.whole import write_whole
+
+LARGEST = 1 << 20
+"""Bytes of the config, at most."""
 
 FORMAT = "attnscope-encoder"
 VERSION = 1
@@ -91,8 +95,8 @@ def load_config(folder: str | Path) -> EncoderConfig:
     if not path.is_file():
         raise ModelError(f"{folder} holds no model: there is no {CONFIG} in it")
     try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        values = json.loads(read_regular(path, LARGEST))
+    except (OSError, ValueError, RecursionError, InputError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
         raise ModelError(f"{path} is not the config of an attnscope encoder")
@@ -108,8 +112,8 @@ def load_config(folder: str | Path) -> EncoderConfig:
 def is_encoder_folder(folder: str | Path) -> bool:
     """Whether ``save`` wrote this folder, judged by its config alone."""
     try:
-        values = json.loads((Path(folder) / CONFIG).read_bytes())
-    except (OSError, ValueError):
+        values = json.loads(read_regular(Path(folder) / CONFIG, LARGEST))
+    except (OSError, ValueError, RecursionError, InputError):
         return False
     return isinstance(values, dict) and values.get("format") == FORMAT
 

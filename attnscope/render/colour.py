@@ -81,7 +81,7 @@ def table(name: str) -> Array:
 
 
 @cache
-def indexed(name: str) -> Array:
+def terminal_colours(name: str) -> Array:
     """The nearest, as they look, of a terminal's 256 colours to each entry of a map.  -> [256]
 
     Taken from the 240 that do not depend on the terminal's theme: the cube (16-231) and greys (232-255).

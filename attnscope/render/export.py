@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +21,7 @@ from attnscope.analysis.sentences import number_ranges
 from attnscope.attention import Axis, Token
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
+from attnscope.models.trace import describe_model
 from attnscope.render.image import DPI, Album, Drawable
 from attnscope.render.layers import save_layers
 from attnscope.storage.checkpoint import fingerprint
@@ -151,13 +152,7 @@ def _manifest(model: Model, prepared: ModelInput, seen: AllHeads, command: str |
     return {
         "attnscope": __version__,
         "command": command,
-        "model": {
-            "name": model.name,
-            "class": type(model.module).__name__,
-            "revision": getattr(getattr(model.module, "config", None), "_commit_hash", None),
-            "parameters": sum(weights.numel() for weights in model.module.parameters()),
-            "device": str(model.device),
-        },
+        "model": {name.rstrip("_"): value for name, value in asdict(describe_model(model)).items()},
         "versions": {"python": platform.python_version(), **_versions()},
         "texts": texts,
         "kinds": kinds,

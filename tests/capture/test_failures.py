@@ -12,6 +12,8 @@ from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
 from tests.capture.tiny import FAMILIES, inputs
 
+pytestmark = pytest.mark.filterwarnings("ignore:the recording failed")
+
 
 def broken(*_, **__):
     raise ZeroDivisionError("a mistake of ours.")

@@ -134,3 +134,11 @@ def test_a_text_of_one_token_is_reported_rightly_though_all_heads_are_alike(run,
     answer = json.loads(run("info", causal_folder, "a", "--json").out)
     assert answer["sites"][0]["queries"] == 1
     assert {site["own_report"] for site in answer["sites"]} == {"right"}
+
+
+def test_info_prints_the_audit(run):
+    assert run("info", "own", "--audit").out.startswith(
+        "all mixing between tokens goes through the attention"
+    )
+    numbers = json.loads(run("info", "own", "--audit", "--json").out)
+    assert (numbers["complete"], numbers["mixers"], len(numbers["held"])) == (True, [], 4)

@@ -87,7 +87,7 @@ def test_weights_are_compared_with_no_model_and_no_text(run, tmp_path):
     run("show", TEXT, "-o", tmp_path / "heads.npz")
     for option in ("--with-model", "--with-text"):
         ran = run("compare", "--from", tmp_path / "heads.npz", option, "own")
-        assert (ran.code, "a file of weights has one text and no model" in ran.err) == (2, True)
+        assert (ran.code, "a file has one text and no model" in ran.err) == (2, True)
 
 
 def test_info_names_its_model_first_or_by_the_option(run):

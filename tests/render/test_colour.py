@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnscope.errors import SelectionError
-from attnscope.render.colour import OFFERED, TWO_SIDED, choose_map, indexed, steps, table
+from attnscope.render.colour import OFFERED, TWO_SIDED, choose_map, steps, table, terminal_colours
 
 # Machado, Oliveira & Fernandes 2009: full deuteranopia, protanopia and tritanopia, on linear RGB
 BLIND = {
@@ -95,8 +95,8 @@ def test_a_diverging_map_is_for_differences_alone() -> None:
 
 def test_the_maps_of_our_own_need_no_matplotlib() -> None:
     program = (
-        "import sys; from attnscope.render.colour import choose_map, indexed, table\n"
-        "for signed in (True, False): table(choose_map(None, signed=signed)); indexed('ember')\n"
+        "import sys; from attnscope.render.colour import choose_map, terminal_colours, table\n"
+        "for signed in (True, False): table(choose_map(None, signed=signed)); terminal_colours('ember')\n"
         "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -106,7 +106,7 @@ def test_the_maps_of_our_own_need_no_matplotlib() -> None:
 def test_256_colours_keep_the_order_of_lightness(name: str) -> None:
     """Seen as colours of the cube and greys, steps back are too small to be seen."""
     ladder = np.array([0, 95, 135, 175, 215, 255])
-    numbers = indexed(name)
+    numbers = terminal_colours(name)
     assert numbers.min() >= 16
     cube = numbers - 16
     colours = np.stack([ladder[cube // 36 % 6], ladder[cube // 6 % 6], ladder[cube % 6]], -1)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
-from attnscope.cli.answers import of_overview, save
+from attnscope.answers.answer import of_overview
+from attnscope.cli.answers import save
 from attnscope.cli.options.picture import PictureOptions
 from attnscope.models import load
 

@@ -50,7 +50,7 @@ class ModelComparison:
         return self.distances.diagonal() if self.heads == self.others else None
 
     @property
-    def ranked(self) -> tuple[Pair, ...]:
+    def ranking(self) -> tuple[Pair, ...]:
         """Every head with the same one of the other model, or else with its match; the farthest first."""
         pairs = self.matches
         if self.heads == self.others:

@@ -45,7 +45,7 @@ class TextComparison:
     notes: tuple[str, ...]
 
     @property
-    def ranked(self) -> tuple[int, ...]:
+    def ranking(self) -> tuple[int, ...]:
         """The numbers of all heads in ``heads``, the one that changes most first."""
         return tuple(int(head) for head in np.argsort(-self.change, kind="stable"))
 

@@ -85,7 +85,7 @@ def compare_heads(
     queries, keys = (selection.coarsening(axis) for axis in both[0].axes)
     positions = evenly(len(queries.places), len(keys.places), CELLS)
     apart = divergence(both[0].rows, both[1].rows)  # [row]
-    shown, shares = zip(*(_labelled(each) for each in both), strict=True)
+    shown, shares = zip(*(_label_weights(each) for each in both), strict=True)
     partings = tuple(
         _parting(queries.places[positions[row]], keys.places, [each.rows[row] for each in both], apart[row])
         for row in np.argsort(-apart.numpy(), kind="stable")[:PARTINGS]
@@ -161,7 +161,7 @@ def _kind(heads: Sequence[Head], record: Record, selection: Selection) -> str:
     raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
 
 
-def _labelled(head: _OneHead) -> tuple[Weights, float]:
+def _label_weights(head: _OneHead) -> tuple[Weights, float]:
     """The weights of one head, [query place, key place], and the share that was hidden."""
     made, number = head.map, [head.number]
     mask = made.open if made.open.shape[1] == 1 else made.open[:, number]

@@ -150,7 +150,7 @@ class _Run:
         """
         before, progress = self.progress.done, self.progress
         taken, calls = 0, 0
-        made = batches(self._prepared(window, processes))
+        made = batches(self._prepare(window, processes))
         tokens = sum(batch.tokens for batch in made)
         passed = 0
         names = tuple(sums.measured.measures)
@@ -178,7 +178,7 @@ class _Run:
         progress.done = window[-1].done
         return taken, calls
 
-    def _prepared(self, window: list[Entry], processes: Processes) -> Iterator[ModelInput]:
+    def _prepare(self, window: list[Entry], processes: Processes) -> Iterator[ModelInput]:
         """The texts of a window as the model reads them, without those that it cannot read."""
         readable = [entry for entry in window if not entry.fault]
         made = iter(

@@ -41,7 +41,7 @@ class Processes:
         return said[0]
 
 
-def launched() -> Processes:
+def torchrun_processes() -> Processes:
     """The place of this process among those that torchrun started; alone without it."""
     return Processes(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
@@ -52,7 +52,7 @@ def together() -> Iterator[Processes]:
 
     What they exchange are sums in main memory, so they talk through gloo, whatever device the model is on.
     """
-    processes = launched()
+    processes = torchrun_processes()
     if processes.count == 1:
         yield processes
         return

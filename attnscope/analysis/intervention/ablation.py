@@ -77,7 +77,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
     kind: Kind = "encoder"
     for predictions in batch_predictions(model, batch.prepared, [tokens]):
         with torch.no_grad(), model.threads(predictions.prepared):
-            with gated(lambda number, heads: None) as gates, recording(model.module) as record:
+            with gated(lambda number, heads: None) as gates, recording(model.module, warn=False) as record:
                 before = predictions.logits(model)
             gated_sites(model, record, gates)
             meant = [call for call, site in enumerate(record.sites) if selection.heads(site.site, site.heads)]

@@ -132,7 +132,7 @@ def _slopes(model: Model, predictions: PredictionBatch) -> dict[Site, Tensor]:
         torch.enable_grad(),
         model.threads(predictions.prepared),
         gated(gate) as applied,
-        recording(model.module) as record,
+        recording(model.module, warn=False) as record,
     ):
         logits = predictions.logits(model).float()
         losses = F.cross_entropy(

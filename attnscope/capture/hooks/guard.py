@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from attnscope.capture.hooks.modules import tensors_in
 from attnscope.capture.record import Failure, Record
+from attnscope.capture.rows.mapped import count_hidden
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.memory import out_of_memory
 
@@ -76,7 +78,9 @@ class Guarded:
     watch: Callable[[str, Kernel, Any, Any], Any]
 
     def kernel_call(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``kernel`` once, in any case."""
+        """Run ``kernel`` once, in any case; of what is mapped, the functions inside are seen."""
+        if count_hidden(*tensors_in(args, kwargs)):
+            return kernel(*args, **kwargs)
 
         def watch(kernel: Kernel, args: Any, kwargs: Any) -> Any:
             return self.watch(name, kernel, args, kwargs)

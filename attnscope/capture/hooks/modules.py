@@ -16,7 +16,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attnscope.capture.hooks.compiled import is_compiled
 from attnscope.capture.hooks.tap import Tap
+from attnscope.capture.rows.mapped import count_hidden, reveal
 
 PLAIN = (nn.Softmax, nn.Dropout, nn.Identity)
 """Modules that hold one function; what runs in them belongs to the module around them."""
@@ -32,7 +34,8 @@ class Call:
     name: str
     module: nn.Module
     invocation: int
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]  # with the axes that torch.vmap hides
+    hidden: int  # how many those are
     cached: bool
     foreign: bool  # was given the states of another sequence by name
     stored: dict[str, weakref.ref[Tensor]]  # the tensors that the module held as attributes before
@@ -49,13 +52,14 @@ class ModuleStack:
 
     ``on_pass`` is called when the outermost module is entered, ``on_enter`` for every module after it was
     pushed, ``on_leave`` with every module's output before it is popped, unless it failed. All run inside
-    ``guard``, so that no module fails for it.
+    ``guard``, so that no module fails for it. ``on_compiled`` is called for every compiled module.
     """
 
     root: nn.Module
     on_pass: Callable[[], None]
     on_enter: Callable[[Call], None]
     on_leave: Callable[[Call, object], None]
+    on_compiled: Callable[[], None]
     guard: AbstractContextManager[None]
     calls: list[Call] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
@@ -76,6 +80,9 @@ class ModuleStack:
     ) -> Any:
         """Call a module with its entry on the stack."""
         name = self.names.get(id(module))
+        with self.guard:
+            if is_compiled(module):
+                self.on_compiled()
         if name is None:
             return call(*args, **kwargs)
         depth = len(self.calls)
@@ -105,11 +112,13 @@ def _call(
     name: str, module: nn.Module, invocation: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call:
     """The entry of one call of one module."""
+    tensors = tuple(tensors_in(args, kwargs))
     return Call(
         name=name,
         module=module,
         invocation=invocation,
-        tensors=tuple(tensors_in(args, kwargs)),
+        tensors=tuple(reveal(*tensors)),
+        hidden=count_hidden(*tensors),
         cached=any(kwargs.get(key) is not None for key in CACHES),
         foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
         stored=stored(module),

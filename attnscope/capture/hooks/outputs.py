@@ -8,14 +8,27 @@ compiled function. A tensor is taken for weights if its name or its module's say
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from attnscope.capture.hooks.modules import Call, stored
+from attnscope.capture.placing.kinds import texts_in_batch
+from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.weighing import bare_weighing
 
 SURPLUS = 1e-3
+
+
+def capture_weights(calls: Sequence[Call], output: object) -> Capture | None:
+    """The attention that the innermost of the running modules shows itself, when it ends with ``output``."""
+    weights = find_weights(calls[-1], output)
+    if weights is None:
+        return None
+    capture = Capture.of_weighing(bare_weighing(weights), texts_in_batch(calls, weights.shape[-2]))
+    return replace(capture, source="module", kernel=type(calls[-1].module).__name__)
 
 
 def find_weights(call: Call, output: object) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.overrides import TorchFunctionMode
 
 from attnscope.capture.hooks.softmax import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Trails
+from attnscope.capture.rows.mapped import count_hidden
 
 if TYPE_CHECKING:
     from attnscope.capture.recorder import Recorder
@@ -33,11 +34,8 @@ class AttentionMode(TorchFunctionMode):
         """Run ``func``; the mode itself is off while this method runs."""
         kwargs, recorder = kwargs or {}, self.recorder
         name = getattr(func, "__name__", "") if recorder.listens else ""
-        if name == "scaled_dot_product_attention" and recorder.notes is None:
-            result = recorder.guard.run(recorder.sdpa, func, args, kwargs)
-            with recorder.guard:
-                recorder.lineage.see(name, func, args, kwargs, result)
-            return result
+        if name == "scaled_dot_product_attention" and recorder.notes is None and not count_hidden(*args[:3]):
+            return recorder.guard.run(recorder.sdpa, func, args, kwargs)
         result = func(*args, **kwargs)
         if name:
             with recorder.guard:
@@ -50,9 +48,8 @@ class AttentionMode(TorchFunctionMode):
         """Follow what a function of torch computed, if it has to do with attention."""
         recorder = self.recorder
         if recorder.notes is not None:
-            return recorder.notes.note(name, args, result)
-        recorder.lineage.see(name, func, args, kwargs, result)
-        if name in FOLLOWED:
+            recorder.notes.note(name, args, result)
+        elif name in FOLLOWED:
             self.trails.follow(name, func, args, kwargs, result)
         elif name in PRODUCTS:
             weighing = self.trails.weighing(name, args, kwargs)
@@ -70,5 +67,7 @@ class AttentionMode(TorchFunctionMode):
             self.trails.project(source, args[1] if len(args) > 1 else kwargs["weight"], result)
         elif name in ("conv1d", "conv2d"):
             self.trails.mix(args[0] if args else kwargs["input"], result)
+        elif name == "scaled_dot_product_attention":
+            recorder.see_mapped(args, kwargs, result)
         elif name == "multi_head_attention_forward":
             recorder.see_projection(args, kwargs, result)

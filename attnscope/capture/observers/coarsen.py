@@ -81,11 +81,11 @@ class Coarsen:
     def begin(self, attention: Attention) -> _Reading | None:
         """Begin to read a call; ``None`` where its map is there already, or not wanted."""
         axes = self.axes(attention)
-        if axes is None or self._taken(attention, *axes):
+        if axes is None or self._take_made(attention, *axes):
             return None
         return _Reading(self, attention, *axes)
 
-    def _taken(self, attention: Attention, queries: Coarsening, keys: Coarsening) -> bool:
+    def _take_made(self, attention: Attention, queries: Coarsening, keys: Coarsening) -> bool:
         """Whether the fused pass has made the same map, which is kept."""
         made = None if attention.statistics is None else attention.statistics.map
         if (

@@ -87,8 +87,9 @@ def describe(layer: nn.Module) -> str:
     """What a layer without attention holds, in one phrase with the class's own name."""
     for pattern, phrase in INSTEAD:
         for module in (*list(layer.modules())[1:], layer):
-            if re.search(pattern, type(module).__name__, re.I) and not _plain(module):
-                return f"{phrase} ({type(module).__name__})"
+            name = type(module).__name__
+            if re.search(pattern, name, re.I) and not ORDINARY.search(name) and not _plain(module):
+                return f"{phrase} ({name})"
     parts = [type(child).__name__ for child in _mixers(layer)]
     if not parts:
         return f"no attention was seen in it ({type(layer).__name__})"

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from attnscope.attention import AttentionCall, OpenKeys
 
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""Those that may be given without their names."""
+
 
 def sdpa_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], batch: int, heads: int | None = None
@@ -21,9 +24,8 @@ def sdpa_call(
     module's attention function received: with a single query, grouped heads may have been moved into the
     query axis, ``[batch, key_head, group, size]``, and are moved back.
     """
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    query, key, value = (_cast(given[name]) for name in names[:3])
+    given = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
+    query, key, value = (_cast(given[name]) for name in ARGUMENTS[:3])
     mask: Tensor | None = given.get("attn_mask")
     if heads is not None and query.ndim == 4 and query.shape[1] != heads:
         grouped = query.shape[1:3]

@@ -19,9 +19,13 @@ class SourceOptions:
         "Take one line of the input, counted from 1; a tab in it parts a pair.", panel=TEXT
     )
     saved: Path | None = option(
-        "Show weights from a file, without a model: .npz, .npy, .safetensors or .json, saved by "
-        "attnscope or another tool.",
+        "Look at a file, without a model: a .trace that --keep made, or weights (.npz, .npy, .safetensors, "
+        ".json) saved by attnscope or another tool.",
         "--from",
+        panel=TEXT,
+    )
+    keep: Path | None = option(
+        "Keep the pass in FILE.trace: every command looks at it again with --from, without the model.",
         panel=TEXT,
     )
     image: Path | None = option(

@@ -39,7 +39,7 @@ def generate_cached(
     with (
         torch.inference_mode(),
         torch.random.fork_rng([device] if device.type == "cuda" else []),
-        recording(module, [steps]) as record,
+        recording(module, [steps], warn=False) as record,
     ):
         torch.manual_seed(sampling.seed)
         whole = writer.generate(**inputs, generation_config=config)  # [1, token]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -21,9 +21,13 @@ from attnscope.models.huggingface.source import Source
 from attnscope.models.limits import bounded, built_within
 from attnscope.models.model import accepts
 from attnscope.models.size import stored_weights, weights_size
+from attnscope.models.trial import try_first
 
 SLACK = 320 << 20
 """Bytes that may be taken beside the weights while a model is loaded."""
+
+TENSOR = 1000
+"""Bytes of a vocabulary that take as long to read as a module takes to build, about."""
 
 THREAD = 10 << 20
 """Bytes of the stack of a thread that torch may start meanwhile."""
@@ -62,8 +66,10 @@ def load_huggingface(
         instead = "take a smaller --dtype, or a smaller model"
         require(weights_size(name, revision, dtype), f"{name} with its weights", instead)
     options: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+    kind = _pick_class(config, generative, predicting)
     with source.shielded(), _within_weights(source, config, dtype):
-        loaded, loading = _pick_class(config, generative, predicting).from_pretrained(
+        _try_to_build(source, kind, config)
+        loaded, loading = kind.from_pretrained(
             name,
             config=config,
             dtype="auto" if dtype is None else dtype,
@@ -110,6 +116,20 @@ def _within_weights(source: Source, config: Any, dtype: torch.dtype | None) -> I
             memory = size + SLACK + torch.get_num_threads() * THREAD
             stack.enter_context(bounded(f"loading {name}", memory))
         yield
+
+
+def _try_to_build(source: Source, kind: Any, config: Any) -> None:
+    """Raise ``ModelError`` if a model takes too long to build, before there is any weight in it."""
+
+    with suppress(KeyError):  # this imports the class, once for both processes
+        kind._model_mapping[type(config)]
+
+    def build() -> None:
+        with torch.device("meta"):
+            kind.from_config(config, trust_remote_code=source.trust_remote_code)
+
+    tensors = stored_weights(source.name, source.revision).tensors
+    try_first(f"building {source.name}", build, TENSOR * tensors)
 
 
 def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:

@@ -16,7 +16,7 @@ from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.generation import Sampling, describe_generation, strip_end
 from attnscope.models.huggingface.generation import generate_cached
 from attnscope.models.huggingface.images import read_image
-from attnscope.models.huggingface.reader import Encoded, FolderReader
+from attnscope.models.huggingface.reader import Encoded, FolderReader, has_separator
 from attnscope.models.inputs import ModelInput, Objective, text_axes
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model, accepts
@@ -64,10 +64,18 @@ class HuggingFaceModel(Model):
             return self._source_and_target(self._read([text], max_tokens, truncate), second, truncate)
         texts = [text] if second is None else [text, second]
         encoded = self._read(texts, max_tokens, truncate)
-        if second is not None and not _has_separator(encoded.tokens):
+        if second is not None and not has_separator(encoded.tokens):
             note = f"{self.name} joins the two texts without a separator"
             encoded = replace(encoded, notes=(*encoded.notes, note))
         return self._one_side(encoded, "get_text_features" if self._towers else "__call__")
+
+    def prepare_all(
+        self, texts: Sequence[str], *, max_tokens: int | None = None, truncate: bool = False
+    ) -> list[ModelInput | InputError]:
+        """``prepare`` for many texts, of which the tokenizer has one trial."""
+        if "input_ids" in self._reads:
+            self.reader.trial.require([(text,) for text in texts])
+        return super().prepare_all(texts, max_tokens=max_tokens, truncate=truncate)
 
     def prepare_image(self, path: Path, text: str | None = None) -> ModelInput:
         """An image for the image tower of a model that has one, or with a text for both of its towers."""
@@ -239,9 +247,3 @@ class HuggingFaceModel(Model):
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], device=self.device)  # [1, token]
-
-
-def _has_separator(tokens: Sequence[Token]) -> bool:
-    """Whether a special token stands between the two texts of a pair."""
-    opening = next((i for i, token in enumerate(tokens) if token.segment == 1 and not token.special), 0)
-    return opening > 0 and tokens[opening - 1].special

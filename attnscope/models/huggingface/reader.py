@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.tokens import tokens_of, tokens_of_ids
+from attnscope.models.trial import Trial, tried
 from attnscope.models.vocabulary import Vocabulary
 
 
@@ -28,12 +30,18 @@ class FolderReader:
     name: str
     tokenizer: Any
 
+    @cached_property
+    def trial(self) -> Trial:
+        """The texts that the tokenizer came through."""
+        return Trial(f"the tokenizer of {self.name}", lambda texts: self.tokenizer(*texts, verbose=False))
+
     def read(self, texts: Sequence[str], keep: int | None = None, *, templated: bool = False) -> Encoded:
         """Tokenize a text or a pair, cut to ``keep`` tokens if that is given.
 
         A ``templated`` text brings its own special tokens. Raises ``InputError`` if there is no token in it,
-        ``ModelError`` if the tokenizer fails, as a damaged one does.
+        ``ModelError`` if the tokenizer fails, as a damaged one does, or takes too much time or memory.
         """
+        self.trial.require([tuple(texts)])
         cut = {} if keep is None else {"truncation": True, "max_length": keep}
         try:
             fields = self.tokenizer(*texts, verbose=False, add_special_tokens=not templated, **cut)
@@ -55,17 +63,24 @@ class FolderReader:
     def chat(self, text: str, system: str | None, reply: bool) -> str | None:
         """A message of a user as the chat template writes it; ``None`` if there is no template.
 
-        Raises ``InputError``.
+        Raises ``InputError`` for a message that the template refuses, ``ModelError`` for a template that
+        takes too much time or memory.
         """
         if not getattr(self.tokenizer, "chat_template", None):
             return None
         messages = [{"role": "user", "content": text}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        try:
+
+        def write() -> str:
             return str(
                 self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply)
             )
+
+        try:
+            return tried(f"the chat template of {self.name}", write, len(text))
+        except ModelError:
+            raise
         except Exception as error:  # a template is a program, that may raise whatever it likes
             raise InputError(f"the chat template of {self.name} refuses this: {first_line(error)}") from error
 
@@ -83,3 +98,9 @@ class FolderReader:
             lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)),
             self.special_ids,
         )
+
+
+def has_separator(tokens: Sequence[Token]) -> bool:
+    """Whether a special token stands between the two texts of a pair."""
+    opening = next((i for i, token in enumerate(tokens) if token.segment == 1 and not token.special), 0)
+    return opening > 0 and tokens[opening - 1].special

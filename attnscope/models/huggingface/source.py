@@ -22,7 +22,18 @@ from attnscope.models.huggingface.folder import (
 )
 from attnscope.models.huggingface.hub import require_on_hub
 from attnscope.models.limits import bounded
+from attnscope.models.trial import spell_all, try_first
 from attnscope.offline import network_closed
+
+LARGE_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+)
+"""The files that make loading an honest tokenizer take long."""
 
 VOCABULARY_FILE = re.compile(r"tokenizer\.json|tekken\.json|vocab\..*|.*\.(model|spm|tiktoken|bpe)")
 """Files of vocabularies, also under names that the tokenizer's class does not say."""
@@ -87,10 +98,20 @@ class Source:
 
     def load_tokenizer(self, config: Any) -> Any:
         """The tokenizer, as transformers loads it. Raises ``ModelError``."""
-        import transformers
+        from transformers import AutoTokenizer  # before the trial: what is imported there is lost
 
+        def load() -> Any:
+            return AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
+
+        def load_and_spell() -> None:
+            backend = getattr(load(), "backend_tokenizer", None)
+            if backend is not None:
+                spell_all(backend)
+
+        size = sum(file.stat().st_size for file in map(self._find, LARGE_FILES) if file is not None)
         with self.shielded("the tokenizer of "):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
+            try_first(f"the tokenizer of {self.name}", load_and_spell, size)
+            tokenizer = load()
         self._require_vocabulary(tokenizer)
         return tokenizer
 
@@ -121,21 +142,26 @@ class Source:
                     ) from error
                 raise
 
-    def _require_harmless(self) -> None:
-        """Read the files of settings, and refuse those that name other repositories."""
+    def _find(self, name: str) -> Path | None:
+        """A file of the model, that is fetched if it is on the hub; ``None`` if there is none."""
         from transformers.utils import cached_file
 
+        file = cached_file(
+            self.name,
+            name,
+            revision=self.revision,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
+        return None if file is None else Path(file)
+
+    def _require_harmless(self) -> None:
+        """Read the files of settings, and refuse those that name other repositories."""
         for name in CONFIGS:
-            file = cached_file(
-                self.name,
-                name,
-                revision=self.revision,
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
-                _raise_exceptions_for_gated_repo=False,
-            )
+            file = self._find(name)
             if file is not None:
-                settings = read_config(self.name, Path(file))
+                settings = read_config(self.name, file)
                 if not self.trust_remote_code:
                     require_no_repository(self.name, name, settings)
 

@@ -25,7 +25,7 @@ from attnscope.render.image.draw import (
     texts,
 )
 from attnscope.render.image.fonts import families
-from attnscope.render.image.maps import shown
+from attnscope.render.image.maps import image_values
 from attnscope.render.image.sheet import SUBTITLE, TITLE, VALUE, Style, value_of
 from attnscope.storage.whole import write_whole
 from attnscope.views.heatmap import Heatmap
@@ -64,7 +64,7 @@ class Sheet:
     def __init__(self, view: Heatmap, style: Style, fonts: list[str], dpi: float) -> None:
         self.figure = figure_of(view, style)
         self.figure.set_dpi(dpi)
-        self._shared = _shared(view, style, fonts)
+        self._sheet_key = _sheet_key(view, style, fonts)
         axes = self.figure.axes[0]
         self._image = axes.images[0]
         self._texts = [text for text in self.figure.texts if text.get_gid() in (TITLE, SUBTITLE, VALUE)]
@@ -80,7 +80,7 @@ class Sheet:
 
     def fits(self, view: Heatmap, style: Style, fonts: list[str]) -> bool:
         """Whether everything else of a head would look as it does here."""
-        return self._shared == _shared(view, style, fonts)
+        return self._sheet_key == _sheet_key(view, style, fonts)
 
     def png(self, view: Heatmap) -> bytes:
         """The image of a head that fits, as ``save`` would write it."""
@@ -89,7 +89,7 @@ class Sheet:
         canvas: Any = self.figure.canvas
         canvas.restore_region(self._ground)
         picture = np.asarray(canvas.buffer_rgba()).view(np.uint32)[..., 0]  # a pixel is one number
-        colours = self._image.to_rgba(shown(view), bytes=True).view(np.uint32).ravel()  # [cell]
+        colours = self._image.to_rgba(image_values(view), bytes=True).view(np.uint32).ravel()  # [cell]
         np.copyto(picture[self._box], colours[self._cells], where=~view.masked.ravel()[self._cells])
         for changed in self._changing:
             self.figure.draw_artist(changed)
@@ -122,7 +122,7 @@ def _changing_texts(view: Heatmap) -> list[str]:
     return [*titles, *map(value_of, view.readings)]
 
 
-def _shared(view: Heatmap, style: Style, fonts: list[str]) -> Hashable:
+def _sheet_key(view: Heatmap, style: Style, fonts: list[str]) -> Hashable:
     """What two heads must have alike to stand on one sheet."""
     told = tuple((reading.name, reading.baseline, reading.unit) for reading in view.readings)
     places = (view.weights.queries, view.weights.keys)

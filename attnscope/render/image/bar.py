@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnscope.render.image.axis import beside
-from attnscope.render.image.sheet import SMALL, Style, frame, listed
+from attnscope.render.image.sheet import SMALL, Style, colour_map, frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ def colour_bar(figure: Figure, axes: Axes, style: Style, ticks: Sequence[tuple[f
     bar = figure.add_axes((box.x1 + 0.14 / wide, box.y1 - height, 0.12 / wide, height))
     ramp = np.linspace(0, 1, 256)[:, None]
     bar.imshow(
-        ramp, cmap=listed(style.cmap), vmin=0, vmax=1, aspect="auto", origin="lower", extent=(0, 1, 0, 1)
+        ramp, cmap=colour_map(style.cmap), vmin=0, vmax=1, aspect="auto", origin="lower", extent=(0, 1, 0, 1)
     )
     beside(bar, [at for at, _ in ticks], [text for _, text in ticks], SMALL, right=True)
     frame(bar)

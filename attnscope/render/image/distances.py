@@ -10,7 +10,7 @@ from attnscope.axes.weights import Array
 from attnscope.render.colour import table
 from attnscope.render.image import axis
 from attnscope.render.image.bar import ROOM, colour_bar
-from attnscope.render.image.sheet import GREY, NORMAL, POINT, SMALL, Margins, Style, frame, listed, sheet
+from attnscope.render.image.sheet import GREY, NORMAL, POINT, SMALL, Margins, Style, colour_map, frame, sheet
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _draw_table(
     from matplotlib.patches import Rectangle
 
     axes.imshow(
-        view.nearness(), cmap=listed(style.cmap), vmin=0, vmax=1, interpolation="nearest", aspect="auto"
+        view.nearness(), cmap=colour_map(style.cmap), vmin=0, vmax=1, interpolation="nearest", aspect="auto"
     )
     across, down = width / len(view.columns), height / len(view.rows)
     size = float(np.clip(down * 72 * 0.85, 4.0, SMALL))
@@ -158,13 +158,13 @@ def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[f
                       at[number, 0] + x + wide / 2, at[number, 1] + y + tall / 2])
             for x, y in places
         ]  # fmt: skip
-        best = min(range(len(places)), key=lambda place: _covered(boxes[place], others))
+        best = min(range(len(places)), key=lambda place: _overlap(boxes[place], others))
         taken.append(boxes[best])
         found.append(places[best])
     return found
 
 
-def _covered(box: Array, others: Array) -> float:
+def _overlap(box: Array, others: Array) -> float:
     """How much of the others a box covers, in square points.  [4], [box, 4] -> area"""
     sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
     return float(np.prod(np.clip(sides, 0, None), 1).sum())

@@ -27,19 +27,19 @@ def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], 
     chosen = [BASE]
     missing = wanted - _characters(findfont(BASE))
     if font is not None:
-        if font not in _installed():
+        if font not in _font_files():
             raise SelectionError(f"no font {font!r} is installed: name a family, such as {BASE!r}")
         chosen.insert(0, font)
-        missing -= _characters(_installed()[font])
+        missing -= _characters(_font_files()[font])
     if missing:
-        for family, path in sorted(_installed().items(), key=_preference):
+        for family, path in sorted(_font_files().items(), key=_preference):
             found = missing & _characters(path)
             if found:
                 chosen.append(family)
                 missing -= found
             if not missing:
                 break
-    return chosen, [*_lacks(missing), *_unjoined(wanted)]
+    return chosen, [*_lacks(missing), *_note_unjoined_letters(wanted)]
 
 
 def _preference(entry: tuple[str, str]) -> tuple[bool, str]:
@@ -48,7 +48,7 @@ def _preference(entry: tuple[str, str]) -> tuple[bool, str]:
 
 
 @cache
-def _installed() -> dict[str, str]:
+def _font_files() -> dict[str, str]:
     """The upright, regular file of each family that matplotlib can draw with."""
     from matplotlib import font_manager
 
@@ -91,7 +91,7 @@ def _lacks(missing: set[str]) -> list[str]:
     ]
 
 
-def _unjoined(wanted: set[str]) -> list[str]:
+def _note_unjoined_letters(wanted: set[str]) -> list[str]:
     """What matplotlib before 3.11 cannot do: it sets every letter by itself, from left to right."""
     import matplotlib
 

@@ -15,9 +15,9 @@ from attnscope.render.image.sheet import (
     SMALL,
     Margins,
     Style,
+    colour_map,
     frame,
     hatch,
-    listed,
     sheet,
 )
 from attnscope.views.grid import Grid, GridLayer, thumbnail_levels
@@ -58,7 +58,12 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     low, high = (0.0, 1.0) if by_row else view.limits
     hatch(axes)
     axes.imshow(
-        shown(view), cmap=listed(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto"
+        image_values(view),
+        cmap=colour_map(style.cmap),
+        vmin=low,
+        vmax=high,
+        interpolation="nearest",
+        aspect="auto",
     )
     axis.put(axes, queries, keys, (cell, cell))
     frame(axes)
@@ -68,7 +73,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     return figure
 
 
-def shown(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:
+def image_values(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:
     """What the image of a heatmap holds: its weights, or their levels where each row has its own scale."""
     return np.ma.array(view.levels() if view.scale == "row" else view.values, mask=view.masked)
 
@@ -90,7 +95,7 @@ def grid_figure(view: Grid, style: Style) -> Figure:
         Margins(0.45, ROOM, 0.25, 0.1),
         title=view.title,
         subtitle=view.subtitle,
-        notes=(*_said(view, tall, wide), *view.notes),
+        notes=(*_notes_of(view, tall, wide), *view.notes),
     )
     axes.imshow(composite, interpolation="nearest", aspect="auto")
     size = min(8.0, head * 72 * 0.3)
@@ -121,7 +126,7 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
     picture = np.empty((len(numbers), tall + gap, max(view.heads, 1), wide + gap, 4), np.uint8)
     picture[:] = *GROUND, 255
     for layer in view.layers:
-        colours = _coloured(layer, view, cmap)  # [head, row, column, 3]
+        colours = _colour_cells(layer, view, cmap)  # [head, row, column, 3]
         rows = np.arange(tall) * colours.shape[1] // tall
         columns = np.arange(wide) * colours.shape[2] // wide
         placed = colours[:, rows][:, :, columns].transpose(1, 0, 2, 3)  # [row, head, column, 3]
@@ -130,7 +135,7 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
     return flat[:-gap, :-gap], (tall, wide, gap)
 
 
-def _coloured(layer: GridLayer, view: Grid, cmap: str) -> Array:
+def _colour_cells(layer: GridLayer, view: Grid, cmap: str) -> Array:
     colours = table(cmap)[steps(thumbnail_levels(layer, view.scale, view.signed))]
     colours[layer.masked] = MASKED
     return colours
@@ -140,7 +145,7 @@ def _layer_numbers(view: Grid) -> list[int]:
     return sorted({*(layer.layer for layer in view.layers), *view.without_attention})
 
 
-def _said(view: Grid, tall: int, wide: int) -> list[str]:
+def _notes_of(view: Grid, tall: int, wide: int) -> list[str]:
     queries, keys = view.size
     said = f"each square is a head: {queries} rows look at {keys} columns"
     if queries > tall or keys > wide:
@@ -170,7 +175,9 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     if not np.isfinite(view.values).all():
         hatch(axes)
     known = np.ma.masked_invalid(view.values)
-    axes.imshow(known, cmap=listed(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto")
+    axes.imshow(
+        known, cmap=colour_map(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto"
+    )
     size = min(8.0, cell * 72 * 0.3)
     axis.above(axes, range(heads), [f"H{head}" for head in range(heads)], size)
     axis.beside(axes, range(layers), [f"L{layer}" for layer in view.layers], size)

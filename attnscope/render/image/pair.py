@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from attnscope.render.colour import DIVERGING
 from attnscope.render.image import axis
 from attnscope.render.image.bar import ROOM, colour_bar
-from attnscope.render.image.maps import shown
-from attnscope.render.image.sheet import NORMAL, Margins, Style, frame, hatch, listed, sheet
+from attnscope.render.image.maps import image_values
+from attnscope.render.image.sheet import NORMAL, Margins, Style, colour_map, frame, hatch, sheet
 from attnscope.views.heatmap import Heatmap
 from attnscope.views.pair import HeadPair, Parting
 
@@ -56,7 +56,12 @@ def _draw(figure: Figure, axes: Axes, view: Heatmap, cell: float, style: Style, 
     low, high = (0.0, 1.0) if by_row else view.limits
     hatch(axes)
     axes.imshow(
-        shown(view), cmap=listed(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto"
+        image_values(view),
+        cmap=colour_map(style.cmap),
+        vmin=low,
+        vmax=high,
+        interpolation="nearest",
+        aspect="auto",
     )
     axis.put(axes, view.weights.queries if first else (), view.weights.keys, (cell, cell))
     frame(axes)

@@ -62,7 +62,7 @@ def sheet(
     title, subtitle, notes = clean(title), clean(subtitle), [clean(note) for note in notes]
     full = max(margins.left + width + margins.right, 3.2)
     columns = in_columns(readings, full)
-    lines = wrapped(notes, full)
+    lines = wrap_notes(notes, full)
     measured = max((len(column) for column in columns), default=0)
     top = margins.top + (0.3 if title else 0) + (0.2 if subtitle else 0) + GAP
     bottom = margins.bottom + (measured + len(lines)) * LINE + GAP
@@ -111,13 +111,13 @@ def _beside(reading: Reading) -> str:
     return f"{reading.unit} {baseline}".strip()
 
 
-def wrapped(notes: Sequence[str], width: float) -> list[str]:
+def wrap_notes(notes: Sequence[str], width: float) -> list[str]:
     """The lines of the notes below a sheet of some inches."""
     return [line for text in notes for line in textwrap.wrap(text, max(int(width * 16), 30))]
 
 
-def listed(name: str) -> Colormap:
-    """A colour map of ours for matplotlib; closed cells are left clear."""
+def colour_map(name: str) -> Colormap:
+    """A colour map of ours for matplotlib; masked cells are left clear."""
     from matplotlib.colors import ListedColormap
 
     clear = (0.0, 0.0, 0.0, 0.0)
@@ -125,7 +125,7 @@ def listed(name: str) -> Colormap:
 
 
 def hatch(axes: Axes) -> None:
-    """What is closed shows the hatched ground below the map, which no weight looks like."""
+    """What is masked shows the hatched ground below the map, which no weight looks like."""
     axes.patch.set(facecolor="#f1f1f1", edgecolor="#cccccc", hatch="//////", linewidth=0)
 
 

@@ -24,7 +24,7 @@ from attnscope.axes.places import Place
 from attnscope.axes.weights import Weights, shrink
 from attnscope.errors import OutputError
 from attnscope.render.colour import OFFERED, choose_map, table
-from attnscope.render.page.encode import POWER, Code, packed
+from attnscope.render.page.encode import POWER, Code, pack
 from attnscope.storage.whole import write_whole
 from attnscope.text import clean
 
@@ -87,7 +87,7 @@ def page(
         "cmap": chosen,
         "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
     }
-    return _assembled(title, content, heads)
+    return _assemble(title, content, heads)
 
 
 def _exactness(code: Code) -> str:
@@ -104,7 +104,7 @@ def _layers(layers: Layers, kind: int, axes: Axes, heads: list[str], code: Code)
             raise ValueError(f"a page shows heads [head, query, key], not {weights.values.shape}")
         codes = code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
         for head, one in enumerate(codes):
-            heads.append(f'<script type="text/plain" id="w{kind}-{number}-{head}">{packed(one)}</script>')
+            heads.append(f'<script type="text/plain" id="w{kind}-{number}-{head}">{pack(one)}</script>')
         values = np.where(np.isfinite(weights.values), weights.values, 0)
         small, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
         small = np.clip(small, 0, code.top)  # groups of keys may sum to more than the largest weight
@@ -129,7 +129,7 @@ def _place(place: Place) -> list[Any]:
     return [place.label, place.start]
 
 
-def _assembled(title: str, content: dict[str, Any], heads: list[str]) -> str:
+def _assemble(title: str, content: dict[str, Any], heads: list[str]) -> str:
     """The template with style, script and data put in; nothing else may run or be loaded."""
     own = files(__package__)
     style = (own / "page.css").read_text("utf-8")

@@ -11,7 +11,7 @@ import numpy as np
 from attnscope.axes.weights import Array
 
 LARGEST, MASKED = 254, 255
-"""The byte of the largest weight, and the byte of a closed cell."""
+"""The byte of the largest weight, and the byte of a masked cell."""
 
 POWER = 1.5
 """Bytes stand for weights ** (1 / POWER): small weights keep more digits than in equal steps, while a
@@ -23,7 +23,7 @@ PLAIN, UP = b"\0", b"\1"
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The byte ``b`` is the weight ``top * (b / 254) ** POWER``; 255 is a closed cell.
+    """The byte ``b`` is the weight ``top * (b / 254) ** POWER``; 255 is a masked cell.
 
     ``top`` is 1, or the largest weight where one is larger.
     """
@@ -33,7 +33,7 @@ class Code:
     def bytes_of(self, values: Array, allowed: Array) -> Array:
         """The nearest bytes, uint8. Raises ``ValueError`` for weights that are negative or beyond ``top``.
 
-        Weights that are not numbers count as closed.  [...] -> [...]
+        Weights that are not numbers count as masked.  [...] -> [...]
         """
         known = np.isfinite(values) & allowed
         shares = np.where(known, values, 0) / self.top
@@ -43,7 +43,7 @@ class Code:
         return np.where(known, codes, np.uint8(MASKED))
 
     def weights_of(self, codes: Array) -> Array:
-        """The weights that bytes stand for; NaN where closed.  [...] -> [...]"""
+        """The weights that bytes stand for; NaN where masked.  [...] -> [...]"""
         weights = self.top * (codes / LARGEST) ** POWER
         return np.where(codes == MASKED, np.nan, weights)
 
@@ -53,7 +53,7 @@ class Code:
         return float(self.top * ((root + 0.5 / LARGEST) ** POWER - root**POWER))
 
 
-def packed(codes: Array) -> str:
+def pack(codes: Array) -> str:
     """One head's bytes as base64 of a raw deflate stream.  [query, key]
 
     Rows are stored in the way whose bytes are less evenly spread, which compresses better. Looking for
@@ -74,7 +74,7 @@ def _bits(codes: Array) -> float:
     return float((seen * np.log2(codes.size / seen)).sum())
 
 
-def unpacked(text: str, rows: int, columns: int) -> Array:
+def unpack(text: str, rows: int, columns: int) -> Array:
     """The bytes of a head.  -> [query, key]"""
     raw = zlib.decompress(base64.b64decode(text), wbits=-15)
     codes = np.frombuffer(raw, np.uint8, offset=1).reshape(rows, columns)

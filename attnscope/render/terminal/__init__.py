@@ -77,7 +77,7 @@ class Picture:
         end = Segment.line()
         for line in lines(self.view, surface, self.marked):
             if not surface.colour:
-                line = _trimmed(line)
+                line = _trim(line)
             if surface.ascii:
                 line = [_in_ascii(segment) for segment in line]
             if not all(map(str.isprintable, map(TEXT_OF, line))):
@@ -90,7 +90,7 @@ def _safe(segment: Segment) -> Segment:
     return Segment(segment.text.translate(CONTROLS), segment.style)
 
 
-def _trimmed(line: Line) -> Line:
+def _trim(line: Line) -> Line:
     """The line without spaces at its end, which nobody sees and every diff shows."""
     while line and not line[-1].text.strip(" "):
         line = line[:-1]

@@ -21,7 +21,7 @@ MARKED = Style(bold=True, reverse=True)
 def aligned_lines(view: AlignedTexts, surface: Surface) -> Iterator[Line]:
     """Three lines at a time: the first text, the second, and marks below where they differ."""
     yield from heading(view.title, "", surface)
-    for steps in _filled(view.steps, surface.width):
+    for steps in _fill_lines(view.steps, surface.width):
         lines: tuple[Line, Line, Line] = ([], [], [])
         for one, other, mark, width in steps:
             style = MARKED if mark.strip() and surface.colour else PLAIN
@@ -34,7 +34,7 @@ def aligned_lines(view: AlignedTexts, surface: Surface) -> Iterator[Line]:
     yield from footing(view.notes, surface)
 
 
-def _filled(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str, str, str, int]]]:
+def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str, str, str, int]]]:
     """Steps as (first text, second text, mark, columns), as many as a line holds."""
     line: list[tuple[str, str, str, int]] = []
     used = 0

@@ -10,7 +10,7 @@ from rich.segment import Segment
 from attnscope.render.terminal.overlay import overlay_lines
 from attnscope.render.terminal.strokes import footing, heading
 from attnscope.render.terminal.surface import BOLD, DIM, TONES, Line, Surface, tone
-from attnscope.render.terminal.text import fit, isolated, numbered, wrap
+from attnscope.render.terminal.text import fit, isolate, number_label, wrap
 from attnscope.views.focus import Bars, Focus
 from attnscope.views.heads import Ranking
 
@@ -62,7 +62,7 @@ def _bars(title: str, bars: Bars, full: float, width: int, surface: Surface) -> 
     style = tone(surface.palette(signed=False), TONES * 5 // 8, None) if surface.colour else None
     for bar in bars.bars:
         yield [
-            Segment(f"{numbered(bar.label, bar.position, label, right=True)}  {bar.weight:.2f} "),
+            Segment(f"{number_label(bar.label, bar.position, label, right=True)}  {bar.weight:.2f} "),
             Segment(fit(_bar(bar.weight / full, room, surface), width - label - 7), style),
         ]
     if bars.more:
@@ -96,7 +96,7 @@ def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
     for ranked, command in zip(view.heads, commands, strict=True):
         for i, line in enumerate(wrap(ranked.reason, surface.width - label)):
             name = ranked.head if i == 0 else ""
-            yield [Segment(name.ljust(label), BOLD), Segment(isolated(line))]
+            yield [Segment(name.ljust(label), BOLD), Segment(isolate(line))]
         if command:
             yield [Segment(" " * label + command, DIM)]
     yield from footing(view.notes, surface)

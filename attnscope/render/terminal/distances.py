@@ -10,8 +10,8 @@ from rich.segment import Segment
 
 from attnscope.axes.weights import Array
 from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading
-from attnscope.render.terminal.surface import DIM, SHADE_FROM, TONES, Line, Palette, Surface, written_on
-from attnscope.render.terminal.text import centred, cut, fit, flow, wrap
+from attnscope.render.terminal.surface import DIM, SHADE_FROM, TONES, Line, Palette, Surface, style_on
+from attnscope.render.terminal.text import centre, cut, fit, flow, wrap
 from attnscope.views.distances import DistanceMap
 
 NUMBERED, SQUARE = 6, 2
@@ -90,7 +90,7 @@ def _header(view: DistanceMap, layout: _Layout) -> Iterator[Line]:
     edges = _edges(view, layout)
     if layout.cell == NUMBERED:
         names = "".join(
-            (" " if i in edges else "") + centred(cut(name, NUMBERED), NUMBERED)
+            (" " if i in edges else "") + centre(cut(name, NUMBERED), NUMBERED)
             for i, name in enumerate(view.columns)
         )
         yield [Segment(space + names, DIM)]
@@ -122,7 +122,7 @@ def _rows(view: DistanceMap, layout: _Layout, surface: Surface, palette: Palette
             number = f" {view.values[row, column]:.2f} " if layout.cell == NUMBERED else ""
             text = number.rjust(layout.cell)
             if surface.colour:
-                line.append(Segment(text, written_on(palette, int(tones[row, column]))))
+                line.append(Segment(text, style_on(palette, int(tones[row, column]))))
             else:
                 line.append(Segment(text if number else surface.shade(near[row, column]) * layout.cell))
         yield list(Segment.simplify(line))
@@ -134,7 +134,7 @@ def _half_rows(view: DistanceMap, layout: _Layout, palette: Palette) -> Iterator
     numbers = dict(zip(view.starts, range(1, len(view.groups) + 1), strict=True))
     labels = [str(numbers.get(row, "")) for row in range(len(view.rows))] if view.groups else list(view.rows)
     edges = sorted(_edges(view, layout))
-    tones = _aired(_aired(tones, edges, 0), edges, 1)
+    tones = _space_out(_space_out(tones, edges, 0), edges, 1)
     labels = np.insert(np.array(labels, object), edges, "").tolist()
     if len(tones) % 2:
         tones, labels = np.vstack([tones, np.full_like(tones[:1], -1)]), [*labels, ""]
@@ -147,5 +147,5 @@ def _half_rows(view: DistanceMap, layout: _Layout, palette: Palette) -> Iterator
         ]
 
 
-def _aired(cells: Array, edges: list[int], axis: int) -> Array:
+def _space_out(cells: Array, edges: list[int], axis: int) -> Array:
     return np.insert(cells, edges, -1, axis)

@@ -78,18 +78,18 @@ def thumbnails(
         levels = np.abs(2 * levels - 1)  # a shade has no sign
     levels = np.where(layer.masked, -1, levels)
     if not surface.colour:
-        levels = _stretched(levels, (height + 1) // 2, width)
+        levels = _stretch(levels, (height + 1) // 2, width)
         blank: Line = [Segment(" " * width)]
         return [[*([Segment(_shades(row, surface))] for row in head), blank] for head in levels]
     tones = np.where(levels < 0, -1, np.round(levels * (TONES - 1))).astype(int)
-    tones = _stretched(tones, height, width)
+    tones = _stretch(tones, height, width)
     tones = np.pad(tones, ((0, 0), (0, 1), (0, 0)), constant_values=-1)  # the half line of air
     lines = half_block_lines(tones.reshape(-1, width), palette)
     tall = (height + 1) // 2
     return [lines[start : start + tall] for start in range(0, len(lines), tall)]
 
 
-def _stretched(cells: Array, height: int, width: int) -> Array:
+def _stretch(cells: Array, height: int, width: int) -> Array:
     """Cells repeated to a size that is no smaller than theirs."""
     rows = np.arange(height) * cells.shape[-2] // height
     columns = np.arange(width) * cells.shape[-1] // width

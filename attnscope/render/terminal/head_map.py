@@ -8,7 +8,7 @@ import numpy as np
 from rich.segment import Segment
 
 from attnscope.render.terminal.strokes import colour_bar, footing, heading
-from attnscope.render.terminal.surface import DIM, TONES, Line, Surface, written_on
+from attnscope.render.terminal.surface import DIM, TONES, Line, Surface, style_on
 from attnscope.views.heads import HeadMap, number
 
 
@@ -33,7 +33,7 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
             line = [Segment(f"L{layer}".ljust(label), DIM)]
             for head in shown:
                 text = texts[row][head]
-                style = written_on(palette, int(tones[row, head])) if text and surface.colour else None
+                style = style_on(palette, int(tones[row, head])) if text and surface.colour else None
                 line.append(Segment(f"{text or '·'} ".rjust(cell), style or (None if text else DIM)))
             yield line
     yield []

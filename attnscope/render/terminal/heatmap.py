@@ -25,9 +25,9 @@ from attnscope.render.terminal.surface import (
     Line,
     Palette,
     Surface,
-    written_on,
+    style_on,
 )
-from attnscope.render.terminal.text import centred, fit, flow, isolated, numbered, upright, wrap
+from attnscope.render.terminal.text import centre, fit, flow, isolate, number_label, upright, wrap
 from attnscope.views.heatmap import Heatmap
 
 NUMBERED = 4
@@ -51,7 +51,7 @@ class Layout:
 def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) -> Iterator[Line]:
     """The whole picture, line by line; the ``pinned`` token's row and column are marked."""
     view, layout = _settle(view, surface)
-    row = None if pinned is None else _found(view.weights.queries, pinned)
+    row = None if pinned is None else _place_of(view.weights.queries, pinned)
     palette = surface.palette(signed=view.signed)
     yield from heading(view.title, view.subtitle, surface)
     yield from _header(view, layout)
@@ -73,9 +73,9 @@ def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, Layout]:
     rows, columns = view.values.shape
     label = _label_width(view.weights.queries, surface)
     room = surface.width - label - 1
-    numbered = NUMBERED if surface.colour else NUMBERED + 1  # without colour a shade stands beside it
-    if rows <= TALLEST and columns * numbered <= room:
-        return view, Layout(numbered, False, label)
+    wide = NUMBERED if surface.colour else NUMBERED + 1  # without colour a shade stands beside it
+    if rows <= TALLEST and columns * wide <= room:
+        return view, Layout(wide, False, label)
     if rows <= TALLEST and columns * 2 <= room:
         return view, Layout(2, False, label)
     if not surface.colour:
@@ -109,7 +109,7 @@ def _digits(place: Place) -> int:
 def _row_label(place: Place, layout: Layout, *, right: bool = False) -> str:
     if place.pooled:
         return fit(place.label, layout.label, right=right)
-    return numbered(place.label, place.start, layout.label, right=right)
+    return number_label(place.label, place.start, layout.label, right=right)
 
 
 def _header(view: Heatmap, layout: Layout) -> Iterator[Line]:
@@ -135,7 +135,7 @@ def _ticks(numbers: list[int], cell: int) -> str:
     return line
 
 
-def _found(axis: tuple[Place, ...], token: int) -> int | None:
+def _place_of(axis: tuple[Place, ...], token: int) -> int | None:
     """The place that a token is part of."""
     return next((i for i, place in enumerate(axis) if place.start <= token < place.stop), None)
 
@@ -152,14 +152,14 @@ def _rows(
         ]
         for column in range(len(view.weights.keys)):
             if view.masked[row, column]:
-                line.append(Segment(centred("·", layout.cell), DIM))
+                line.append(Segment(centre("·", layout.cell), DIM))
                 continue
             text = _number(view.values[row, column], layout.cell)
             if surface.colour:
                 faint = abs(view.values[row, column]) < 0.05
-                line.append(Segment(text, written_on(palette, int(tones[row, column]), faint)))
+                line.append(Segment(text, style_on(palette, int(tones[row, column]), faint)))
             else:
-                line.append(Segment(_shaded(text, float(shown[row, column]), layout.cell, surface)))
+                line.append(Segment(_shade(text, float(shown[row, column]), layout.cell, surface)))
         yield list(Segment.simplify(line))
 
 
@@ -169,7 +169,7 @@ def _number(value: float, cell: int) -> str:
     return f"{round(100 * value) if shown else '':>{cell - 1}} " if cell > 1 else " "
 
 
-def _shaded(text: str, level: float, cell: int, surface: Surface) -> str:
+def _shade(text: str, level: float, cell: int, surface: Surface) -> str:
     shade = surface.shade(level)
     return shade + text[1:] if cell >= NUMBERED else shade * cell
 
@@ -210,7 +210,7 @@ def _legend(view: Heatmap, layout: Layout, surface: Surface, palette: Palette) -
         yield bar
         yield from ([Segment(line, DIM)] for line in wrap(text, surface.width))
     if layout.cell == 1 and not view.weights.square:
-        columns = [isolated(_column_label(place)) for place in view.weights.keys]
+        columns = [isolate(_column_label(place)) for place in view.weights.keys]
         yield []
         yield from ([Segment(line, DIM)] for line in flow(["columns:", *columns], surface.width, "   "))
 

@@ -11,7 +11,7 @@ from rich.segment import Segment
 from attnscope.render.terminal.heatmap import heatmap_lines
 from attnscope.render.terminal.strokes import footing, heading
 from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface
-from attnscope.render.terminal.text import cut, fit, isolated, numbered
+from attnscope.render.terminal.text import cut, fit, isolate, number_label
 from attnscope.views.pair import HeadPair
 
 BESIDE = 110
@@ -57,10 +57,10 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
     ]
     for each in view.partings:
         cells = [
-            fit(f"{isolated(cut(key, room - 7))} {weight:.2f}", room)
+            fit(f"{isolate(cut(key, room - 7))} {weight:.2f}", room)
             for key, weight in zip(each.keys, each.weights, strict=True)
         ]
         yield [
-            Segment(numbered(each.label, each.position, label, right=True)),
+            Segment(number_label(each.label, each.position, label, right=True)),
             Segment(f"  {each.distance:.2f}  {cells[0]}{cells[1].rstrip()}"),
         ]

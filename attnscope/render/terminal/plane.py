@@ -9,7 +9,7 @@ from rich.segment import Segment
 
 from attnscope.axes.weights import Array
 from attnscope.render.terminal.strokes import footing, heading
-from attnscope.render.terminal.surface import DIM, TONES, Line, Surface, written_on
+from attnscope.render.terminal.surface import DIM, TONES, Line, Surface, style_on
 from attnscope.render.terminal.text import wrap
 from attnscope.views.distances import HeadPlane
 
@@ -35,7 +35,7 @@ def plane_lines(view: HeadPlane, surface: Surface) -> Iterator[Line]:
         lines = _height(view.points, columns - tile)
     widths = [len(label) + 2 for label in labels]
     lines = max(lines, 2 * sum(widths) // columns)  # so that every tile finds a place
-    placed = _placed(_on_grid(view.points, columns - tile, lines - 1), widths, columns, lines)
+    placed = _place_tiles(_on_grid(view.points, columns - tile, lines - 1), widths, columns, lines)
     tones = _tones(view.layers)
     palette = surface.palette(signed=False)
     for row in range(lines):
@@ -44,7 +44,7 @@ def plane_lines(view: HeadPlane, surface: Surface) -> Iterator[Line]:
         for column, head in sorted((column, head) for head, (y, column) in placed.items() if y == row):
             line.append(Segment(" " * (column - at)))
             text = f" {labels[head]} "
-            line.append(Segment(text, written_on(palette, tones[head]) if surface.colour else None))
+            line.append(Segment(text, style_on(palette, tones[head]) if surface.colour else None))
             at = column + len(text)
         yield line
     yield []
@@ -71,7 +71,7 @@ def _on_grid(points: Array, columns: int, lines: int) -> list[tuple[int, int]]:
     return [(round(float(line)), round(float(column))) for line, column in zip(y, x, strict=True)]
 
 
-def _placed(
+def _place_tiles(
     wanted: list[tuple[int, int]], widths: list[int], columns: int, lines: int
 ) -> dict[int, tuple[int, int]]:
     """A free (line, column) for each tile, as near as there is one to where it belongs."""

@@ -23,7 +23,7 @@ from attnscope.render.terminal.surface import (
     Surface,
     tone,
 )
-from attnscope.render.terminal.text import cut, fit, isolated, wrap
+from attnscope.render.terminal.text import cut, fit, isolate, wrap
 from attnscope.text import clean
 from attnscope.views.heatmap import Reading
 
@@ -33,12 +33,12 @@ def heading(title: str, subtitle: str, surface: Surface) -> Iterator[Line]:
     title, subtitle = clean(title), clean(subtitle)
     if title:
         beside = subtitle and len(title) + 3 + len(subtitle) <= surface.width
-        first = [Segment(isolated(cut(title, surface.width)), BOLD)]
-        yield [*first, Segment("   "), Segment(isolated(subtitle), DIM)] if beside else first
+        first = [Segment(isolate(cut(title, surface.width)), BOLD)]
+        yield [*first, Segment("   "), Segment(isolate(subtitle), DIM)] if beside else first
         if beside:
             subtitle = ""
     for line in wrap(subtitle, surface.width) if subtitle else ():
-        yield [Segment(isolated(line), DIM)]
+        yield [Segment(isolate(line), DIM)]
     if title or subtitle:
         yield []
 
@@ -47,7 +47,7 @@ def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:
     """Each note as a quiet sentence."""
     for note in notes:
         for i, line in enumerate(wrap(clean(note), surface.width - 2)):
-            yield [Segment("  " if i else "· ", DIM), Segment(isolated(line), DIM)]
+            yield [Segment("  " if i else "· ", DIM), Segment(isolate(line), DIM)]
 
 
 def colour_bar(low: str, high: str, surface: Surface, palette: Palette) -> Line:

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 
-from attnscope.render.colour import STEPS, choose_map, indexed, table
+from attnscope.render.colour import STEPS, choose_map, table, terminal_colours
 
 Line: TypeAlias = "list[Segment]"
 
@@ -83,7 +83,7 @@ def tone(palette: Palette, above: int | None, below: int | None) -> Style:
 
 
 @lru_cache(maxsize=4 * TONES)
-def written_on(palette: Palette, below: int, faint: bool = False) -> Style:
+def style_on(palette: Palette, below: int, faint: bool = False) -> Style:
     """Black or white, whichever reads better, on a tone of a colour map; ``faint`` is nearer to it."""
     red, green, blue = table(palette.cmap)[_entry(below)] / 255.0
     light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
@@ -99,7 +99,7 @@ def _colour(palette: Palette, number: int | None) -> Color | None:
     if number is None:
         return None
     if palette.indexed:
-        return Color.from_ansi(int(indexed(palette.cmap)[_entry(number)]))
+        return Color.from_ansi(int(terminal_colours(palette.cmap)[_entry(number)]))
     red, green, blue = (int(part) for part in table(palette.cmap)[_entry(number)])
     return Color.from_rgb(red, green, blue)
 

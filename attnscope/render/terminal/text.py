@@ -29,10 +29,10 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
     """The text in exactly ``width`` cells: cut with ``…`` or filled (on the left if ``right``)."""
     kept = cut(text, width)
     space = " " * (width - cell_len(kept))
-    return space + isolated(kept) if right else isolated(kept) + space
+    return space + isolate(kept) if right else isolate(kept) + space
 
 
-def numbered(text: str, number: int, width: int, *, right: bool = False) -> str:
+def number_label(text: str, number: int, width: int, *, right: bool = False) -> str:
     """A label and its token's number in exactly ``width`` cells; a label that is too long is cut.
 
     Only the label is isolated, so that a number stays behind text that runs from right to left.
@@ -42,7 +42,7 @@ def numbered(text: str, number: int, width: int, *, right: bool = False) -> str:
         return fit(f"{number}", width, right=right)
     kept = cut(text, room)
     space = " " * (room - cell_len(kept))
-    label = f"{isolated(kept)} {number}"
+    label = f"{isolate(kept)} {number}"
     return space + label if right else label + space
 
 
@@ -58,7 +58,7 @@ def cut(text: str, width: int) -> str:
     return kept + "…" if width > 0 else ""
 
 
-def isolated(text: str) -> str:
+def isolate(text: str) -> str:
     """The text, fenced in where it runs from right to left."""
     turns = any(unicodedata.bidirectional(character) in ("R", "AL", "AN") for character in text)
     return f"{ISOLATE}{text}{END}" if turns else text
@@ -75,13 +75,13 @@ def upright(labels: Sequence[str], width: int, height: int) -> list[str] | None:
     tall = min(max((len(column) for column in columns), default=0), height)
     columns = [column if len(column) <= tall else [*column[: tall - 1], "…"] for column in columns]
     columns = [[" "] * (tall - len(column)) + column for column in columns]
-    return ["".join(centred(column[line], width) for column in columns) for line in range(tall)]
+    return ["".join(centre(column[line], width) for column in columns) for line in range(tall)]
 
 
-def centred(text: str, width: int) -> str:
+def centre(text: str, width: int) -> str:
     """The text in the middle of ``width`` cells; it must fit."""
     space = width - cell_len(text)
-    return " " * (space // 2) + isolated(text) + " " * (space - space // 2)
+    return " " * (space // 2) + isolate(text) + " " * (space - space // 2)
 
 
 def wrap(text: str, width: int) -> list[str]:

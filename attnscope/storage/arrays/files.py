@@ -113,7 +113,7 @@ def _read_npz(path: Path) -> tuple[dict[str, Array], Any]:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as file:
-                sizes += _claimed(file, member.filename, member.file_size)
+                sizes += _claimed_size(file, member.filename, member.file_size)
     _require(sizes, path)
     with np.load(path, allow_pickle=False) as members:
         arrays = {name: members[name] for name in members.files}
@@ -123,11 +123,11 @@ def _read_npz(path: Path) -> tuple[dict[str, Array], Any]:
 
 def _read_npy(path: Path) -> tuple[dict[str, Array], None]:
     with path.open("rb") as file:
-        _require(_claimed(file, path.name, path.stat().st_size), path)
+        _require(_claimed_size(file, path.name, path.stat().st_size), path)
     return {path.stem: np.load(path, allow_pickle=False)}, None
 
 
-def _claimed(file: IO[bytes], name: str, size: int) -> int:
+def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
     """The bytes that an array's header claims, if the file of ``size`` bytes has as many."""
     pickled = file.read(1) == PICKLED
     file.seek(0)

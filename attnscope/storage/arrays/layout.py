@@ -54,7 +54,7 @@ class Description:
 
     def content(self) -> dict[str, Any]:
         """The description as it stands in a file."""
-        axes = [{"queries": _stored(queries), "keys": _stored(keys)} for queries, keys in self.axes]
+        axes = [{"queries": _store_axis(queries), "keys": _store_axis(keys)} for queries, keys in self.axes]
         notes = list(self.notes)
         return {"format": FORMAT, "title": self.title, "notes": notes, "axes": axes, "layers": self.layers}
 
@@ -77,7 +77,7 @@ def each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights]
             yield kind, layer, weights
 
 
-def _stored(axis: tuple[Place, ...]) -> list[list[Any]]:
+def _store_axis(axis: tuple[Place, ...]) -> list[list[Any]]:
     return [
         [place.text, place.start, place.stop, place.special, place.word and list(place.word), place.id]
         for place in axis

@@ -100,7 +100,7 @@ def _write_json(kinds: Kinds, description: Description, file: IO[bytes]) -> None
     for number, (kind, layer, weights) in enumerate(each_layer(kinds)):
         name = json.dumps(description.add(kind, layer, weights))
         file.write(f"{', ' if number else ''}\n{name}: ".encode())
-        file.write(_nested(_texts(weights)).encode())
+        file.write(_nest(_texts(weights)).encode())
     file.write(b"},\n")
     file.write(description.text().removeprefix("{").encode())
 
@@ -112,10 +112,10 @@ def _texts(weights: Weights) -> Array:
     return texts
 
 
-def _nested(texts: Array) -> str:
+def _nest(texts: Array) -> str:
     if texts.ndim == 1:
         return f"[{', '.join(texts)}]"
-    return f"[{', '.join(_nested(part) for part in texts)}]"
+    return f"[{', '.join(_nest(part) for part in texts)}]"
 
 
 @FORMATS.register("csv")

@@ -78,8 +78,8 @@ def test_one_head_that_was_trained_on_drifted_most(causal, layer, head):
         other.module.h[layer].attn.c_attn.weight[:, columns] *= -1
     seen = compare_models(causal, other, [(causal.prepare(TEXT), other.prepare(TEXT))])
     assert seen.units == "tokens"
-    assert seen.ranked[0].one == Head(layer, head, "decoder")
-    assert seen.ranked[0].distance > 2 * seen.ranked[1].distance
+    assert seen.ranking[0].one == Head(layer, head, "decoder")
+    assert seen.ranking[0].distance > 2 * seen.ranking[1].distance
     assert (seen.drift[: 4 * layer] == pytest.approx(0, abs=1e-9)) if layer else True
 
 
@@ -94,8 +94,8 @@ def test_other_shapes_are_matched_and_agree_with_scipy(own):
     seen = compare_models(real, own, [(real.prepare(TEXT), own.prepare(TEXT))])
     assert (len(seen.heads), len(seen.others), len(seen.matches)) == (72, 32, 32)
     assert seen.drift is None
-    assert seen.ranked[-1].distance < 0.05, "both have a head that looks at the previous token"
-    assert {seen.ranked[-1].one.name, seen.ranked[-1].other.name} == {"L0H2", "L2H1"}
+    assert seen.ranking[-1].distance < 0.05, "both have a head that looks at the previous token"
+    assert {seen.ranking[-1].one.name, seen.ranking[-1].other.name} == {"L0H2", "L2H1"}
     table = seen.view
     assert table.values.shape == (72, 32)
     diagonal = table.values.diagonal()
@@ -164,7 +164,7 @@ def test_the_change_of_a_text_agrees_with_scipy():
     one = np.concatenate([one, np.zeros((72, 13, 1))], -1)
     apart = jensenshannon(one, np.concatenate([kept, rest], -1), axis=-1) ** 2
     assert seen.change == pytest.approx(apart.mean(-1), abs=1e-6)
-    assert seen.heads[seen.ranked[0]] == Head(*divmod(int(apart.mean(-1).argmax()), 12), "encoder")
+    assert seen.heads[seen.ranking[0]] == Head(*divmod(int(apart.mean(-1).argmax()), 12), "encoder")
     shown = seen.difference.values[np.ix_(theirs, theirs)]
     assert shown == pytest.approx(kept[15] - one[15, :, :13], abs=1e-5)
     masked = seen.difference.masked

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attnscope.analysis.corpus import batches
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
-from attnscope.analysis.corpus.processes import launched
+from attnscope.analysis.corpus.processes import torchrun_processes
 from attnscope.models import load
 from attnscope.storage.corpus import Listed
 
@@ -39,11 +39,11 @@ def main() -> None:
     batches.WINDOW_TEXTS = 7
 
     def watch(progress) -> None:
-        if dies and launched().number == 1 and progress.texts >= int(dies[0]):
+        if dies and torchrun_processes().number == 1 and progress.texts >= int(dies[0]):
             raise RuntimeError("the power went out")
 
     stats = corpus_stats(load("own"), Listed(TEXTS), checkpoint=Path(checkpoint), watch=watch)
-    if launched().number == 0:
+    if torchrun_processes().number == 0:
         Path(out).write_text(json.dumps({"title": stats.title, "ran": stats.ran, "heads": figures(stats)}))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnscope.render.image import drawing, encode, save
-from attnscope.render.image.distances import _beside_dots, _covered
+from attnscope.render.image.distances import _beside_dots, _overlap
 from tests.render.compared import all_heads, pair, plane, strip, table
 
 
@@ -41,7 +41,7 @@ def test_names_stand_apart_where_there_is_room():
     for (x, y), (right, up), name in zip(at, places, view.names, strict=True):
         wide = 0.64 * 6 * len(name)
         boxes.append(np.array([x + right - wide / 2, y + up - 3, x + right + wide / 2, y + up + 3]))
-    covered = [_covered(box, np.array(boxes[:i] + boxes[i + 1 :])) for i, box in enumerate(boxes)]
+    covered = [_overlap(box, np.array(boxes[:i] + boxes[i + 1 :])) for i, box in enumerate(boxes)]
     assert np.mean([area > 0 for area in covered]) < 0.2
 
 

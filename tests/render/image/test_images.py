@@ -204,7 +204,7 @@ def test_the_users_own_style_changes_nothing_and_stays() -> None:
 def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypatch) -> None:
     from attnscope.render.image import fonts
 
-    monkeypatch.setattr(fonts, "_installed", lambda: {})
+    monkeypatch.setattr(fonts, "_font_files", lambda: {})
     head = weights(np.eye(2), tokens("猫", "b"), tokens("a", "b"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -217,7 +217,7 @@ def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypa
 def test_lacking_fonts_are_told_by_script(monkeypatch) -> None:
     from attnscope.render.image import fonts
 
-    monkeypatch.setattr(fonts, "_installed", lambda: {})
+    monkeypatch.setattr(fonts, "_font_files", lambda: {})
     chosen, warned = fonts.families(["猫が", "Straße", "\U0001f600"])
     assert chosen == [fonts.BASE]
     assert [sentence.split(" (")[0].rsplit("draw ")[1] for sentence in warned][:2] == ["CJK", "Hiragana"]
@@ -226,7 +226,7 @@ def test_lacking_fonts_are_told_by_script(monkeypatch) -> None:
 def test_a_font_that_has_the_script_is_chosen(monkeypatch) -> None:
     from attnscope.render.image import fonts
 
-    monkeypatch.setattr(fonts, "_installed", lambda: {"Some Sans": "sans", "A Serif": "serif"})
+    monkeypatch.setattr(fonts, "_font_files", lambda: {"Some Sans": "sans", "A Serif": "serif"})
     real = fonts._characters
     found = {"sans": frozenset("猫"), "serif": frozenset("猫犬")}
     monkeypatch.setattr(fonts, "_characters", lambda path: found.get(path) or real(path))

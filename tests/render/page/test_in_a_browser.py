@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
 from attnscope.render.page import save
-from attnscope.render.page.encode import UP, Code, packed
+from attnscope.render.page.encode import UP, Code, pack
 from tests.render.page.browser import CHROMIUM, browser
 from tests.render.screen import random_head, tokens
 
@@ -106,7 +106,7 @@ def test_a_link_opens_a_head(chromium, path) -> None:
 
 
 def test_heads_that_are_stored_as_differences_come_back(opened) -> None:
-    packed_head = packed(Code().bytes_of(heads(0)[3], np.ones((COUNT, COUNT), bool)))
+    packed_head = pack(Code().bytes_of(heads(0)[3], np.ones((COUNT, COUNT), bool)))
     assert zlib.decompress(base64.b64decode(packed_head), wbits=-15)[:1] == UP
     opened.run("openHead(0, 3)")
     opened.until("element('name').textContent === 'L0H3 · encoder'")

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from attnscope.axes import weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.render.page import page, save
-from attnscope.render.page.encode import MASKED, Code, packed, unpacked
+from attnscope.render.page.encode import MASKED, Code, pack, unpack
 from tests.render.screen import random_head, tokens
 
 
@@ -48,7 +48,7 @@ def test_every_head_is_in_the_page_and_as_exact_as_it_says() -> None:
             assert len(data["axes"][described["axes"]]["queries"]) == field.values.shape[1]
             for head, values in enumerate(field.values):
                 (base64_text,) = re.findall(f'id="w{number}-{layer}-{head}">(.*?)<', text)
-                found = code.weights_of(unpacked(base64_text, *values.shape))
+                found = code.weights_of(unpack(base64_text, *values.shape))
                 np.testing.assert_array_equal(
                     np.isnan(found), ~np.broadcast_to(field.allowed, values.shape), kind
                 )
@@ -61,7 +61,7 @@ def test_every_head_is_in_the_page_and_as_exact_as_it_says() -> None:
 @given(arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(0, 1)))
 def test_bytes_come_back_as_they_were(values: np.ndarray) -> None:
     codes = Code().bytes_of(values, values < 0.9)
-    np.testing.assert_array_equal(unpacked(packed(codes), *codes.shape), codes)
+    np.testing.assert_array_equal(unpack(pack(codes), *codes.shape), codes)
     np.testing.assert_array_equal(codes == MASKED, values >= 0.9)
 
 

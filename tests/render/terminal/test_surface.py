@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnscope.render.colour import OFFERED, TWO_SIDED
-from attnscope.render.terminal.surface import TONES, Palette, written_on
+from attnscope.render.terminal.surface import TONES, Palette, style_on
 
 
 def luminance(triplet: tuple[int, int, int]) -> float:
@@ -19,7 +19,7 @@ def luminance(triplet: tuple[int, int, int]) -> float:
 @pytest.mark.parametrize(("faint", "least"), [(False, 4.5), (True, 2.0)])
 def test_numbers_contrast_with_their_cells(name: str, faint: bool, least: float) -> None:
     for number in range(TONES):
-        style = written_on(Palette(name), number, faint)
+        style = style_on(Palette(name), number, faint)
         assert style.color is not None
         assert style.bgcolor is not None
         light = sorted(luminance(tuple(colour.get_truecolor())) for colour in (style.color, style.bgcolor))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from attnscope.axes import visible
-from attnscope.render.terminal.text import clusters, cut, fit, flow, isolated, numbered, upright
+from attnscope.render.terminal.text import clusters, cut, fit, flow, isolate, number_label, upright
 
 
 @given(st.text(max_size=30), st.integers(0, 20), st.booleans())
@@ -45,8 +45,8 @@ def test_wide_characters_do_not_stand_in_narrow_columns() -> None:
 
 
 def test_text_from_right_to_left_is_isolated_and_other_text_is_not() -> None:
-    assert isolated("שלום") == "\u2068שלום\u2069"
-    assert isolated("peace 和") == "peace 和"
+    assert isolate("שלום") == "\u2068שלום\u2069"
+    assert isolate("peace 和") == "peace 和"
 
 
 def test_items_flow_into_lines() -> None:
@@ -56,10 +56,10 @@ def test_items_flow_into_lines() -> None:
 
 @given(st.text(max_size=12), st.integers(0, 999), st.integers(0, 20), st.booleans())
 def test_numbered_labels_fill_their_columns_exactly(text: str, number: int, width: int, right: bool) -> None:
-    assert cell_len(numbered(visible(text), number, width, right=right)) == width
+    assert cell_len(number_label(visible(text), number, width, right=right)) == width
 
 
 def test_a_number_is_kept_and_stands_behind_its_label() -> None:
-    assert numbered("lighthouse", 12, 9) == "light… 12"
-    assert numbered("cat", 2, 9, right=True) == "    cat 2"
-    assert numbered("שלום", 2, 8, right=True) == "  \u2068שלום\u2069 2"
+    assert number_label("lighthouse", 12, 9) == "light… 12"
+    assert number_label("cat", 2, 9, right=True) == "    cat 2"
+    assert number_label("שלום", 2, 8, right=True) == "  \u2068שלום\u2069 2"

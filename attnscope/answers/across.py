@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attnscope.analysis.comparison.compare import Pair
-from attnscope.analysis.comparison.models import ModelComparison
-from attnscope.analysis.comparison.texts import TextComparison
-from attnscope.cli.answers import Answer
-from attnscope.cli.compared import Compared, apart, names, numbers_of, pair_numbers, pair_table, rounded
+from attnscope.analysis.comparison.models import ModelComparison, compare_models
+from attnscope.analysis.comparison.texts import TextComparison, compare_texts
+from attnscope.analysis.selection import Selection
+from attnscope.answers.answer import Answer
+from attnscope.answers.compared import (
+    Compared,
+    apart,
+    names,
+    numbers_of,
+    pair_numbers,
+    pair_table,
+    round_values,
+)
+from attnscope.models import Model, ModelInput
 from attnscope.views import Ranked, Ranking
 
 LISTED = 8
@@ -26,7 +38,7 @@ def of_texts(seen: TextComparison, command: str | None) -> Compared:
                 f"changes by {seen.change[head]:.3f} nats",
                 f"{command} --head {seen.heads[head].name}" if command and seen.difference is None else "",
             )
-            for head in seen.ranked[:LISTED]
+            for head in seen.ranking[:LISTED]
         ),
         "Heads that change most",
     )
@@ -42,7 +54,7 @@ def of_texts(seen: TextComparison, command: str | None) -> Compared:
     }
     table: list[list[object]] = [["head", "change", "error"]]
     table += [
-        [seen.heads[head].name, float(seen.change[head]), float(seen.error[head])] for head in seen.ranked
+        [seen.heads[head].name, float(seen.change[head]), float(seen.error[head])] for head in seen.ranking
     ]
     arrays = {"heads": numbers_of(seen.heads), "change": seen.change, "error": seen.error}
     if seen.difference is None:
@@ -69,7 +81,7 @@ def of_models(seen: ModelComparison) -> Compared:
         title = "Heads that drifted most"
         listed = [
             Ranked(pair.one.name, f"{apart(pair)} from the same head{_now(partner[pair.one])}")
-            for pair in seen.ranked[:LISTED]
+            for pair in seen.ranking[:LISTED]
         ]
     else:
         title = "Best matches"
@@ -82,9 +94,9 @@ def of_models(seen: ModelComparison) -> Compared:
         "heads": names(seen.heads),
         "others": names(seen.others),
         "units": seen.units,
-        "distances": rounded(seen.distances),
-        "error": rounded(seen.error),
-        "drift": None if drift is None else rounded(drift),
+        "distances": round_values(seen.distances),
+        "error": round_values(seen.error),
+        "drift": None if drift is None else round_values(drift),
         "matches": [pair_numbers(pair) for pair in seen.matches],
         "texts": seen.texts,
         "stability": seen.stability,
@@ -99,10 +111,23 @@ def of_models(seen: ModelComparison) -> Compared:
             [[seen.heads.index(pair.one), seen.others.index(pair.other)] for pair in seen.matches]
         ),
     }
-    pairs = seen.ranked if drift is not None else seen.matches
+    pairs = seen.ranking if drift is not None else seen.matches
     view = seen.view
     answer = Answer((view, Ranking(tuple(listed), title)), {"models": view}, numbers)
     return Compared(answer, [*pair_table(pairs)], arrays)
+
+
+def compare_trace(
+    model: Model, prepared: ModelInput, file: Path, selection: Selection, opening: str | None
+) -> Compared:
+    """A pass and one that was kept: two texts where the model is of one name, else two models."""
+    from attnscope.models.trace import open_file
+
+    rival = open_file(file)
+    if rival.name == model.name and rival.prepared.tokens != prepared.tokens:
+        other = replace(rival.prepared, notes=(*rival.notes, *rival.prepared.notes))
+        return of_texts(compare_texts(model, prepared, other, selection), opening)
+    return of_models(compare_models(model, rival, [(prepared, rival.prepared)], selection))
 
 
 def _now(match: Pair) -> str:

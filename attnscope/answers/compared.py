@@ -11,9 +11,9 @@ import numpy as np
 from attnscope.analysis.comparison.compare import Comparison, Pair
 from attnscope.analysis.comparison.depth import Depth
 from attnscope.analysis.comparison.two_heads import HeadComparison
+from attnscope.answers.answer import Answer
 from attnscope.attention import Head
 from attnscope.axes.weights import Array
-from attnscope.cli.answers import Answer
 from attnscope.render.terminal import View
 from attnscope.views import Ranked, Ranking
 
@@ -53,13 +53,16 @@ def of_heads(seen: Comparison, command: str | None) -> Compared:
     numbers = {
         "kind": seen.kind,
         "heads": names(seen.heads),
-        "distances": rounded(seen.distances),
-        "error": rounded(seen.error),
+        "distances": round_values(seen.distances),
+        "error": round_values(seen.error),
         "groups": [names(seen.heads[head] for head in group) for group in seen.groups.members],
         "silhouette": seen.groups.silhouette,
         "nearest": [pair_numbers(pair) for pair in nearest],
         "singletons": [pair_numbers(pair) for pair in seen.singletons],
-        "plane": {"points": rounded(seen.plane.points), "explained_variance": seen.plane.explained_variance},
+        "plane": {
+            "points": round_values(seen.plane.points),
+            "explained_variance": seen.plane.explained_variance,
+        },
         "rows": {"compared": seen.rows, "of": seen.of},
         "texts": seen.texts,
         "stability": seen.stability,
@@ -88,8 +91,8 @@ def of_depth(seen: Depth) -> Compared:
         "kind": seen.kind,
         "heads": names(seen.heads),
         "roles": list(seen.view.roles),
-        "distances": rounded(seen.distances),
-        "error": rounded(seen.error),
+        "distances": round_values(seen.distances),
+        "error": round_values(seen.error),
         "series": {each.name: {"unit": each.unit, "values": list(each.values)} for each in series},
         "notes": list(seen.view.notes),
     }
@@ -131,7 +134,7 @@ def of_two_heads(seen: HeadComparison) -> Compared:
         ],
         "queries": tokens[0],
         "keys": tokens[1],
-        "weights": [rounded(one), rounded(other)],
+        "weights": [round_values(one), round_values(other)],
         "notes": list(seen.view.notes),
     }
     arrays = {
@@ -186,7 +189,7 @@ def pair_table(pairs: Iterable[Pair]) -> Iterator[list[object]]:
         yield list(pair_numbers(pair).values())
 
 
-def rounded(values: Array) -> list[Any]:
+def round_values(values: Array) -> list[Any]:
     """Nested lists, in the digits that mean something."""
     found: list[Any] = values.astype(float).round(7).tolist()
     return found

@@ -1,0 +1,1 @@
+"""Whether all mixing between tokens goes through the attention that is shown."""

@@ -1,0 +1,159 @@
+"""Does all mixing between tokens go through the attention that is shown?
+
+The model runs once as it is. Then it runs again and again, each time with one other token, while captured
+attention answers as it did before. A number that moves with two different tokens has heard of both; a module
+that makes such numbers out of others mixes tokens itself. It is held from then on, and the search goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attnscope.analysis.audit.hold import First, Hold
+from attnscope.analysis.audit.mixer import Mixer, describe_mixers, name_mixers
+from attnscope.analysis.audit.moves import Place
+from attnscope.analysis.audit.paths import is_inside, pattern
+from attnscope.analysis.audit.spots import Spot, choose_spots
+from attnscope.attention import Site
+from attnscope.capture import recording
+from attnscope.capture.hooks.compiled import original
+from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.models import Model, ModelInput
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found: the attention calls that were held, and the modules that mix tokens past them."""
+
+    sites: tuple[Site, ...]
+    mixers: tuple[Mixer, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all mixing between tokens goes through what is shown."""
+        return not self.mixers
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The answer in plain words."""
+        calls = f"{len(self.sites):,} attention call{'s' * (len(self.sites) != 1)}"
+        if self.complete:
+            return (f"all mixing between tokens goes through the attention that is shown: {calls}",)
+        return describe_mixers(self.mixers, len(self.sites))
+
+
+def audit(model: Model, prepared: ModelInput) -> Audit:
+    """Run the model with one other token after another, and name whatever mixes tokens past its attention.
+
+    Raises ``InputError`` for an input without tokens to change.
+    """
+    if prepared.replay is not None:
+        raise InputError("a text that the model wrote cannot be audited: give the text itself")
+    search = Search(model, prepared)
+    paths = search.find()
+    return Audit(search.sites, name_mixers(search.module, paths, search.first.functions, search.sites))
+
+
+class Search:
+    """The passes of one audit; ``sites`` are the calls of its first, which keeps what the others hold."""
+
+    def __init__(self, model: Model, prepared: ModelInput) -> None:
+        self.model, self.prepared = model, prepared
+        self.spots = choose_spots(prepared)
+        self.first = First()
+        self.fresh: set[tuple[str, int]] = set()
+        self.module = original(model.module)
+        self.sites = self._run(prepared, Hold(self.module, self.first))
+
+    def find(self) -> list[str]:
+        """The paths of the modules that mix tokens themselves, in the order of the model."""
+        held: set[str] = set()
+        mixers: set[str] = set()
+        self.spots = self._distinct()
+        while True:
+            self._try(self.spots, held)
+            mixing = self._mixing()
+            new = mixing - held
+            new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
+            mixers |= new | (mixing & held)
+            still = self.first.calls.keys() - self.first.asked - self.fresh
+            if not new and not still:
+                return [path for path in self.paths if path in mixers]
+            self.fresh |= still
+            held |= {path for path in self.paths if pattern(path) in map(pattern, new)}
+
+    def _distinct(self) -> list[Spot]:
+        """The spots without those that are of the same token as an earlier one: pixels of one patch."""
+        footprints = self._try(self.spots, set())
+        kept: list[tuple[Spot, Tensor | None]] = []
+        for spot, marks in zip(self.spots, footprints, strict=True):
+            if not (spot.pieces and any(each.pieces and _same_token(marks, other) for each, other in kept)):
+                kept.append((spot, marks))
+        return [spot for spot, _ in kept]
+
+    def _try(self, spots: Sequence[Spot], held: set[str]) -> list[Tensor | None]:
+        """One pass for each spot; the footprints of their tokens."""
+        self.first.moves.forget()
+        count = range(len(spots))
+        holds = [Hold(self.module, self.first, held, self.fresh, number) for number in count]
+        for spot, hold in zip(spots, holds, strict=True):
+            self._run(spot.changed(self.prepared), hold)
+        return [hold.footprint for hold in holds]
+
+    def _run(self, prepared: ModelInput, hold: Hold) -> tuple[Site, ...]:
+        model = self.model
+        with _alike(), torch.inference_mode(), model.threads(prepared):
+            with recording(model.module, (), prepared.axes) as record, hold.watch(record):
+                try:
+                    run = getattr(model.module, prepared.entry)
+                    run(*prepared.arguments, **prepared.inputs, **prepared.settings)
+                except AttnscopeError:
+                    raise
+                except Exception as error:
+                    message = f"{model.name} fails in an audit: {type(error).__name__}: {error}"
+                    raise ModelError(message) from error
+            return tuple(seen.site for seen in record.sites)
+
+    def _mixing(self) -> set[str]:
+        """The modules that were given numbers of single tokens, and returned mixed ones."""
+        moves = self.first.moves
+        dim = moves.mixed | moves.unclear
+        ends = (place for place in moves.mixed if place.end == "out" and not self._are_scores(place))
+        mixing = {place.module for place in ends if place._replace(end="in") not in dim}
+        return mixing - self.first.modules
+
+    def _are_scores(self, place: Place) -> bool:
+        """Whether a module returned what a captured softmax around it was made of."""
+        shapes = {tensor.shape for tensor in self.first.moves.before[place]}
+        return any(
+            shapes == {weights.shape} and is_inside(place.module, owner) and is_inside(f"{path}.", owner)
+            for (path, _), weights in self.first.softmaxes.items()
+            for owner in self.first.written
+        )
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """The paths of all modules."""
+        return [path for path, _ in self.module.named_modules()]
+
+
+@contextmanager
+def _alike() -> Iterator[None]:
+    """Whatever is random is the same in each pass."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def _same_token(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two changes move the same numbers of the first patches, at one place along an axis of them."""
+    if one is None or other is None or one.shape != other.shape or not torch.equal(one, other):
+        return False
+    along = (one.movedim(axis, 0).flatten(1).any(1) for axis in range(one.ndim))
+    return any(len(places) > 1 and int(places.sum()) == 1 for places in along)

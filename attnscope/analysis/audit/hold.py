@@ -1,0 +1,228 @@
+"""A pass in which captured attention answers as in the first one, and every module is compared with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attnscope.analysis.audit.mend import mend, put_rows, reach
+from attnscope.analysis.audit.moves import Moves, Place, differ, tensors_in, with_tensors
+from attnscope.analysis.audit.paths import is_inside
+from attnscope.capture import Record
+from attnscope.capture.hooks.interface import attention_functions
+from attnscope.capture.hooks.softmax import SOFTMAX
+from attnscope.capture.observer import quietly
+from attnscope.errors import ModelError
+
+KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")
+"""Functions of torch whose first argument is the queries, and whose result has a row for each."""
+
+RowOf = Callable[[Tensor], Tensor]
+"""From which queries moved, [..., query], to the rows of the result."""
+
+
+@dataclass(eq=False)
+class First:
+    """What the first pass showed: its numbers, and every captured call with what it was given and its result.
+
+    ``modules`` are those whose attention was seen when they had run: what they return is the result.
+    """
+
+    moves: Moves = field(default_factory=Moves)
+    calls: dict[tuple[str, int], tuple[list[Tensor], Any]] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
+    softmaxes: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)  # modules that wrote out a softmax which was captured
+    asked: set[tuple[str, int]] = field(default_factory=set)  # calls whose queries another token moved
+    functions: dict[str, set[str]] = field(default_factory=dict)  # of torch, that run in a module itself
+
+
+@dataclass(eq=False)
+class Frame:
+    """A module that is running: its path, its how-many-th call, and where what it was given moved."""
+
+    path: str
+    call: int
+    moved: list[Tensor]
+
+
+class Hold(TorchFunctionMode):
+    """Keeps what a first pass shows, or holds its attention, and the modules ``held``, to what was kept.
+
+    A call is captured if the recording grew while it ran. Held is all but the rows whose own query moved:
+    they are of the token that is another one. Queries that no token moves, because the model learned them,
+    stand for tokens of their own: of the calls ``fresh``, row ``number`` is moved by hand. ``footprint`` is
+    what moved in the first result that was of another shape than what it was made of: patches of pixels.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        first: First,
+        held: Collection[str] | None = None,
+        fresh: Collection[tuple[str, int]] = (),
+        number: int = 0,
+    ) -> None:
+        super().__init__()
+        self.fresh, self.number = fresh, number
+        self.root, self.first, self.keeps = root, first, held is None
+        self.held = {*(held or ()), *first.modules}
+        self.footprint: Tensor | None = None
+        self._record = Record()
+        self._busy = 0  # inside a captured call, or at work ourselves
+        self._frames: list[Frame] = []
+        self._modules: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._softmaxes: Counter[str] = Counter()
+
+    @contextmanager
+    def watch(self, record: Record) -> Iterator[None]:
+        """Keep or hold what the recording captures while the block runs."""
+        self._record = record
+        with ExitStack() as stack:
+            for path, module in self.root.named_modules():
+                for handle in (
+                    module.register_forward_pre_hook(self._entering(path), with_kwargs=True),
+                    module.register_forward_hook(self._leaving),
+                ):
+                    stack.callback(handle.remove)
+            stack.enter_context(attention_functions(self))
+            stack.enter_context(self)
+            yield
+        if self.keeps:
+            self.first.modules |= {path for path in record.calls if not self._calls[path]}
+
+    # attention
+
+    def kernel_call(
+        self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an attention function of transformers, or answer for it."""
+        return self._answer("attention", lambda asked: asked.transpose(1, 2), kernel, args, kwargs)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one of torch's functions, or answer for it."""
+        name = getattr(func, "__name__", "")
+        return self._answer(name, Tensor.detach if name in KERNELS else None, func, args, kwargs or {})
+
+    def _answer(
+        self, name: str, turn: RowOf | None, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        if self._busy:
+            return func(*args, **kwargs)
+        captured = len(self._record.calls)
+        self._busy += 1
+        try:
+            result = func(*args, **kwargs)
+            if len(self._record.calls) == captured:
+                return self._noted(name, result)
+            owner = self._record.calls[-1]
+            key = owner, self._calls[owner]
+            self._calls[owner] += 1
+            with quietly():
+                given = [*tensors_in((args, kwargs))]
+                if self.keeps:
+                    self.first.calls[key] = _copy(given), _copy(result)
+                    self.first.written |= {owner} if turn is None else set()
+                    return result
+                return self._held(key, turn, given, result)
+        finally:
+            self._busy -= 1
+
+    def _noted(self, name: str, result: Any) -> Any:
+        """What a function returned that captured nothing.
+
+        Models return weights beside their output, so a softmax that is captured later returns what it did
+        before, written into the tensor that the recording follows.
+        """
+        path = self._frames[-1].path if self._frames else ""
+        self.first.functions.setdefault(path, set()).add(name)
+        if name not in SOFTMAX or not isinstance(result, Tensor):
+            return result
+        key = path, self._softmaxes[path]
+        self._softmaxes[path] += 1
+        with quietly():
+            if self.keeps:
+                self.first.softmaxes[key] = result.clone()
+            elif any(path == owner or is_inside(path, owner) for owner in self.first.written):
+                before = self.first.softmaxes.get(key)
+                if before is not None and before.shape == result.shape:
+                    result.copy_(before)
+        return result
+
+    def _held(self, key: tuple[str, int], turn: RowOf | None, given: list[Tensor], result: Any) -> Any:
+        """The first pass's result, with the rows of this one whose queries, which come first, moved."""
+        if key not in self.first.calls:
+            raise ModelError("the model attends more often when one token is another: it cannot be audited")
+        earlier, before = self.first.calls[key]
+        before = _copy(before)
+        if [each.shape for each in earlier] != [each.shape for each in given]:
+            return before
+        if turn is None:
+            return before
+        asked = differ(earlier[0], given[0]).any(-1)  # [batch, head, query], or [query, batch]
+        if bool(asked.any()):
+            self.first.asked.add(key)
+        elif key in self.fresh:
+            position = 0 if asked.ndim == 2 else -1
+            asked.movedim(position, 0)[self.number : self.number + 1] = True
+            result = with_tensors(result, (each + each.abs().amax() + 1 for each in tensors_in(result)))
+        both = zip(tensors_in(before), tensors_in(result), strict=True)
+        return with_tensors(before, (put_rows(turn(asked), *each) for each in both))
+
+    # modules
+
+    def _entering(self, path: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            place = Place(path, self._modules[path], "in")
+            self._modules[path] += 1
+            with self._working():
+                moved = [] if self.keeps else self.first.moves.compare(place, (args, kwargs))
+                if self.keeps:
+                    self.first.moves.keep(place, (args, kwargs))
+            self._frames.append(Frame(path, place.call, moved))
+
+        return enter
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> Any:
+        frame = self._frames.pop()
+        place = Place(frame.path, frame.call, "out")
+        with self._working():
+            if self.keeps:
+                self.first.moves.keep(place, output)
+                return None
+            moved = self.first.moves.compare(place, output)
+            before = self.first.moves.before.get(place, [])
+            now = [*tensors_in(output)]
+            if self.footprint is None and len(moved) == 1 and frame.moved and not [*module.children()]:
+                recut = moved[0].shape != frame.moved[0].shape
+                self.footprint = moved[0] if recut and bool(moved[0].any()) else None
+            if not moved or all(map(torch.equal, before, now)):
+                return None
+            if frame.path in self.held:
+                moved = [reach(frame.moved, each) & each for each in moved]
+            return with_tensors(output, map(mend, moved, now, before))
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Our own arithmetic is neither recorded nor held."""
+        self._busy += 1
+        try:
+            with quietly():
+                yield
+        finally:
+            self._busy -= 1
+
+
+def _copy(value: Any) -> Any:
+    """The same with copies of its tensors: models write into what they are given."""
+    return with_tensors(value, iter([tensor.clone() for tensor in tensors_in(value)]))

@@ -1,0 +1,103 @@
+"""A module that mixes tokens, by what it does so, and how a set of them is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from attnscope.analysis.audit.paths import is_inside, pattern
+from attnscope.analysis.sentences import number_ranges
+from attnscope.attention import Site
+from attnscope.capture.placing.without_attention import INSTEAD
+
+MISSED = "attention that was not captured"
+
+FUNCTIONS = (
+    ("a Fourier transform", r"fft"),
+    ("a recurrence", r"lstm|gru|rnn_(tanh|relu)|cumsum|cumprod|scan"),
+    ("a convolution", r"conv\d?d?|conv_transpose|unfold"),
+    (MISSED, r"attention|softmax"),
+    ("a normalization over tokens", r"(group|instance|batch)_norm"),
+    ("pooling", r"pool|^mean$|^amax$|^max$|interpolate"),
+)
+"""Ways to mix tokens, and what the names of torch's functions for them hold; the first that is met counts."""
+
+CLASSES = ((r"merg|downsampl|pool", "pooling"),)
+"""What the names of classes say, beside those of layers without attention."""
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """A module through which tokens reach each other past the attention that is shown.
+
+    ``way`` says by what, ``None`` where neither its class nor its functions tell. ``layer`` is the number in
+    its path, if it has just one.
+    """
+
+    path: str
+    type: str
+    layer: int | None
+    way: str | None
+
+
+def describe_mixers(mixers: Sequence[Mixer], held: int) -> tuple[str, ...]:
+    """What mixes tokens beside ``held`` captured calls, in plain words, modules of one sort together."""
+    sorts: dict[tuple[str, str, str | None], list[Mixer]] = {}
+    for mixer in mixers:
+        sorts.setdefault((pattern(mixer.path), mixer.type, mixer.way), []).append(mixer)
+    sentences = []
+    for (path, kind, way), alike in sorts.items():
+        layers = {mixer.layer for mixer in alike if mixer.layer is not None}
+        where = f"{path or 'the model itself'} ({kind})"
+        if layers:
+            where = f"layer{'s' * (len(layers) > 1)} {number_ranges(layers)}, {where},"
+        many = len(alike) > 1
+        verb = "mix" if many else "mixes"
+        sentences.append(f"{where} {verb} tokens by {way or 'something that is no attention'} as well")
+    missed = sum(mixer.way == MISSED for mixer in mixers)
+    if missed:
+        sentences.append(f"{missed:,} of {missed + held:,} attention calls were not captured")
+    return tuple(sentences)
+
+
+def name_mixers(
+    root: nn.Module, paths: Sequence[str], functions: Mapping[str, set[str]], sites: Sequence[Site]
+) -> tuple[Mixer, ...]:
+    """The mixers at these paths, each once; ``functions`` are those of torch that ran in each module itself.
+
+    One of torch's own modules is named by the model's module around it, and a part of a mixer with the whole,
+    as long as that holds no attention that is shown.
+    """
+    attending = {site.name for site in sites}
+
+    def is_bare(path: str) -> bool:
+        return bool(path) and not any(name == path or is_inside(name, path) for name in attending)
+
+    named: dict[str, Mixer] = {}
+    for path in paths:
+        owner = path
+        while _is_torchs_own(root.get_submodule(owner)) and is_bare(parent := owner.rpartition(".")[0]):
+            owner = parent
+        if _is_torchs_own(root.get_submodule(owner)):
+            owner = path
+        whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
+        if whole not in named:
+            named[whole] = _mixer(root, whole, functions.get(path, set()))
+    return tuple(named.values())
+
+
+def _mixer(root: nn.Module, path: str, functions: set[str]) -> Mixer:
+    module = root.get_submodule(path)
+    name = type(module).__name__
+    ways = [way for way, names in FUNCTIONS if any(re.search(names, each) for each in functions)]
+    if not _is_torchs_own(module):
+        ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
+    numbers = [int(part) for part in path.split(".") if part.isdigit()]
+    return Mixer(path, name, numbers[0] if len(numbers) == 1 else None, next(iter(ways), None))
+
+
+def _is_torchs_own(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn")

@@ -1,0 +1,1 @@
+"""Questions about a text: which head looks from here to there."""

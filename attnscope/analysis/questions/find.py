@@ -1,0 +1,242 @@
+"""Which heads look from one part of a text to another: ``it -> cat``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
+from math import isnan
+
+import torch
+from torch import Tensor
+
+from attnscope.analysis.questions.parts import Group, Question, word_groups
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.sentences import kind_title, kinds_of, number_ranges, provenance, require_selected
+from attnscope.attention import Attention, Axis, Head, Site
+from attnscope.capture.observers.coarsen import BLOCK
+from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
+from attnscope.errors import SelectionError
+from attnscope.models import Model, ModelInput
+
+
+@dataclass(frozen=True)
+class Looking:
+    """How much of what one head does answers a question.
+
+    ``weight`` is the share of the attention of the left part that goes to the right part, ``baseline`` the
+    same of even attention over the open keys, and ``rank`` the place of the right part's heaviest word among
+    all words of the row: 1 is the heaviest; ``None`` where every word is meant. All are means over the
+    ``rows`` of the left part that may look at the right part at all; rows of one word's pieces count as one.
+    """
+
+    head: Head
+    weight: float
+    baseline: float
+    rank: float | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All heads that a question is about, the one that looks most first, and what to know of the question."""
+
+    question: Question
+    heads: tuple[Looking, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to some questions about one text."""
+
+    answers: tuple[Answer, ...]
+    title: str
+    notes: tuple[str, ...]
+
+
+def find(
+    model: Model, prepared: ModelInput, questions: Sequence[Question], selection: Selection | None = None
+) -> Answers:
+    """Run the model once, and rank its heads by how much they look from one part of the text to another.
+
+    Only the rows of the left parts are computed. Rows of a word's pieces are averaged, its columns summed; of
+    several places that a part fits, rows are averaged and columns summed. In cross-attention the left part is
+    one of the decoder's, the right part one of the encoder's. A question without an answer (a part that does
+    not exist, or keys that are masked) has no heads, and a note that says why. Raises ``SelectionError``
+    where no question has an answer.
+    """
+    selection = selection or Selection()
+    observer = _Questions(tuple(questions))
+    record = model.run(prepared, [SharedRows([observer], selection.heads)])
+    chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
+    require_selected(chosen, record, selection)
+    numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
+    answers = []
+    for place, question in enumerate(questions):
+        sums = [each for each in observer.sums if each.question == place]
+        heads = [looking for each in sums for looking in each.heads(numbers[each.site])]
+        heads.sort(key=lambda looking: (isnan(looking.weight), -looking.weight, looking.head))
+        notes = _notes(question, sums) if heads else [_nothing(question, prepared, list(numbers))]
+        answers.append(Answer(question, tuple(heads), tuple(notes)))
+    if not any(answer.heads for answer in answers):
+        raise SelectionError("; ".join(note for answer in answers for note in answer.notes))
+    title = f"{model.title} · {provenance(chosen)}"
+    return Answers(tuple(answers), title, (*model.notes, *prepared.notes, *record.notes))
+
+
+@dataclass(frozen=True, eq=False)
+class _Aim:
+    """A question on the axes of one call: which rows are read, and which keys they are asked about."""
+
+    rows: dict[int, float]  # and how much each counts
+    left: tuple[Group, ...]
+    right: tuple[Group, ...]
+    step: int | None
+    word: Tensor  # [key], the word that each key is a piece of
+    target: Tensor  # [word] bool
+
+    @classmethod
+    def of(cls, question: Question, queries: Axis, keys: Axis) -> _Aim | None:
+        """``None`` where one of the parts does not exist."""
+        left, step = question.left.tokens(queries), question.right.step
+        right = () if step is not None else question.right.tokens(keys)
+        if not left or not (right or step is not None):
+            return None
+        rows: dict[int, float] = {}
+        for group in left:
+            for row in group:
+                rows[row] = rows.get(row, 0.0) + 1 / len(group)
+        word = torch.arange(len(keys))  # a step counts tokens; else words, and the groups that are meant
+        target = torch.zeros(len(keys), dtype=torch.bool)
+        if step is None:
+            for _, group in word_groups(keys):
+                word[list(group)] = group[0]
+            for group in right:
+                word[list(group)] = group[0]
+                target[group[0]] = True
+        return cls(rows, left, right, step, word, target)
+
+
+@dataclass(eq=False)
+class _Sums:
+    """What the rows of one call add up to, for one question."""
+
+    question: int
+    site: Site
+    count: InitVar[int]  # of heads
+    aim: _Aim
+    everything: bool
+    share: float = 0.0  # of the rows that are in the sums
+    rows: int = 0
+
+    def __post_init__(self, count: int) -> None:
+        self.weight, self.baseline, self.rank = torch.zeros(3, count, dtype=torch.float64)  # [head] each
+
+    def add(self, weights: Tensor, allowed: Tensor, start: int) -> None:
+        """Rows of the call, [batch, head, row, key], from row ``start`` on."""
+        mine = [row for row in self.aim.rows if start <= row < start + weights.shape[2]]
+        if not mine:
+            return
+        part = torch.tensor(mine, device=weights.device) - start
+        weights, allowed = weights[:, :, part].double(), allowed[:, :, part]
+        word, target = (each.to(weights.device) for each in (self.aim.word, self.aim.target))
+        if self.aim.step is not None:
+            target = torch.arange(len(word), device=word.device) == (part + start + self.aim.step)[:, None]
+        wanted = target[..., word]  # [key], or [row, key] of a step
+        open_ = (allowed & wanted).sum(-1)  # [batch or 1, head or 1, row]
+        looks = (open_ > 0).any(0).any(0)  # [row]
+        share = torch.tensor([self.aim.rows[row] for row in mine], dtype=torch.float64) * looks.cpu()
+        words = torch.zeros_like(weights).index_add_(-1, word, weights)
+        best = words.masked_fill(~target, -1).amax(-1, keepdim=True)
+        rank = 1 + (words > best).sum(-1)
+        baseline = open_ / allowed.sum(-1).clamp(min=1)
+        self.weight += (weights * wanted).sum(-1).mean(0).cpu() @ share
+        self.baseline += baseline.double().mean(0).expand(len(self.weight), -1).cpu() @ share
+        self.rank += rank.double().mean(0).cpu() @ share
+        self.share += float(share.sum())
+        self.rows += int(looks.sum())
+
+    def heads(self, numbers: Sequence[int]) -> list[Looking]:
+        """The means, a head each; none where no row could look."""
+        if not self.share:
+            return []
+        site = self.site
+        table = torch.stack([self.weight, self.baseline, self.rank], 1) / self.share
+        return [
+            Looking(
+                Head(site.layer, head, site.kind),
+                weight,
+                baseline,
+                None if self.everything else rank,
+                self.rows,
+            )
+            for head, (weight, baseline, rank) in zip(numbers, table.tolist(), strict=True)
+        ]
+
+
+@dataclass(eq=False)
+class _Questions:
+    """Observer: asks all questions of every call, of the rows that they are about."""
+
+    questions: tuple[Question, ...]
+    sums: list[_Sums] = field(default_factory=list)
+
+    def begin(self, attention: Attention) -> _Reading | None:
+        asked = []
+        for number, question in enumerate(self.questions):
+            aim = _Aim.of(question, attention.queries, attention.keys)
+            if aim is not None:
+                everything = question.right.everything
+                asked.append(_Sums(number, attention.site, attention.heads, aim, everything))
+        self.sums += asked
+        return _Reading(asked, rows_at_a_time(attention, BLOCK)) if asked else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """The rows that the questions about one call need."""
+
+    asked: Sequence[_Sums]
+    step: int
+
+    @property
+    def wanted(self) -> Sequence[int]:
+        return sorted({row for each in self.asked for row in each.aim.rows})
+
+    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+        for each in self.asked:
+            each.add(rows, allowed, start)
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+def _notes(question: Question, sums: Sequence[_Sums]) -> list[str]:
+    """Where a part stands at several places, and rows that cannot look."""
+    notes = []
+    aim = sums[0].aim
+    for part, groups, what in ((question.left, aim.left, "averaged"), (question.right, aim.right, "summed")):
+        if len(groups) > 1 and not part.everything:
+            at = number_ranges({group[0] for group in groups})
+            notes.append(f"{part.text} stands at {len(groups):,} places ({at}): {what}")
+    blind = len(aim.rows) - max(each.rows for each in sums)
+    if blind:
+        notes.append(f"{blind:,} of {len(aim.rows):,} rows cannot look there, and are left out")
+    return notes
+
+
+def _nothing(question: Question, prepared: ModelInput, sites: Sequence[Site]) -> str:
+    """Why a question has no answer: what does not exist, or what no row may look at."""
+    kinds = kinds_of(sites)
+    for side, part in enumerate((question.left, question.right)):
+        axes = [axes[side] for kind, axes in prepared.axes.items() if kind in kinds]
+        if part.step is None and axes and not any(part.tokens(axis) for axis in axes):
+            return f"no {part.text!r} among the {('queries', 'keys')[side]}, which read {_listed(axes[0])}"
+    where = " and ".join(kind_title(kind) for kind in kinds)
+    left, right = question.left.text, question.right.text
+    return f"{left!r} cannot look at {right!r} in {where}: those keys are masked"
+
+
+def _listed(axis: Axis) -> str:
+    labels = list(dict.fromkeys(place.label for place, _ in word_groups(axis)))
+    return ", ".join(labels[:12]) + (", ..." if len(labels) > 12 else "")

@@ -1,0 +1,148 @@
+"""Parts of a text, and questions about two of them: ``it -> cat``. Parsed, never run as code."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from string import punctuation
+from typing import TypeAlias
+
+from attnscope.attention import Axis
+from attnscope.axes import Place, coarsen_axis
+from attnscope.errors import SelectionError
+
+Group: TypeAlias = tuple[int, ...]
+"""Tokens that count as one: the pieces of a word, or a phrase."""
+
+HELP = (
+    "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "
+    "special, punctuation, /regex/, or *; behind the arrow also a number of tokens from here (-2, +1)"
+)
+
+CLASSES = ("special", "punctuation")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One side of a question, as it was written.
+
+    ``tokens`` finds it on an axis; ``step`` is set instead where it is as many tokens from each row.
+    """
+
+    text: str
+    step: int | None = None
+
+    @property
+    def everything(self) -> bool:
+        """Whether all tokens are meant."""
+        return self.text == "*"
+
+    def tokens(self, axis: Axis) -> tuple[Group, ...]:
+        """The places on an axis that are meant, each as its tokens; none where there is none."""
+        words = word_groups(axis)
+        if self.everything:
+            return tuple(group for _, group in words)
+        if self.text.isascii() and self.text.isdigit():
+            return ((int(self.text),),) if int(self.text) < len(axis) else ()
+        if len(self.text) > 1 and self.text[0] == self.text[-1] and self.text[0] in "\"'":
+            return tuple(_phrase(self.text[1:-1], axis))
+        if len(self.text) > 2 and self.text[0] == self.text[-1] == "/":
+            pattern = re.compile(self.text[1:-1])
+            return tuple(group for place, group in words if pattern.search(place.text.strip()))
+        if self.text in CLASSES:
+            return tuple(group for place, group in words if _belongs(place, self.text))
+        name, _, number = self.text.rpartition("#")
+        if name and number.isascii() and number.isdigit():
+            return _word(name, words)[int(number) - 1 : int(number)] if int(number) else ()
+        return _word(self.text, words)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """How much of the attention of one part goes to another."""
+
+    left: Part
+    right: Part
+
+    def __str__(self) -> str:
+        return f"{self.left.text} -> {self.right.text}"
+
+
+def parse_questions(text: str) -> tuple[Question, ...]:
+    """``it -> cat``, or both ways: ``it <-> cat``. Raises ``SelectionError`` for what is no question."""
+    left, arrow, right = (
+        (part.strip() for part in re.split(r"(<?->)", text, maxsplit=1)) if "->" in text else ("",) * 3
+    )
+    if not left or not right or "->" in right:
+        raise SelectionError(f"{text!r} is no question: write FROM -> TO, like 'it -> cat'; {HELP}")
+    ways = [(left, right)] if arrow == "->" else [(left, right), (right, left)]
+    return tuple(Question(_part(one, row=True), _part(other, row=False)) for one, other in ways)
+
+
+def is_question(text: str) -> bool:
+    """Whether an argument is a question, and no text."""
+    return "->" in text
+
+
+def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
+    """Every word of an axis, and every token that is in none, with its tokens."""
+    coarsening = coarsen_axis(axis, words=True)
+    groups = (tuple(coarsening.tokens(number)) for number in range(len(coarsening.places)))
+    return tuple(zip(coarsening.places, groups, strict=True))
+
+
+def _part(text: str, *, row: bool) -> Part:
+    if re.fullmatch(r"[+-]\d+", text, re.ASCII):
+        if row:
+            raise SelectionError(
+                f"{text} counts tokens from each row, so it stands behind the arrow: '* -> {text}'"
+            )
+        return Part(text, int(text))
+    if len(text) > 2 and text[0] == text[-1] == "/":
+        try:
+            re.compile(text[1:-1])
+        except re.error as error:
+            raise SelectionError(f"{text} is no regular expression: {error}") from error
+    return Part(text)
+
+
+def _word(name: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
+    """The places of a word: as it is written, or else in any case and without marks: ``mat.``, ``[CLS]``."""
+    exact = tuple(group for place, group in words if name in (place.text.strip(), place.label))
+    folded = name.casefold()
+    return exact or tuple(group for place, group in words if folded in _names(place))
+
+
+def _names(place: Place) -> tuple[str, ...]:
+    name = place.text.strip().casefold()
+    return name, name.strip(punctuation), name.removeprefix("patch ")
+
+
+def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
+    """Where the tokens of a phrase stand; those of a longer word are no place of it."""
+    if isinstance(axis, range):
+        return
+    text, spans, before = "", [], None
+    for token in axis:
+        word = None if token.special else (token.segment, token.word)
+        text += "" if word is not None and token.word is not None and word == before else " "
+        begin = len(text)
+        text += token.text.strip()
+        spans.append((begin, len(text)))
+        before = word
+    pattern = r"\s*".join(re.escape(word) for word in phrase.split())
+    for match in re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE) if pattern else ():
+        yield tuple(
+            number
+            for number, (begin, end) in enumerate(spans)
+            if begin < match.end() and end > match.start() and not axis[number].special
+        )
+
+
+def _belongs(place: Place, name: str) -> bool:
+    if name == "special":
+        return place.special
+    text = place.text.strip()
+    return not place.special and bool(text) and all(unicodedata.category(char)[0] == "P" for char in text)

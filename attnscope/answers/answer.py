@@ -1,0 +1,116 @@
+"""What was found, as views to be drawn and numbers to be read on: the same for a command and a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from attnscope.analysis.head import OneHead
+from attnscope.analysis.numbers import site_numbers
+from attnscope.analysis.overview import Overview
+from attnscope.measures import HeadFigures, worth_a_look
+from attnscope.render.terminal import View
+from attnscope.views import Bars, Focus, HeadMap, Heatmap, Ranked, Ranking
+
+if TYPE_CHECKING:
+    from attnscope.render.image import Drawable
+
+WORTH = 6
+"""Heads that the overview recommends."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The views of an answer, those of them that make a picture file, and the numbers behind them."""
+
+    views: tuple[View, ...]
+    pictures: Mapping[str, Drawable]
+    numbers: Mapping[str, Any]
+
+
+def of_overview(seen: Overview, command: str | None) -> Answer:
+    """Every head as a thumbnail, and the heads most worth a look with the command that opens each."""
+    several = len(seen.grids) > 1
+    ranked = []
+    for head in worth_a_look(seen.heads, WORTH):
+        extra = f" --kind {head.site.kind}" if several else ""
+        where = f" {head.site.kind}" if several else ""
+        reason = head.role.sentence if head.role else ""
+        ranked.append(Ranked(head.name + where, reason, f"{command or '...'} --head {head.name}{extra}"))
+    notes = seen.notes if command else (*seen.notes, "... stands for the command that you gave")
+    ranking = Ranking(tuple(ranked), "Worth a look", notes)
+    pictures = {kind: replace(grid, notes=seen.notes) for kind, grid in seen.grids.items()}
+    numbers = {
+        "notes": list(seen.notes),
+        "sites": [site_numbers(site) for site in seen.record.sites],
+        "heads": [head_numbers(head) for head in seen.heads],
+    }
+    return Answer((*seen.grids.values(), ranking), pictures, numbers)
+
+
+def of_head(seen: OneHead) -> Answer:
+    """One head's heatmap."""
+    picture = seen.heatmap
+    numbers = {
+        "notes": list(picture.notes),
+        "site": site_numbers(seen.seen),
+        "head": head_numbers(seen.figures),
+        "queries": [place.text for place in picture.weights.queries],
+        "keys": [place.text for place in picture.weights.keys],
+        "weights": _rows(picture),
+    }
+    return Answer((picture,), {"head": picture}, numbers)
+
+
+def of_token(seen: Focus) -> Answer:
+    """What one token looks at, and who looks at it."""
+    numbers: dict[str, Any] = {
+        "notes": list(seen.notes),
+        "which": seen.title,
+        "token": {"text": seen.label, "position": seen.position},
+        "looks_at": _bars(seen.looks_at),
+        "looked_at_by": _bars(seen.looked_at_by),
+    }
+    if seen.overlay is not None:
+        maps = {"looks_at": seen.overlay.looks_at, "looked_at_by": seen.overlay.looked_at_by}
+        numbers["patches"] = {name: None if each is None else each.tolist() for name, each in maps.items()}
+    return Answer((seen,), {"token": seen}, numbers)
+
+
+def of_maps(maps: Mapping[str, HeadMap]) -> Answer:
+    """One measure of all heads, a map a kind of attention."""
+    return Answer(tuple(maps.values()), maps, {})
+
+
+def _rows(picture: Heatmap) -> list[list[float | None]]:
+    """The weights, with nothing where the mask closed the cell."""
+    return [
+        [None if closed else round(float(value), 7) for value, closed in zip(row, mask, strict=True)]
+        for row, mask in zip(picture.values, picture.masked, strict=True)
+    ]
+
+
+def head_numbers(head: HeadFigures) -> dict[str, Any]:
+    """A head's role and figures as plain data."""
+    role = head.role
+    return {
+        "kind": head.site.kind,
+        "layer": head.site.layer,
+        "head": head.head,
+        "role": None
+        if role is None
+        else {"name": role.name, "score": role.score, "baseline": role.baseline, "sentence": role.sentence},
+        "figures": {
+            name: {"value": figure.value, "baseline": figure.baseline, "rows": figure.rows}
+            | ({} if figure.error is None else {"error": figure.error, "texts": figure.texts})
+            for name, figure in head.figures.items()
+        },
+        "absent": dict(head.absent),
+    }
+
+
+def _bars(bars: Bars | None) -> list[dict[str, Any]] | None:
+    if bars is None:
+        return None
+    return [{"text": bar.label, "position": bar.position, "weight": bar.weight} for bar in bars.bars]

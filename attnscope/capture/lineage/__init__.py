@@ -1,1 +1,0 @@
-"""Where the numbers in a tensor come from: which text, which position, which output of which projection."""

@@ -1,0 +1,32 @@
+"""A file in a model's place: the commands that look at a model's pass look at it alike."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from attnscope.errors import InputError, ModelError
+from attnscope.models.inputs import ModelInput, Objective
+from attnscope.models.model import Model
+
+
+class FileModel(Model):
+    """One pass that a file holds. ``prepared`` is its text; it reads no other, and predicts nothing."""
+
+    what: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def prepared(self) -> ModelInput:
+        """The text that was read, as far as the file tells."""
+
+    def prepare(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
+    ) -> ModelInput:
+        """Raises ``InputError``: a file reads no text; ask for ``prepared``."""
+        raise InputError(f"{self.name} is {self.what} and reads no text")
+
+    @property
+    def objective(self) -> Objective:
+        """Raises ``ModelError``: nothing is predicted without a model."""
+        raise ModelError(f"{self.name} is {self.what} and predicts nothing: give the model itself")

@@ -1,0 +1,13 @@
+"""What one pass showed, kept in memory or in a file: every row can be computed again, and N² is never stored.
+
+trace = read_trace("cat.trace")
+trace.weights(Head("L2H1"))  # NumPy, [query, key]; nothing here needs torch
+
+A trace is a description (``layout``) and arrays by name. ``keep`` makes one while a model runs, ``replay``
+shows one to observers as a model would; those two need torch.
+"""
+
+from attnscope.storage.trace.file import SUFFIX, read_trace, write_trace
+from attnscope.storage.trace.trace import Trace
+
+__all__ = ["SUFFIX", "Trace", "read_trace", "write_trace"]

@@ -1,0 +1,138 @@
+"""A trace shown to observers as a model's pass is: the same calls, with the same rows to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnscope.attention import Attention, AttentionCall, HeldRows, OpenKeys, RowSource, Site
+from attnscope.axes.weights import Array
+from attnscope.capture import LayerWithoutAttention, Record, Replay, SiteRecord
+from attnscope.capture.record import Failure
+from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
+from attnscope.capture.rows.steps import SteppedRows
+from attnscope.storage.trace.layout import Bias, Call, Held, Joined, Mask, Rows, Stepped
+from attnscope.storage.trace.masks import open_rows
+from attnscope.storage.trace.rows import bias_rows, key_of
+from attnscope.storage.trace.trace import Trace
+from attnscope.text import clean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HELD = 2
+"""Calls whose tensors stay at hand."""
+
+
+def replay(trace: Trace) -> Replay:
+    """The calls of a trace, ready to be observed again and again; tensors are read when rows are."""
+    import torch
+
+    said, sources = trace.description, _Sources(trace)
+    attentions = tuple(
+        Attention(
+            site=Site(clean(call.name), call.call, call.kind, call.layer),
+            source=call.source,
+            kernel=clean(call.kernel),
+            batch=call.batch,
+            heads=call.heads,
+            key_heads=call.key_heads,
+            queries=trace.axis(call.queries),
+            keys=trace.axis(call.keys),
+            offset=call.offset,
+            dtype=getattr(torch, call.dtype),
+            read=_TracedRows(sources, number),
+        )
+        for number, call in enumerate(said.calls)
+    )
+    without = [
+        LayerWithoutAttention(clean(layer.name), layer.layer, clean(layer.reason))
+        for layer in said.without_attention
+    ]
+    sites = [_note(attention, call) for attention, call in zip(attentions, said.calls, strict=True)]
+    failures = [Failure(clean(each.name), clean(each.reason)) for each in said.failures]
+    return Replay(attentions, Record(sites, without, failures, list(map(clean, said.changes))))
+
+
+def _note(attention: Attention, call: Call) -> SiteRecord:
+    refusal = None if call.refusal is None else clean(call.refusal)
+    return SiteRecord.of(attention, call.step, call.window, refusal, call.difference)
+
+
+class _Sources:
+    """The rows of a trace's calls as capture has them, those of the last calls at hand."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.source = lru_cache(maxsize=HELD)(self._source)
+        self._bias = lru_cache(maxsize=HELD)(self._make_bias)
+
+    def _source(self, number: int) -> RowSource:
+        call = self.trace.description.calls[number]
+        queries, _ = self.trace.size(call)
+        return self._rows(call.rows, queries)
+
+    def _rows(self, rows: Rows, queries: int) -> RowSource:
+        arrays = self.trace.arrays
+        if isinstance(rows, Held):
+            opened = None if rows.open is None else _tensor(open_rows(rows.open, arrays, 0, queries))
+            return HeldRows(_tensor(arrays[rows.array]), opened)
+        if isinstance(rows, Joined):
+            return JoinedHeads(tuple(self._rows(part, queries) for part in rows.parts), rows.counts)
+        if isinstance(rows, Stepped):
+            sizes = np.diff(rows.starts).tolist()
+            parts = tuple(self._rows(part, size) for part, size in zip(rows.parts, sizes, strict=True))
+            return SteppedRows(parts, rows.starts, rows.shifts, rows.keys)
+        key = _tensor(key_of(rows, arrays))
+        call = AttentionCall(
+            query=_tensor(arrays[rows.query]),
+            key=key,
+            value=key[..., :0],
+            scale=rows.scale if isinstance(rows.scale, float) else _tensor(arrays[rows.scale]),
+            biases=tuple(self._bias(bias, queries) for bias in rows.biases),
+            masks=tuple(self._mask(mask, queries) for mask in rows.masks),
+            diagonal=rows.diagonal,
+            softcap=rows.softcap,
+            sinks=None if rows.sinks is None else _tensor(arrays[rows.sinks]),
+        )
+        return ScoredRows(call)
+
+    def _mask(self, mask: Mask, queries: int) -> OpenKeys:
+        """A mask that all heads share as a function of rows, any other as a tensor."""
+        arrays = self.trace.arrays
+        if arrays[mask.array].shape[1] == 1:
+            return lambda start, stop: _tensor(open_rows(mask, arrays, start, stop))
+        return _tensor(open_rows(mask, arrays, 0, queries))
+
+    def _make_bias(self, bias: Bias, queries: int) -> Tensor:
+        values = self.trace.arrays[bias.array]
+        return _tensor(values if bias.open is None else bias_rows(bias, self.trace.arrays, 0, queries))
+
+
+@dataclass(frozen=True, eq=False)
+class _TracedRows:
+    """The rows of one call, whose tensors are had when they are asked for."""
+
+    sources: _Sources
+    number: int
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
+        return self.sources.source(self.number).rows(start, stop, heads)
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        return self.sources.source(self.number).allowed(start, stop)
+
+
+def _tensor(array: Array) -> Tensor:
+    """An array as a tensor; uint16 holds the bits of bfloat16."""
+    import torch
+
+    if array.dtype == np.uint16:
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -1,0 +1,147 @@
+"""Compiled models are watched as they were written, in whatever way they were compiled, and stay compiled."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from attnscope.capture import Keep, recording
+from tests.capture import modules
+from tests.capture.tiny import FAMILIES, inputs
+
+
+class Counting:
+    """A backend of ``torch.compile`` that runs graphs as they are, and counts its work."""
+
+    def __init__(self):
+        self.compiled = self.ran = 0
+
+    def __call__(self, graph, _):
+        self.compiled += 1
+
+        def run(*given):
+            self.ran += 1
+            return graph.forward(*given)
+
+        return run
+
+
+class Block(nn.Module):
+    def __init__(self, made):
+        super().__init__()
+        self.attention = made()
+
+    def forward(self, x):
+        return x + self.attention(x)[0]
+
+
+def model(made):
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(made) for _ in range(2))).eval()
+
+
+def compiled(plain, how, backend):
+    """What is called in the place of the plain model."""
+    if how == "method":
+        plain.compile(backend=backend)
+        return plain
+    if how == "parts":
+        for index in range(len(plain)):
+            plain[index] = torch.compile(plain[index], backend=backend)
+        return plain
+    if how == "function":
+        return torch.compile(lambda x: plain(x), backend=backend)
+    return torch.compile(plain, backend=backend)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+@pytest.mark.parametrize("how", ["module", "method", "function", "parts"])
+@pytest.mark.parametrize(
+    "made",
+    [modules.Fused, lambda: modules.Softmaxed(modules.SOFTMAXES["torch.softmax"])],
+    ids=["sdpa", "softmax"],
+)
+def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
+    x, keep, expected = torch.randn(2, 5, 16), Keep(lambda site: range(4)), Keep(lambda site: range(4))
+    plain, backend = model(made), Counting()
+    with torch.inference_mode():
+        with recording(plain, [expected]):
+            output = plain(x)
+        call = compiled(plain, how, backend)
+        if warm:
+            call(x)
+        before = backend.compiled, backend.ran
+        with recording(plain, [keep]) as record:
+            assert torch.equal(call(x), output)
+        assert (backend.compiled, backend.ran) == before
+        assert torch.equal(call(x), output)
+        assert backend.ran > before[1]
+        if warm:
+            assert backend.compiled == before[0]
+    assert [kept.site.layer for kept in keep.maps] == [0, 1]
+    for kept, own in zip(keep.maps, expected.maps, strict=True):
+        assert torch.equal(kept.weights, own.weights)
+    assert record.failures == []
+    assert bool(record.changes) == (how != "function")
+    assert all("watched uncompiled" in note for note in record.notes)
+
+
+def test_a_wrapped_model_may_itself_be_recorded_and_its_sites_keep_their_names():
+    plain = FAMILIES["gpt2"].build()
+    wrapped = torch.compile(plain, backend="eager")
+    with torch.inference_mode(), recording(wrapped) as record:
+        wrapped(**inputs("text"))
+    assert [site.site.name for site in record.sites] == ["h.0.attn", "h.1.attn", "h.2.attn"]
+    assert [site.site.kind for site in record.sites] == ["decoder"] * 3
+
+
+def test_the_traced_backend_leaves_the_recording_as_it_is():
+    plain, x = model(modules.Fused), torch.randn(2, 5, 16)
+    with torch.inference_mode():
+        output = plain(x)
+        wrapped = torch.compile(plain, backend="aot_eager")
+        with recording(plain) as record:
+            assert torch.equal(wrapped(x), output)
+    assert len(record.sites) == 2
+
+
+def test_models_compile_again_when_the_last_recording_of_all_threads_has_ended():
+    plain, x, backend = model(modules.Fused), torch.randn(2, 5, 16), Counting()
+    call = compiled(plain, "module", backend)
+    inside, done = threading.Event(), threading.Event()
+
+    def watch():
+        with torch.inference_mode(), recording(model(modules.Fused)):
+            inside.set()
+            done.wait(10)
+
+    with torch.inference_mode():
+        with recording(plain):
+            thread = threading.Thread(target=watch)
+            thread.start()
+            inside.wait(10)
+        call(x)
+        assert backend.ran == 0
+        done.set()
+        thread.join()
+        call(x)
+    assert backend.ran == 1
+
+
+def test_a_stance_of_the_users_own_holds_again_behind_the_recording():
+    plain, x = model(modules.Fused), torch.randn(2, 5, 16)
+    call = compiled(plain, "module", "eager")
+    with torch.inference_mode(), torch.compiler.set_stance("fail_on_recompile"):
+        with recording(plain) as record:
+            call(x)
+        assert len(record.sites) == 2
+        with pytest.raises(RuntimeError, match="recompile"):
+            call(x)

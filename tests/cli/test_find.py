@@ -1,0 +1,59 @@
+"""``attnscope find``: what it prints, saves and refuses."""
+
+import csv
+import io
+import json
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+def test_a_question_is_answered_by_a_map_of_all_heads_and_a_table_of_the_best(run):
+    ran = run("find", "* -> -1", TEXT, "--top", "2")
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert "* -> -1 · encoder attention" in lines
+    start = next(number for number, line in enumerate(lines) if line.startswith("head"))
+    assert [line.split() for line in lines[start + 1 : start + 3]] == [
+        ["L2H1", "0.97", "0.08", "1"],
+        ["L1H3", "0.95", "0.08", "1"],
+    ]
+    assert "· 1 of 13 rows cannot look there, and are left out" in lines
+    assert lines[-1] == f"· attnscope show '{TEXT}' --head L2H1"
+
+
+def test_json_and_csv_hold_every_head_of_every_question(run):
+    asked = ("find", "it -> cat", "it <-> mat", TEXT)
+    questions = json.loads(run(*asked, "--json").out)["questions"]
+    assert [each["question"] for each in questions] == ["it -> cat", "it -> mat", "mat -> it"]
+    assert all(len(each["heads"]) == 32 for each in questions)
+    rows = list(csv.DictReader(io.StringIO(run(*asked, "--csv").out)))
+    assert len(rows) == 3 * 32
+    first = questions[0]["heads"][0]
+    assert (first["layer"], first["head"], first["kind"]) == (2, 5, "encoder")
+    assert float(rows[0]["weight"]) == first["weight"]
+
+
+def test_a_map_is_saved_for_each_question(run, tmp_path):
+    ran = run("find", "it <-> cat", TEXT, "-o", tmp_path / "map.png", "--dpi", "50")
+    assert ran.code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["map-1.png", "map-2.png"]
+
+
+def test_weights_from_a_file_are_asked_without_a_model(run, tmp_path):
+    run("show", TEXT, "-o", tmp_path / "heads.npz")
+    asked = ("find", "it -> cat", "--json")
+    saved = json.loads(run(*asked, "--from", tmp_path / "heads.npz").out)["questions"][0]["heads"]
+    direct = json.loads(run(*asked, TEXT).out)["questions"][0]["heads"]
+    assert [each["head"] for each in saved[:5]] == [each["head"] for each in direct[:5]]
+    assert abs(saved[0]["weight"] - direct[0]["weight"]) < 1e-6
+
+
+def test_a_text_alone_and_two_texts_are_wrong_usage(run):
+    assert run("find", TEXT).code == 2
+    assert run("find", "it -> cat", TEXT, "Another text.").code == 2
+
+
+def test_a_word_that_the_text_has_not_is_one_sentence(run):
+    ran = run("find", "it -> dog", TEXT)
+    assert ran.code == 1
+    assert ran.err.startswith("attnscope: no 'dog' among the keys, which read [CLS], The, cat")

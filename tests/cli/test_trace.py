@@ -1,0 +1,179 @@
+"""``--keep`` and ``--from`` as a user meets them: what a trace answers is what the model answered."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.models.folders import minilm
+from tests.models.images import picture, vision
+
+TEXT = "The cat sat on the mat because it was tired."
+OTHER = "The dog sat on the mat because it was tired."
+
+
+def numbers(ran) -> str:
+    """The JSON of an answer without the lines that say where it came from."""
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    found.pop("command", None)
+    for file in found.pop("files", ()):  # which hold that line, too
+        assert file["bytes"]
+    if "notes" in found:
+        found["notes"] = [
+            note for note in found["notes"] if not (note.startswith("from ") and "trace" in note)
+        ]
+    return json.dumps(found)
+
+
+LOOKS = [
+    ["show"],
+    ["show", "--layer", "1"],
+    ["show", "--head", "L1H0"],
+    ["show", "--head", "L1H1", "--words", "--hide-special"],
+    ["show", "--token", "2"],
+    ["show", "--token", "1", "--head", "L0H1"],
+    ["stats"],
+    ["stats", "--layer", "0"],
+    ["stats", "--sort", "coverage90"],
+    ["compare"],
+    ["compare", "--head", "1"],
+]
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory, causal_folder, pair_folder):
+    """What is looked at: a text in a model of each sort, an image, a generation."""
+    folder = tmp_path_factory.mktemp("seen")
+    dinov2 = vision(folder / "dinov2", "dinov2")
+    return {
+        "own": [TEXT],
+        "own-causal that writes": [TEXT, "-m", "own-causal", "--generate", "5"],
+        "gpt2": [TEXT, "-m", causal_folder],
+        "gpt2 that writes": ["The cat", "-m", causal_folder, "--generate", "6"],
+        "gpt2 in bfloat16": [TEXT, "-m", causal_folder, "--dtype", "bfloat16"],
+        "t5": [TEXT, "It slept.", "-m", pair_folder],
+        "t5 that writes": [TEXT, "-m", pair_folder, "--generate", "4"],
+        "image": ["--image", picture(folder / "a.png"), "-m", dinov2],
+        "minilm": ["-f", "sample_inputs/sentences.txt", "--line", "2", "-m", minilm()],
+        "pair": ["-f", "sample_inputs/pairs.tsv", "--line", "1"],
+        "code": ["-f", "sample_inputs/source_code.py", "--max-tokens", "90", "-m", "own-causal"],
+        "languages": ["-f", "sample_inputs/languages.txt", "--max-tokens", "120"],
+    }
+
+
+NAMES = [
+    "own", "own-causal that writes", "gpt2", "gpt2 that writes", "gpt2 in bfloat16", "t5", "t5 that writes",
+    "image", "minilm", "pair", "code", "languages",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_answers_from_a_trace_as_from_the_model(run, sources, tmp_path, name):
+    file = tmp_path / "a.trace"
+    for number, (command, *asked) in enumerate(LOOKS):
+        given = sources[name]
+        if command == "compare" and name == "t5":
+            given = [given[0], "--second", *given[1:]]
+        live = run(command, *given, *asked, "--json")
+        if not number:
+            kept = run(command, *given, *asked, "--json", "--keep", file)
+            assert numbers(kept) == numbers(live)
+            assert f"kept {file}" in kept.err
+        assert numbers(run(command, "--from", file, *asked, "--json")) == numbers(live), (command, asked)
+
+
+def test_an_export_of_a_trace_is_the_models(run, tmp_path):
+    run("show", TEXT, "--keep", tmp_path / "a.trace")
+    live = run("export", TEXT, "-o", tmp_path / "one", "--format", "npz", "--json")
+    again = run("export", "--from", tmp_path / "a.trace", "-o", tmp_path / "two", "--format", "npz", "--json")
+    assert numbers(live) == numbers(again)
+
+
+def test_claims_are_checked_on_a_trace(run, tmp_path):
+    run("show", TEXT, "--keep", tmp_path / "a.trace")
+    assert run("check", "L0H7.next > 0.9", "--from", tmp_path / "a.trace").code == 0
+    ran = run("check", "L0H7.next < 0.1", "--from", tmp_path / "a.trace")
+    assert (ran.code, "FAILED" in ran.out) == (1, True)
+
+
+def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path, causal_folder):
+    one, two, three = (tmp_path / f"{name}.trace" for name in ("one", "two", "three"))
+    run("show", TEXT, "--keep", one)
+    run("show", OTHER, "--keep", two)
+    run("show", TEXT, "-m", "own-causal", "--kind", "decoder", "--keep", three)
+    live = numbers(run("compare", TEXT, "--with-text", OTHER, "--json"))
+    assert numbers(run("compare", "--from", one, "--with-trace", two, "--json")) == live
+    assert numbers(run("compare", TEXT, "--with-trace", two, "--json")) == live
+    drift = json.loads(run("compare", "--from", one, "--with-trace", one, "--json").out)
+    assert max(drift["drift"]) == 0
+    ran = run("compare", "--from", one, "--with-trace", three)
+    assert "the models have no kind of attention in common" in ran.err
+
+
+@pytest.mark.parametrize("beside", [["--with-text", OTHER], ["--with-model", "own"]])
+def test_a_trace_is_compared_with_a_trace_alone(run, tmp_path, beside):
+    run("show", TEXT, "--keep", tmp_path / "a.trace")
+    ran = run("compare", "--from", tmp_path / "a.trace", *beside)
+    assert ran.code == 2
+    assert "compare it with --with-trace" in " ".join(ran.err.replace("│", " ").split())
+
+
+def test_the_next_look_that_is_named_is_one_at_the_trace(run, tmp_path):
+    out = run("show", TEXT, "--keep", tmp_path / "a.trace").out
+    assert f"attnscope show --from {tmp_path}/a.trace --head L0H7" in " ".join(out.split())
+
+
+def test_what_needs_the_model_says_so(run, tmp_path):
+    run("show", TEXT, "--keep", tmp_path / "a.trace")
+    for asked in (["show", "--ablate", "L0H1"], ["stats", "--importance"]):
+        ran = run(asked[0], "--from", tmp_path / "a.trace", *asked[1:])
+        assert (ran.code, ran.err.count("\n")) == (1, 1)
+        assert "is a trace and predicts nothing: give the model itself" in ran.err
+
+
+def test_a_model_that_is_there_predicts_though_its_pass_is_kept(run, tmp_path):
+    ran = run("stats", TEXT, "--importance", "--keep", tmp_path / "a.trace", "--json")
+    assert numbers(ran) == numbers(run("stats", TEXT, "--importance", "--json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("a.npz", "the name of a trace ends in .trace"), ("no/a.trace", "there is no folder")]
+)
+def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_loaded(run, tmp_path, name, told):
+    ran = run("show", TEXT, "-m", "nowhere/nothing", "--keep", tmp_path / name)
+    assert (ran.code, told in ran.err) == (1, True)
+
+
+def test_a_corpus_is_kept_in_no_trace(run, tmp_path):
+    ran = run("stats", "--texts", "sample_inputs/sentences.txt", "--keep", tmp_path / "a.trace")
+    assert ran.code == 2
+
+
+@pytest.mark.subprocess
+def test_transformers_is_not_needed_to_look_at_a_trace(run, tmp_path):
+    run("show", TEXT, "-m", minilm(), "--keep", tmp_path / "a.trace")
+    code = (
+        "import sys; sys.argv = ['attnscope', 'stats', '--from', sys.argv[1]]\n"
+        "from attnscope.cli import app\n"
+        "try: app()\n"
+        "except SystemExit: print('loaded' if 'transformers' in sys.modules else 'not loaded')"
+    )
+    given = [sys.executable, "-c", code, str(tmp_path / "a.trace")]
+    ran = subprocess.run(given, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "not loaded"
+
+
+@pytest.mark.subprocess
+def test_the_rows_of_a_trace_need_no_torch(run, tmp_path):
+    run("show", TEXT, "--keep", tmp_path / "a.trace")
+    code = (
+        "import sys\n"
+        "from attnscope.attention import Head\n"
+        "from attnscope.storage.trace import read_trace\n"
+        "print(read_trace(sys.argv[1]).weights(Head('L2H1')).shape, 'torch' in sys.modules)"
+    )
+    given = [sys.executable, "-c", code, str(tmp_path / "a.trace")]
+    ran = subprocess.run(given, capture_output=True, text=True, check=True)
+    assert ran.stdout == "(13, 13) False\n"

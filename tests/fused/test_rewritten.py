@@ -1,0 +1,134 @@
+"""Models that write into tensors which they used before: every call is measured on what it held then."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnscope.attention import Token
+from attnscope.capture import FUSED, Keep, recording
+from attnscope.capture.observers.shared_rows import SharedRows
+from attnscope.fused.attend import Extras
+from attnscope.fused.fused_pass import FusedPass, Refusal
+from attnscope.measures import DEFAULT, Measurement, fused_request
+from tests.fused.test_fused_pass import call_of, check, inputs, request_of, weights_of
+
+HEADS, LENGTH, WIDTH = 4, 131, 8
+
+
+def open_keys(name):
+    """Which keys each row may look at, [row, key]."""
+    row, key = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    return {
+        "causal": key <= row,
+        "window": (key <= row) & (row - key < 17),
+        "padded": (key < LENGTH - 9).expand(LENGTH, -1),
+        "both ways": (row - key).abs() < 12,
+    }[name]
+
+
+class Kernel(nn.Module):
+    """A layer: torch's kernel on what it is given."""
+
+    def forward(self, query, key, value, mask):
+        return F.scaled_dot_product_attention(query, key, value, mask)
+
+
+class Rewriting(nn.Module):
+    """Layers that share one mask, one query and one key, and write the next layer's numbers into them."""
+
+    names = ("causal", "window", "padded", "both ways", "causal")
+
+    def __init__(self, additive, own_heads):
+        super().__init__()
+        self.layers = nn.ModuleList(Kernel() for _ in self.names)
+        self.additive, self.own_heads = additive, own_heads
+        dtype = torch.float32 if additive else torch.bool
+        self.mask = torch.zeros(1, HEADS if own_heads else 1, LENGTH, LENGTH, dtype=dtype)
+        self.query, self.key, self.value = (torch.empty(1, HEADS, LENGTH, WIDTH) for _ in range(3))
+        self.held = []
+
+    def forward(self, ids):
+        noise = torch.Generator().manual_seed(int(ids.sum()))
+        for number, name in enumerate(self.names):
+            opened = open_keys(name)
+            if self.additive:
+                self.mask.zero_().masked_fill_(~opened, -torch.inf)
+                if self.own_heads:  # rows of a later head that no sample would meet
+                    self.mask[:, 2, 40:60] += 0.1 * number
+            else:
+                self.mask.copy_(opened)
+            for buffer in (self.query, self.key, self.value):
+                buffer.copy_(torch.randn(buffer.shape, generator=noise))
+            self.held.append([each.clone() for each in (self.query, self.key, self.mask)])
+            self.layers[number](self.query, self.key, self.value, self.mask)
+        return self.value
+
+
+def weigh(query, key, mask):
+    """The plain softmax, in float64."""
+    scores = query.double() @ key.double().mT / math.sqrt(WIDTH)
+    opened = mask if mask.dtype == torch.bool else mask > -1e9
+    bias = 0 if mask.dtype == torch.bool else mask.double().masked_fill(~opened, 0)
+    return (scores + bias).masked_fill(~opened, -torch.inf).softmax(-1)
+
+
+def _entropy(weights):
+    """The mean over rows that have a choice.  [row, key] -> number"""
+    return float(torch.special.entr(weights).sum(-1)[(weights > 0).sum(-1) > 1].mean())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("own_heads", [False, True])
+@pytest.mark.parametrize("additive", [False, True])
+def test_layers_that_share_their_buffers_are_measured_on_their_own(additive, own_heads, fused):
+    model = Rewriting(additive, own_heads)
+    ids = torch.zeros(1, LENGTH, dtype=torch.int64)
+    for call in range(2):  # the same tensors again, with other numbers in them
+        ids.fill_(call)
+        model.held.clear()
+        text = tuple(Token("w", call) for _ in range(LENGTH))
+        measured, keep = Measurement(DEFAULT), Keep(lambda site: range(HEADS))
+        measured.label({"encoder": ([text], [text]), "decoder": ([text], [text])})
+        engine = FusedPass(fused_request(measured.measures, [text], None), shortest=1) if fused else None
+        observers = [SharedRows([measured])] if fused else [measured, keep]
+        with torch.inference_mode(), recording(model, observers, {}, engine) as record:
+            model(ids)
+        assert len(record.sites) == len(model.names)
+        assert {site.kernel == FUSED for site in record.sites} == {fused}
+        weights = [weigh(*held) for held in model.held]
+        entropies = {
+            head.name: _entropy(weights[head.site.layer][0, head.head]) for head in measured.figures()
+        }
+        assert len(entropies) == HEADS * len(model.names)
+        for head in measured.figures():
+            assert head.figures["entropy"].value == pytest.approx(entropies[head.name], abs=1e-4), head.name
+        for kept, wanted in zip(keep.maps, weights, strict=False):
+            assert torch.allclose(kept.weights.double(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_some_rows_of_one_head_that_are_rewritten_are_seen(additive):
+    """No row of a later head is left out when masks are compared."""
+    query, key, value = inputs(LENGTH, LENGTH)
+    engine, opened = FusedPass(request_of(), shortest=1), open_keys("causal")
+    mask = opened.expand(1, HEADS, LENGTH, LENGTH).clone()
+    mask = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf) if additive else mask
+    output, statistics = engine.attend(call_of(query, key, value, mask))
+    check(output, statistics, weights_of(query, key, opened[None, None]), value)
+    mask[0, 2, 33:63, :5] = -torch.inf if additive else False
+    with pytest.raises(Refusal):  # heads that see other keys are the kernel's
+        engine.attend(call_of(query, key, value, mask))
+
+
+def test_a_sink_that_is_rewritten_between_two_calls_is_read_anew():
+    query, key, value = inputs(LENGTH, LENGTH)
+    engine, sinks = FusedPass(request_of(), shortest=1), torch.zeros(HEADS)
+    for level in (0.0, 3.0, -2.0):
+        sinks.fill_(level)
+        call = call_of(query, key, value, is_causal=True)
+        output, statistics = engine.attend(call.__class__(**{**vars(call), "sinks": sinks}))
+        opened = open_keys("causal")[None, None]
+        check(output, statistics, weights_of(query, key, opened, Extras(sinks=sinks)), value)

@@ -1,0 +1,137 @@
+"""What comes from a trace is what comes from the model: many architectures, every row, every answer."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.analysis.comparison.compare import compare
+from attnscope.analysis.head import one_head
+from attnscope.analysis.overview import overview
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.stats import stats
+from attnscope.answers.answer import head_numbers, of_head, of_overview
+from attnscope.answers.compared import of_heads
+from attnscope.attention import Head
+from attnscope.models import Model, ModelInput
+from attnscope.models.trace import TracedModel, keep_trace
+from attnscope.storage.trace import write_trace
+from attnscope.storage.trace.rows import allowed_of, rows_of
+from tests.capture.tiny import FAMILIES, inputs
+from tests.tools.coverage.attempt import accepted
+from tests.tools.coverage.feed import feedings
+from tests.tools.coverage.recipe import Recipe
+from tests.tools.coverage.recipes import RECIPES
+from tests.tools.coverage.shrink import build, model_class, small_config
+
+TYPES = {
+    "bloom": "ALiBi",
+    "mpt": "ALiBi of another make",
+    "falcon": "one key head for all",
+    "gemma3_text": "windows in some layers",
+    "swin": "windows of images, a batch of them",
+    "longformer": "chunks that are put at their keys",
+    "florence2": "an image in front of a text",
+    "jamba": "layers without attention",
+    "squeezebert": "an old encoder",
+}
+
+
+class Given(Model):
+    """A module with its inputs."""
+
+    def prepare(self, text, second=None, *, max_tokens=None, truncate=False):
+        raise NotImplementedError
+
+
+def tiny(name: str) -> tuple[Model, ModelInput]:
+    if name in FAMILIES:
+        family = FAMILIES[name]
+        return Given(name, family.build(), None), ModelInput(inputs(family.inputs), {}, ())
+    module, given = _tiny_of_table(name)
+    tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
+    others = {key: value for key, value in given.items() if key not in tensors}
+    return Given(name, module, None), ModelInput(tensors, {}, (), settings=others)
+
+
+def _tiny_of_table(name: str):
+    """A model of the coverage table as small as it goes, and what it reads."""
+    recipe = RECIPES.get(name, Recipe())
+    for factor in recipe.factors:
+        try:
+            config = small_config(name, factor, recipe.layers, recipe.changes)
+            module = build(model_class(name, config, recipe.model), config, recipe.gain)
+        except ValueError:  # sizes that do not go together
+            continue
+        given = accepted(module, [recipe.inputs(module)] if recipe.inputs else feedings(module), [])
+        if given is not None:
+            return module, given
+    raise AssertionError(name)
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES, *TYPES])
+def pair(request, tmp_path_factory):
+    """A model with its input, and the trace of it, read from its file."""
+    model, prepared = tiny(request.param)
+    file = tmp_path_factory.mktemp("traces") / f"{request.param}.trace"
+    write_trace(keep_trace(model, prepared), file)
+    return (model, prepared), TracedModel(file)
+
+
+def test_every_row_is_the_models_in_torch_to_the_bit_and_in_numpy_within_a_millionth(pair):
+    (model, prepared), traced = pair
+    live, kept = _AllHeads(), _AllHeads()
+    record, again = model.run(prepared, [live]), traced.run(traced.prepared, [kept])
+    assert record == again
+    calls = traced.trace.description.calls
+    for ours, theirs, call in zip(live.seen, kept.seen, calls, strict=True):
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)
+        rows, allowed = ours
+        size = traced.trace.size(call)[0]
+        found = rows_of(call.rows, traced.trace.arrays, 0, size)
+        np.testing.assert_allclose(found, rows.float().numpy(), atol=1e-6)
+        opened = allowed_of(call.rows, traced.trace.arrays, 0, size)
+        assert (opened == allowed.numpy()).all()
+        part = rows_of(call.rows, traced.trace.arrays, size // 2, size, [call.heads - 1])
+        np.testing.assert_allclose(part, rows[:, -1:, size // 2 :].float().numpy(), atol=1e-6)
+
+
+class _AllHeads:
+    """Copies of all weights and masks."""
+
+    def __init__(self):
+        self.seen = []
+
+    def observe(self, attention):
+        allowed = attention.allowed(0, len(attention.queries))
+        self.seen.append((attention.weights().clone(), allowed.clone()))
+
+
+def test_the_answers_are_the_same_numbers(pair):
+    (model, prepared), traced = pair
+    here, there = (model, prepared), (traced, traced.prepared)
+    site = model.run(prepared, []).sites[-1]
+    head = Head(site.site.layer, site.heads - 1, site.site.kind)
+    for answer in (
+        lambda *given: of_overview(overview(*given, Selection()), None).numbers,
+        lambda *given: of_head(one_head(*given, Selection(head))).numbers,
+        lambda *given: (
+            of_heads(
+                compare(given[0], [given[1]], Selection(layers=(head.layer,), kind=head.kind)), ""
+            ).answer.numbers
+        ),
+    ):
+        assert plain(answer(*here), "") == plain(answer(*there), traced.notes[-1])
+    ours, theirs = (stats(*given, Selection()) for given in (here, there))
+    numbers = [[head_numbers(each) for each in seen.heads] for seen in (ours, theirs)]
+    assert json.dumps(numbers[0]) == json.dumps(numbers[1])
+    assert (ours.title, ours.ran) == (theirs.title, theirs.ran)
+
+
+def plain(numbers, came: str) -> str:
+    """The numbers as JSON, without the line that says where they came from."""
+    return json.dumps(numbers | {"notes": [note for note in numbers["notes"] if note != came]})

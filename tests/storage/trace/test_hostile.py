@@ -1,0 +1,203 @@
+"""Files that are no traces, or lie about what they hold: one sentence, and no memory taken for it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save
+
+from attnscope.analysis.head import one_head
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.stats import stats
+from attnscope.errors import AttnscopeError, InputError
+from attnscope.models import load
+from attnscope.models.trace import TracedModel, keep_trace
+from attnscope.storage.trace import read_trace, write_trace
+from attnscope.storage.trace.file import KEY, SUFFIX
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """The bytes of a small trace, its description and its arrays."""
+    model = load("own-causal")
+    file = tmp_path_factory.mktemp("kept") / f"own{SUFFIX}"
+    write_trace(keep_trace(model, model.prepare("The cat sat.")), file)
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    return content, json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY]), load_file(file)
+
+
+def change(path, value):
+    """A description with one thing in it changed."""
+
+    def changed(said, arrays):
+        *most, last = path
+        for part in most:
+            said = said[part]
+        if value is DELETE:
+            del said[last]
+        else:
+            said[last] = value
+
+    return changed
+
+
+DELETE = object()
+ROWS = ("calls", 0, "rows")
+LIES = {
+    "a version from the future": change(["trace"], 2),
+    "a version that is a text": change(["trace"], "1"),
+    "no version": change(["trace"], DELETE),
+    "a field more": change(["extra"], 1),
+    "a field less": change(["axes"], DELETE),
+    "a name that is a number": change(["model", "name"], 7),
+    "no calls": change(["calls"], []),
+    "calls that are an object": change(["calls"], {}),
+    "an axis that is not there": change(["calls", 0, "queries"], 99),
+    "a negative axis": change(["tokens"], -1),
+    "an axis of a billion": change(["axes", 0], {"start": 0, "stop": 10**9}),
+    "an axis that runs backwards": change(["axes", 0], {"start": 5, "stop": 1}),
+    "an axis of numbers": change(["axes", 0], [1, 2, 3]),
+    "a layer of a billion": change(["calls", 0, "layer"], 10**9),
+    "a layer that is true": change(["calls", 0, "layer"], True),
+    "half a layer": change(["calls", 0, "layer"], 0.5),
+    "heads of 400 digits": change(["calls", 0, "heads"], 10**400),
+    "no heads": change(["calls", 0, "heads"], 0),
+    "a batch of a million": change(["calls", 0, "batch"], 10**6),
+    "a type that is none": change(["calls", 0, "dtype"], "__class__"),
+    "a kind that is none": change(["calls", 0, "kind"], "sideways"),
+    "a source that is none": change(["calls", 0, "source"], "thin air"),
+    "rows of no known form": change([*ROWS, "form"], "magic"),
+    "rows of another form": change([*ROWS, "form"], "weights"),
+    "rows that are null": change(["calls", 0, "rows"], None),
+    "a query that is not there": change([*ROWS, "query"], "nothing"),
+    "a query that is the mask's": change([*ROWS, "key"], "__metadata__"),
+    "keys that end too late": change([*ROWS, "stop"], 10**6),
+    "a scale that is a list": change([*ROWS, "scale"], [1]),
+    "a scale of another shape": change([*ROWS, "scale"], "small"),
+    "sinks of another shape": change([*ROWS, "sinks"], "small"),
+    "a mask of another shape": change([*ROWS, "masks"], [{"form": "runs", "array": "runs", "keys": 5}]),
+    "a mask of a billion keys": change([*ROWS, "masks"], [{"form": "bits", "array": "bits", "keys": 10**9}]),
+    "a bias of another shape": change([*ROWS, "biases"], [{"array": "small", "open": None}]),
+    "parts without end": change(["calls", 0, "rows"], {"form": "heads", "parts": [], "counts": []}),
+    "an image of whole numbers": change(["image"], {"array": "runs", "grid": None, "tokens": 0}),
+    "figures of a list": change(["figures", 0, "figures"], []),
+    "a site that is a text": change(["figures", 0, "site"], "L0H0"),
+}
+
+
+def forge(kept, path, lie):
+    _, said, arrays = copy.deepcopy(kept)
+    arrays |= {
+        "small": np.zeros((3, 1, 1, 7), np.float32),
+        "runs": np.zeros((9, 1, 1, 2), np.int32),
+        "bits": np.zeros((1, 1, 1, 4), np.uint8),
+    }
+    lie(said, arrays)
+    path.write_bytes(save(arrays, {KEY: json.dumps(said)}))
+    return path
+
+
+def test_the_plain_forgery_is_read(kept, tmp_path):
+    assert read_trace(forge(kept, tmp_path / "a.trace", lambda said, arrays: None)).description.calls
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_met_with_a_sentence(kept, tmp_path, lie):
+    with pytest.raises(InputError, match=r"cannot read the trace .*a\.trace: ") as refused:
+        TracedModel(forge(kept, tmp_path / "a.trace", LIES[lie]))
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500 + len(str(tmp_path))
+
+
+def test_a_description_nested_without_end_is_refused(kept, tmp_path):
+    def nest(said, arrays):
+        rows = said["calls"][0]["rows"]
+        for _ in range(300):
+            rows = {"form": "heads", "parts": [rows], "counts": [said["calls"][0]["heads"]]}
+        said["calls"][0]["rows"] = rows
+
+    assert "\n" not in sentence(forge(kept, tmp_path / "a.trace", nest))
+
+
+def sentence(file) -> str:
+    """What a file is refused with; nothing for one that can be looked at."""
+    try:
+        model = TracedModel(file)
+        model.run(model.prepared, [])
+    except AttnscopeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0" * 8, b"\xff" * 64, b"PK\x03\x04", (2**60).to_bytes(8, "little") + b"{}", b"{}" * 100],
+)
+def test_what_is_no_safetensors_file_is_refused(tmp_path, content):
+    (tmp_path / "a.trace").write_bytes(content)
+    with pytest.raises(InputError, match="it is no trace, or a damaged one"):
+        read_trace(tmp_path / "a.trace")
+
+
+def test_a_file_of_weights_by_the_name_of_a_trace_is_refused(tmp_path):
+    (tmp_path / "a.trace").write_bytes(save({"encoder.00": np.zeros((1, 2, 2), np.float32)}))
+    with pytest.raises(InputError, match="it is no trace: attnscope makes one with --keep"):
+        read_trace(tmp_path / "a.trace")
+
+
+def test_a_folder_a_missing_file_and_a_device_are_named(tmp_path):
+    (tmp_path / "b.trace").mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        read_trace(tmp_path / "b.trace")
+    with pytest.raises(InputError, match="there is no file"):
+        read_trace(tmp_path / "c.trace")
+    with pytest.raises(InputError, match="a device"):
+        read_trace("/dev/zero")
+
+
+@pytest.mark.slow
+def test_every_cut_and_many_flipped_bits_end_in_a_sentence_or_are_read(kept, tmp_path):
+    content = kept[0]
+    noise = np.random.default_rng(0)
+    cuts = [content[:stop] for stop in noise.integers(0, len(content), 60)]
+    flips = []
+    for place in noise.integers(0, 4000, 120):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << int(noise.integers(8))
+        flips.append(bytes(flipped))
+    for number, damaged in enumerate([*cuts, *flips]):
+        file = tmp_path / f"{number}.trace"
+        file.write_bytes(damaged)
+        assert "\n" not in sentence(file)
+
+
+def test_numbers_that_are_none_are_shown_as_a_model_shows_them(kept, tmp_path):
+    def spoil(said, arrays):
+        arrays[said["calls"][0]["rows"]["query"]] = np.full_like(
+            arrays[said["calls"][0]["rows"]["query"]], math.nan
+        )
+
+    model = TracedModel(forge(kept, tmp_path / "a.trace", spoil))
+    assert any("not finite numbers" in note for note in one_head(model, model.prepared, "L0H1").heatmap.notes)
+
+
+def test_nothing_in_a_trace_steers_a_terminal(kept, tmp_path):
+    def paint(said, arrays):
+        said["model"]["name"] = "a\x1b[31m"
+        said["model_notes"] = ["b\x1b]0;c\x07"]
+        for call in said["calls"]:
+            call["kernel"] = call["name"] = "d\x1b[2J"
+        for found in said["figures"]:
+            found["site"]["name"] = "d\x1b[2J"
+            found["absent"] = {"segment": "e\x1b"}
+
+    model = TracedModel(forge(kept, tmp_path / "a.trace", paint))
+    seen = stats(model, model.prepared, Selection())
+    told = [model.name, model.title, *model.notes, seen.title, seen.ran, *seen.notes]
+    told += [reason for head in seen.heads for reason in head.absent.values()] + [seen.heads[0].site.name]
+    assert not any("\x1b" in text or "\x07" in text for text in told)

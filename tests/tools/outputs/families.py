@@ -1,0 +1,205 @@
+"""Tiny random models of many families for the recorded commands, the same bytes wherever they are made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+import transformers as hf
+from samples import LINES
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PLAIN = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 32}
+READER = {**PLAIN, "max_position_embeddings": 64}
+GROUPED = {**PLAIN, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+ENDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+EXPERTS = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+SOFT = {"head_dim": 8, "sliding_window": 6, "attn_logit_softcapping": 0.5}
+PAIR = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
+        {"layers": 2, "attention_heads": 4, "ffn_dim": 32}.items()} | {"d_model": 32}  # fmt: skip
+BART = {**PAIR, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 0, "decoder_start_token_id": 0}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+GROUPS = dict.fromkeys(("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups",
+                        "output_groups"), 1)  # fmt: skip
+REFORMER = {
+    "hidden_size": 32, "attention_head_size": 8, "num_attention_heads": 4, "feed_forward_size": 16,
+    "attn_layers": ["local", "lsh"], "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
+    "num_buckets": 4, "num_hashes": 2, "hash_seed": 5, "is_decoder": True, "use_cache": False,
+    "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "max_position_embeddings": 64,
+}  # fmt: skip
+JAMBA = {
+    **PLAIN, "num_hidden_layers": 4, "num_key_value_heads": 2, "num_experts": 2, "attn_layer_period": 4,
+    "attn_layer_offset": 2, "use_mamba_kernels": False, "mamba_d_state": 4,
+}  # fmt: skip
+TEXTUAL = {  # folder: model, config, its settings, tokenizer
+    "bert": ("BertForMaskedLM", "BertConfig", READER, "pieces"),
+    "bert-other": ("BertForMaskedLM", "BertConfig", {**READER, "num_attention_heads": 2}, "pieces"),
+    "albert": ("AlbertModel", "AlbertConfig", {**READER, "embedding_size": 16}, "pieces"),
+    "deberta": ("DebertaV2Model", "DebertaV2Config",
+                {**READER, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, "pieces"),
+    "modernbert": ("ModernBertModel", "ModernBertConfig", {**READER, **ENDS, "local_attention": 6,
+                    "cls_token_id": 2, "sep_token_id": 3}, "pieces"),
+    "squeezebert": ("SqueezeBertModel", "SqueezeBertConfig", {**READER, **GROUPS, "embedding_size": 32},
+                    "pieces"),
+    "longformer": ("LongformerModel", "LongformerConfig", {**READER, "attention_window": [4, 8, 8]},
+                   "pieces"),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT | ENDS, "bytes"),
+    "openai-gpt": ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", GPT, "bytes"),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED | ENDS, "bytes"),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 4} | ENDS, "bytes"),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", GROUPED | SOFT | ENDS, "bytes"),
+    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", {**GROUPED, **EXPERTS, "sliding_window": 4} | ENDS,
+                "bytes"),
+    "bloom": ("BloomForCausalLM", "BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4} | ENDS,
+              "bytes"),
+    "jamba": ("JambaForCausalLM", "JambaConfig", JAMBA | ENDS, "bytes"),
+    "mamba": ("MambaModel", "MambaConfig", {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
+              "bytes"),
+    "reformer": ("ReformerModel", "ReformerConfig", REFORMER, "bytes"),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5, "sentencepiece"),
+    "bart": ("BartForConditionalGeneration", "BartConfig", {**BART, "max_position_embeddings": 64},
+             "sentencepiece"),
+    "led": ("LEDModel", "LEDConfig", {**BART, "attention_window": 4, "max_encoder_position_embeddings": 40},
+            "sentencepiece"),
+    "pegasus-x": ("PegasusXModel", "PegasusXConfig", {**BART, "block_size": 4, "num_global_tokens": 3},
+                  "sentencepiece"),
+}  # fmt: skip
+VIT = {**PLAIN, "num_hidden_layers": 2, "image_size": 64, "patch_size": 16}
+SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2],
+        "window_size": 4}  # fmt: skip
+SQUARE = {"height": 64, "width": 64}
+WHOLE, CROPPED = {"size": SQUARE}, {"size": {"shortest_edge": 64}, "crop_size": SQUARE}
+VISION = {  # folder: model, config, its settings, what prepares images, its sizes
+    "vit": ("ViTModel", "ViTConfig", VIT, "ViTImageProcessor", WHOLE),
+    "dinov2-registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", VIT, "BitImageProcessor",
+                         CROPPED),
+    "siglip-vision": ("SiglipVisionModel", "SiglipVisionConfig", VIT, "SiglipImageProcessor", WHOLE),
+    "swin": ("SwinModel", "SwinConfig", SWIN, "ViTImageProcessor", WHOLE),
+    "clip": ("CLIPModel", "CLIPConfig", {}, "CLIPImageProcessor", CROPPED),
+    "vilt": ("ViltModel", "ViltConfig", VIT, "ViTImageProcessor", WHOLE),
+}  # fmt: skip
+COPIED = {"pickled": "gpt2", "coded": "bert", "chat": "llama", "chat-refusing": "llama"}
+"""Further folders, each with the model that it is made of, or that has its code."""
+
+
+def load_classes(names: Collection[str]) -> None:
+    """Import the code of the models that are named."""
+    for name, (model, *_) in {**TEXTUAL, **VISION}.items():
+        if name in names or name in [COPIED.get(copy) for copy in names]:
+            getattr(hf, model)
+
+
+def make_models(folder: Path, names: Collection[str]) -> None:
+    """A folder for each model that is named, with the tokenizer or the processor that it needs."""
+    tokenizers = {"pieces": _pieces(), "bytes": _bytes(), "sentencepiece": _sentencepiece()}
+    wanted = {*names, *(COPIED[name] for name in names if name in COPIED)}
+    for name in [name for name in TEXTUAL if name in wanted]:
+        model, config, settings, tokenizer = TEXTUAL[name]
+        words = tokenizers[tokenizer]
+        chosen = getattr(hf, config)(**{"vocab_size": len(words), **settings})
+        _save(folder / name, getattr(hf, model), chosen)
+        words.save_pretrained(folder / name)
+    for name in [name for name in VISION if name in wanted]:
+        model, config, settings, processor, sizes = VISION[name]
+        words = {"vocab_size": len(tokenizers["pieces"])}
+        if name == "clip":
+            text = {**READER, **words, "eos_token_id": 3}
+            settings = {"text_config": text, "vision_config": VIT, "projection_dim": 16}
+        if name == "vilt":
+            settings = settings | words
+        _save(folder / name, getattr(hf, model), getattr(hf, config)(**settings))
+        getattr(hf, processor)(**sizes).save_pretrained(folder / name)
+        if name in ("clip", "vilt"):
+            tokenizers["pieces"].save_pretrained(folder / name)
+    for name, make in (("chat", _chat), ("pickled", _pickled), ("coded", _coded)):
+        if name in wanted or f"{name}-refusing" in wanted:
+            make(folder)
+
+
+def _pickled(folder: Path) -> None:
+    shutil.copytree(folder / "gpt2", folder / "pickled")
+    weights = hf.AutoModelForCausalLM.from_pretrained(folder / "gpt2").state_dict()
+    torch.save(weights, folder / "pickled" / "pytorch_model.bin")
+    (folder / "pickled" / "model.safetensors").unlink()
+
+
+def _coded(folder: Path) -> None:
+    shutil.copytree(folder / "bert", folder / "coded")
+    told = json.loads((folder / "bert" / "config.json").read_text())
+    told |= {"model_type": "coded", "auto_map": {"AutoConfig": "code.Coded", "AutoModel": "code.CodedModel"}}
+    (folder / "coded" / "config.json").write_text(json.dumps(told))
+    (folder / "coded" / "code.py").write_text(
+        "from transformers import BertConfig, BertModel\n\n\nclass Coded(BertConfig):\n"
+        "    model_type = 'coded'\n\n\nclass CodedModel(BertModel):\n    config_class = Coded\n"
+    )
+
+
+def _save(folder: Path, model: type, config: object) -> None:
+    torch.manual_seed(0)
+    made = model(config)
+    torch.manual_seed(0)
+    for weights in made.parameters():
+        if weights.ndim > 1:
+            torch.nn.init.normal_(weights, std=0.2)
+    made.save_pretrained(folder)
+
+
+def _chat(folder: Path) -> None:
+    words = _bytes()
+    words.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    words.chat_template = CHAT
+    _save(folder / "chat", hf.LlamaForCausalLM, hf.LlamaConfig(**GROUPED, **ENDS, vocab_size=len(words)))
+    words.save_pretrained(folder / "chat")
+    words.chat_template = "{{ raise_exception('only about dogs') }}"
+    shutil.copytree(folder / "chat", folder / "chat-refusing")
+    words.save_pretrained(folder / "chat-refusing")
+
+
+def _bytes() -> hf.PreTrainedTokenizerFast:
+    found = Tokenizer(models.BPE())
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    alphabet, end = pre_tokenizers.ByteLevel.alphabet(), "<|endoftext|>"
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=[end])
+    found.train_from_iterator(LINES, trainer)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=found, eos_token=end)
+
+
+def _pieces() -> hf.PreTrainedTokenizerFast:
+    """Its pieces are written down, too: the frequent words, and letters for the rest."""
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+               "mask_token": "[MASK]"}  # fmt: skip
+    words = sorted({word for line in LINES for word in line.lower().split() if word.isalpha()})[::2]
+    letters = sorted({letter for line in LINES for letter in line.lower() if letter != " "})
+    pieces = [*special.values(), "##ed", "##s", *words, *letters, *(f"##{letter}" for letter in letters)]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    found = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    found.normalizer, found.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    found.decoder = decoders.WordPiece()
+    ends = [(token, found.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+    found.post_processor = processors.TemplateProcessing(single, pair, ends)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=found, **special)
+
+
+def _sentencepiece() -> hf.PreTrainedTokenizerFast:
+    """Its pieces and their scores are written down, not learned: learning them ends differently each time."""
+    letters = sorted({letter for line in LINES for letter in line if letter != " "})
+    words = sorted({f"▁{word}" for line in LINES for word in line.split()})
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -4.0)]
+    pieces += [(word, -5.0 - len(word) / 8) for word in words] + [(letter, -6.0) for letter in letters]
+    found = Tokenizer(models.Unigram(pieces, unk_id=2))
+    found.normalizer, found.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+    found.decoder = decoders.Metaspace()
+    found.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", 1)])
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=found, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )

@@ -1,0 +1,231 @@
+"""Record what every command of attnscope prints and writes, and compare two such records.
+
+    python outputs.py record FOLDER [--checkout DIR] [--only REGEX] [--go-on] [--processes]
+    python outputs.py compare A B
+
+So that a refactoring can be shown to change nothing: record before and after it, and compare. The commands
+stand in ``commands.txt``, the models and files that they read are made by ``families.py`` and ``samples.py``,
+and ``differences.py`` compares. Most commands run in forks of one process that has torch loaded already,
+which prints the same and is many times as fast; with ``--processes`` each has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import pkgutil
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+FIXED = {
+    "PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "SOURCE_DATE_EPOCH": "0", "COLUMNS": "80",
+    "TERM": "xterm-256color", "LANG": "C.UTF-8",
+}  # fmt: skip
+"""The environment of every command; a line of ``commands.txt`` may change it."""
+
+KEPT = ("PATH", "HOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+PLACES = ("models", "files", "sample_inputs")
+VARYING = [
+    (re.compile(r"[\d,]+ tokens/s"), "<pace> tokens/s"),
+    (re.compile(r"[\d.]+ minutes$", re.M), "<time> minutes"),
+    (re.compile(r"\d+:\d\d:\d\d left"), "<time> left"),
+    (re.compile(r"0x[0-9a-f]{9,}"), "<address>"),
+]
+"""What differs from run to run in what is printed, and what stands in its place."""
+
+
+def record(folder: Path, checkout: Path, only: str, options: list[str]) -> int:
+    """Start the recording in a Python of its own, with the fixed environment and the checkout's package."""
+    scratch = Path(tempfile.mkdtemp(prefix="outputs-"))
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    environment |= {**FIXED, "PYTHONPATH": str(checkout), "HF_HOME": str(scratch / "hub")}
+    try:
+        shutil.copytree(checkout / "sample_inputs", scratch / "sample_inputs")
+        asked = ["recorded", str(folder), "--checkout", str(checkout), "--scratch", str(scratch)]
+        asked += ["--only", only, *options]
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing goes on, and nothing stays
+        ran = subprocess.Popen(
+            [sys.executable, __file__, *asked], env=environment, cwd=scratch, start_new_session=True
+        )
+        try:
+            return ran.wait()
+        finally:
+            if ran.poll() is None:
+                os.killpg(ran.pid, signal.SIGKILL)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def recorded(asked: argparse.Namespace) -> None:
+    """Make what the commands read, run them all, and write what they print and write."""
+    from commands import UNSTABLE, chains
+    from forks import LONGEST, forked
+
+    folder, checkout, scratch = asked.folder, asked.checkout, asked.scratch
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()) and not asked.go_on:
+        raise SystemExit(f"{folder} is not empty: name another folder, or give --go-on")
+    lines = [line for chain in chains(asked.only) for line in chain]
+    models = {name for line in lines for name in re.findall(r"models/([\w-]+)", line.text)}
+    _load(checkout, models)
+    with open(os.devnull, "w") as nowhere:
+        if forked(lambda: _make(scratch, models), nowhere, nowhere, os.devnull):
+            raise SystemExit("the models and files that the commands read cannot be made")
+    names, run, seconds = {str(checkout): "<checkout>", str(scratch): "<scratch>"}, scratch / "run", {}
+    for chain in chains(asked.only):
+        places = [folder / name_of(line) for line in chain]
+        if all((place / "command.json").is_file() for place in places):
+            continue
+        for place in (*places, run):
+            shutil.rmtree(place, ignore_errors=True)
+        run.mkdir()
+        for place in PLACES:
+            (run / place).symlink_to(scratch / place)
+        for line, into in zip(chain, places, strict=True):
+            began, before = time.monotonic(), _stamps(run)
+            into.mkdir()
+            code = _run(line, run, into, asked.processes)
+            if code < 0:
+                raise SystemExit(f"killed by signal {-code}, or after {LONGEST} seconds: {line.text}")
+            for stream in ("stdout", "stderr"):
+                _settle(into / stream, names)
+            about = {"line": line.text, "argv": line.argv, "code": code}
+            about |= {"unstable": UNSTABLE[line.text]} if line.text in UNSTABLE else {}
+            for path, stamp in _stamps(run).items():
+                if before.get(path) != stamp:
+                    (into / "files" / path).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(run / path, into / "files" / path)
+            (into / "command.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+            seconds[line.text] = round(time.monotonic() - began, 2)
+            print(f"{seconds[line.text]:6.2f} s  {code:3}  {line.text}", flush=True)
+    (folder / "seconds.json").write_text(json.dumps(seconds, indent=1, ensure_ascii=False) + "\n")
+    print(f"{len(seconds)} commands in {sum(seconds.values()):.0f} s")
+
+
+def name_of(line) -> str:
+    """The folder of a command: readable, and the same wherever in the list the command stands."""
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", line.text.replace("$T", "")).strip("-.")
+    return f"{words[:70].strip('-.')}-{hashlib.sha256(line.where.encode()).hexdigest()[:6]}"
+
+
+def _load(checkout: Path, models: set[str]) -> None:
+    """Import once what every fork needs; nothing that looks at the environment when it is imported."""
+    if models:
+        importlib.import_module("families").load_classes(models)
+    for name in ("torch", "scipy.optimize", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin"):
+        importlib.import_module(name)
+    package = importlib.import_module("attnscope")
+    assert Path(package.__file__).resolve().is_relative_to(checkout), package.__file__
+    for module in pkgutil.walk_packages(package.__path__, "attnscope."):
+        if not module.name.endswith("__main__") and ".browser" not in module.name:
+            with suppress(ImportError):  # the command that needs it will say so
+                importlib.import_module(module.name)
+    sys.modules["torch"].manual_seed(0)  # ViLT draws the order of its patches
+    if sys.modules.pop("typer.rich_utils", None):
+        del sys.modules["typer"].rich_utils
+
+
+def _make(scratch: Path, models: set[str]) -> None:
+    """The models that the commands name, and all files."""
+    (scratch / "models").mkdir()
+    if models:
+        importlib.import_module("families").make_models(scratch / "models", models)
+    importlib.import_module("samples").make_files(scratch / "files")
+
+
+def _run(line, run: Path, into: Path, processes: bool) -> int:
+    """Run a command in the folder ``run``; returns its exit code."""
+    from forks import LONGEST, forked, press
+
+    given = os.devnull if line.stdin is None else run / line.stdin
+    with (into / "stdout").open("wb") as out, (into / "stderr").open("wb") as err:
+        if line.keys is None and (processes or line.alone):
+            start = ["-m", "torch.distributed.run", *line.launch] if line.launch else []
+            start += ["-m", "attnscope", *line.argv] if line.argv[:1] != ["python"] else line.argv[1:]
+            with open(given, "rb") as read:
+                ran = subprocess.run(
+                    [sys.executable, *start], cwd=run, stdin=read, stdout=out,
+                    stderr=err, env={**os.environ, **line.environment}, timeout=LONGEST,
+                )  # fmt: skip
+            return ran.returncode
+
+        def command() -> None:
+            os.environ.update(line.environment)
+            os.chdir(run)
+            if "PYTHONIOENCODING" in line.environment:
+                for stream in (sys.stdout, sys.stderr):
+                    stream.reconfigure(encoding=line.environment["PYTHONIOENCODING"])
+            if line.keys is not None:
+                press(line.keys)
+            if line.argv[:1] == ["python"]:
+                sys.argv = line.argv[1:]
+                runpy.run_path(line.argv[1], run_name="__main__")
+            else:
+                sys.argv = ["attnscope", *line.argv]
+                runpy.run_module("attnscope", run_name="__main__", alter_sys=True)
+
+        return forked(command, out, err, given)
+
+
+def _stamps(run: Path) -> dict[str, tuple[int, int]]:
+    """The files in a folder, each with what changes when it is written."""
+    stamps = {}
+    for at, folders, files in os.walk(run):
+        folders[:] = [name for name in folders if not Path(at, name).is_symlink()]
+        for path in (Path(at, name) for name in files):
+            stamps[str(path.relative_to(run))] = path.stat().st_ino, path.stat().st_mtime_ns
+    return stamps
+
+
+def _settle(path: Path, names: dict[str, str]) -> None:
+    """Put fixed words in the place of times and of this machine's folders."""
+    text = path.read_bytes().decode("utf-8", "backslashreplace")
+    for folder, name in names.items():
+        text = text.replace(folder, name)
+    for pattern, words in VARYING:
+        text = pattern.sub(words, text)
+    path.write_bytes(text.encode())
+
+
+def main() -> None:
+    """Parse, then record or compare."""
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb in ("record", "recorded"):  # the second one is what the first one starts
+        options = verbs.add_parser(verb)
+        options.add_argument("folder", type=Path)
+        options.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parents[2])
+        options.add_argument("--only", default="", help="only chains with a command that matches this")
+        options.add_argument("--go-on", action="store_true", help="a recording that was interrupted")
+        options.add_argument("--processes", action="store_true", help="a process for every command")
+    options.add_argument("--scratch", type=Path)
+    options = verbs.add_parser("compare")
+    options.add_argument("records", nargs=2, type=Path)
+    asked = parser.parse_args()
+    if asked.verb == "record":
+        given = [f"--{name.replace('_', '-')}" for name in ("go_on", "processes") if getattr(asked, name)]
+        raise SystemExit(record(asked.folder.resolve(), asked.checkout.resolve(), asked.only, given))
+    elif asked.verb == "recorded":
+        recorded(asked)
+    else:
+        sys.path.insert(0, str(Path(__file__).parent))
+        from differences import compare
+
+        raise SystemExit(compare(*asked.records))
+
+
+if __name__ == "__main__":
+    main()

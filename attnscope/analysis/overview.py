@@ -15,11 +15,13 @@ from attnscope.analysis.sentences import (
     require_selected,
 )
 from attnscope.capture import Record
+from attnscope.capture.observers.near import Near
 from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.views import Grid, grid
 from attnscope.views.grid import CELLS
+from attnscope.views.near import NEAR
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +39,10 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
 
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
-    coarse, measured = selection.coarsen(CELLS, even=True), Measurement()
-    record = model.run(prepared, [SharedRows([coarse, measured], selection.heads)])
+    coarse, measured, near = selection.coarsen(CELLS, even=True), Measurement(), Near(NEAR, CELLS)
+    as_read = not (selection.words or selection.hide_special or prepared.picture)  # neighbours are tokens
+    observers = [coarse, measured, near] if as_read else [coarse, measured]
+    record = model.run(prepared, [SharedRows(observers, selection.heads)])
     require_selected(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
@@ -53,6 +57,7 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
             title=f"{model.title} · {kind_title(kind)}",
             subtitle=provenance(seen),
             scale=selection.scale,
+            near=[near.maps[made.site].numpy() for made in maps if made.site in near.maps],
         )
         grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=selection.every_layer)
         notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)

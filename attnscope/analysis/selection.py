@@ -29,7 +29,7 @@ class Selection:
     token: str | None = None
     words: bool = False
     hide_special: bool = False
-    scale: Scale = "fixed"
+    scale: Scale = "auto"
 
     def __post_init__(self) -> None:
         if self.head is not None and self.head.kind is not None:

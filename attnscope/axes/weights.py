@@ -120,12 +120,17 @@ def shrink(
     the counts of tokens that rows and columns stand for, one each if not given.
     """
     queries, keys = sizes or ([1] * values.shape[-2], [1] * values.shape[-1])
-    down = _overlap(queries, rows)  # [row, query]
+    down = averaging(queries, rows)  # [row, query]
     across = _overlap(keys, columns)  # [column, key]
-    averaged = down * np.asarray(queries, np.float32)
-    averaged /= averaged.sum(1, keepdims=True)
-    small = averaged @ values.astype(np.float32, copy=False) @ across.T
+    small = down @ values.astype(np.float32, copy=False) @ across.T
     return small, down @ allowed.astype(np.float32) @ across.T > 1e-6
+
+
+def averaging(sizes: Sequence[int], wanted: int) -> Array:
+    """What averages rows, that stand for so many tokens each, in at most ``wanted`` parts.  -> [part, row]"""
+    averaged = _overlap(sizes, wanted) * np.asarray(sizes, np.float32)
+    averaged /= averaged.sum(1, keepdims=True)
+    return averaged
 
 
 def _overlap(sizes: Sequence[int], wanted: int) -> Array:

@@ -199,9 +199,12 @@ class Browser(App[None]):
         scale = SCALES[(SCALES.index(self.heads.selection.scale) + 1) % len(SCALES)]
         self.heads = replace(self.heads, selection=replace(self.heads.selection, scale=scale))
         self.notify(
-            {"fixed": "full colour is 1", "row": "full colour is the largest of the row"}.get(
-                scale, "full colour is the largest of the head"
-            ),
+            {
+                "auto": "full colour is 1, or the largest of a faint head",
+                "fixed": "full colour is 1",
+                "row": "full colour is the largest of the row",
+                "head": "full colour is the largest of the head",
+            }[scale],
             timeout=2,
         )
         self.draw()

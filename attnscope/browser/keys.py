@@ -19,7 +19,7 @@ KEYS = (
     ("Esc", "let go of the token, then back to the overview"),
     ("j k", "pin the next token, the one before: what it looks at, and who looks at it"),
     ("Tab", "the next kind of attention: encoder, decoder, cross"),
-    ("x", "full colour is 1, the largest of the row, or of the head"),
+    ("x", "full colour is 1 (of a faint head its largest), always 1, the largest of the row, or of the head"),
     ("c", "the next colour map"),
     ("d", "light or dark"),
     ("s", "save what is in view as PNG"),

@@ -9,20 +9,35 @@ from functools import cached_property
 import numpy as np
 
 from attnscope.axes.weights import Array, Weights, fit, shrink
-from attnscope.views.heatmap import Scale, levels
+from attnscope.views.heatmap import FAINT, Scale, levels
+from attnscope.views.near import NEAR, near_weights, pool_near
 
 CELLS = 48
 """Rows and columns of a thumbnail, at most."""
 
+LEAST = 3
+"""Columns of a map beside which there is room for the keys next to a row."""
+
+SCALE_ENDS = {"fixed": "1", "row": "largest of the row", "head": "largest of the head"}
+"""What full colour stands for, in words."""
+
+FEW = 0.1
+"""Where a smaller share of the heads than that has a cell above ``FAINT``, full colour is each head's own."""
+
 
 @dataclass(frozen=True, eq=False)
 class GridLayer:
-    """The thumbnails of one layer; ``sizes`` is how many tokens rows and columns stand for."""
+    """The thumbnails of one layer; ``sizes`` is how many tokens rows and columns stand for.
+
+    ``near`` are the weights on the keys next to each row, from ``NEAR`` back to ``NEAR`` ahead; not a number
+    where there is no open one.
+    """
 
     layer: int
     values: Array  # [head, row, column]
     masked: Array  # [head, row, column]
     sizes: tuple[Sequence[int], Sequence[int]] | None = None
+    near: Array | None = None  # [head, row, offset]
 
     @property
     def heads(self) -> int:
@@ -37,6 +52,9 @@ class Grid:
     Layers keep their numbers: one without attention leaves its number free. Layers may have different
     numbers of heads. ``size`` is how many queries and keys a thumbnail stands for. Where only some layers
     were asked for, the picture is not ``whole``, and the others are not named.
+
+    Of a long text, whose neighbours fall into one cell, ``fit`` puts the keys next to each row beside its
+    map: ``beside`` are their offsets, a column each, or ``wide`` columns, before a gap of as many.
     """
 
     layers: tuple[GridLayer, ...]
@@ -46,6 +64,14 @@ class Grid:
     scale: Scale = "fixed"
     notes: tuple[str, ...] = ()
     whole: bool = True
+    beside: tuple[int, ...] = ()
+    wide: int = 1
+
+    @property
+    def gap(self) -> slice:
+        """The columns between the keys next to a row and the map; none where there is only a map."""
+        start = self.wide * len(self.beside)
+        return slice(start, start + self.wide if start else 0)
 
     @property
     def heads(self) -> int:
@@ -63,13 +89,58 @@ class Grid:
         present = {layer.layer for layer in self.layers} if self.whole else set()
         return tuple(number for number in range(max(present, default=0)) if number not in present)
 
-    def fit(self, rows: int, columns: int) -> Grid:
-        """The same thumbnails on at most ``rows`` × ``columns`` cells each."""
+    @cached_property
+    def shown_scale(self) -> Scale:
+        """What full colour stands for: "auto" is 1, or each head's largest where nearly all are faint."""
+        if self.scale != "auto":
+            return self.scale
+        largest = [np.abs(layer.values).max((-2, -1), initial=0) for layer in self.layers]
+        clear = np.concatenate([np.zeros(0), *largest]) > FAINT  # [head]
+        return "head" if clear.size and clear.mean() < FEW else "fixed"
+
+    @cached_property
+    def near(self) -> tuple[int, ...]:
+        """The offsets of the keys next to a row that are open anywhere; none where they are not known."""
+        known = [layer.near for layer in self.layers if layer.near is not None]
+        if not known or len(known) < len(self.layers):
+            return ()
+        seen = np.any([np.isfinite(near).any((0, 1)) for near in known], axis=0)  # [offset]
+        return tuple(int(at) - NEAR for at in np.flatnonzero(seen))
+
+    def near_in(self, columns: int, wide: int = 1) -> tuple[int, ...]:
+        """The offsets of the keys next to a row that stand beside the map in a thumbnail of such a width."""
+        fits = columns >= wide * (len(self.near) + 1) + LEAST
+        return self.near if self.size[1] > columns and fits else ()
+
+    def fit(self, rows: int, columns: int, wide: int = 1) -> Grid:
+        """The same thumbnails on at most ``rows`` × ``columns`` cells each, every cell of whole places.
+
+        Where places have to share cells, the keys next to each row stand beside the map, each ``wide``.
+        """
+        beside = self.near_in(columns, wide)
+        room = columns - wide * (len(beside) + 1) if beside else columns
         layers = []
         for layer in self.layers:
-            values, allowed = shrink(layer.values, ~layer.masked, rows, columns, layer.sizes)
+            down, across = layer.sizes or ([1] * layer.values.shape[1], [1] * layer.values.shape[2])
+            sizes = _lengthen(down, rows), _lengthen(across, room)
+            values, allowed = shrink(layer.values, ~layer.masked, rows, room, sizes)
+            if beside and layer.near is not None:
+                near = pool_near(layer.near, sizes[0], rows)[..., [offset + NEAR for offset in beside]]
+                left = np.pad(near.repeat(wide, -1), ((0, 0), (0, 0), (0, wide)), constant_values=np.nan)
+                open_ = np.broadcast_to(allowed, values.shape)
+                values = np.concatenate([np.nan_to_num(left), values], -1)
+                allowed = np.concatenate([np.isfinite(left), open_], -1)
             layers.append(GridLayer(layer.layer, values, ~allowed))
-        return replace(self, layers=tuple(layers))
+        return replace(self, layers=tuple(layers), beside=beside, wide=wide)
+
+
+def _lengthen(sizes: Sequence[int], cells: int) -> Sequence[int]:
+    """The sizes, the last one enlarged where then every cell holds whole places, and the last one fewer."""
+    places = len(sizes)
+    block = -(-places // max(cells, 1))
+    if set(sizes) != {1} or block * (cells - 1) >= places:
+        return sizes
+    return [*sizes[:-1], 1 + block * cells - places]
 
 
 def grid(
@@ -80,15 +151,17 @@ def grid(
     scale: Scale = "fixed",
     notes: tuple[str, ...] = (),
     cells: int = CELLS,
+    near: Sequence[Array] = (),
 ) -> Grid:
     """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``.
 
     Pairs may come from a generator: each layer is brought down to at most ``cells`` × ``cells`` (keys
     summed, queries averaged) before the next one is asked for, so one layer is held at a time.
-    Values that are not numbers count as masked.
+    Values that are not numbers count as masked. ``near`` holds for each of the layers what ``near_weights``
+    tells, where the weights were made small before; otherwise they tell it themselves.
     """
     thumbnails, size = [], (0, 0)
-    for number, weights in layers:
+    for at, (number, weights) in enumerate(layers):
         if weights.values.ndim != 3:
             raise ValueError(f"a grid shows heads [head, query, key], not {weights.values.shape}")
         finite = np.isfinite(weights.values)
@@ -99,7 +172,8 @@ def grid(
         size = (max(size[0], len(weights.queries)), max(size[1], len(weights.keys)))
         masked = ~np.broadcast_to(small.allowed, small.values.shape)
         sizes = tuple(tuple(place.count for place in axis) for axis in (small.queries, small.keys))
-        thumbnails.append(GridLayer(number, small.values, masked, (sizes[0], sizes[1])))
+        beside = near[at] if len(near) > at else near_weights(weights, cells)
+        thumbnails.append(GridLayer(number, small.values, masked, (sizes[0], sizes[1]), beside))
     thumbnails.sort(key=lambda layer: layer.layer)
     return Grid(tuple(thumbnails), size, title, subtitle, scale, notes)
 
@@ -115,3 +189,22 @@ def thumbnail_levels(layer: GridLayer, scale: Scale, signed: bool = False) -> Ar
         return levels(layer.values, (low, 1.0), scale, signed)
     top = np.abs(layer.values).max((-2, -1), keepdims=True, initial=0)
     return levels(layer.values / np.where(top > 0, top, 1), (low, 1.0), "fixed", signed)
+
+
+def describe(drawn: Grid, cells: tuple[int, ...], mark: str = "") -> list[str]:
+    """What a thumbnail is, and what its colours are; drawn with so many rows and columns.
+
+    ``mark`` stands above the column of the token itself.
+    """
+    queries, keys = drawn.size
+    said = [f"each square is a head: {queries:,} rows look at {keys:,} columns"]
+    if drawn.beside:
+        itself = f"on the token itself{f' ({mark})' if mark else ''}"
+        reach = [f"on the {-drawn.beside[0]} tokens before", itself, f"on the {drawn.beside[-1]} after"]
+        told = ", ".join(reach) if drawn.beside[-1] else " and ".join(reach[:2])
+        said.append(f"left of the gap, the weights {told}; right of it, all {keys:,} columns, summed")
+    elif cells != (queries, keys):
+        said.append(f"pooled to {cells[0]} × {cells[1]} cells, keys summed and queries averaged")
+    if drawn.scale == "auto" and drawn.shown_scale == "head":
+        said.append(f"nearly nothing is above {FAINT}: full colour is the largest weight of each head, not 1")
+    return said

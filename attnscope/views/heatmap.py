@@ -9,10 +9,20 @@ import numpy as np
 
 from attnscope.axes.weights import Array, Weights, fit
 
-Scale: TypeAlias = Literal["fixed", "row", "head"]
-"""What the full colour stands for: the weight 1, the largest weight of its row, or that of its head."""
+Scale: TypeAlias = Literal["auto", "fixed", "row", "head"]
+"""What the full colour stands for: the weight 1, the largest weight of its row, or that of its head; "auto"
+is the weight 1, unless nearly all weights are below ``FAINT``: then it is that of the head."""
 
-SCALES: tuple[Scale, ...] = ("fixed", "row", "head")
+SCALES: tuple[Scale, ...] = ("auto", "fixed", "row", "head")
+
+FAINT = 0.1
+"""Weights below are next to invisible where full colour is 1."""
+
+FEW = 0.05
+"""Where a smaller share of the rows than that has a weight above ``FAINT``, a head is nearly all faint."""
+
+BLACK = f"nearly all weights are below {FAINT}: full colour is the largest of the head, not 1"
+"""What is said where "auto" has chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +106,18 @@ def heatmap(
         values = np.where(broken, 0, weights.values)
         weights = replace(weights, values=values, allowed=weights.allowed & ~broken)
         notes = (*notes, f"{broken.sum()} weights are not numbers and are drawn as masked")
+    if scale == "auto":
+        scale = "head" if not signed and is_faint(weights) else "fixed"
+        notes = (*notes, BLACK) if scale == "head" else notes
     limits = _limits(weights.values, scale, signed)
     notes = (*notes, *_beyond(weights.values, limits))
     return Heatmap(weights, title, subtitle, scale, signed, limits, notes, readings)
+
+
+def is_faint(weights: Weights) -> bool:
+    """Whether nearly no row has a weight that is seen where full colour is 1."""
+    clear = np.abs(weights.values).max(-1, initial=0) > FAINT  # [query]
+    return bool(weights.values.any()) and clear.mean() < FEW
 
 
 def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: bool) -> Array:

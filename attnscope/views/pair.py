@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnscope.axes.weights import Weights
-from attnscope.views.heatmap import Heatmap, Scale, heatmap
+from attnscope.views.heatmap import Heatmap, Scale, heatmap, is_faint
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ def head_pair(
 ) -> HeadPair:
     """Settle two heads ``[query, key]`` of the same labels. The difference's colours end at its largest."""
     one, other = weights
+    if scale == "auto":  # one scale for both
+        scale = "head" if is_faint(one) and is_faint(other) else "fixed"
     apart = replace(one, values=one.values - other.values, allowed=one.allowed | other.allowed)
     maps = heatmap(one, title=names[0], scale=scale), heatmap(other, title=names[1], scale=scale)
     difference = heatmap(apart, title=f"{names[0]} − {names[1]}", scale="head", signed=True)

@@ -25,8 +25,11 @@ class AxisOptions:
 class MapOptions(AxisOptions):
     """What stands on the axes, and what full colour stands for."""
 
-    scale: Literal["fixed", "row", "head"] = option(
-        "Full colour is a weight of 1, or the largest of its row or head.", panel=PICTURE, default="fixed"
+    scale: Literal["auto", "fixed", "row", "head"] = option(
+        "Full colour is a weight of 1, or the largest of its row or head; auto is 1, or the head's where "
+        "nearly all weights are faint, and says so.",
+        panel=PICTURE,
+        default="auto",
     )
 
 

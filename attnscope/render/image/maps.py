@@ -20,7 +20,7 @@ from attnscope.render.image.sheet import (
     hatch,
     sheet,
 )
-from attnscope.views.grid import Grid, GridLayer, thumbnail_levels
+from attnscope.views.grid import CELLS, Grid, GridLayer, describe, thumbnail_levels
 from attnscope.views.heads import HeadMap, number
 from attnscope.views.heatmap import Heatmap
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MASKED, GROUND = (226, 226, 226), (255, 255, 255)
+
+BESIDE = 2
+"""Cells that a key next to a row takes in the thumbnail of a long text."""
 
 
 def heatmap_figure(view: Heatmap, style: Style) -> Figure:
@@ -83,6 +86,8 @@ def grid_figure(view: Grid, style: Style) -> Figure:
 
     The image holds colours, so that gaps and closed cells can have their own.
     """
+    masked = any(layer.masked.any() for layer in view.layers)
+    view = fit_image(view)
     composite, (tall, wide, gap) = mosaic(view, style.cmap)
     heads, layers = view.heads, _layer_numbers(view)
     head = min(0.85, 11.0 / max(heads, 1))  # inches from thumbnail to thumbnail
@@ -95,7 +100,7 @@ def grid_figure(view: Grid, style: Style) -> Figure:
         Margins(0.45, ROOM, 0.25, 0.1),
         title=view.title,
         subtitle=view.subtitle,
-        notes=(*_notes_of(view, tall, wide), *view.notes),
+        notes=(*_notes_of(view, masked), *view.notes),
     )
     axes.imshow(composite, interpolation="nearest", aspect="auto")
     size = min(8.0, head * 72 * 0.3)
@@ -106,9 +111,19 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     frame(axes)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    top = {"fixed": "1", "row": "max of\nthe row", "head": "max of\nthe head"}[view.scale]
+    top = SCALE_ENDS[view.shown_scale]
     colour_bar(figure, axes, style, [(0, f"−{top}" if view.signed else "0"), (1, top)])
     return figure
+
+
+SCALE_ENDS = {"fixed": "1", "row": "max of\nthe row", "head": "max of\nthe head"}
+
+
+def fit_image(view: Grid) -> Grid:
+    """Thumbnails as an image shows them: of a long text with the keys next to a row beside the map."""
+    if not view.near or view.size[1] <= CELLS:
+        return view
+    return view.fit(CELLS, CELLS + BESIDE * (len(view.near) + 1), BESIDE)
 
 
 def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
@@ -136,8 +151,9 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
 
 
 def _colour_cells(layer: GridLayer, view: Grid, cmap: str) -> Array:
-    colours = table(cmap)[steps(thumbnail_levels(layer, view.scale, view.signed))]
+    colours = table(cmap)[steps(thumbnail_levels(layer, view.shown_scale, view.signed))]
     colours[layer.masked] = MASKED
+    colours[..., view.gap, :] = GROUND
     return colours
 
 
@@ -145,16 +161,15 @@ def _layer_numbers(view: Grid) -> list[int]:
     return sorted({*(layer.layer for layer in view.layers), *view.without_attention})
 
 
-def _notes_of(view: Grid, tall: int, wide: int) -> list[str]:
-    queries, keys = view.size
-    said = f"each square is a head: {queries} rows look at {keys} columns"
-    if queries > tall or keys > wide:
-        said += f"; pooled to {tall} × {wide} cells, keys summed and queries averaged"
-    if any(layer.masked.any() for layer in view.layers):
-        said += "; grey: masked"
+def _notes_of(view: Grid, masked: bool) -> list[str]:
+    said = describe(view, max((layer.values.shape[1:] for layer in view.layers), default=view.size))
+    if masked:
+        said.append("grey: masked")
     if view.without_attention:
-        said += f"; no attention of this kind in {', '.join(f'L{layer}' for layer in view.without_attention)}"
-    return [said]
+        said.append(
+            f"no attention of this kind in {', '.join(f'L{each}' for each in view.without_attention)}"
+        )
+    return ["; ".join(said)]
 
 
 def head_map_figure(view: HeadMap, style: Style) -> Figure:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image import axis
 from attnscope.render.image.bar import ROOM, colour_bar
-from attnscope.render.image.maps import mosaic
+from attnscope.render.image.maps import SCALE_ENDS, fit_image, mosaic
 from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, frame, sheet
-from attnscope.views.grid import Grid, GridLayer
+from attnscope.views.grid import GridLayer
 from attnscope.views.strip import Series, Strip
 
 if TYPE_CHECKING:
@@ -30,17 +31,16 @@ def strip_figure(view: Strip, style: Style) -> Figure:
     if style.width is not None:
         step = max(style.width - left - ROOM, 1.0) / count
     # one row of thumbnails: each layer's only head becomes a head of one layer
-    heads = Grid(
-        (
+    small = fit_image(view.thumbnails)
+    heads = replace(
+        small,
+        layers=(
             GridLayer(
                 0,
-                np.concatenate([layer.values for layer in view.thumbnails.layers]),
-                np.concatenate([layer.masked for layer in view.thumbnails.layers]),
+                np.concatenate([layer.values for layer in small.layers]),
+                np.concatenate([layer.masked for layer in small.layers]),
             ),
         ),
-        view.thumbnails.size,
-        scale=view.thumbnails.scale,
-        whole=False,
     )
     picture, (tall, wide, gap) = mosaic(heads, style.cmap)
     thumbnail = step * tall / (wide + gap)
@@ -65,7 +65,7 @@ def strip_figure(view: Strip, style: Style) -> Figure:
         spine.set_visible(False)
     for centre, role in zip(centres, view.roles, strict=True):
         axes.text(centre, tall * 1.03, role, size=SMALL, color=GREY, ha="center", va="top")
-    colour_bar(figure, axes, style, [(0, "0"), (1, "1")])
+    colour_bar(figure, axes, style, [(0, "0"), (1, SCALE_ENDS[heads.shown_scale])])
     for number, series in enumerate(view.series):
         top = box.y1 - (thumbnail + 0.25 + number * (LINE + BETWEEN)) * inch
         curve = figure.add_axes((box.x0, top - LINE * inch, box.width, LINE * inch))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.segment import Segment
 
-from attnscope.render.terminal.grid import half_lines, legend, thumbnails
+from attnscope.render.terminal.grid import columns_of, half_lines, legend, rows_of, thumbnails
 from attnscope.render.terminal.strokes import footing, heading
 from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface
 from attnscope.render.terminal.text import cut, fit
@@ -27,9 +27,9 @@ def strip_lines(view: Strip, surface: Surface) -> Iterator[Line]:
     room = surface.width - label
     beside = min(count, max(1, room // (NARROWEST + 1)))
     beside = -(-count // -(-count // beside))
-    width = min(max(room // beside - 1, 1), WIDEST)
+    width = columns_of(view.thumbnails, min(max(room // beside - 1, 1), WIDEST))
     height = half_lines(view.thumbnails, width)
-    small = view.thumbnails.fit(height if surface.colour else (height + 1) // 2, width)
+    small = view.thumbnails.fit(rows_of(height, surface), width)
     palette = surface.palette(signed=False)
     drawn = [thumbnails(layer, small, width, height, surface, palette)[0] for layer in small.layers]
     for start in range(0, count, beside):

@@ -16,7 +16,7 @@ from attnscope.analysis.sentences import (
 )
 from attnscope.capture import Record
 from attnscope.capture.observers.near import Near
-from attnscope.capture.observers.shared_rows import SharedRows
+from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
 from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.views import Grid, grid
@@ -41,7 +41,7 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
     """
     coarse, measured, near = selection.coarsen(CELLS, even=True), Measurement(), Near(NEAR, CELLS)
     as_read = not (selection.words or selection.hide_special or prepared.picture)  # neighbours are tokens
-    observers = [coarse, measured, near] if as_read else [coarse, measured]
+    observers: list[RowObserver] = [coarse, measured, *([near] if as_read else [])]
     record = model.run(prepared, [SharedRows(observers, selection.heads)])
     require_selected(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}

@@ -25,6 +25,7 @@ from attnscope.cli.export import export
 from attnscope.cli.find import find
 from attnscope.cli.info import info
 from attnscope.cli.show import show
+from attnscope.cli.spans import spans
 from attnscope.cli.stats import stats
 from attnscope.cli.train import loss, train
 from attnscope.errors import AttnscopeError, first_line
@@ -54,7 +55,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(help=paragraphs, epilog=title.strip() + examples)(command)
 
 
-for _command in (show, find, stats, compare, browse, export, info, check, train, loss):
+for _command in (show, find, spans, stats, compare, browse, export, info, check, train, loss):
     _add(_command)
 
 

@@ -89,6 +89,13 @@ def find(
         from attnscope.analysis.questions.find import find as find_heads
 
         answers = find_heads(loaded, prepared, questions, select(attention))
+    write_answers(answers, output, picture, repeat("show", SourceOptions(**vars(source)), picture, model))
+
+
+def write_answers(
+    answers: Answers, output: FindOutput, picture: PrintedOptions, opening: str | None = None
+) -> None:
+    """Print or save the answers; ``opening`` is a command that shows one of the heads."""
     if output.as_json:
         print_plain(_numbers(answers))
     elif output.as_csv:
@@ -96,7 +103,6 @@ def find(
     elif output.out is not None:
         _save(answers, output.out, picture)
     else:
-        opening = repeat("show", SourceOptions(**vars(source)), picture, model)
         _print(answers, output.top, picture, opening)
 
 

@@ -11,7 +11,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from attnscope.axes import edges
 from attnscope.fused.gaps import Gaps
 from attnscope.fused.pairs import Matches
 from attnscope.fused.plan import plan
@@ -56,7 +55,7 @@ def attend(
     bias = None if extras.bias is None else extras.bias.expand(*extras.bias.shape[:2], queries, keys)
     scores = Scores(query, key, value, runs, scale, offset, bias, extras.softcap, extras.sinks)
     request, matches = request or Request(), matches or {}
-    row_edges, key_edges = edges(queries, request.cells or 1), edges(keys, request.cells or 1)
+    row_edges, key_edges = request.edges(queries), request.edges(keys)
     plans = [plan(runs, text, row_edges, key_edges) for text in range(len(runs.low))]
     position = torch.arange(queries) + offset
     gaps = {name: Gaps.of(function, runs, offset, keys) for name, function in request.gaps.items()}
@@ -99,7 +98,7 @@ def attend(
         },
         map=None
         if cells is None
-        else Map(cells, _open_pairs(runs, row_edges, key_edges), request.cells or 1, row_edges, key_edges),
+        else Map(cells, _open_pairs(runs, row_edges, key_edges), row_edges, key_edges),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from attnscope.axes import edges
 from attnscope.fused.pairs import Pairs
 
 
@@ -17,10 +18,17 @@ class Request:
     ``at`` asks for the weight on one key of every row: a function of the rows' positions gives the number of
     that key, ``[row] -> [row]``, or -1 for none. ``gaps`` asks for weights summed over all rows, each times a
     number: a function of how far the key lies ahead of its row gives that number. ``pairs`` asks for the
-    weights on pairs with equal labels, ``cells`` for a map of every head with so many cells a side.
+    weights on pairs with equal labels, ``cells`` for a map of every head: so many cells of nearly equal size
+    a side, or the positions where cells begin and end on both sides.
     """
 
     at: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     gaps: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     pairs: dict[str, Pairs] = field(default_factory=dict)
-    cells: int | None = None
+    cells: int | tuple[int, ...] | None = None
+
+    def edges(self, length: int) -> tuple[int, ...]:
+        """Where the cells of an axis begin and end; one cell where no map of that length is asked for."""
+        if isinstance(self.cells, tuple):
+            return self.cells if self.cells[-1] == length else (0, length)
+        return edges(length, self.cells or 1)

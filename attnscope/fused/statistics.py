@@ -22,7 +22,6 @@ class Map:
 
     total: Tensor
     pairs: Tensor
-    cells: int  # asked for, a side
     row_edges: tuple[int, ...]
     key_edges: tuple[int, ...]
 

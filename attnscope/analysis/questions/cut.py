@@ -1,0 +1,116 @@
+"""A text cut into parts: sentences, lines, paragraphs, the texts of a pair, or parts that it names."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Literal, TypeAlias
+
+from attnscope.attention import Token
+from attnscope.errors import InputError
+
+Way: TypeAlias = Literal["sentence", "line", "paragraph", "segment", "marks"]
+"""How a text is cut into parts."""
+
+CUTS = {
+    "sentence": re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)\]]))\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*\n"),
+    "line": re.compile(r"\n+"),
+    "paragraph": re.compile(r"\n\s*\n"),
+}
+"""What stands between two parts. A sentence ends at . ! or ? before a space and no small letter."""
+
+MARK = re.compile(r"\[\[([^\[\]:]{1,40}):\s*(.*?)\]\]", re.S)
+"""A part that the text itself names: ``[[question: Who slept?]]``."""
+
+LONGEST_NAME = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named part: the tokens ``start`` to ``stop - 1``."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def read_marks(text: str) -> tuple[str, tuple[tuple[str, int], ...]]:
+    """A text without its marks, and where in it each part begins: ``[[name: ...]]``, and what is between.
+
+    Raises ``InputError`` for a text without marks.
+    """
+    plain, parts, last = "", [], 0
+    for match in MARK.finditer(text):
+        if text[last : match.start()].strip():
+            parts.append(("", len(plain)))
+        plain += text[last : match.start()]
+        parts.append((match[1].strip(), len(plain)))
+        plain += match[2]
+        last = match.end()
+    if not parts:
+        raise InputError("the text has no marks: write [[question: Who slept?]] around each part")
+    if text[last:].strip():
+        parts.append(("", len(plain)))
+    return plain + text[last:], tuple(parts)
+
+
+def cut_text(text: str, way: Way) -> tuple[tuple[str, int], ...]:
+    """Where in a text its sentences, lines or paragraphs begin, each named by its number and first words."""
+    ends = [match.end() for match in CUTS[way].finditer(text)]
+    begins = [begin for begin, end in pairwise((0, *ends, len(text))) if text[begin:end].strip()]
+    parts = enumerate(pairwise((*begins, len(text))), 1)
+    return tuple((_name(number, text[begin:end]), begin) for number, (begin, end) in parts)
+
+
+def spans_of(tokens: Sequence[Token], text: str, parts: Sequence[tuple[str, int]]) -> tuple[Span, ...]:
+    """The parts of a text as runs of its tokens; each special token is a part of its own.
+
+    ``parts`` are names and where in the text they begin. Tokens are looked for in the text one after the
+    other, so that it does not matter what the tokenizer leaves out between them.
+    """
+    begins = [begin for _, begin in parts]
+    labels: list[tuple[int, str]] = []
+    at = 0
+    for number, token in enumerate(tokens):
+        if token.special:
+            labels.append((-number - 1, token.text))
+            continue
+        place = text.find(token.text.strip(), at)
+        if 0 <= place <= at + LONGEST_NAME + len(token.text):
+            at = place
+        part = max(0, bisect_right(begins, at) - 1)
+        labels.append((part, parts[part][0] or f"rest {part + 1}"))
+        at += len(token.text.strip()) if place == at else 0
+    return _runs(labels)
+
+
+def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:
+    """The texts of a pair as parts; each special token is a part of its own."""
+    names = ("first text", "second text")
+    return _runs(
+        [
+            (-number - 1, token.text) if token.special else (token.segment, names[min(token.segment, 1)])
+            for number, token in enumerate(tokens)
+        ]
+    )
+
+
+def _runs(labels: Sequence[tuple[int, str]]) -> tuple[Span, ...]:
+    """Neighbours with the same label as one part; a name that comes again is numbered."""
+    spans: list[Span] = []
+    names: dict[str, int] = {}
+    start = 0
+    for (_, name), group in groupby(labels):
+        stop = start + len(list(group))
+        names[name] = names.get(name, 0) + 1
+        spans.append(Span(name if names[name] == 1 else f"{name}#{names[name]}", start, stop))
+        start = stop
+    return tuple(spans)
+
+
+def _name(number: int, text: str) -> str:
+    words = " ".join(text.split())
+    return f"{number} {words if len(words) <= LONGEST_NAME else words[: LONGEST_NAME - 1].rstrip() + '…'}"

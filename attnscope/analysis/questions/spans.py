@@ -1,0 +1,157 @@
+"""A text in named parts, and how much each part looks at each, in every head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from attnscope.analysis.questions.cut import Span
+from attnscope.analysis.questions.find import Answer, Looking
+from attnscope.analysis.questions.parts import Question
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.sentences import provenance, require_selected
+from attnscope.analysis.stats import what_ran
+from attnscope.attention import Attention, Head, Kind, Site
+from attnscope.axes import Array, Coarsening, Place, Weights
+from attnscope.capture import FUSED
+from attnscope.capture.observers.coarsen import Axes, Coarsen
+from attnscope.capture.observers.shared_rows import Reading, SharedRows
+from attnscope.errors import InputError, SelectionError
+from attnscope.fused.fused_pass import SHORTEST, FusedPass
+from attnscope.fused.request import Request
+from attnscope.models import Model, ModelInput
+
+
+@dataclass(frozen=True, eq=False)
+class SpanMaps:
+    """How much the rows of each part look at each part: rows averaged, columns summed.
+
+    ``weights`` is ``[head, part, part]``, ``baseline`` the same of even attention over the open keys.
+    """
+
+    spans: tuple[Span, ...]
+    heads: tuple[Head, ...]
+    weights: Array
+    baseline: Array
+    title: str
+    ran: str
+    notes: tuple[str, ...] = ()
+
+    def pair(self, question: Question) -> Answer:
+        """All heads by how much one part looks at the other. Raises ``SelectionError`` for no such part."""
+        row, key = (self._number(part.text) for part in (question.left, question.right))
+        ranks = 1 + (self.weights[:, row] > self.weights[:, row, key, None]).sum(-1)
+        lines = zip(self.heads, self.weights[:, row, key], self.baseline[:, row, key], ranks, strict=True)
+        rows = self.spans[row].stop - self.spans[row].start
+        heads = [
+            Looking(head, float(weight), float(baseline), float(rank), rows)
+            for head, weight, baseline, rank in lines
+            if baseline
+        ]
+        if not heads:
+            left, right = question.left.text, question.right.text
+            raise SelectionError(f"{left!r} cannot look at {right!r}: those keys are masked")
+        return Answer(question, tuple(sorted(heads, key=lambda each: (-each.weight, each.head))))
+
+    def mean(self, kind: Kind | None) -> Weights:
+        """The mean over the heads of one kind of attention, a row and a column for each part."""
+        some = [number for number, head in enumerate(self.heads) if head.kind == kind]
+        places = tuple(Place(span.name, span.start, span.stop, pooled=True) for span in self.spans)
+        return Weights(self.weights[some].mean(0), self.baseline[some].mean(0) > 0, places, places)
+
+    def _number(self, name: str) -> int:
+        """A part by its name, its number, or how it begins."""
+        wanted = name.strip("'\"").casefold()
+        names = [span.name.casefold() for span in self.spans]
+        for fits in (wanted.__eq__, lambda each: each.startswith(f"{wanted} "), lambda each: wanted in each):
+            for number, each in enumerate(names):
+                if fits(each):
+                    return number
+        listed = ", ".join(span.name for span in self.spans[:12]) + (", ..." if len(self.spans) > 12 else "")
+        raise SelectionError(f"no part {name!r}: the text has the parts {listed}")
+
+
+def span_maps(
+    model: Model,
+    prepared: ModelInput,
+    spans: Sequence[Span],
+    selection: Selection | None = None,
+    *,
+    exact_kernel: bool = False,
+) -> SpanMaps:
+    """Run the model once, and measure how much each part looks at each, in every head that is meant.
+
+    Exact at any length: from 512 tokens on the parts are cells of the fused pass. Only attention whose rows
+    and columns are the text's own tokens is measured. Raises ``InputError`` where there is none.
+    """
+    selection = selection or Selection()
+    edges = (*(span.start for span in spans), spans[-1].stop)
+    observer = _Spans(tuple(spans))
+    long = len(prepared.tokens) >= SHORTEST and not exact_kernel
+    fused = FusedPass(Request(cells=edges)) if long else None
+    record = model.run(prepared, [SharedRows([observer], selection.heads)], fused)
+    chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
+    require_selected(chosen, record, selection)
+    if not observer.pool.maps:
+        raise InputError("no attention of this model goes from the tokens of the text to these tokens")
+    numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
+    sites = [each.site for each in observer.pool.maps]
+    heads = [Head(site.layer, head, site.kind) for site in sites for head in numbers[site]]
+    baseline = [
+        np.broadcast_to(observer.baseline[each.site], each.mean.shape).copy() for each in observer.pool.maps
+    ]
+    return SpanMaps(
+        tuple(spans),
+        tuple(heads),
+        np.concatenate([each.mean.double().cpu().numpy() for each in observer.pool.maps]),
+        np.concatenate(baseline),
+        f"{model.title} · {provenance(chosen)}",
+        what_ran(sum(site.kernel == FUSED for site in chosen), len(chosen), chosen),
+        (*model.notes, *prepared.notes, *record.notes),
+    )
+
+
+class _Spans:
+    """Observer: every head with the parts as its rows and columns, and the same of even attention."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans = spans
+        self.size = spans[-1].stop
+        self.edges = (*(span.start for span in spans), self.size)
+        places = tuple(Place(span.name, span.start, span.stop, pooled=True) for span in spans)
+        parts = tuple(tuple((token,) for token in range(span.start, span.stop)) for span in spans)
+        self.axis = Coarsening(places, parts, (), (1,) * self.size)
+        self.pool = Coarsen(self._axes)
+        self.baseline: dict[Site, Array] = {}
+
+    def begin(self, attention: Attention) -> Reading | None:
+        if self._axes(attention) is not None:
+            self.baseline[attention.site] = self._baseline(attention)
+        return self.pool.begin(attention)
+
+    def _axes(self, attention: Attention) -> Axes | None:
+        whole = len(attention.queries) == len(attention.keys) == self.size
+        return (self.axis, self.axis) if whole and attention.site.kind != "cross" else None
+
+    def _baseline(self, attention: Attention) -> Array:
+        """How much of even attention over the open keys goes to each part.  -> [head or 1, part, part]"""
+        edges = torch.tensor(self.edges)
+        shares = []
+        for start, stop in pairwise((*range(0, self.size, 512), self.size)):
+            if attention.statistics is not None:
+                runs = attention.statistics.runs
+                low, high = runs.low[:, None, start:stop, None], runs.high[:, None, start:stop, None]
+                before = torch.minimum(high, edges) - torch.minimum(low, edges)
+                shares.append((before.diff(dim=-1) / (high - low)).mean(0))
+                continue
+            allowed = attention.allowed(start, stop).cpu()
+            before = torch.nn.functional.pad(allowed.cumsum(-1), (1, 0))[
+                ..., edges
+            ]  # open keys before each edge
+            shares.append((before.diff(dim=-1) / allowed.sum(-1, keepdim=True).clamp(min=1)).mean(0))
+        rows = torch.cat(shares, -2).double()  # [head or 1, row, part]
+        return torch.stack([rows[..., a:b, :].mean(-2) for a, b in pairwise(self.edges)], -2).numpy()

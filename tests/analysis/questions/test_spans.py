@@ -1,0 +1,115 @@
+"""Parts of a text, and how much each looks at each, against NumPy on the rows of every head."""
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.analysis.questions.cut import cut_text, read_marks, segments, spans_of
+from attnscope.analysis.questions.parts import parse_questions
+from attnscope.analysis.questions.spans import span_maps
+from attnscope.analysis.selection import Selection
+from attnscope.capture import Keep
+from attnscope.errors import InputError, SelectionError
+from attnscope.models import load
+from tests.models import folders
+
+TEXT = 'The cat sat on the mat. It was tired because it ran.\n\n"Who slept?" he said! The cat did.'
+ARTICLE = "sample_inputs/article.txt"
+
+
+def names(spans):
+    return [(span.name, span.start, span.stop) for span in spans]
+
+
+def test_sentences_begin_where_one_ends_and_a_capital_or_a_quote_follows():
+    parts = cut_text(TEXT, "sentence")
+    assert [TEXT[begin : begin + 4] for _, begin in parts] == ["The ", "It w", '"Who', "The "]
+    assert parts[1][0] == "2 It was tired because it…"
+
+
+@pytest.mark.parametrize(("way", "count"), [("line", 2), ("paragraph", 2), ("sentence", 4)])
+def test_every_token_stands_in_one_part_and_special_tokens_in_their_own(way, count):
+    prepared = load("own").prepare(TEXT)
+    spans = spans_of(prepared.tokens, TEXT, cut_text(TEXT, way))
+    assert len(spans) == count + 2
+    assert (spans[0].name, spans[-1].name) == ("[CLS]", "[SEP]")
+    assert [span.stop for span in spans[:-1]] == [span.start for span in spans[1:]]
+    assert (spans[0].start, spans[-1].stop) == (0, len(prepared.tokens))
+    for span, (_, begin) in zip(spans[1:-1], cut_text(TEXT, way), strict=True):
+        first = prepared.tokens[span.start].text.strip()
+        assert TEXT[begin:].lstrip().startswith(first)
+
+
+def test_marks_name_parts_and_are_not_read_by_the_model():
+    text, parts = read_marks("[[fact: The cat slept.]] It rained. [[question: Who slept?]]")
+    assert text == "The cat slept. It rained. Who slept?"
+    spans = spans_of(load("own").prepare(text).tokens, text, parts)
+    assert [span.name for span in spans] == ["[CLS]", "fact", "rest 2", "question", "[SEP]"]
+    with pytest.raises(InputError, match="no marks"):
+        read_marks("nothing is marked [[here]]")
+
+
+def test_the_texts_of_a_pair_are_parts():
+    prepared = load(folders.minilm()).prepare("The cat sat.", "The dog barked.")
+    assert [span.name for span in segments(prepared.tokens)] == [
+        "[CLS]", "first text", "[SEP]", "second text", "[SEP]#2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["own", "own-causal"])
+def test_weights_and_baselines_equal_brute_force(name):
+    model = load(name)
+    prepared = model.prepare(TEXT)
+    spans = spans_of(prepared.tokens, TEXT, cut_text(TEXT, "sentence"))
+    keep = Keep(lambda site: range(8 if name == "own" else 4))
+    model.run(prepared, [keep])
+    seen = span_maps(model, prepared, spans)
+    rows = np.concatenate([kept.weights[0].double().numpy() for kept in keep.maps])  # [head, query, key]
+    size = len(prepared.tokens)
+    even = np.tril(np.ones((size, size))) if name == "own-causal" else np.ones((size, size))
+    even /= even.sum(1, keepdims=True)
+    for a, one in enumerate(spans):
+        for b, other in enumerate(spans):
+            block = slice(one.start, one.stop), slice(other.start, other.stop)
+            np.testing.assert_allclose(
+                seen.weights[:, a, b], rows[(slice(None), *block)].sum(-1).mean(-1), atol=1e-6
+            )
+            np.testing.assert_allclose(seen.baseline[:, a, b], even[block].sum(-1).mean(), atol=1e-6)
+    np.testing.assert_allclose(seen.weights.sum(-1), 1, atol=1e-5)
+
+
+def test_a_long_text_is_cut_inside_of_the_fused_pass(tmp_path):
+    model = load(folders.gpt2(tmp_path, n_positions=2048))
+    text = " ".join(TEXT.split()) * 40
+    prepared = model.prepare(text, max_tokens=1500)
+    spans = spans_of(prepared.tokens, text, cut_text(text, "sentence"))
+    seen = span_maps(model, prepared, spans)
+    exact = span_maps(model, prepared, spans, exact_kernel=True)
+    assert "2 of 2 calls ran as a fused pass" in seen.ran
+    assert len(spans) > 30
+    np.testing.assert_allclose(seen.weights, exact.weights, atol=2e-6)
+    np.testing.assert_allclose(seen.baseline, exact.baseline, atol=1e-6)
+
+
+def test_a_pair_of_parts_ranks_the_heads_and_the_parts():
+    model = load("own")
+    prepared = model.prepare(TEXT)
+    spans = spans_of(prepared.tokens, TEXT, cut_text(TEXT, "sentence"))
+    seen = span_maps(model, prepared, spans, Selection(layers=(1, 2)))
+    answer = seen.pair(parse_questions("'It was tired' -> 1")[0])
+    weights = seen.weights[:, 2, 1]
+    assert [looking.weight for looking in answer.heads] == sorted(weights.tolist(), reverse=True)
+    best = int(weights.argmax())
+    assert answer.heads[0].head == seen.heads[best]
+    assert answer.heads[0].rank == 1 + (seen.weights[best, 2] > weights[best]).sum()
+    with pytest.raises(SelectionError, match="no part 'dog': the text has the parts"):
+        seen.pair(parse_questions("dog -> 1")[0])
+
+
+def test_what_comes_later_cannot_be_looked_at_by_a_decoder():
+    model = load("own-causal")
+    prepared = model.prepare(TEXT)
+    seen = span_maps(model, prepared, spans_of(prepared.tokens, TEXT, cut_text(TEXT, "line")))
+    with pytest.raises(SelectionError, match="cannot look at"):
+        seen.pair(parse_questions("1 -> 2")[0])
+    assert not torch.tensor(seen.weights)[:, 1, 2].any()

@@ -1,0 +1,45 @@
+"""``attnscope spans``: what it prints, saves and refuses."""
+
+import csv
+import io
+import json
+
+TEXT = "The cat sat on the mat. It was tired because it ran."
+
+
+def test_the_parts_are_drawn_as_a_map(run):
+    ran = run("spans", TEXT, "-m", "own-causal")
+    assert ran.code == 0
+    assert ran.out.startswith("mean of 12 heads · decoder attention · 4 parts")
+    assert "1-7 1 The cat sat" in ran.out
+
+
+def test_json_and_csv_hold_every_pair_of_parts_of_every_head(run):
+    numbers = json.loads(run("spans", TEXT, "--json").out)
+    assert numbers["parts"][0]["name"] == "[CLS]"
+    assert len(numbers["heads"]) == 32
+    rows = list(csv.DictReader(io.StringIO(run("spans", TEXT, "--csv").out)))
+    assert len(rows) == 32 * 4 * 4
+    assert float(rows[1]["weight"]) == numbers["heads"][0]["weights"][0][1]
+
+
+def test_one_pair_of_parts_ranks_the_heads(run, tmp_path):
+    asked = ("spans", "[[fact: A cat sleeps.]] Rain. [[question: Who?]]", "--by", "marks", "--pair")
+    ran = run(*asked, "question -> fact")
+    assert "question -> fact · encoder attention" in ran.out
+    assert run(*asked, "question -> fact", "-o", tmp_path / "map.png", "--dpi", "40").code == 0
+    assert (tmp_path / "map.png").exists()
+    missing = run(*asked, "answer -> fact")
+    assert missing.code == 1
+    assert missing.err.startswith(
+        "attnscope: no part 'answer': the text has the parts [CLS], fact, rest 2, question"
+    )
+
+
+def test_what_the_model_writes_is_a_part(run):
+    ran = run("spans", "The king said that he would", "-m", "own-causal", "--generate", "5", "--json")
+    assert json.loads(ran.out)["parts"][-1]["name"] == "written"
+
+
+def test_a_picture_has_no_parts(run, tmp_path):
+    assert run("spans", "--image", tmp_path / "cat.png").code == 2

@@ -16,6 +16,9 @@ from attnscope.capture.hooks import outputs
 from attnscope.capture.hooks.compiled import COMPILED
 from attnscope.capture.hooks.guard import Guard
 from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
+from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.layout import Sides
+from attnscope.capture.lineage.pieces import Pieces
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.sites import Sites
@@ -30,7 +33,6 @@ from attnscope.capture.rows.proof import tolerance
 from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.sdpa import sdpa_call
-from attnscope.capture.rows.single_heads import SingleHeads
 from attnscope.capture.rows.weighing import Weighing
 from attnscope.fused.fused_pass import FusedPass, Refusal
 
@@ -51,13 +53,14 @@ class Recorder:
         self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
         self.notes: Notes | None = None  # of the running module, if it attends in chunks
         self._sites = Sites(self.model, self.axes)
-        self._singles = SingleHeads(self._emit)
+        self._pieces = Pieces(self._emit, self.record)
         self._frames: list[Frame] = []
         self._step = -1
         self.ran: set[str] = set()  # the modules that were called
         self._count = 0  # attention calls and gates so far
         self._counts: dict[Call, int] = {}  # of each module that is running, the count when it started
         self._repeats = Repeats()
+        self.lineage = Lineage()
 
     @property
     def listens(self) -> bool:
@@ -118,7 +121,8 @@ class Recorder:
             if output is None and not call.dropout:
                 capture = capture.proved(call.value, result.reshape(*call.query.shape[:3], -1))
             if frame is None:
-                self._take(capture, self._owner())
+                sides = Sides.of_kernel(self.lineage, args, kwargs, len(call.query))
+                self._take(capture, self._owner(), sides)
             else:
                 frame.sdpa.append(capture)
         return result
@@ -137,7 +141,8 @@ class Recorder:
         if count_hidden(weighing.weights):
             return self._take_mapped(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
-        self._take(Capture.of_weighing(weighing, batch, heads), owner)
+        sides = Sides.of_weighing(self.lineage, weighing, batch, heads)
+        self._take(Capture.of_weighing(weighing, batch, heads), owner, sides, weighing.trail.softmax)
 
     def see_projection(self, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Torch's multi_head_attention_forward ran, which projects and attends in one go."""
@@ -154,7 +159,7 @@ class Recorder:
 
     def finish(self) -> None:
         """Release what is held yet, and note the layers that ran without attention."""
-        self._singles.flush()
+        self._pieces.finish()
         known = {site.site.name for site in self.record.sites}
         known |= {layer.name for layer in self.record.without_attention}
         known |= {failure.name for failure in self.record.failures}
@@ -177,15 +182,12 @@ class Recorder:
             return None, replace(capture, refusal=reason)
         return output, fused
 
-    def _take(self, capture: Capture, name: str) -> None:
-        """Emit what was captured, or hold a single head until its siblings ran."""
+    def _take(self, capture: Capture, name: str, sides: Sides | None = None, softmax: int = 0) -> None:
+        """Release what was captured, or hold a piece until its siblings ran."""
         self._count += 1
         self.record.calls.append(name)
-        if self._repeats.holds(capture, self._call_of(name)):
-            return
-        if capture.heads == 1 and self._singles.hold(self.stack.calls, name, capture):
-            return
-        self._emit(capture, name)
+        if not self._repeats.holds(capture, self._call_of(name)):
+            self._pieces.take(capture, name, self.stack.calls, sides, softmax)
 
     def _take_mapped(self, capture: Capture | None, name: str) -> None:
         """Take what a mapped function computed, or note that nothing tells its axes."""
@@ -194,9 +196,9 @@ class Recorder:
         else:
             self._take(capture, name)
 
-    def _emit(self, capture: Capture, name: str) -> None:
+    def _emit(self, capture: Capture, name: str, calls: Sequence[Call] | None = None) -> None:
         with replace(self.guard, place=lambda: name):
-            attention = self._sites.place(capture, name, self.stack.calls)
+            attention = self._sites.place(capture, name, self.stack.calls if calls is None else calls)
             notes = capture.window, capture.refusal, capture.difference
             with quietly():
                 for observer in self.observers:
@@ -216,14 +218,16 @@ class Recorder:
         self._sites.begin_pass()
         self._frames.clear()
         self._counts.clear()
+        self._pieces.flush()
+        self.lineage = Lineage()
         self.notes = None
 
     def _enter(self, call: Call) -> None:
         self.ran.add(call.name)
         self._counts[call] = self._count
-        if self._singles.held:
-            with quietly():
-                self._singles.enter(call)
+        self.lineage.enter(call)
+        with quietly():
+            self._pieces.enter(call)
         if layout_of(call.module) is not None:
             self.notes = Notes()
 
@@ -243,5 +247,4 @@ class Recorder:
                 shown = outputs.capture_weights(self.stack.calls, output)
                 if shown is not None:
                     self._take(shown, call.name)
-            if self._singles.held:
-                self._singles.leave(call)
+            self._pieces.leave(call)

@@ -54,13 +54,14 @@ class Trails:
 
     def __init__(self) -> None:
         self._trails: Any = WeakTensorKeyDictionary()
+        self._softmaxes = 0
         self._gates: Any = WeakTensorKeyDictionary()
         self._scores: Any = WeakTensorKeyDictionary()  # products of two activations, with four axes or more
 
     def project(self, source: Tensor, weight: Tensor, result: Tensor) -> None:
         """Note the output of a linear layer: gates, unless it mixes the heads of scores or of weights."""
         self.mix(source, result)
-        if weight.shape[0] > 1 and _is_parameter(weight) and source not in self._scores:
+        if weight.shape[0] > 1 and is_parameter(weight) and source not in self._scores:
             self._gates[result] = True
 
     def multiply(self, args: Sequence[Any], result: Tensor) -> None:
@@ -68,9 +69,9 @@ class Trails:
         given = [part for arg in args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
         operands = [part for part in given if isinstance(part, Tensor)]
         weights = [operand for operand in operands if operand in self._trails]
-        if weights and any(_is_parameter(operand) for operand in operands):
+        if weights and any(is_parameter(operand) for operand in operands):
             self.mix(weights[0], result)
-        elif not weights and result.ndim >= 4 and not any(_is_parameter(operand) for operand in operands):
+        elif not weights and result.ndim >= 4 and not any(is_parameter(operand) for operand in operands):
             self._scores[result] = True
 
     def mix(self, source: Tensor, result: Tensor) -> None:
@@ -84,7 +85,8 @@ class Trails:
             return False
         if result.ndim >= 2 and result.is_floating_point():
             shapes = tuple(t.shape for t in (result,) if t.ndim == 4)
-            self._trails[result] = Trail(path, masked_keys(scores, axis), shapes)
+            self._softmaxes += 1
+            self._trails[result] = Trail(path, masked_keys(scores, axis), shapes, softmax=self._softmaxes)
         return True
 
     def follow(
@@ -120,7 +122,7 @@ class Trails:
         """Whether nothing but gates, parameters and masks went into a function."""
         given = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
         gates = [arg for arg in given if arg in self._gates]
-        return bool(gates) and all(arg in self._gates or _is_parameter(arg) for arg in given)
+        return bool(gates) and all(arg in self._gates or is_parameter(arg) for arg in given)
 
     def _carry(self, trail: Trail, result: Tensor, masked: Tensor | None) -> None:
         shapes = (*trail.shapes, result.shape) if result.ndim == 4 else trail.shapes
@@ -141,10 +143,11 @@ class Trails:
         followed = [operand in self._trails for operand in (left, right)]
         if followed == [True, False] and left.ndim >= 2:
             trail = self._trails[left]
-            return _attention(trail, left, trail.masked, right)
+            return _attention(trail, left, trail.masked, right, tuple(range(left.ndim)))
         if followed == [False, True] and right.ndim >= 2:
             trail = self._trails[right]
-            return _attention(trail, right.mT, None if trail.masked is None else trail.masked.mT, left)
+            axes = (*range(right.ndim - 2), right.ndim - 1, right.ndim - 2)
+            return _attention(trail, right, trail.masked, left, axes)
         return None
 
     def _einsum(self, args: Sequence[Any]) -> Weighing | None:
@@ -156,7 +159,7 @@ class Trails:
         if len(operands) != 2 or len(followed) != 1:
             return None
         weights, values = operands[followed[0]], operands[1 - followed[0]]
-        inputs, _, output = _spelled_out(args[0], operands).partition("->")
+        inputs, _, output = spell_out(args[0], operands).partition("->")
         names = inputs.split(",")
         ours, theirs = names[followed[0]], names[1 - followed[0]]
         keys = [axis for axis in ours if axis in theirs and axis not in output]
@@ -165,13 +168,12 @@ class Trails:
         if len(keys) != 1 or not queries or len(keys) + len(queries) + len(shared) != len(ours):
             return None
         # heads that share their values have an axis that the values lack; the last such axis is the queries
-        places = [ours.index(axis) for axis in (*shared, *queries, keys[0])]
+        places = tuple(ours.index(axis) for axis in (*shared, *queries, keys[0]))
         trail = self._trails[weights]
-        masked = None if trail.masked is None else trail.masked.permute(places)
-        return _attention(trail, weights.permute(places), masked, values, grouped=len(queries) > 1)
+        return _attention(trail, weights, trail.masked, values, places, grouped=len(queries) > 1)
 
 
-def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
+def spell_out(equation: str, operands: Sequence[Tensor]) -> str:
     """An einsum equation with letters in the place of its dots."""
     equation = equation.replace(" ", "")
     if "..." not in equation:
@@ -183,17 +185,26 @@ def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
 
 
 def _attention(
-    trail: Trail, weights: Tensor, masked: Tensor | None, values: Tensor, grouped: bool | None = None
+    trail: Trail,
+    operand: Tensor,
+    masked: Tensor | None,
+    values: Tensor,
+    axes: tuple[int, ...],
+    grouped: bool | None = None,
 ) -> Weighing | None:
-    """The weighing, unless the values are a parameter or the rows are no distribution over keys."""
-    if _is_parameter(values) or values.ndim < 2:
+    """The weighing, unless the values are a parameter or the rows are no distribution over keys.
+
+    ``axes`` are those of the operand, in the order batch, heads, query, key.
+    """
+    weights, masked = operand.permute(axes), None if masked is None else masked.permute(axes)
+    if is_parameter(values) or values.ndim < 2:
         return None
     (whole,) = reveal(weights.detach())
     if not trail.mixed and float(whole.float().sum(-1).amax()) > 1 + ROUNDING:
         return None
     if grouped is None:
         grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])
-    return Weighing(trail, weights.detach(), masked, grouped)
+    return Weighing(trail, weights.detach(), masked, grouped, operand, axes)
 
 
 def _holds_tensors(result: Any) -> bool:
@@ -203,6 +214,6 @@ def _holds_tensors(result: Any) -> bool:
     return isinstance(result, Tensor)
 
 
-def _is_parameter(tensor: Tensor) -> bool:
+def is_parameter(tensor: Tensor) -> bool:
     """Whether a tensor is a parameter or a view of one."""
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)

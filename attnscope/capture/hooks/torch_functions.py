@@ -35,7 +35,10 @@ class AttentionMode(TorchFunctionMode):
         kwargs, recorder = kwargs or {}, self.recorder
         name = getattr(func, "__name__", "") if recorder.listens else ""
         if name == "scaled_dot_product_attention" and recorder.notes is None and not count_hidden(*args[:3]):
-            return recorder.guard.run(recorder.sdpa, func, args, kwargs)
+            result = recorder.guard.run(recorder.sdpa, func, args, kwargs)
+            with recorder.guard:
+                recorder.lineage.see(name, func, args, kwargs, result)
+            return result
         result = func(*args, **kwargs)
         if name:
             with recorder.guard:
@@ -48,8 +51,9 @@ class AttentionMode(TorchFunctionMode):
         """Follow what a function of torch computed, if it has to do with attention."""
         recorder = self.recorder
         if recorder.notes is not None:
-            recorder.notes.note(name, args, result)
-        elif name in FOLLOWED:
+            return recorder.notes.note(name, args, result)
+        recorder.lineage.see(name, func, args, kwargs, result)
+        if name in FOLLOWED:
             self.trails.follow(name, func, args, kwargs, result)
         elif name in PRODUCTS:
             weighing = self.trails.weighing(name, args, kwargs)

@@ -49,7 +49,8 @@ class Sites:
         around = [entry for entry in calls if not entry.name or f"{name}.".startswith(f"{entry.name}.")]
         kind: Kind = "cross"
         if not is_cross(capture, name, around):
-            attention = replace(attention, offset=offset_of(attention))
+            known = capture.offset
+            attention = replace(attention, offset=offset_of(attention) if known is None else known)
             kind, shows = self_kind(attention, call)
             if shows:
                 self._kinds[name] = kind

@@ -21,7 +21,8 @@ class Capture:
     ``crossed`` says whether queries and keys are known to come from different sequences, None where
     nobody said so. ``window`` is the sliding window that the kernel was told of. ``statistics`` are there if
     the fused pass computed the call; ``refusal`` says why it left the call to the kernel, if it was asked.
-    ``difference`` is that of ``compare_rows``, None where nothing could be compared.
+    ``difference`` is that of ``compare_rows``, None where nothing could be compared. ``offset`` is the
+    position of query 0 among the keys, None where nobody said so.
     """
 
     source: Source
@@ -38,6 +39,7 @@ class Capture:
     statistics: Any = None
     refusal: str | None = None
     difference: float | None = None
+    offset: int | None = None
 
     @classmethod
     def of_call(cls, call: AttentionCall, kernel: str) -> Capture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ class Trail:
     masked: Tensor | None  # bool, laid out as the tensor
     shapes: tuple[torch.Size, ...]  # every 4-D shape on the way
     mixed: bool = False  # whether a learned layer mixed heads behind the softmax (talking heads)
+    softmax: int = 0  # which softmax of the recording
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,8 @@ class Weighing:
     weights: Tensor  # [..., query, key]
     masked: Tensor | None  # [..., query, key]
     grouped: bool = False  # whether neighbouring heads share their values along an axis of their own
+    operand: Tensor | None = None  # the tensor that was multiplied
+    axes: tuple[int, ...] = ()  # of the operand, in the order in which the weights have them
 
     def with_heads(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Weights and open keys with a batch and a head axis, whatever axes the module had.
@@ -43,19 +47,34 @@ class Weighing:
         -> [batch, head, query, key]
         """
         weights, masked = self.weights, self.masked
-        if weights.ndim == 5 and not self.grouped and weights.shape[1] == heads != weights.shape[2]:
+        masked = None if masked is None else masked.expand(weights.shape)
+        if self._swaps(heads):
             weights, masked = weights.transpose(1, 2), None if masked is None else masked.transpose(1, 2)
-        size = weights.shape[-2:]
-        if weights.ndim == 2:
-            shape = (1, 1, *size)
-        elif weights.ndim == 3:
-            shape = (*self._split(batch), *size)
-        elif weights.ndim > 4 and not self.grouped:
-            shape = (-1, weights.shape[-3], *size)
-        else:
-            shape = (weights.shape[0], -1, *size)
-        open_keys = None if masked is None else ~masked.expand(weights.shape).reshape(shape)
-        return weights.reshape(shape), open_keys
+        shape = (*self._shape(batch, heads), *weights.shape[-2:])
+        return weights.reshape(shape), None if masked is None else ~masked.reshape(shape)
+
+    def arrange(self, labels: Tensor, batch: int, heads: int | None = None) -> Tensor:
+        """What lies as the operand does, laid out as by ``with_heads``; its last two axes may be shorter."""
+        shape, size = self._shape(batch, heads), labels.permute(self.axes)
+        if self._swaps(heads):
+            size = size.transpose(1, 2)
+        return size.reshape(*shape, *size.shape[-2:])
+
+    def _swaps(self, heads: int | None) -> bool:
+        """Whether the second of five axes are the heads."""
+        shape = self.weights.shape
+        return len(shape) == 5 and not self.grouped and shape[1] == heads != shape[2]
+
+    def _shape(self, batch: int, heads: int | None) -> tuple[int, int]:
+        """The batch and the heads of the weights."""
+        *lead, _, _ = self.weights.transpose(1, 2).shape if self._swaps(heads) else self.weights.shape
+        if not lead:
+            return 1, 1
+        if len(lead) == 1:
+            return self._split(batch)
+        if len(lead) > 2 and not self.grouped:
+            return math.prod(lead[:-1]), lead[-1]
+        return lead[0], math.prod(lead[1:])
 
     def _split(self, batch: int) -> tuple[int, int]:
         """Batch and heads of [batch·head, query, key] weights."""

@@ -42,9 +42,9 @@ def missing(path: str):
     """A capture that misses whatever attends at one module."""
     take = Recorder._take
 
-    def take_others(recorder, capture, name):
+    def take_others(recorder, capture, name, *more):
         if name != path:
-            return take(recorder, capture, name)
+            return take(recorder, capture, name, *more)
         return recorder.see_gate()  # so that nobody looks for it in what the module returns
 
     Recorder._take = take_others

@@ -71,13 +71,22 @@ def test_batch_times_head_from_one_sequence_to_another(batch):
 
 
 @pytest.mark.parametrize("spelling", ["einsum", "matmul"])
-@pytest.mark.parametrize(
-    ("made", "batch"), [(modules.GroupedByAxis, 2), (modules.Blocked, 4), (modules.HeadedBlocks, 4)]
-)
-def test_five_axes_are_groups_of_heads_or_blocks_of_text(made, batch, spelling):
-    record, (kept,), (_, weights) = observe(made(spelling), torch.randn(2, 6, 16))
+def test_five_axes_are_groups_of_heads(spelling):
+    record, (kept,), (_, weights) = observe(modules.GroupedByAxis(spelling), torch.randn(2, 6, 16))
     assert torch.equal(kept.weights, weights)
-    assert (record.sites[0].batch, record.sites[0].heads) == (batch, 4)
+    assert (record.sites[0].batch, record.sites[0].heads) == (2, 4)
+
+
+@pytest.mark.parametrize("spelling", ["einsum", "matmul"])
+@pytest.mark.parametrize("made", [modules.Blocked, modules.HeadedBlocks])
+def test_five_axes_are_blocks_of_text_at_their_places(made, spelling):
+    record, (kept,), (_, weights) = observe(made(spelling), torch.randn(2, 6, 16))
+    first, second = weights.unflatten(0, (2, 2)).unbind(1)
+    expected = torch.zeros(2, 4, 6, 6)
+    expected[..., :3, :3], expected[..., 3:, 3:] = first, second
+    assert torch.equal(kept.weights, expected)
+    assert torch.equal(kept.allowed.expand_as(expected), expected > 0)
+    assert (record.sites[0].batch, record.sites[0].heads) == (2, 4)
 
 
 def test_blocks_of_one_head_in_nested_lists_stay_layers():

@@ -9,6 +9,10 @@ TEXT = (
     "in eager its text backbone sees every token, where by default it keeps to the mask it is given, and "
     "all that reads the text differs; compared with an eager model whose text backbone runs as by default"
 )
+PADDED = (
+    "its windows are padded, and what they weigh on the padding stands at no position of the map: the rows "
+    "sum to what is left"
+)
 
 KNOWN = {
     "aimv2": f"in its text tower, {OPEN}",
@@ -21,4 +25,6 @@ KNOWN = {
     "moshi_depth": CAUSAL,
     "paligemma": OPEN,
     "phi4_multimodal_vision": CAUSAL,
+    "sam": PADDED,
+    "sam_hq": PADDED,
 }

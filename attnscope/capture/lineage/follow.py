@@ -1,0 +1,230 @@
+"""Follows the tensors of a pass: what each torch function does to the origin of their entries.
+
+A function that moves entries is kept as a step (``Moved``), a product as the axes that stay (``Spread``).
+Any other function whose result has its argument's shape leaves the entries in their places. Everything else
+breaks the way: its result is a new beginning, if a layer or a module is given it. Steps are walked only when
+a layout has to be found, so a pass pays for a few small objects a call.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.hooks.softmax import PRODUCTS, RESHAPING, is_parameter
+from attnscope.capture.lineage.nodes import Moved, Node, Spread
+from attnscope.capture.lineage.products import spell
+from attnscope.capture.lineage.roots import Filler, Nothing, Root
+
+MOVING = (RESHAPING - {"contiguous", "clone", "detach"}) | {
+    *("flip", "fliplr", "flipud", "rot90", "gather", "take_along_dim", "repeat", "tile", "hstack", "vstack"),
+    *("unfold", "adjoint", "ravel", "diagonal", "dsplit", "hsplit", "vsplit"),
+    *("squeeze_", "unsqueeze_", "__getitem__", "index", "select_copy", "pixel_unshuffle", "pixel_shuffle"),
+}
+"""Functions that move, cut or copy entries."""
+
+JOINING = frozenset({"cat", "concat", "concatenate", "stack"})
+MIXING = frozenset({"sort", "cumsum", "matrix_exp", "inverse", "multi_head_attention_forward", "fft", "ifft"})
+"""Functions whose result may have its argument's shape, with other entries in it."""
+
+DEEPEST = 100
+"""Steps after which a way is given up: models come back to their shortcut long before."""
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a tensor comes from. ``state`` tells whether two came from the same numbers.
+
+    Scores have two sides: ``node`` is that of the left factor, ``right`` that of the right one. Their state
+    is that of the left one.
+    """
+
+    node: Node
+    state: int
+    right: Node | None = None
+
+
+class Lineage:
+    """The tensors of one pass whose origin is known; gone as soon as the model drops them."""
+
+    def __init__(self) -> None:
+        self._origins: Any = WeakTensorKeyDictionary()
+        self._parameters: Any = WeakTensorKeyDictionary()
+        self._states = count()
+        self._numbers = count(1)
+        self._projections: defaultdict[Hashable, int] = defaultdict(count(1).__next__)
+
+    def of(self, tensor: Any) -> Origin | None:
+        """Where a tensor comes from, if that is known."""
+        return self._origins.get(tensor) if isinstance(tensor, Tensor) else None
+
+    def begin(self, tensor: Tensor, channel_axis: int = -1) -> Origin | None:
+        """A new way, where none is known yet."""
+        known = self.of(tensor)
+        if known is None and tensor.is_floating_point() and tensor.ndim >= 2 and not is_parameter(tensor):
+            root = Root(next(self._numbers), tensor.shape, channel_axis, tensor.device)
+            known = self._origins[tensor] = Origin(root, next(self._states))
+        return known
+
+    def enter(self, call: Call) -> None:
+        """A module starts: what it is given is a beginning, if nobody knows where it comes from."""
+        for tensor in call.tensors:
+            self.begin(tensor)
+
+    def see(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:
+        """Follow one call."""
+        if name in MOVING:
+            self._move(name, func, args, kwargs, result)
+        if name in MOVING or not isinstance(result, Tensor):
+            return
+        if name in PRODUCTS or name in ("linear", "addmm", "scaled_dot_product_attention"):
+            self._multiply(name, args, kwargs, result)
+        elif name in ("conv1d", "conv2d", "conv3d"):
+            self._convolve(args, kwargs, result)
+        elif name == "embedding":
+            self.begin(result)
+        elif name in JOINING:
+            self._join(name, func, args, kwargs, result)
+        elif name == "pad":
+            self._pad(func, args, kwargs, result)
+        elif name not in MIXING:
+            self._keep(args, result)
+
+    def _set(self, result: Tensor, origin: Origin) -> None:
+        if origin.node.depth <= DEEPEST:
+            self._origins[result] = origin
+
+    def _keep(self, args: Sequence[Any], result: Tensor) -> None:
+        """The entries stay where they are: the origin of the shortest way, of those of the result's shape."""
+        known = [self._origins[arg] for arg in args if isinstance(arg, Tensor) and arg in self._origins]
+        shaped = [
+            self._origins[arg]
+            for arg in args
+            if isinstance(arg, Tensor) and arg.shape == result.shape and arg in self._origins
+        ]
+        if not shaped:
+            return
+        best = min(shaped, key=lambda origin: (origin.right is None, origin.node.depth))
+        if best.right is None and any(origin.state != best.state for origin in known):
+            best = replace(best, state=next(self._states))
+        self._set(result, best)
+
+    def _move(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """A function with one tensor that it moves."""
+        known = self.of(args[0]) if args else None
+        if known is None or not isinstance(result, (Tensor, tuple, list)):
+            return
+        rest = tuple(args[1:])
+        several = not isinstance(result, Tensor)
+        for part, tensor in enumerate(result if several else (result,)):
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                continue
+            index = part if several else None
+            node = Moved.by(func, name, (known.node, *rest), kwargs, index)
+            right = None if known.right is None else Moved.by(func, name, (known.right, *rest), kwargs, index)
+            self._set(tensor, Origin(node, known.state, right))
+
+    def _pad(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
+    ) -> None:
+        """Padding comes from nowhere, unless it repeats what stands at the ends."""
+        given = dict(zip(("input", "pad", "mode"), args, strict=False)) | kwargs
+        if given.get("mode", "constant") == "constant":
+            self._move("pad", func, (given["input"], given["pad"]), {}, result)
+
+    def _join(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
+    ) -> None:
+        """Several tensors in a row; those of unknown origin are fillers."""
+        parts: Sequence[Tensor] = args[0] if args else kwargs["tensors"]
+        origins = [self.of(part) for part in parts]
+        known = [origin for origin in origins if origin is not None]
+        if not known:
+            return
+        axis = (*args, None)[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
+        scores = all(origin.right is not None for origin in known)
+        nodes: list[Node] = []
+        for part, origin in zip(parts, origins, strict=True):
+            if origin is not None:
+                nodes.append(origin.node)
+            elif scores or name == "stack":
+                nodes.append(Nothing(part.shape, part.device))
+            else:
+                filler = Filler(next(self._numbers), part.shape, axis % part.ndim, part.device)
+                nodes.append(filler)
+        states = {origin.state for origin in known}
+        state = states.pop() if len(states) == 1 else next(self._states)
+        right = None
+        if scores:
+            sides = [
+                Nothing(part.shape, part.device) if origin is None or origin.right is None else origin.right
+                for part, origin in zip(parts, origins, strict=True)
+            ]
+            right = Moved.by(func, name, (sides, axis), {})
+        self._set(result, Origin(Moved.by(func, name, (nodes, axis), {}), state, right))
+
+    def _convolve(self, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
+        """A convolution: a projection if its kernel is 1 wide; else it keeps places or begins anew."""
+        given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+        source, weight = given["input"], given["weight"]
+        known = self.of(source)
+        if known is None or known.right is not None or source.shape[2:] != result.shape[2:]:
+            self.begin(result, 1 if result.ndim > 2 else 0)
+            return
+        kept = tuple((axis, axis) for axis in range(result.ndim) if axis != result.ndim - weight.ndim + 1)
+        channels = (result.ndim - weight.ndim + 1,)
+        node = Spread(known.node, kept, result.shape, channels, self._projection(weight))
+        self._set(result, Origin(node, known.state))
+
+    def _projection(self, weight: Tensor) -> int:
+        """The number of a parameter, or of a part of one."""
+        whole = weight if weight._base is None else weight._base
+        return self._projections[
+            self._parameters.setdefault(whole, next(self._numbers)), weight.storage_offset()
+        ]
+
+    def _multiply(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
+        """A product: a projection by a parameter, scores of two activations, or values that were weighed."""
+        spelled = spell(name, args, kwargs, result)
+        if spelled is None:
+            return
+        (left, right), (ours, theirs), out = spelled
+        if is_parameter(left) and not is_parameter(right):
+            left, right, ours, theirs = right, left, theirs, ours
+        kept = tuple((ours.index(letter), out.index(letter)) for letter in ours if letter in out)
+        if is_parameter(right):
+            known = self.begin(left)
+            if known is not None and known.right is None:
+                new = tuple(axis for axis, letter in enumerate(out) if letter not in ours)
+                number = self._projection(right)
+                node = Spread(known.node, kept, result.shape, new, number)
+                self._set(result, Origin(node, known.state))
+            return
+        known, other = self.of(left), self.of(right)
+        if known is None:
+            return
+        node = Spread(known.node, kept, result.shape)
+        if known.right is not None:  # weights met their values
+            self._set(result, Origin(node, next(self._states)))
+        elif other is not None and other.right is None and name != "scaled_dot_product_attention":
+            kept = tuple((theirs.index(letter), out.index(letter)) for letter in theirs if letter in out)
+            keys = Spread(other.node, kept, result.shape)
+            self._set(result, Origin(node, known.state, keys))
+        elif name == "scaled_dot_product_attention":
+            self._set(result, Origin(node, next(self._states)))

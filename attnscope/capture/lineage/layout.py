@@ -1,0 +1,182 @@
+"""Where the rows of one captured call lie: of each row its text, head and position, of each slot its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.nodes import Node, beginnings, outputs
+from attnscope.capture.lineage.roots import STRETCH, Filler, Root
+from attnscope.capture.rows.weighing import Weighing
+
+Arrange = Callable[[Tensor], Tensor]
+"""What lays a tensor [..., query, ?] out as [batch, head, query, ?]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Where queries and keys come from; ``scored``: both nodes are laid out as scores, [..., query, key]."""
+
+    query: Node
+    key: Node
+    state: int
+    arrange: Arrange
+    scored: bool
+
+    @staticmethod
+    def of_kernel(
+        lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int
+    ) -> Sides | None:
+        """Those of torch's own kernel, which is given queries and keys."""
+        given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
+        query, key = (lineage.of(given[name]) for name in ("query", "key"))
+        if query is None or key is None or query.right is not None or key.right is not None:
+            return None
+
+        def arrange(labels: Tensor) -> Tensor:
+            return labels.reshape(batch, -1, *labels.shape[-2:])
+
+        return Sides(query.node, key.node, query.state, arrange, scored=False)
+
+    @staticmethod
+    def of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> Sides | None:
+        """Those of weights, which a product of both began."""
+        weights = lineage.of(weighing.operand)
+        if weights is None or weights.right is None:
+            return None
+        arrange = partial(weighing.arrange, batch=batch, heads=heads)
+        return Sides(weights.node, weights.right, weights.state, arrange, scored=True)
+
+    @property
+    def signature(self) -> Hashable:
+        """Equal for calls of one layout; None where only the tensors would tell."""
+        query, key = self.query.signature, self.key.signature
+        return None if query is None or key is None else (query, key)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The places of a call's rows and slots, -1 for none; no two positions of a text have one number."""
+
+    text: Tensor  # [batch, head, query]
+    head: Tensor  # [batch, head, query]: the first channel of its projection
+    query: Tensor  # [batch, head, query]: position
+    key: Tensor  # [batch, head, query or 1, key]: position
+    texts: int
+    positions: int  # of one text
+    outputs: int  # of the projection that the queries come from
+    channels: bool  # whether its queries are channels of one position
+
+    @property
+    def usual(self) -> bool:
+        """Whether it is [text, head, position, position], in order."""
+        lane, keys = self.query[:1, :1], self.key[:1, :1, :1]
+        texts = torch.arange(self.texts, device=lane.device)
+        return (
+            len(self.text) == self.texts
+            and bool((self.text == texts[:, None, None]).all())
+            and bool((self.head[:1, :, :1] == self.head[:, :, :1]).all())
+            and len(torch.unique(self.head[0, :, 0])) == self.head.shape[1]
+            and self.key.shape[2] == 1
+            and all(_in_order(row) for row in (lane[0, 0], keys[0, 0, 0]))
+            and bool((self.query == lane).all())
+            and bool((self.key == keys).all())
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether every position of every text asks."""
+        return len(self.text) == self.texts and self.query.shape[-1] >= self.positions
+
+    @property
+    def complete(self) -> bool:
+        """Whether they ask by all outputs of their projection, or by a third of them."""
+        heads = self.head[0, :, 0]
+        each = int(heads.diff().abs().min()) if len(heads) > 1 else 0
+        return self.whole and len(heads) * each in (self.outputs, self.outputs / 3)
+
+
+def survey(sides: Sides) -> Layout | None:
+    """The layout of a call, or None if its queries and keys cannot be followed."""
+    query, key, channel = (
+        sides.query.labels("place"),
+        sides.key.labels("place"),
+        sides.query.labels("channel"),
+    )
+    if sides.scored:
+        if query.shape[-1] > 1 and not _constant(query, -1) and _constant(key, -1):
+            query, key, channel = key, query, sides.key.labels("channel")
+        if not _constant(query, -1):
+            return None
+        query, channel = sides.arrange(query[..., :1]), sides.arrange(channel[..., :1])
+        key = sides.arrange(key[..., :1, :] if _constant(key, -2) else key)
+    else:
+        query, key, channel = (sides.arrange(labels[..., :1]) for labels in (query, key, channel))
+        key = key.mT
+        if key.shape[1] != query.shape[1]:
+            key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    begun = {begin.number: begin for begin in (*beginnings(sides.query), *beginnings(sides.key))}
+    query, channel = query[..., 0], channel[..., 0]
+    texts, asked, swapped = _split(query, begun)
+    varies = query.shape[-1] > 1 and bool((channel != channel[..., :1]).any())
+    if bool((channel[query > 0] == 0).any()) or not len(texts):
+        return None
+    if varies and bool((query == query[..., :1]).all()):
+        return Layout(texts, channel, asked, key, 0, 0, 0, channels=True)
+    _, answering, _ = _split(key, begun, swapped)
+    roots = [begun[int(number)] for number in torch.unique(query[query > 0] // STRETCH)]
+    real = [root for root in roots if isinstance(root, Root)]
+    if not real:
+        return None
+    count = max(root.shape[1] if swapped else root.texts for root in real)
+    positions = sum(root.shape[0] if swapped and isinstance(root, Root) else root.positions for root in roots)
+    return Layout(texts, channel, asked, answering, count, positions, outputs(sides.query), channels=False)
+
+
+def _split(
+    labels: Tensor, begun: dict[int, Root | Filler], swapped: bool | None = None
+) -> tuple[Tensor, Tensor, bool]:
+    """The texts and positions of some places, and whether texts are the second axis of what they began with.
+
+    Places of fillers take the text of the others in their row.
+    """
+    text, place = torch.full_like(labels, -1.0), torch.full_like(labels, -1.0)
+    number = labels // STRETCH
+    for one in torch.unique(number):
+        begin, here = begun.get(int(one)), number == one
+        if begin is None:
+            continue
+        flat = labels - one * STRETCH
+        if isinstance(begin, Filler):
+            place = torch.where(here, labels, place)
+            continue
+        first, second = begin.split(flat)
+        if swapped is None and len(begin.shape) == 3 and labels.shape[-1] > 1:
+            moving = bool((first.amax(-1) > first.amin(-1))[here.all(-1)].any())
+            swapped = moving and bool((second.amax(-1) == second.amin(-1)).all())
+        first, second = (second, first) if swapped else (first, second)
+        text, place = torch.where(here, first, text), torch.where(here, second + one * STRETCH, place)
+    text = torch.where(text < 0, text.amax(-1, keepdim=True), text)
+    return text, place, bool(swapped)
+
+
+def _constant(labels: Tensor, axis: int) -> bool:
+    """Whether labels are alike along an axis."""
+    if labels.shape[axis] == 1 or labels.stride(axis) == 0:
+        return True
+    return bool((labels == labels.narrow(axis, 0, 1)).all())
+
+
+def _in_order(row: Tensor) -> bool:
+    """Whether positions ascend, those of each beginning in one stretch."""
+    number = row // STRETCH
+    steps = number.diff() == 0
+    if bool((row < 0).any()) or int((~steps).sum()) + 1 != len(torch.unique(number)):
+        return len(row) == 1
+    return bool((row.diff()[steps] > 0).all())

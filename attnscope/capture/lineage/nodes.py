@@ -1,0 +1,164 @@
+"""One step each on the way of a tensor's entries, to be walked only if somebody asks where they come from.
+
+A node computes the *labels* of a tensor, float64 and laid out as the tensor: of every entry its place (a
+running number in the tensor that the way began with) or its channel (a running number among the outputs of
+the projection that it went through last). 0 is no place: padding. Functions that move entries move their
+labels, so the labels are found by the model's own calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.lineage.roots import STRETCH, Filler, Nothing, Root, Which
+
+
+class Node(Protocol):
+    """What computes labels."""
+
+    @property
+    def depth(self) -> int:
+        """How many steps it is from a beginning."""
+        ...
+
+    @property
+    def signature(self) -> Hashable:
+        """Where equal, the labels are equal; None where only contents would tell."""
+        ...
+
+    def labels(self, which: Which) -> Tensor:
+        """-> laid out as the tensor"""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """What a function that moves, cuts or copies made of others; ``args`` hold nodes for their tensors."""
+
+    func: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    part: int | None  # of a function with several results
+    depth: int
+    signature: Hashable
+
+    @staticmethod
+    def by(
+        func: Callable[..., Any],
+        name: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        part: int | None = None,
+    ) -> Moved:
+        """The step of one call."""
+        given = tuple(args)
+        nodes = [node for arg in given for node in _nodes(arg)]
+        said = tuple(_said(arg) for arg in (*given, *sorted(kwargs.items())))
+        known = None if None in said or any(node.signature is None for node in nodes) else (name, said, part)
+        return Moved(func, name, given, kwargs, part, 1 + max(node.depth for node in nodes), known)
+
+    def labels(self, which: Which) -> Tensor:
+        """What the function makes of the labels."""
+        func = Tensor.reshape if self.name == "view" else self.func  # labels may lie elsewhere in memory
+        result = func(*(_filled(arg, which) for arg in self.args), **self.kwargs)
+        labels: Tensor = result if self.part is None else result[self.part]
+        return labels
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """What a product made of one side: the axes that stay, ``kept`` as (axis before, axis after).
+
+    ``channels`` are the axes of the result that a parameter brought in, and ``projection`` its number.
+    """
+
+    parent: Node
+    kept: tuple[tuple[int, int], ...]
+    shape: torch.Size
+    channels: tuple[int, ...] = ()
+    projection: int = 0
+
+    @property
+    def depth(self) -> int:
+        """One more than the side."""
+        return self.parent.depth + 1
+
+    @property
+    def signature(self) -> Hashable:
+        """That of the side, and what stays of it."""
+        before = self.parent.signature
+        return None if before is None else (before, self.kept, self.shape, self.channels, self.projection)
+
+    def labels(self, which: Which) -> Tensor:
+        """Those of the first entry along the axes that were summed over."""
+        if which == "channel" and self.channels:
+            sizes = [self.shape[axis] if axis in self.channels else 1 for axis in range(len(self.shape))]
+            device = beginnings(self.parent)[0].device
+            count = torch.arange(1, torch.Size(sizes).numel() + 1, dtype=torch.float64, device=device)
+            return (count + self.projection * STRETCH).view(sizes).expand(self.shape)
+        labels = self.parent.labels(which)
+        before = [axis for axis, _ in self.kept]
+        for axis in reversed(range(labels.ndim)):
+            if axis not in before:
+                labels = labels.select(axis, 0)
+        order = sorted(range(len(self.kept)), key=lambda place: self.kept[place][1])
+        rank = sorted(before)
+        labels = labels.permute([rank.index(self.kept[place][0]) for place in order])
+        taken = [after for _, after in self.kept]
+        for axis in range(len(self.shape)):
+            if axis not in taken:
+                labels = labels.unsqueeze(axis)
+        return labels.expand(self.shape)
+
+
+def outputs(node: Any) -> int:
+    """How many outputs the projection has that a tensor comes from; 0: none is known."""
+    if isinstance(node, Spread):
+        sizes = [node.shape[axis] for axis in node.channels]
+        return math.prod(sizes) if sizes else outputs(node.parent)
+    if isinstance(node, Moved):
+        return max(outputs(part) for arg in node.args for part in _nodes(arg))
+    return node.shape[node.channel_axis] if isinstance(node, Root) else 0
+
+
+def beginnings(node: Any) -> list[Root | Filler]:
+    """The tensors with which the ways to a node began."""
+    if isinstance(node, (Root, Filler)):
+        return [node]
+    if isinstance(node, Spread):
+        return beginnings(node.parent)
+    if isinstance(node, Moved):
+        return [begin for arg in node.args for part in _nodes(arg) for begin in beginnings(part)]
+    return []
+
+
+def _nodes(arg: Any) -> list[Any]:
+    if isinstance(arg, (list, tuple)):
+        return [node for part in arg for node in _nodes(part)]
+    return [arg] if isinstance(arg, (Root, Filler, Nothing, Moved, Spread)) else []
+
+
+def _filled(arg: Any, which: Which) -> Any:
+    """An argument with labels in the place of nodes."""
+    if isinstance(arg, (list, tuple)) and _nodes(arg):
+        return [_filled(part, which) for part in arg]
+    return arg.labels(which) if _nodes(arg) else arg
+
+
+def _said(arg: Any) -> Hashable:
+    """An argument as something to compare; None for what only its contents would tell."""
+    if isinstance(arg, (list, tuple)):
+        parts = tuple(_said(part) for part in arg)
+        return None if None in parts else parts
+    if isinstance(arg, (Root, Filler, Nothing, Moved, Spread)):
+        return arg.signature
+    if isinstance(arg, Tensor):
+        return None
+    return repr(arg)

@@ -1,0 +1,41 @@
+"""The axes of a product's factors and of its result, by letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from attnscope.capture.hooks.softmax import spell_out
+
+
+def spell(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[str, str], str] | None:
+    """The two factors of a product, a letter for each of their axes, and those of the result."""
+    if name == "einsum":
+        factors = list(args[1]) if len(args) > 1 and isinstance(args[1], (list, tuple)) else list(args[1:])
+        if len(factors) != 2 or not isinstance(args[0], str):
+            return None
+        inputs, arrow, out = spell_out(args[0], factors).partition("->")
+        ours, theirs = inputs.split(",")
+        return ((factors[0], factors[1]), (ours, theirs), out) if arrow else None
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if name in ("baddbmm", "addmm"):
+        given = given[1:]
+    if name == "__rmatmul__":
+        given = given[1::-1]
+    if len(given) < 2 or given[0].ndim < 2 or given[1].ndim < 2:
+        return None
+    left, right = given[:2]
+    batch = "abcdefgh"
+    if name == "linear":
+        lead = batch[: left.ndim - 1]
+        return (left, right), (lead + "x", "yx"), lead + "y"
+    lead = batch[: result.ndim - 2]
+    ours = lead[len(lead) - (left.ndim - 2) :] + "ix"
+    if name == "scaled_dot_product_attention":
+        return (left, right), (ours, lead[len(lead) - (right.ndim - 2) :] + "jx"), lead + "iy"
+    theirs = lead[len(lead) - (right.ndim - 2) :] + "xj"
+    return (left, right), (ours, theirs), lead + "ij"

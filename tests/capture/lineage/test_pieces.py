@@ -1,0 +1,269 @@
+"""One attention that a module computes in pieces, against the same attention with one plain softmax."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnscope.capture import Keep, recording
+
+SIZE, HEADS, COUNT = 16, 4, 12
+
+
+def plain(query, key, value):
+    """A softmax and its product, one head or many."""
+    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+
+KERNELS = {"softmax": plain, "sdpa": F.scaled_dot_product_attention}
+
+
+def chunked_queries(kernel, query, key, value):
+    return torch.cat([kernel(part, key, value) for part in query.split(5, 2)], 2)
+
+
+def chunked_queries_into_a_buffer(kernel, query, key, value):
+    output = torch.empty_like(query)
+    for start in range(0, COUNT, 4):
+        rows = slice(start, start + 4)
+        output[:, :, rows] = kernel(query[:, :, rows], key, value)
+    return output
+
+
+def head_by_head(kernel, query, key, value):
+    return torch.stack([kernel(query[:, h], key[:, h], value[:, h]) for h in range(HEADS)], 1)
+
+
+def heads_by_threes(kernel, query, key, value):
+    parts = zip(query.split(3, 1), key.split(3, 1), value.split(3, 1), strict=True)
+    return torch.cat([kernel(*part) for part in parts], 1)
+
+
+def text_by_text(kernel, query, key, value):
+    return torch.stack([kernel(*one) for one in zip(query, key, value, strict=True)])
+
+
+def text_by_text_head_by_head(kernel, query, key, value):
+    return torch.stack(
+        [head_by_head(kernel, *(x[None] for x in one))[0] for one in zip(query, key, value, strict=True)]
+    )
+
+
+def slices_of_batch_times_head(kernel, query, key, value):
+    flat = [x.reshape(-1, COUNT, SIZE // HEADS) for x in (query, key, value)]
+    output = torch.zeros(flat[0].shape)
+    for start in range(0, len(output), 3):
+        output[start : start + 3] = kernel(*(x[start : start + 3] for x in flat))
+    return output.view(query.shape)
+
+
+def five_axes_one_of_them_empty(kernel, query, key, value):
+    return kernel(*(x.unsqueeze(2) for x in (query, key, value))).squeeze(2)
+
+
+def queries_out_of_order(kernel, query, key, value):
+    order = torch.randperm(COUNT)
+    return kernel(query[:, :, order], key, value)[:, :, order.argsort()]
+
+
+def keys_out_of_order(kernel, query, key, value):
+    order = torch.randperm(COUNT)
+    return kernel(query, key[:, :, order], value[:, :, order])
+
+
+PIECES = [
+    *(chunked_queries, chunked_queries_into_a_buffer, head_by_head, heads_by_threes, text_by_text),
+    *(text_by_text_head_by_head, slices_of_batch_times_head, five_axes_one_of_them_empty),
+    *(queries_out_of_order, keys_out_of_order),
+]
+
+
+class Attending(nn.Module):
+    """Attention with one projection for all, whose core is computed in some way."""
+
+    def __init__(self, core, kernel):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE)
+        self.core, self.kernel = core, kernel
+
+    def heads_of(self, x):
+        """Queries, keys and values.  -> each [batch, head, position, size]"""
+        return (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+
+    def forward(self, x):
+        mixed = self.core(KERNELS[self.kernel], *self.heads_of(x))
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Layers(nn.Module):
+    """Two such layers behind each other, with a norm and a shortcut each."""
+
+    def __init__(self, core, kernel):
+        super().__init__()
+        self.layers = nn.ModuleList(Attending(core, kernel) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(SIZE) for _ in range(2))
+        self.embed = nn.Embedding(9, SIZE)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+def plain_weights(layer, x):
+    query, key, _ = layer.heads_of(x)
+    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
+
+
+def observe(model, *given, heads=HEADS):
+    keep = Keep(lambda site: range(heads))
+    with torch.inference_mode(), recording(model.eval(), [keep]) as record:
+        output = model(*given)
+    assert not record.failures
+    return record, keep.maps, output
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("core", PIECES, ids=lambda core: core.__name__)
+def test_pieces_of_one_attention_are_one_map(core, kernel):
+    model, ids = Layers(core, kernel).eval(), torch.randint(9, (2, COUNT))
+    inputs = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].clone()))
+    record, maps, output = observe(model, ids)
+    with torch.inference_mode():
+        assert torch.equal(output, model(ids)) or core in (queries_out_of_order, keys_out_of_order)
+        expected = [plain_weights(layer, x) for layer, x in zip(model.layers, inputs[:2], strict=True)]
+    assert [(s.site.layer, s.site.name, s.batch, s.heads) for s in record.sites] == [
+        (0, "layers.0", 2, HEADS),
+        (1, "layers.1", 2, HEADS),
+    ]
+    for kept, weights, site in zip(maps, expected, record.sites, strict=True):
+        torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
+        assert kept.allowed.all()
+        assert (site.site.kind, site.offset, kept.queries, kept.keys) == ("encoder", 0, range(12), range(12))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_some_rows_of_some_heads_are_read_alone(kernel):
+    class Reader:
+        def observe(self, attention):
+            self.rows = attention.rows(3, 8, [2, 0, 2]), attention.allowed(3, 8)
+            self.whole = attention.weights(), attention.allowed(0, COUNT)
+
+    reader, model = Reader(), Attending(chunked_queries, kernel)
+    with torch.inference_mode(), recording(model.eval(), [reader]):
+        model(torch.randn(2, COUNT, SIZE))
+    assert torch.equal(reader.rows[0], reader.whole[0][:, [2, 0, 2], 3:8])
+    assert torch.equal(reader.rows[1], reader.whole[1][:, :, 3:8])
+
+
+def test_causal_chunks_are_a_decoder():
+    def causal_chunks(kernel, query, key, value):
+        outputs = []
+        for start in range(0, COUNT, 4):
+            scores = query[:, :, start : start + 4] @ key.mT
+            future = torch.arange(COUNT) > torch.arange(start, start + 4)[:, None]
+            outputs.append(scores.masked_fill(future, -torch.inf).softmax(-1) @ value)
+        return torch.cat(outputs, 2)
+
+    model, x = Attending(causal_chunks, "softmax"), torch.randn(2, COUNT, SIZE)
+    record, (kept,), _ = observe(model, x)
+    query, key, _ = model.heads_of(x)
+    future = torch.ones(COUNT, COUNT).triu(1).bool()
+    weights = (query @ key.mT).masked_fill(future, -torch.inf).softmax(-1)
+    torch.testing.assert_close(kept.weights, weights.detach(), atol=1e-6, rtol=0)
+    assert torch.equal(kept.allowed.expand(2, 4, -1, -1), ~future.expand(2, 4, -1, -1))
+    assert (record.sites[0].site.kind, record.sites[0].offset) == ("decoder", 0)
+
+
+def test_chunks_that_keep_keys_of_their_past_alone_are_placed():
+    def growing(kernel, query, key, value):
+        ends = range(4, COUNT + 1, 4)
+        return torch.cat(
+            [kernel(query[:, :, end - 4 : end], key[:, :, :end], value[:, :, :end]) for end in ends], 2
+        )
+
+    model, x = Attending(growing, "sdpa"), torch.randn(2, COUNT, SIZE)
+    _, (kept,), _ = observe(model, x)
+    query, key, _ = model.heads_of(x)
+    block = torch.arange(COUNT) // 4
+    scores = (query @ key.mT / 2).masked_fill(block > block[:, None], -torch.inf)
+    torch.testing.assert_close(kept.weights, scores.softmax(-1).detach(), atol=1e-6, rtol=0)
+
+
+def test_the_last_row_alone_stands_where_it_belongs():
+    def last(kernel, query, key, value):
+        return kernel(query[:, :, 5:7], key, value).mean(2, keepdim=True)
+
+    record, (kept,), _ = observe(Attending(last, "sdpa"), torch.randn(2, COUNT, SIZE))
+    assert (record.sites[0].offset, kept.queries, kept.keys) == (5, range(5, 7), range(COUNT))
+
+
+class BetweenChannels(Attending):
+    """Attention from channel to channel, as in models of images."""
+
+    def forward(self, x):
+        query, key, value = (t.mT for t in self.heads_of(x))
+        weights = (F.normalize(query, dim=-1) @ F.normalize(key, dim=-1).mT).softmax(-1)
+        return self.out((weights @ value).permute(0, 3, 1, 2).flatten(2))
+
+
+def test_channels_are_no_tokens():
+    record, maps, _ = observe(nn.Sequential(BetweenChannels(None, "softmax")), torch.randn(2, COUNT, SIZE))
+    (layer,) = record.without_attention
+    assert not maps
+    assert (layer.name, layer.reason) == ("0", "it attends from channel to channel, not from token to token")
+
+
+class OneAfterTheOther(nn.Module):
+    """Several layers in the forward of one module, each of them in chunks."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ParameterList(torch.randn(3, SIZE, SIZE) / 4 for _ in range(3))
+
+    def forward(self, x):
+        self.kept = []
+        for part in self.parts:
+            query, key, value = (x @ matrix for matrix in part)
+            self.kept.append((query @ key.mT).softmax(-1))
+            x = x + torch.cat([(rows @ key.mT).softmax(-1) @ value for rows in query.split(5, 1)], 1)
+        return x
+
+
+def test_layers_in_one_forward_stay_apart():
+    model = OneAfterTheOther()
+    record, maps, _ = observe(model, torch.randn(2, COUNT, SIZE), heads=1)
+    assert len(maps) == len(record.sites) == 3
+    for kept, weights in zip(maps, model.kept, strict=True):
+        torch.testing.assert_close(kept.weights[:, 0], weights, atol=1e-6, rtol=0)
+
+
+class HeadsOfTheirOwn(nn.Module):
+    """Heads with projections of their own, in the forward of one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ParameterList(torch.randn(3, SIZE, 4) for _ in range(HEADS))
+
+    def forward(self, x):
+        self.kept, outputs = [], []
+        for part in self.parts:
+            query, key, value = (x @ matrix for matrix in part)
+            self.kept.append((query @ key.mT).softmax(-1))
+            outputs.append(self.kept[-1] @ value)
+        return torch.cat(outputs, -1)
+
+
+def test_projections_of_one_input_are_heads():
+    model = HeadsOfTheirOwn()
+    record, (kept,), _ = observe(model, torch.randn(2, COUNT, SIZE))
+    assert torch.equal(kept.weights, torch.stack(model.kept, 1))
+    assert record.sites[0].heads == HEADS

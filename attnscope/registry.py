@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from attnscope.errors import SelectionError
 
 Entry = TypeVar("Entry")
+Maker = TypeVar("Maker", bound="Callable[..., Any]")
 
 
 class Registry(Mapping[str, Entry]):
@@ -24,6 +26,7 @@ class Registry(Mapping[str, Entry]):
     def __init__(self, noun: str) -> None:
         self.noun = noun
         self._entries: dict[str, Entry] = {}
+        self._families: dict[str, tuple[re.Pattern[str], Callable[..., Entry]]] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
         """Return a decorator that files what it decorates under ``name``."""
@@ -36,11 +39,36 @@ class Registry(Mapping[str, Entry]):
 
         return file
 
+    def register_family(self, name: str, pattern: str) -> Callable[[Maker], Maker]:
+        """Return a decorator for what makes an entry of each name that a pattern fits, out of its groups.
+
+        Such entries are found by their names, and not counted among the others; ``name`` stands for all of
+        them where names are listed.
+        """
+
+        def file(make: Maker) -> Maker:
+            self._families[name] = re.compile(pattern, re.ASCII), make
+            return make
+
+        return file
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The names that stand for families."""
+        return tuple(self._families)
+
     def __getitem__(self, name: str) -> Entry:
-        try:
-            return self._entries[name]
-        except KeyError:
-            raise SelectionError(self._no_such(name)) from None
+        entry = self._entries.get(name) or self._member(name)
+        if entry is None:
+            raise SelectionError(self._no_such(name))
+        return entry
+
+    def _member(self, name: str) -> Entry | None:
+        for pattern, make in self._families.values():
+            match = pattern.fullmatch(name)
+            if match is not None:
+                return make(name, *match.groups())
+        return None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -49,10 +77,11 @@ class Registry(Mapping[str, Entry]):
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self._entries or (isinstance(name, str) and self._member(name) is not None)
 
     def _no_such(self, name: str) -> str:
-        return f"no {self.noun} {name!r}: {nearest_name(name, self._entries)}there are {', '.join(self)}"
+        names = ", ".join((*self, *self.families))
+        return f"no {self.noun} {name!r}: {nearest_name(name, self._entries)}there are {names}"
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str:

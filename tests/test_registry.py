@@ -34,3 +34,13 @@ def test_a_name_like_nothing_there_gets_no_guess(shapes):
 def test_a_name_is_registered_once(shapes):
     with pytest.raises(ValueError, match="shape 'square' is registered already"):
         shapes.register("square")(5)
+
+
+def test_a_family_has_an_entry_for_each_name_that_fits_and_is_listed_once(shapes):
+    shapes.register_family("polygon=N", r"polygon=(\d+)")(lambda name, corners: int(corners))
+    assert shapes["polygon=12"] == 12
+    assert "polygon=7" in shapes
+    assert "polygon=x" not in shapes
+    assert list(shapes) == ["square", "triangle"]
+    with pytest.raises(SelectionError, match=r"there are square, triangle, polygon=N$"):
+        shapes["polygon=x"]

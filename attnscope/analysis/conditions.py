@@ -43,7 +43,7 @@ def parse_conditions(text: str) -> tuple[Condition, ...]:
 
 
 def _condition(text: str) -> Condition:
-    match = re.fullmatch(r"(\w+)\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+)", text, re.ASCII)
+    match = re.fullmatch(r"(offset=[+-]?\d+|\w+)\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+)", text, re.ASCII)
     if match is None:
         raise SelectionError(f"cannot read {text!r}: write conditions like entropy<1 and role=previous")
     name, sign, wanted = match.groups()

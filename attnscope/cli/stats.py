@@ -210,3 +210,4 @@ def _explain(name: str | None) -> None:
     width = max(len(name) for name in MEASURES)
     for name, measure in MEASURES.items():
         print(f"{name:{width}}  {measure.unit:6}  {measure.formula}")
+    print(f"{'offset=K':{width}}  {'share':6}  A[i, i+K], for any K: offset=-2")

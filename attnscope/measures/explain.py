@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnscope.errors import SelectionError
 from attnscope.measures.measure import MEASURES
-from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, PATTERNS, ROLES
+from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, PATTERNS, POSITION, POSITIONAL, ROLES
 
 NEEDS = {
     "positions": "queries and keys on one sequence",
@@ -52,6 +52,11 @@ def _role(name: str) -> str:
             f"  role      a head {pattern.words} when this is at least {pattern.threshold}, at least "
             f"{LEAST_LIFT} above\n            the baseline, in {FEWEST_ROWS} rows or more with a choice, "
             "and no other pattern stands farther above its baseline"
+        )
+    if name == POSITIONAL:
+        return (
+            f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION}; only "
+            "distances that are measured count, such as --sort offset=-2."
         )
     if name == "broad":
         return f"broad: no pattern passes its threshold, and the spread exceeds {BROAD}."

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from attnscope.measures.forms import AtKey, ByGap
-from attnscope.measures.measure import measure
+from attnscope.measures.measure import MEASURES, Measure, measure
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
+VOITA = "Voita et al. 2019, Analyzing Multi-Head Self-Attention"
 VIG = "Vig & Belinkov 2019, Analyzing the Structure of Attention"
 SINKS = "attention sinks: Xiao et al. 2023; Gu et al. 2024"
 
@@ -54,3 +55,17 @@ def next_(position: Tensor) -> Tensor:
 def first(position: Tensor) -> Tensor:
     """Weight on the first token.  -> [batch, head, row]"""
     return torch.where(position > 0, 0, -1)
+
+
+@MEASURES.register_family("offset=K", r"offset=([+-]?\d{1,7})")
+def at_offset(name: str, step: str) -> Measure:
+    """The weight on the token so many places from the query: ``offset=-2`` is two back."""
+    many = abs(int(step))
+    way = f"{many:,} token{'s' * (many > 1)} {'back' if int(step) < 0 else 'ahead'}"
+
+    def key(position: Tensor) -> Tensor:
+        return torch.where(position + int(step) >= 0, position + int(step), -1)
+
+    key.__doc__ = f"Weight on what stands {way}  -> [batch, head, row]"
+    formula = f"A[i, i{int(step):+d}]"
+    return Measure(name, AtKey(key), "share", "0 to 1", formula, "rows for which that key exists", VOITA)

@@ -58,7 +58,10 @@ PATTERNS: Mapping[str, Pattern] = {
 }
 """Every pattern, by the name of its measure."""
 
-ROLES = (*PATTERNS, "broad", "mixed")
+POSITIONAL = "positional"
+"""The role of a head that looks at another fixed distance, where it was measured: ``offset=-2``."""
+
+ROLES = (*PATTERNS, POSITIONAL, "broad", "mixed")
 """Every role."""
 
 ROLE_MEASURES = (*PATTERNS, "spread")
@@ -74,12 +77,15 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
     """
     if not all(isfinite(figure.value) for figure in figures.values()):
         return None
-    known = {name: figures[name] for name in PATTERNS if name in figures}
-    passing = [name for name, figure in known.items() if _passes(PATTERNS[name], figure)]
+    patterns = {**PATTERNS, **_distances(figures)}
+    known = {name: figures[name] for name in patterns if name in figures}
+    passing = [name for name, figure in known.items() if _passes(patterns[name], figure)]
     if passing:
         name = max(passing, key=lambda name: known[name].lift)
-        figure = known[name]
-        return Role(name, figure.value, figure.baseline, figure.rows, _pattern_sentence(name, figure))
+        figure, sentence = known[name], _pattern_sentence(patterns[name], known[name])
+        return Role(
+            name if name in PATTERNS else POSITIONAL, figure.value, figure.baseline, figure.rows, sentence
+        )
     spread = figures.get("spread")
     if spread is None:
         return None
@@ -90,7 +96,7 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
     nearest = max(known, key=lambda name: known[name].lift, default=None)
     if nearest is not None and known[nearest].lift > 0:
         figure = known[nearest]
-        words = f"no single pattern stands out; most of all it {PATTERNS[nearest].words} {_score(figure)}"
+        words = f"no single pattern stands out; most of all it {patterns[nearest].words} {_score(figure)}"
     return Role("mixed", spread.value, spread.baseline, spread.rows, words)
 
 
@@ -98,9 +104,19 @@ def _passes(pattern: Pattern, figure: Figure) -> bool:
     return figure.value >= pattern.threshold and figure.lift >= LEAST_LIFT and figure.rows >= FEWEST_ROWS
 
 
-def _pattern_sentence(name: str, figure: Figure) -> str:
-    where = f" in the {figure.rows} rows that have one" if PATTERNS[name].threshold == REPEAT else ""
-    return f"{PATTERNS[name].words}{where} {_score(figure)}"
+def _distances(figures: Iterable[str]) -> dict[str, Pattern]:
+    """The measured distances that have no name of their own, as patterns."""
+    steps = {name: int(name.removeprefix("offset=")) for name in figures if name.startswith("offset=")}
+    return {
+        name: Pattern(POSITION, f"looks {abs(step):,} tokens {'back' if step < 0 else 'ahead'}")
+        for name, step in steps.items()
+        if abs(step) > 1
+    }
+
+
+def _pattern_sentence(pattern: Pattern, figure: Figure) -> str:
+    where = f" in the {figure.rows} rows that have one" if pattern.threshold == REPEAT else ""
+    return f"{pattern.words}{where} {_score(figure)}"
 
 
 def _score(figure: Figure) -> str:

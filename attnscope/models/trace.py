@@ -174,7 +174,7 @@ def _figures(said: Description) -> tuple[HeadFigures, ...] | None:
     ]
     if [(*astuple(found.site), found.head) for found in said.figures] != heads:
         return None
-    if not all({*found.figures, *found.absent} <= set(MEASURES) for found in said.figures):
+    if not all(name in MEASURES for found in said.figures for name in (*found.figures, *found.absent)):
         return None
     return tuple(
         replace(

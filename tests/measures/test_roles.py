@@ -153,3 +153,16 @@ def test_heads_with_a_pattern_come_before_broad_ones_and_those_before_mixed_ones
     assert [h.head for h in worth_a_look(heads, 1)] == [6]
     assert worth_a_look(heads, 0) == []
     assert worth_a_look([], 3) == []
+
+
+def test_a_distance_that_was_measured_makes_a_head_positional() -> None:
+    found = role({**figures(previous=(0.1, 0.08)), "offset=-2": Figure(0.8, 0.08, 20, 1)})
+    assert found is not None
+    assert (found.name, found.score) == ("positional", 0.8)
+    assert found.sentence == "looks 2 tokens back (0.80, baseline 0.08)"
+
+
+def test_one_token_back_stays_previous_under_its_other_name() -> None:
+    found = role({**figures(previous=(0.9, 0.08)), "offset=-1": Figure(0.9, 0.08, 20, 1)})
+    assert found is not None
+    assert found.name == "previous"

@@ -8,37 +8,12 @@ import pytest
 
 import attnscope
 
-FACE = [
-    "Attention",
-    "Head",
-    "Selection",
-    "Site",
-    "Token",
-    "WeightsFile",
-    "ablate",
-    "all_heads",
-    "claim",
-    "compare",
-    "compare_heads",
-    "compare_models",
-    "compare_texts",
-    "corpus_stats",
-    "export",
-    "load",
-    "one_head",
-    "one_token",
-    "overview",
-    "read_corpus",
-    "recording",
-    "stats",
-    "survey",
-    "through_layers",
-    "whole_layers",
-]
+FACE = ["AttnscopeError", "Head", "Reader", "Run", "load", "open", "record", "wrap"]
 
 
 def test_the_public_face_is_this():
-    assert attnscope.__all__ == ["__version__", *FACE]
+    assert set(attnscope.__all__) == {"__version__", *FACE}
+    assert set(dir(attnscope)) == {"__version__", *FACE}
 
 
 @pytest.mark.parametrize("name", FACE)
@@ -47,7 +22,9 @@ def test_every_public_name_says_what_it_is(name):
 
 
 def test_what_is_not_there_is_met_with_what_is():
-    with pytest.raises(AttributeError, match="no attribute 'show': it has Attention, Head, Selection"):
+    with pytest.raises(
+        AttributeError, match="no attribute 'show': it has AttnscopeError, Head, Reader, Run, load"
+    ):
         attnscope.show  # noqa: B018
 
 

@@ -70,13 +70,13 @@ def test_the_readme_is_short():
     assert len(readme.README.read_text("utf-8").splitlines()) <= 200
 
 
-def test_the_python_example_runs():
+def test_the_python_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", readme.README.read_text("utf-8"), re.S)
     names: dict[str, object] = {}
     exec(compile(ast.parse(code), "README.md", "exec"), names)
-    head = names["head"]
-    assert head.heatmap.values.shape == (9, 9)
-    assert "(" in head.figures.role.sentence
+    assert names["run"].head("L2H1").weights.shape == (9, 9)
+    assert (tmp_path / "cat.trace").is_file()
 
 
 def test_both_commands_that_set_it_up_are_there_for_the_build_to_take():

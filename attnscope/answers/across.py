@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from attnscope.answers.compared import (
     round_values,
 )
 from attnscope.models import Model, ModelInput
+from attnscope.models.file import FileModel
 from attnscope.views import Ranked, Ranking
 
 LISTED = 8
@@ -117,13 +117,10 @@ def of_models(seen: ModelComparison) -> Compared:
     return Compared(answer, [*pair_table(pairs)], arrays)
 
 
-def compare_trace(
-    model: Model, prepared: ModelInput, file: Path, selection: Selection, opening: str | None
+def compare_passes(
+    model: Model, prepared: ModelInput, rival: FileModel, selection: Selection, opening: str | None
 ) -> Compared:
     """A pass and one that was kept: two texts where the model is of one name, else two models."""
-    from attnscope.models.trace import open_file
-
-    rival = open_file(file)
     if rival.name == model.name and rival.prepared.tokens != prepared.tokens:
         other = replace(rival.prepared, notes=(*rival.notes, *rival.prepared.notes))
         return of_texts(compare_texts(model, prepared, other, selection), opening)

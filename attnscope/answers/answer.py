@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from attnscope.analysis.head import OneHead
 from attnscope.analysis.numbers import site_numbers
 from attnscope.analysis.overview import Overview
+from attnscope.attention import Head
 from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.render.terminal import View
 from attnscope.views import Bars, Focus, HeadMap, Heatmap, Ranked, Ranking
@@ -29,16 +30,22 @@ class Answer:
     numbers: Mapping[str, Any]
 
 
-def of_overview(seen: Overview, command: str | None) -> Answer:
-    """Every head as a thumbnail, and the heads most worth a look with the command that opens each."""
+def of_overview(seen: Overview, command: str | None, opening: Callable[[Head], str] | None = None) -> Answer:
+    """Every head as a thumbnail, and the heads most worth a look with the words that open each.
+
+    Those are the ``command`` with the head's address, or what ``opening`` makes of the address.
+    """
     several = len(seen.grids) > 1
     ranked = []
     for head in worth_a_look(seen.heads, WORTH):
         extra = f" --kind {head.site.kind}" if several else ""
+        words = f"{command or '...'} --head {head.name}{extra}"
+        if opening is not None:
+            words = opening(head.address if several else Head(head.name))
         where = f" {head.site.kind}" if several else ""
         reason = head.role.sentence if head.role else ""
-        ranked.append(Ranked(head.name + where, reason, f"{command or '...'} --head {head.name}{extra}"))
-    notes = seen.notes if command else (*seen.notes, "... stands for the command that you gave")
+        ranked.append(Ranked(head.name + where, reason, words))
+    notes = seen.notes if command or opening else (*seen.notes, "... stands for the command that you gave")
     ranking = Ranking(tuple(ranked), "Worth a look", notes)
     pictures = {kind: replace(grid, notes=seen.notes) for kind, grid in seen.grids.items()}
     numbers = {

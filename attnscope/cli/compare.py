@@ -205,8 +205,9 @@ def _compare(
     from attnscope.analysis.comparison.models import compare_models
     from attnscope.analysis.comparison.texts import compare_texts
     from attnscope.analysis.comparison.two_heads import compare_heads
-    from attnscope.answers.across import compare_trace, of_models, of_texts
+    from attnscope.answers.across import compare_passes, of_models, of_texts
     from attnscope.answers.compared import of_depth, of_heads, of_two_heads
+    from attnscope.models.trace import open_file
 
     loaded = given[0].load()
     prepared = [each.prepare(loaded) for each in given]
@@ -224,7 +225,7 @@ def _compare(
             both = [(mine, each.prepare(rival)) for mine, each in zip(prepared, others, strict=True)]
             return of_models(compare_models(loaded, rival, both, selection))
         if contrast.with_trace is not None:
-            return compare_trace(loaded, prepared[0], contrast.with_trace, selection, opening)
+            return compare_passes(loaded, prepared[0], open_file(contrast.with_trace), selection, opening)
         if selection.number is not None and one:
             return of_depth(through_layers(loaded, prepared[0], selection.number, selection))
         return of_heads(compare_all(loaded, prepared, selection), opening)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attnscope.axes import visible
 from attnscope.cli.command import command
 from attnscope.cli.options.declare import argument, flag
 from attnscope.cli.options.model import ModelOptions
@@ -15,6 +14,7 @@ from attnscope.cli.options.picture import NumbersOptions
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
 from attnscope.cli.source import read_source, reading
+from attnscope.text import visible
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput

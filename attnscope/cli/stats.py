@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from attnscope.cli import figures
+from attnscope.answers import figures
 from attnscope.cli.command import command
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.heads import select
@@ -19,6 +20,7 @@ from attnscope.cli.options.heads import LayerOptions
 from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.picture import NumbersOptions, PrintedOptions, check_data, check_picture
 from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.plain import print_plain
 from attnscope.cli.source import Source, load_model, read_source, reading
 
 if TYPE_CHECKING:
@@ -127,11 +129,13 @@ def stats(
     heads = [head for head in seen.heads if all(condition.meets(head) for condition in met)]
     heads = (figures.sort_heads(seen, heads, sort) if sort else heads)[: attention.top]
     if output.as_json:
-        figures.print_json(seen, heads)
+        print_plain(figures.numbers_of(seen, heads))
     elif output.as_csv:
-        figures.print_csv(seen, heads, names)
+        csv.writer(sys.stdout, lineterminator="\n").writerows(figures.table_of(seen, heads, names))
     else:
-        figures.print_table(seen, heads, sort)
+        from rich.console import Console
+
+        figures.print_table(seen, heads, sort, Console(highlight=False))
 
 
 def _measures(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
+from attnscope.attention import Head
+from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.model import Model
@@ -14,6 +16,10 @@ class FileModel(Model):
     """One pass that a file holds. ``prepared`` is its text; it reads no other, and predicts nothing."""
 
     what: ClassVar[str]
+
+    @abstractmethod
+    def weights(self, head: Head) -> Array:
+        """All rows of one head, the mean over a batch.  -> [query, key]"""
 
     @property
     @abstractmethod

@@ -57,9 +57,8 @@ class Model(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the first weights live; those that a device map keeps on disk live nowhere."""
-        places = (weights.device for weights in self.module.parameters())
-        return next((place for place in places if place.type != "meta"), torch.device("cpu"))
+        """Where the first weights live."""
+        return find_device(self.module)
 
     @abstractmethod
     def prepare(
@@ -235,6 +234,12 @@ class Model(ABC):
                 f"the text has {tokens:,} tokens and {self.name} reads at most {self.positions:,}: there is "
                 f"room for {max(0, self.positions - tokens):,} more, not for {count:,}"
             )
+
+
+def find_device(module: nn.Module) -> torch.device:
+    """Where the first weights live; those that a device map keeps on disk live nowhere."""
+    places = (weights.device for weights in module.parameters())
+    return next((place for place in places if place.type != "meta"), torch.device("cpu"))
 
 
 def accepts(module: nn.Module, argument: str, entry: str = "__call__") -> bool:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from torch import nn
 
 from attnscope import __version__
-from attnscope.attention import Axis, Token
-from attnscope.capture import SiteRecord
+from attnscope.attention import Axis, Head, Token
+from attnscope.axes.weights import Array
+from attnscope.capture import Observer, Record, SiteRecord
 from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.errors import ModelError
 from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models.file import FileModel
 from attnscope.models.inputs import ModelInput, Picture
-from attnscope.models.model import Model
+from attnscope.models.model import Model, find_device
 from attnscope.models.weights_file import WeightsFile
 from attnscope.storage.trace import SUFFIX, Trace, read_trace
 from attnscope.storage.trace.keep import KeepRows
@@ -38,19 +40,21 @@ from attnscope.text import clean
 
 
 class TracedModel(FileModel):
-    """A trace in a model's place: ``prepared`` is its text, and every observer sees what the model showed.
-
-    Raises what ``attnscope.storage.trace.read_trace`` raises.
-    """
+    """A trace in a model's place: ``prepared`` is its text, and every observer sees what the model showed."""
 
     what = "a trace"
 
-    def __init__(self, path: str | Path) -> None:
-        self.trace = read_trace(path)
-        said = self.trace.description
-        came = f"from {Path(path).name}: a trace of {clean(said.kept)}, attnscope {clean(said.attnscope)}"
-        notes = (*map(clean, said.model_notes), came)
+    def __init__(self, trace: Trace, file: str | None = None) -> None:
+        self.trace = trace
+        said = trace.description
+        notes = tuple(map(clean, said.model_notes))
+        if file is not None:
+            notes += (f"from {file}: a trace of {clean(said.kept)}, attnscope {clean(said.attnscope)}",)
         super().__init__(clean(said.model.name), nn.Module(), None, notes)
+
+    def weights(self, head: Head) -> Array:
+        """All rows of one head, computed in NumPy.  -> [query, key]"""
+        return self.trace.weights(head)
 
     @cached_property
     def prepared(self) -> ModelInput:
@@ -60,7 +64,12 @@ class TracedModel(FileModel):
 
 def open_file(path: str | Path) -> FileModel:
     """A trace, by its suffix, or a file of weights. Raises ``InputError``."""
-    return TracedModel(path) if Path(path).suffix.lower() == SUFFIX else WeightsFile(path)
+    path = Path(path)
+    return (
+        TracedModel(read_trace(path), clean(path.name))
+        if path.suffix.lower() == SUFFIX
+        else WeightsFile(path)
+    )
 
 
 def prepare_traced(trace: Trace) -> ModelInput:
@@ -84,15 +93,25 @@ def prepare_traced(trace: Trace) -> ModelInput:
 
 def keep_trace(model: Model, prepared: ModelInput) -> Trace:
     """Run the model once with its own kernels, and keep what its rows are computed from, and all figures."""
+    return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes)
+
+
+def make_trace(
+    run: Callable[[Sequence[Observer]], Record],
+    prepared: ModelInput,
+    about: About,
+    notes: tuple[str, ...] = (),
+) -> Trace:
+    """Let a pass run before observers, and keep it; ``notes`` are those of the model."""
     kept, measured = KeepRows(), Measurement()
-    record = model.run(prepared, [kept, SharedRows([measured])])
+    record = run([kept, SharedRows([measured])])
     axes: dict[Axis, int] = {}
 
     def number(axis: Axis) -> int:
         return axes.setdefault(axis, len(axes))
 
     if len(kept.calls) != len(record.sites):
-        raise ModelError(f"the pass of {model.name} cannot be kept: {'; '.join(record.notes)}")
+        raise ModelError(f"the pass of {about.name} cannot be kept: {'; '.join(record.notes)}")
     image = None
     if prepared.picture is not None:
         pixels = kept.hold("pixels", prepared.picture.pixels)
@@ -101,8 +120,8 @@ def keep_trace(model: Model, prepared: ModelInput) -> Trace:
         trace=FORMAT,
         attnscope=__version__,
         kept=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        model=describe_model(model),
-        model_notes=model.notes,
+        model=about,
+        model_notes=notes,
         text_notes=prepared.notes,
         tokens=number(prepared.tokens),
         labels=tuple(
@@ -128,12 +147,17 @@ def describe_model(model: Model) -> About:
     """What a model is, in a few words that go into a file; of a trace, what its model was."""
     if isinstance(model, TracedModel):
         return model.trace.description.model
+    return describe_module(model.name, model.module)
+
+
+def describe_module(name: str, module: nn.Module) -> About:
+    """What a module is, in a few words that go into a file."""
     return About(
-        name=model.name,
-        class_=type(model.module).__name__,
-        revision=getattr(getattr(model.module, "config", None), "_commit_hash", None),
-        parameters=sum(weights.numel() for weights in model.module.parameters()),
-        device=str(model.device),
+        name=name,
+        class_=type(module).__name__,
+        revision=getattr(getattr(module, "config", None), "_commit_hash", None),
+        parameters=sum(weights.numel() for weights in module.parameters()),
+        device=str(find_device(module)),
     )
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token
-from attnscope.axes import Place, Weights
+from attnscope.attention import Attention, Axis, Head, HeldRows, Kind, Site, Token
+from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Observer, Record, SiteRecord
+from attnscope.errors import SelectionError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.models import ModelInput
 from attnscope.models.file import FileModel
@@ -49,6 +50,14 @@ class WeightsFile(FileModel):
         axes = {layer.site.kind: (layer.queries, layer.keys) for layer in reversed(self.layers)}
         tokens = self.layers[0].keys
         return ModelInput({}, axes, tokens if isinstance(tokens, tuple) else ())
+
+    def weights(self, head: Head) -> Array:
+        """The rows of one head as the file has them.  -> [query, key]"""
+        for layer in self.layers:
+            if layer.site.layer == head.layer and head.kind in (None, layer.site.kind):
+                found: Array = layer.weights([head.head])[0, 0].numpy()
+                return found
+        raise SelectionError(f"no head {head} in {self.name}")
 
     def run(
         self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attnscope.analysis.layers import WholeLayers
 from attnscope.errors import OutputError
+from attnscope.storage.whole import write_whole
 
 
 def save_layers(layers: WholeLayers, path: Path, cmap: str | None = None) -> None:
@@ -14,23 +15,26 @@ def save_layers(layers: WholeLayers, path: Path, cmap: str | None = None) -> Non
     Raises ``OutputError`` for a place that cannot be written to, or a suffix that does not exist.
     """
     if path.suffix.lower() == ".html":
-        if layers.least < 0:
-            raise OutputError(
-                f"cannot write {path}: a page shows weights from 0 up, and there are negative ones; "
-                "save a picture or .npz"
-            )
-        from attnscope.render.page import save as save_page
-
-        save_page(
-            layers.kinds,
-            path,
-            title=layers.title,
-            subtitle=layers.subtitle,
-            notes=layers.notes,
-            cmap=cmap,
-            top=layers.top,
-        )
+        write_whole(path, page_of(layers, cmap).encode())
     else:
         from attnscope.storage.arrays import save as save_data
 
         save_data(layers.kinds, path, title=layers.title, notes=layers.notes)
+
+
+def page_of(layers: WholeLayers, cmap: str | None = None) -> str:
+    """All heads as a page. Raises ``OutputError`` for numbers that are no weights."""
+    if layers.least < 0:
+        raise OutputError(
+            "a page shows weights from 0 up, and there are negative ones; save a picture or .npz"
+        )
+    from attnscope.render.page import page
+
+    return page(
+        layers.kinds,
+        title=layers.title,
+        subtitle=layers.subtitle,
+        notes=layers.notes,
+        cmap=cmap,
+        top=layers.top,
+    )

@@ -98,7 +98,7 @@ def load_huggingface(
         module,
         tokenizer,
         notes,
-        positions=_positions(module),
+        positions=find_positions(module),
         writer=loaded if with_head else None,
         load_processor=source.load_processor,
     )
@@ -173,7 +173,7 @@ def _forget_preferences(writer: Any) -> None:
     writer.generation_config = GenerationConfig(**{name: getattr(stored, name, None) for name in names})
 
 
-def _positions(module: nn.Module) -> int | None:
+def find_positions(module: nn.Module) -> int | None:
     """The most tokens that the model has positions for, from its table of positions or its config."""
     for name, table in module.named_modules():
         if isinstance(table, nn.Embedding) and name.rpartition(".")[2] in {"position_embeddings", "wpe"}:

@@ -24,7 +24,8 @@ async function openHead(row, head) {
   settleMap();
   drawAll();
   performance.mark("drawn");
-  history.replaceState(null, "", `#${PAGE.kinds[state.kind].kind}-${headName()}`);
+  if (location.protocol !== "about:") // inside of a frame there is no address to be kept
+    history.replaceState(null, "", `#${PAGE.kinds[state.kind].kind}-${headName()}`);
 }
 
 function drawAll() {

@@ -9,7 +9,6 @@ import torch
 import transformers
 from scipy.spatial.distance import jensenshannon
 
-import attnscope
 from attnscope.analysis.comparison import head_rows as heads
 from attnscope.analysis.comparison.compare import compare
 from attnscope.analysis.comparison.depth import through_layers
@@ -224,7 +223,3 @@ def test_causal_heads_are_compared_with_each_other(tmp_path):
     seen = compare(model, model.prepare(TEXT))
     assert seen.kind == "decoder"
     assert (seen.distances[np.triu_indices(len(seen.heads), 1)] > 0).all()
-
-
-def test_the_public_function_is_no_module():
-    assert attnscope.compare is compare

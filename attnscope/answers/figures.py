@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
-
-from attnscope.cli.plain import print_plain
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from attnscope.analysis.intervention.importance import Importance
     from attnscope.analysis.stats import Stats
     from attnscope.measures import Figure, HeadFigures
@@ -68,48 +67,44 @@ def maps(seen: Stats, name: str) -> dict[str, HeadMap]:
     }
 
 
-def print_json(seen: Stats, heads: list[HeadFigures]) -> None:
-    """All figures of the heads as JSON."""
+def numbers_of(seen: Stats, heads: Sequence[HeadFigures]) -> dict[str, Any]:
+    """All figures of the heads as plain data."""
     from attnscope.answers.answer import head_numbers
 
     important = {key: {IMPORTANCE: asdict(found)} for key, found in seen.importance.items()}
-    numbers = {
+    return {
         "ran": seen.ran,
         "notes": list(seen.notes),
         "heads": [head_numbers(head) | important.get(head.address, {}) for head in heads],
     }
-    print_plain(numbers)
 
 
-def print_csv(seen: Stats, heads: list[HeadFigures], names: tuple[str, ...]) -> None:
-    """A line a head: each figure, its baseline, and over a corpus the standard error."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+def table_of(seen: Stats, heads: Sequence[HeadFigures], names: Sequence[str]) -> Iterator[list[Any]]:
+    """The names of the columns, then a row a head: each figure, its baseline, over a corpus its error."""
     errors = any(figure.error is not None for head in heads for figure in head.figures.values())
     header = ["kind", "layer", "head", "role", "score", "role_baseline"]
     for name in names:
         header += [name, f"{name}_baseline", *([f"{name}_error"] if errors else [])]
     header += [IMPORTANCE, f"{IMPORTANCE}_error"] if seen.importance else []
-    writer.writerow(header)
+    yield header
     for head in heads:
-        role = ["", "", ""] if head.role is None else [head.role.name, head.role.score, head.role.baseline]
-        cells: list[float | str | None] = []
+        role = [None] * 3 if head.role is None else [head.role.name, head.role.score, head.role.baseline]
+        cells: list[float | None] = []
         for name in names:
             known = head.figures.get(name)
-            told = ("", "", "") if known is None else (known.value, known.baseline, known.error)
+            told = (None,) * 3 if known is None else (known.value, known.baseline, known.error)
             cells += told if errors else told[:2]
         if seen.importance:
             found = seen.importance[head.address]
             cells += [found.value, found.error]
-        writer.writerow([head.site.kind, head.site.layer, head.head, *role, *cells])
+        yield [head.site.kind, head.site.layer, head.head, *role, *cells]
 
 
-def print_table(seen: Stats, heads: list[HeadFigures], sort: str | None) -> None:
-    """The heads as a table of as many measures as the terminal has room for."""
-    from rich.console import Console
+def print_table(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, console: Console) -> None:
+    """Print the heads as a table of as many measures as a console has room for."""
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
     errors = any(figure.error is not None for head in heads for figure in head.figures.values())
     room = FEW if errors and console.width < WIDE else len(COLUMNS)
     first = [sort] if sort else []

@@ -1,0 +1,153 @@
+"""Where runs come from: a model that reads, a file, or whatever runs inside a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import InputError
+from attnscope.notebook.run import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from attnscope.models import Model
+
+
+class Reader:
+    """A model that reads texts, each in one pass that is kept in memory as a ``Run``."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+        return self._model.name
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: read(text) shows what its attention does>"
+
+    def read(
+        self,
+        text: str | Mapping[str, Tensor] | None = None,
+        second: str | None = None,
+        *,
+        image: str | Path | None = None,
+        chat: bool = False,
+        system: str | None = None,
+        generate: int | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        max_tokens: int | None = None,
+        truncate: bool = False,
+    ) -> Run:
+        """One pass over a text, a pair of texts, an image, or tensors by the names of the model's arguments.
+
+        ``generate`` lets the model write up to so many tokens, and shows them too. Raises ``InputError`` for
+        what the model cannot read, ``ModelError`` for a model that fails.
+        """
+        from attnscope.models.trace import TracedModel, keep_trace
+
+        model = self._model
+        with _at_rest(model.module):
+            if image is not None:
+                prepared = model.prepare_image(Path(image), None if text is None else str(text))
+            elif isinstance(text, Mapping):
+                prepared = model.prepare_tensors(text)
+            elif text is None:
+                raise InputError("what is to be read? give a text, an image, or tensors by name")
+            elif chat:
+                prepared = model.prepare_chat(
+                    text, system=system, reply=generate is not None, max_tokens=max_tokens, truncate=truncate
+                )
+            else:
+                prepared = model.prepare(text, second, max_tokens=max_tokens, truncate=truncate)
+            if generate is not None:
+                prepared = model.generate(prepared, generate, temperature=temperature, seed=seed)
+            with model.threads(prepared):
+                return Run(TracedModel(keep_trace(model, prepared)))
+
+
+def load(
+    name: str = "own",
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    tokenizer: str = "own",
+    generative: bool = False,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+) -> Reader:
+    """A model by name: own, own-causal, a folder, the id of a Hugging Face model, or FILE.py:NAME.
+
+    ``generative`` brings the head with which a Hugging Face model writes, for ``read(..., generate=20)``;
+    code in a model's folder runs only with ``trust_remote_code``. Raises ``ModelError``.
+    """
+    from attnscope.models import load as load_model
+
+    model = load_model(
+        name,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        tokenizer=tokenizer,
+        generative=generative,
+        trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
+    )
+    return Reader(model)
+
+
+def wrap(
+    module: nn.Module, tokenizer: Any = None, *, processor: Any = None, name: str | None = None
+) -> Reader:
+    """A model that you have: of transformers with its tokenizer or image processor, or any module.
+
+    A bare module reads tensors by the names of its arguments; with a ``tokenizers.Tokenizer`` it reads texts.
+    Whether it trains or rests stays as it is.
+    """
+    from attnscope.models.wrapped import wrap_module
+
+    with _at_rest(module):
+        return Reader(wrap_module(module, tokenizer, processor, name))
+
+
+def open(path: str | Path) -> Run:
+    """A run from a file: a ``.trace``, or weights that some tool saved. Raises ``InputError``."""
+    from attnscope.models.trace import open_file
+
+    return Run(open_file(path))
+
+
+@contextmanager
+def record(
+    module: nn.Module, tokens: Sequence[str] | None = None, *, name: str | None = None
+) -> Iterator[Run]:
+    """Watch whatever a module runs inside the block, training too; when it ends, the run can be looked at.
+
+    ``tokens`` label the axes that have their length. Of several passes the last is shown, but the steps of a
+    generation are shown as one text. Raises ``ModelError`` if no attention ran.
+    """
+    from attnscope.capture import recording
+    from attnscope.models.recorded import LastPass, label_axes
+
+    run, last, axes = Run(), LastPass(), label_axes(tokens)
+    with recording(module, [last], axes) as seen:
+        yield run
+    run.kept = last.kept(module, name or type(module).__name__, seen, axes)
+
+
+@contextmanager
+def _at_rest(module: nn.Module) -> Iterator[None]:
+    """A module as it predicts; whether its parts train is as before when the block ends."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -1,0 +1,182 @@
+"""A run: what one pass of a model showed, ready to be looked at from every side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.attention import Head
+from attnscope.errors import AttnscopeError, OutputError
+from attnscope.notebook.shown import HeadPicture, Picture, Shown
+from attnscope.notebook.tables import Page, Table
+
+if TYPE_CHECKING:
+    from attnscope.analysis.layers import WholeLayers
+    from attnscope.analysis.selection import Selection
+    from attnscope.models.file import FileModel
+
+
+@dataclass(eq=False, repr=False)
+class Run(Shown):
+    """One text that went through one model. Shown by itself it is every head at a glance.
+
+    Behind it stands a trace, in memory or in a file, or a file of weights: it needs the model no more.
+    ``words`` merges the pieces of words, ``hide_special`` leaves special tokens out and notes what they take.
+    """
+
+    kept: FileModel | None = None
+
+    @property
+    def _pass(self) -> FileModel:
+        if self.kept is None:
+            raise AttnscopeError("nothing is known yet: look at the run when its with block has ended")
+        return self.kept
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._pass.name
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The text as the model read it; none where it read no tokens."""
+        return tuple(token.text for token in self._pass.prepared.tokens)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know about the model and what was done to the text."""
+        return (*self._pass.notes, *self._pass.prepared.notes)
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The address of every head."""
+        record = self._pass.run(self._pass.prepared, [])
+        return tuple(
+            Head(seen.site.layer, head, seen.site.kind) for seen in record.sites for head in range(seen.heads)
+        )
+
+    def overview(
+        self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None
+    ) -> Picture:
+        """Every head as a thumbnail, and those most worth a look."""
+        from attnscope.analysis.overview import overview
+        from attnscope.answers.answer import of_overview
+
+        seen = overview(self._pass, self._pass.prepared, _select(words=words, hide_special=hide_special))
+        return Picture(of_overview(seen, None, lambda head: f'run.head("{head}")'), cmap)
+
+    def head(
+        self,
+        head: Head | str,
+        *,
+        words: bool = False,
+        hide_special: bool = False,
+        scale: str = "fixed",
+        cmap: str | None = None,
+    ) -> HeadPicture:
+        """One head, by its address: ``"L2H1"``, ``"cross L0H3"``. Raises ``SelectionError``."""
+        from attnscope.analysis.head import one_head
+        from attnscope.answers.answer import of_head
+
+        asked = _select(head=head, words=words, hide_special=hide_special, scale=scale)
+        seen = one_head(self._pass, self._pass.prepared, asked)
+        address = seen.figures.address
+        weights = self._pass.weights(address)
+        return HeadPicture(of_head(seen), address, seen.heatmap, seen.figures, weights, cmap)
+
+    def token(
+        self,
+        token: str | int,
+        *,
+        head: Head | str | None = None,
+        words: bool = False,
+        hide_special: bool = False,
+        cmap: str | None = None,
+    ) -> Picture:
+        """What a token looks at and who looks at it, in one head or on average over all.
+
+        Raises ``SelectionError``.
+        """
+        from attnscope.analysis.token import one_token
+        from attnscope.answers.answer import of_token
+
+        asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
+        return Picture(of_token(one_token(self._pass, self._pass.prepared, asked)), cmap)
+
+    def stats(self) -> Table:
+        """The figures of every head."""
+        from attnscope.analysis.stats import stats
+
+        return Table(stats(self._pass, self._pass.prepared, _select()))
+
+    def compare(
+        self, other: Run | None = None, *, head: Head | str | None = None, cmap: str | None = None
+    ) -> Picture:
+        """All heads with each other, or each with itself in another run: another text, or another model.
+
+        ``head`` adds the difference of one head's two maps, where the runs are of two texts. Raises
+        ``SelectionError`` or ``InputError`` for what cannot be compared.
+        """
+        from attnscope.analysis.comparison.compare import compare
+        from attnscope.answers.across import compare_passes
+        from attnscope.answers.compared import of_heads
+
+        mine = self._pass
+        if other is None:
+            seen = of_heads(compare(mine, [mine.prepared], _select(head=head)), None)
+        else:
+            seen = compare_passes(mine, mine.prepared, other._pass, _select(head=head), None)
+        return Picture(seen.answer, cmap)
+
+    def page(self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None) -> Page:
+        """All heads as one page to explore. Raises ``OutputError`` for numbers that are no attention."""
+        from attnscope.render.layers import page_of
+
+        layers = self._layers(words=words, hide_special=hide_special)
+        return Page(page_of(layers, cmap), layers.title)
+
+    def save(self, path: str | Path) -> None:
+        """Write a ``.trace``, a page (.html), all weights (.npz, ...), or the picture (.png, ...).
+
+        Raises ``OutputError``.
+        """
+        from attnscope.models.trace import TracedModel, keep_trace
+        from attnscope.render.image import FORMATS
+        from attnscope.render.layers import save_layers
+        from attnscope.storage.arrays import FORMATS as DATA
+        from attnscope.storage.trace import SUFFIX, write_trace
+
+        path, kept = Path(path), self._pass
+        suffix = path.suffix.lower()
+        if suffix == SUFFIX:
+            write_trace(
+                kept.trace if isinstance(kept, TracedModel) else keep_trace(kept, kept.prepared), path
+            )
+        elif suffix == ".html" or suffix.removeprefix(".") in DATA:
+            save_layers(self._layers(), path)
+        elif suffix.removeprefix(".") in FORMATS:
+            self.overview().save(path)
+        else:
+            known = ", ".join([SUFFIX, ".html", *(f".{form}" for form in (*DATA, *FORMATS))])
+            raise OutputError(f"{path} cannot be written: its name must end in one of {known}")
+
+    def _layers(self, **asked: Any) -> WholeLayers:
+        from attnscope.analysis.layers import whole_layers
+
+        return whole_layers(self._pass, self._pass.prepared, _select(**asked))
+
+    def _text(self) -> str:
+        return "a run whose with block has not ended" if self.kept is None else self.overview()._text()
+
+    def _repr_png_(self) -> bytes:
+        return self.overview()._repr_png_()
+
+    def _bundle(self) -> dict[str, Any]:
+        return self.overview()._bundle()
+
+
+def _select(head: Head | str | None = None, **asked: Any) -> Selection:
+    from attnscope.analysis.selection import Selection, head_of
+
+    return Selection(None if head is None else head_of(head), **asked)

@@ -1,0 +1,168 @@
+"""What a notebook shows: an image there, text in a console, numbers for whoever reads on."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Console
+
+    from attnscope.answers.answer import Answer
+    from attnscope.attention import Head
+    from attnscope.axes.weights import Array
+    from attnscope.measures import Figure, HeadFigures, Role
+    from attnscope.views import Heatmap
+
+
+class Shown:
+    """What knows its text; a console prints it."""
+
+    def _text(self) -> str:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self._text()
+
+    def _bundle(self) -> dict[str, Any]:
+        """What a notebook may show, by type, without the text."""
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {"text/plain": self._text(), **self._bundle()}
+
+
+class Picture(Shown):
+    """An answer as pictures: ``numbers`` are those behind it, ``save`` writes it, ``cmap`` colours it."""
+
+    def __init__(self, answer: Answer, cmap: str | None = None) -> None:
+        self._answer = answer
+        self._cmap = cmap
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """The numbers behind the picture, as plain data: what the command line prints with ``--json``."""
+        return self._answer.numbers
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know about the picture."""
+        return tuple(self._answer.numbers.get("notes", ()))
+
+    def save(self, path: str | Path, *, dpi: float = 150, width: float | None = None) -> None:
+        """Write the picture, .png, .svg or .pdf; several kinds of attention make several files.
+
+        Raises ``OutputError``.
+        """
+        from attnscope.render.image import save
+
+        path = Path(path)
+        for name, view in self._answer.pictures.items():
+            one = len(self._answer.pictures) == 1
+            save(
+                view,
+                path if one else path.with_stem(f"{path.stem}-{name}"),
+                dpi=dpi,
+                cmap=self._cmap,
+                width=width,
+            )
+
+    @cached_property
+    def _images(self) -> list[bytes]:
+        from attnscope.render.image import drawing, encode
+
+        images = []
+        for view in self._answer.pictures.values():
+            with drawing(view, cmap=self._cmap) as (figure, _):
+                images.append(encode(figure, "png"))
+        return images
+
+    def _text(self) -> str:
+        from attnscope.render.terminal import print_view
+
+        file = io.StringIO()
+        console = text_console(file)
+        for number, view in enumerate(self._answer.views):
+            if number:
+                console.print()
+            print_view(view, console, plain=True)
+        return file.getvalue().rstrip("\n")
+
+    def _repr_png_(self) -> bytes:
+        return self._images[0]
+
+    def _repr_html_(self) -> str | None:
+        """Several images under each other; nothing where one image is all."""
+        if len(self._images) == 1:
+            return None
+        coded = (base64.b64encode(image).decode() for image in self._images)
+        return "\n".join(
+            f'<img src="data:image/png;base64,{image}" style="max-width:100%">' for image in coded
+        )
+
+    def _bundle(self) -> dict[str, Any]:
+        page = self._repr_html_()
+        return {"image/png": self._images[0]} if page is None else {"text/html": page}
+
+
+class HeadPicture(Picture):
+    """One head: its heatmap, its weights and its figures."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        head: Head,
+        view: Heatmap,
+        figures: HeadFigures,
+        weights: Array,
+        cmap: str | None,
+    ) -> None:
+        super().__init__(answer, cmap)
+        self.head = head
+        self.weights = weights  # [query, key], every token's row as it is
+        self._view, self._figures = view, figures
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """The labels of the rows that the picture shows."""
+        return tuple(place.label for place in self._view.weights.queries)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The labels of the columns that the picture shows."""
+        return tuple(place.label for place in self._view.weights.keys)
+
+    @property
+    def figures(self) -> Mapping[str, Figure]:
+        """The figures by measure, each with its value and its baseline."""
+        return self._figures.figures
+
+    @property
+    def role(self) -> Role | None:
+        """What the head does, by its strongest pattern."""
+        return self._figures.role
+
+    def plot(self, ax: Axes | None = None, *, cmap: str | None = None) -> Axes:
+        """Draw the heatmap on axes of yours, or on the current ones; they are returned."""
+        from attnscope.render.image.on_axes import draw_heatmap
+
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            ax = plt.gca()
+        draw_heatmap(self._view, ax, cmap or self._cmap)
+        return ax
+
+
+def text_console(file: io.StringIO) -> Console:
+    """A console that writes into a text, as wide as the terminal; in Jupyter, too."""
+    from rich.console import Console
+
+    width = shutil.get_terminal_size((100, 24)).columns
+    return Console(file=file, width=width, highlight=False, force_jupyter=False, color_system=None)

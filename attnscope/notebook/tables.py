@@ -1,0 +1,104 @@
+"""What a notebook shows as HTML: the figures of all heads as a table, all heads as a page."""
+
+from __future__ import annotations
+
+import html
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import AttnscopeError
+from attnscope.notebook.shown import Shown, text_console
+
+if TYPE_CHECKING:
+    from attnscope.analysis.stats import Stats
+    from attnscope.measures import HeadFigures
+
+FRAME = 640
+"""Pixels that a page is high in a notebook."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Table(Shown):
+    """The figures of all heads: ``heads`` as they are, ``rows`` as plain data, ``frame`` for pandas."""
+
+    measured: Stats
+
+    @property
+    def heads(self) -> tuple[HeadFigures, ...]:
+        """Every head with its figures, each beside its baseline, and its role."""
+        return self.measured.heads
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A dictionary a head: kind, layer, head, role, and each figure and its baseline."""
+        from attnscope.answers.figures import table_of
+        from attnscope.measures import MEASURES
+
+        taken = {name for head in self.heads for name in head.figures}
+        names = [name for name in MEASURES if name in taken]
+        header, *rows = table_of(self.measured, self.heads, names)
+        return [dict(zip(header, row, strict=True)) for row in rows]
+
+    def frame(self) -> Any:
+        """The rows as a ``pandas.DataFrame``. Raises ``AttnscopeError`` where there is no pandas."""
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise AttnscopeError(
+                "a frame needs pandas, which is not installed: pip install pandas"
+            ) from error
+        return pandas.DataFrame(self.rows)
+
+    def _text(self) -> str:
+        from attnscope.answers.figures import print_table
+
+        file = io.StringIO()
+        print_table(self.measured, self.heads, None, text_console(file))
+        return file.getvalue().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        rows = self.rows
+        names = list(rows[0]) if rows else []
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        body = "\n".join(
+            "<tr>" + "".join(f"<td>{_cell(row[name])}</td>" for name in names) + "</tr>" for row in rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+    def _bundle(self) -> dict[str, Any]:
+        return {"text/html": self._repr_html_()}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Page(Shown):
+    """All heads as one page of HTML that needs nothing else; a notebook shows it in a frame of its own."""
+
+    html: str
+    title: str
+
+    def save(self, path: str | Path) -> None:
+        """Write the page. Raises ``OutputError``."""
+        from attnscope.storage.whole import write_whole
+
+        write_whole(path, self.html.encode())
+
+    def _text(self) -> str:
+        return f"a page of all heads of {self.title}: save it, and open it in a browser"
+
+    def _repr_html_(self) -> str:
+        """A frame that may run the page's own script, and reach nothing."""
+        return (
+            f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.html)}" '
+            f'style="width:100%;height:{FRAME}px;border:0"></iframe>'
+        )
+
+    def _bundle(self) -> dict[str, Any]:
+        return {"text/html": self._repr_html_()}
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else html.escape(str(value))

@@ -1,0 +1,98 @@
+"""The face in real notebooks: run by Jupyter's own client, and the page in a frame in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+import attnscope
+from tests.render.page.browser import CHROMIUM, browser
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+
+ENOUGH = 100
+"""Colours that a page has only when it has drawn its maps."""
+
+CELLS = (
+    "import attnscope\nrun = attnscope.load('own').read('The cat sat on the mat.')",
+    "run",
+    "run.head('L2H1')",
+    "run.token('cat')",
+    "run.stats()",
+    "run.stats().frame()",
+    "run.compare()",
+    "run.page()",
+    "import matplotlib.pyplot as plt\nfigure, ax = plt.subplots()\nrun.head('L2H1').plot(ax=ax);",
+    "run.head('L9H9')",
+)
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    """By cell, what a notebook got to show."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", allow_errors=True).execute()
+    return {cell.source: cell.outputs for cell in notebook.cells}
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+@pytest.mark.parametrize("cell", ["run", "run.head('L2H1')", "run.token('cat')", "run.compare()"])
+def test_a_picture_is_an_image_and_the_text_of_it(outputs, cell):
+    (shown,) = outputs[cell]
+    assert shown.output_type == "execute_result"
+    pixels = imread(io.BytesIO(base64.b64decode(shown.data["image/png"])))
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20
+    assert "attention" in shown.data["text/plain"]
+    assert "\x1b" not in shown.data["text/plain"]
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_tables_pages_and_figures_are_shown_as_notebooks_show_them(outputs):
+    assert outputs["run.stats()"][0].data["text/html"].startswith("<table>")
+    assert "previous" in outputs["run.stats().frame()"][0].data["text/html"]
+    assert outputs["run.page()"][0].data["text/html"].startswith('<iframe sandbox="allow-scripts" srcdoc="')
+    plotted = outputs[CELLS[-2]][-1]
+    assert "image/png" in plotted.data
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_a_mistake_is_the_packages_sentence(outputs):
+    (error,) = outputs["run.head('L9H9')"]
+    assert error.ename == "SelectionError"
+    assert "layers 0-3, heads 0-7" in error.evalue
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
+def test_the_page_draws_itself_in_a_frame_without_rights_or_network(tmp_path):
+    shown = attnscope.load("own").read("The cat sat on the mat.").page()._repr_html_()
+    (tmp_path / "cell.html").write_text(f"<!doctype html><title>a cell</title><body>{shown}</body>")
+    (tmp_path / "profile").mkdir()
+    with browser(tmp_path / "profile") as chromium:
+        chromium.size(1300, 900)
+        chromium.send("Page.navigate", url=(tmp_path / "cell.html").as_uri())
+        chromium.until("document.readyState === 'complete' && document.querySelector('iframe') !== null")
+        assert count_colours(chromium, tmp_path / "shot.png") > ENOUGH
+        assert chromium.troubles == []
+
+
+def count_colours(chromium, shot) -> int:
+    """Photograph until there are as many colours as a drawn map has, ten seconds at most."""
+    colours = 0
+    for _ in range(200):
+        chromium.photograph(shot)
+        pixels = (imread(shot)[..., :3] * 255).astype(int)
+        colours = len(np.unique(pixels.reshape(-1, 3), axis=0))
+        if colours > ENOUGH:
+            break
+        chromium.run("new Promise(r => setTimeout(r, 50))")
+    return colours

@@ -1,0 +1,254 @@
+"""The face for Python: what a run shows is what the command line shows, and what the model did."""
+
+from __future__ import annotations
+
+import json
+
+import matplotlib
+import numpy as np
+import pandas
+import pytest
+import tokenizers
+import torch
+import transformers
+
+import attnscope
+from attnscope.errors import InputError, ModelError, OutputError, SelectionError
+from tests.cli.run import runner
+from tests.models.folders import gpt2, t5
+from tests.models.images import picture, vision
+
+matplotlib.use("Agg")
+TEXT = "The cat sat on the mat because it was tired."
+
+
+@pytest.fixture(scope="module")
+def own():
+    return attnscope.load("own")
+
+
+@pytest.fixture(scope="module")
+def cat(own):
+    return own.read(TEXT)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    return runner(monkeypatch, capsys)
+
+
+def test_every_picture_has_the_numbers_of_the_command(cat, run, own, tmp_path):
+    for shown, asked in (
+        (cat.overview(), []),
+        (cat.head("L1H3"), ["--head", "L1H3"]),
+        (cat.head("1.3", words=True, hide_special=True), ["--head", "L1H3", "--words", "--hide-special"]),
+        (cat.token("cat"), ["--token", "cat"]),
+        (cat.token(2, head="L2H1"), ["--token", "2", "--head", "L2H1"]),
+    ):
+        assert json.loads(run("show", TEXT, *asked, "--json").out) == json.loads(json.dumps(shown.numbers))
+    other = own.read("The dog sat on the mat because it was tired.")
+    asked = ["--with-text", "The dog sat on the mat because it was tired.", "--json"]
+    assert json.loads(run("compare", TEXT, *asked).out) == json.loads(json.dumps(cat.compare(other).numbers))
+    assert json.loads(run("compare", TEXT, "--json").out) == json.loads(json.dumps(cat.compare().numbers))
+
+
+def test_a_console_prints_the_picture_of_the_command(cat, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert repr(cat.head("L2H1")) == run("show", TEXT, "--head", "L2H1", "--plain").out.rstrip("\n")
+    assert 'run.head("L0H7")' in repr(cat)
+    assert repr(cat.stats()).splitlines()[0].startswith("own · 4 layers")
+
+
+def test_the_weights_are_those_that_the_model_itself_reports(tmp_path):
+    folder = gpt2(tmp_path)
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        reported = model(**tokenizer(TEXT, return_tensors="pt"), output_attentions=True).attentions
+    read = attnscope.load(folder).read(TEXT)
+    for head in read.heads:
+        expected = reported[head.layer][0, head.head].numpy()
+        np.testing.assert_allclose(read.head(head).weights, expected, atol=1e-6)
+
+
+def test_a_head_knows_its_figures_its_role_and_its_labels(cat):
+    head = cat.head("L2H1")
+    assert isinstance(head.weights, np.ndarray)
+    assert head.weights.shape == (13, 13)
+    assert head.role.name == "previous"
+    assert head.figures["previous"].value == pytest.approx(np.diag(head.weights, -1).mean(), abs=1e-6)
+    assert head.queries == head.keys == cat.tokens
+    merged = cat.head("L2H1", words=True)
+    np.testing.assert_array_equal(merged.weights, head.weights)
+
+
+def test_a_head_is_drawn_on_axes_of_ones_own(cat):
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2)
+    head = cat.head("L2H1")
+    assert head.plot(ax=right, cmap="magma") is right
+    assert not left.images
+    np.testing.assert_allclose(np.asarray(right.images[0].get_array()), head.weights, atol=1e-6)
+    assert [label.get_text() for label in right.get_yticklabels()] == list(head.queries)
+    assert head.plot() is plt.gca()
+    figure.canvas.draw()
+    plt.close(figure)
+
+
+def test_formulas_in_tokens_are_drawn_as_they_are(own):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots()
+    own.read("$x$ costs $\\frac$ 5").head("L0H0").plot(ax=axes)
+    figure.canvas.draw()
+    plt.close(figure)
+
+
+def test_figures_come_as_a_frame_and_as_rows(cat):
+    table = cat.stats()
+    frame = table.frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert len(frame) == len(table.heads) == len(cat.heads) == 32
+    picked = frame[(frame.layer == 2) & (frame["head"] == 1)].iloc[0]
+    assert picked.role == "previous"
+    assert picked.previous == table.heads[17].figures["previous"].value
+    assert "<td>previous</td>" in table._repr_html_()
+
+
+def test_a_notebook_gets_an_image_text_or_a_table(cat, tmp_path):
+    for shown in (cat, cat.head("L2H1"), cat.token("cat"), cat.compare()):
+        bundle = shown._repr_mimebundle_()
+        assert bundle["image/png"].startswith(b"\x89PNG")
+        assert bundle["text/plain"] == repr(shown)
+    assert set(cat.stats()._repr_mimebundle_()) == {"text/plain", "text/html"}
+    cat.head("L2H1").save(tmp_path / "head.svg")
+    assert (tmp_path / "head.svg").read_text().startswith("<?xml")
+
+
+def test_several_kinds_of_attention_stand_under_each_other(tmp_path):
+    both = attnscope.load(t5(tmp_path)).read("The cat sat.", "It slept.")
+    assert both.overview()._repr_html_().count("<img") == 3
+    assert {head.kind for head in both.heads} == {"encoder", "decoder", "cross"}
+    cross = both.head("cross L0H1")
+    assert cross.weights.shape == (len(cross.queries), len(cross.keys))
+
+
+def test_a_run_is_saved_and_opened_and_shows_the_same(cat, tmp_path):
+    cat.save(tmp_path / "cat.trace")
+    again = attnscope.open(tmp_path / "cat.trace")
+    assert again.tokens == cat.tokens
+    np.testing.assert_array_equal(again.head("L3H5").weights, cat.head("L3H5").weights)
+    assert again.stats().rows == cat.stats().rows
+    assert again.notes[-1].startswith("from cat.trace: a trace of ")
+    for name in ("cat.html", "cat.npz", "cat.png"):
+        cat.save(tmp_path / name)
+    weights = attnscope.open(tmp_path / "cat.npz")
+    np.testing.assert_allclose(weights.head("L3H5").weights, cat.head("L3H5").weights, atol=1e-6)
+    with pytest.raises(OutputError, match=r"its name must end in one of \.trace, \.html, "):
+        cat.save(tmp_path / "cat.docx")
+    with pytest.raises(InputError, match="there is no file"):
+        attnscope.open(tmp_path / "no.trace")
+
+
+def test_a_wrapped_model_of_transformers_reads_as_its_folder_does_and_goes_on_training(tmp_path):
+    folder = gpt2(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).train()
+    model.transformer.h[0].eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    wrapped = attnscope.wrap(model, tokenizer)
+    loaded = attnscope.load(folder).read("The cat sat.")
+    read = wrapped.read("The cat sat.")
+    for head in ("L0H0", "L1H3"):
+        np.testing.assert_allclose(read.head(head).weights, loaded.head(head).weights, atol=1e-6)
+    assert len(wrapped.read("The cat", generate=3).tokens) > len(wrapped.read("The cat").tokens)
+    assert model.training
+    assert not model.transformer.h[0].training
+
+
+def test_a_bare_module_reads_tensors_and_says_so():
+    module = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    reader = attnscope.wrap(module)
+    given = torch.randn(1, 5, 16, generator=torch.manual_seed(0))
+    read = reader.read({"src": given})
+    module.eval()
+    _, expected = module.self_attn(given, given, given, need_weights=True, average_attn_weights=False)
+    np.testing.assert_allclose(read.head("L0H2").weights, expected[0, 2].detach().numpy(), atol=1e-6)
+    with pytest.raises(InputError, match="has no tokenizer: wrap it with one"):
+        reader.read("The cat")
+
+
+def test_a_module_reads_text_with_a_tokenizer_of_its_own():
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+
+    class Small(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(3, 8)
+            self.attend = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, ids):
+            states = self.embed(ids)
+            return self.attend(states, states, states)[0]
+
+    assert attnscope.wrap(Small(), words).read("a b a").head("L0H1").keys == ("a", "b", "a")
+
+
+def test_what_a_module_runs_inside_a_block_is_recorded_while_it_learns():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+    module = torch.nn.TransformerEncoder(layer, 2)
+    given = torch.randn(2, 5, 16)
+    with attnscope.record(module, tokens=list("abcda")) as run:
+        with pytest.raises(attnscope.AttnscopeError, match="when its with block has ended"):
+            run.head("L0H0")
+        for _ in range(3):
+            module(given).sum().backward()
+    assert module.training
+    assert run.notes == ("the last of 3 passes",)
+    assert run.tokens == tuple("abcda")
+    assert run.head("L1H3").weights.shape == (5, 5)
+    first = module.layers[0].self_attn
+    _, expected = first(given, given, given, average_attn_weights=False)
+    expected = expected.mean(0)[2].detach().numpy()
+    np.testing.assert_allclose(run.head("L0H2").weights, expected, atol=1e-6)
+    assert "duplicate" in run.stats().heads[0].figures
+
+
+def test_a_loop_that_writes_with_a_cache_is_one_text(tmp_path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(gpt2(tmp_path)).eval()
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad(), attnscope.record(model) as run:
+        cache = None
+        for _ in range(3):
+            output = model(ids, past_key_values=cache, use_cache=True)
+            cache, ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
+    weights = run.head("L1H0").weights
+    assert weights.shape == (5, 5)
+    assert not np.triu(weights, 1).any()
+
+
+def test_a_block_without_attention_says_what_ran():
+    with (
+        pytest.raises(ModelError, match="Linear has no attention to show"),
+        attnscope.record(torch.nn.Linear(2, 2)),
+    ):
+        pass
+
+
+def test_a_failure_inside_a_block_is_the_users_own():
+    with pytest.raises(ZeroDivisionError), attnscope.record(torch.nn.Linear(2, 2)):
+        raise ZeroDivisionError
+
+
+def test_an_image_is_read_and_shown(tmp_path):
+    reader = attnscope.load(vision(tmp_path / "dinov2", "dinov2"))
+    seen = reader.read(image=picture(tmp_path / "a.png"))
+    assert "patches" in seen.token("1,1").numbers
+
+
+def test_a_head_that_is_not_there_is_met_with_those_that_are(cat):
+    with pytest.raises(SelectionError, match="layers 0-3, heads 0-7"):
+        cat.head("L9H0")

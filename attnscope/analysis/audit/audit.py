@@ -15,7 +15,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attnscope.analysis.audit.hold import First, Hold
+from attnscope.analysis.audit.first import First
+from attnscope.analysis.audit.hold import Hold
+from attnscope.analysis.audit.mend import project
 from attnscope.analysis.audit.mixer import Mixer, describe_mixers, name_mixers
 from attnscope.analysis.audit.moves import Place
 from attnscope.analysis.audit.paths import is_inside, pattern
@@ -25,6 +27,9 @@ from attnscope.capture import recording
 from attnscope.capture.hooks.compiled import original
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import Model, ModelInput
+
+MOST = 8
+"""Tokens of an input that are changed."""
 
 
 @dataclass(frozen=True)
@@ -67,41 +72,48 @@ class Search:
         self.model, self.prepared = model, prepared
         self.spots = choose_spots(prepared)
         self.first = First()
+        self.held: set[str] = set()
         self.fresh: set[tuple[str, int]] = set()
         self.module = original(model.module)
         self.sites = self._run(prepared, Hold(self.module, self.first))
 
     def find(self) -> list[str]:
         """The paths of the modules that mix tokens themselves, in the order of the model."""
-        held: set[str] = set()
         mixers: set[str] = set()
         self.spots = self._distinct()
         while True:
-            self._try(self.spots, held)
+            self._try(self.spots)
             mixing = self._mixing()
-            new = mixing - held
+            new = mixing - self.held
             new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
-            mixers |= new | (mixing & held)
-            still = self.first.calls.keys() - self.first.asked - self.fresh
-            if not new and not still:
+            mixers |= new | (mixing & self.held)
+            self.held |= {path for path in self.paths if pattern(path) in map(pattern, new)}
+            if not (new or self.first.share_out() or self._begin_anew()):
                 return [path for path in self.paths if path in mixers]
-            self.fresh |= still
-            held |= {path for path in self.paths if pattern(path) in map(pattern, new)}
+
+    def _begin_anew(self) -> bool:
+        """Whether there are captured calls, not known before, which the change of no token reaches."""
+        if not self.fresh:
+            self.fresh = self.first.calls.keys() - self.first.asked
+            return bool(self.fresh)
+        return False
 
     def _distinct(self) -> list[Spot]:
         """The spots without those that are of the same token as an earlier one: pixels of one patch."""
-        footprints = self._try(self.spots, set())
+        if not any(spot.pieces for spot in self.spots):
+            return _few(self.spots)
+        footprints = self._try(self.spots)
         kept: list[tuple[Spot, Tensor | None]] = []
         for spot, marks in zip(self.spots, footprints, strict=True):
             if not (spot.pieces and any(each.pieces and _same_token(marks, other) for each, other in kept)):
                 kept.append((spot, marks))
-        return [spot for spot, _ in kept]
+        return _few([spot for spot, _ in kept])
 
-    def _try(self, spots: Sequence[Spot], held: set[str]) -> list[Tensor | None]:
+    def _try(self, spots: Sequence[Spot]) -> list[Tensor | None]:
         """One pass for each spot; the footprints of their tokens."""
-        self.first.moves.forget()
+        self.first.begin()
         count = range(len(spots))
-        holds = [Hold(self.module, self.first, held, self.fresh, number) for number in count]
+        holds = [Hold(self.module, self.first, self.held, self.fresh, number) for number in count]
         for spot, hold in zip(spots, holds, strict=True):
             self._run(spot.changed(self.prepared), hold)
         return [hold.footprint for hold in holds]
@@ -152,8 +164,17 @@ def _alike() -> Iterator[None]:
 
 
 def _same_token(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two changes move the same numbers of the first patches, at one place along an axis of them."""
-    if one is None or other is None or one.shape != other.shape or not torch.equal(one, other):
+    """Whether two changes move one and the same place alone, along an axis of the first patches."""
+    if one is None or other is None or one.shape != other.shape:
         return False
-    along = (one.movedim(axis, 0).flatten(1).any(1) for axis in range(one.ndim))
-    return any(len(places) > 1 and int(places.sum()) == 1 for places in along)
+    both = zip(project(one), project(other), strict=True)
+    return any(len(mine) > 1 and torch.equal(mine, theirs) and int(mine.sum()) == 1 for mine, theirs in both)
+
+
+def _few(spots: Sequence[Spot]) -> list[Spot]:
+    """Not too many spots of each input, near ones and far ones."""
+    chosen: dict[Spot, None] = {}
+    for name in dict.fromkeys(spot.input for spot in spots):
+        alike = [spot for spot in spots if spot.input == name]
+        chosen |= dict.fromkeys(alike[len(alike) * part // MOST] for part in range(MOST))
+    return list(chosen)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attnscope.analysis.audit.mend import mend, put_rows, reach
-from attnscope.analysis.audit.moves import Moves, Place, differ, tensors_in, with_tensors
+from attnscope.analysis.audit.first import First
+from attnscope.analysis.audit.mend import Share, mend, project
+from attnscope.analysis.audit.moves import Place, differ, tensors_in, with_tensors
 from attnscope.analysis.audit.paths import is_inside
 from attnscope.capture import Record
 from attnscope.capture.hooks.interface import attention_functions
@@ -26,22 +27,6 @@ KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")
 
 RowOf = Callable[[Tensor], Tensor]
 """From which queries moved, [..., query], to the rows of the result."""
-
-
-@dataclass(eq=False)
-class First:
-    """What the first pass showed: its numbers, and every captured call with what it was given and its result.
-
-    ``modules`` are those whose attention was seen when they had run: what they return is the result.
-    """
-
-    moves: Moves = field(default_factory=Moves)
-    calls: dict[tuple[str, int], tuple[list[Tensor], Any]] = field(default_factory=dict)
-    modules: set[str] = field(default_factory=set)
-    softmaxes: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    written: set[str] = field(default_factory=set)  # modules that wrote out a softmax which was captured
-    asked: set[tuple[str, int]] = field(default_factory=set)  # calls whose queries another token moved
-    functions: dict[str, set[str]] = field(default_factory=dict)  # of torch, that run in a module itself
 
 
 @dataclass(eq=False)
@@ -164,20 +149,24 @@ class Hold(TorchFunctionMode):
         if key not in self.first.calls:
             raise ModelError("the model attends more often when one token is another: it cannot be audited")
         earlier, before = self.first.calls[key]
-        before = _copy(before)
-        if [each.shape for each in earlier] != [each.shape for each in given]:
-            return before
-        if turn is None:
-            return before
-        asked = differ(earlier[0], given[0]).any(-1)  # [batch, head, query], or [query, batch]
-        if bool(asked.any()):
-            self.first.asked.add(key)
-        elif key in self.fresh:
-            position = 0 if asked.ndim == 2 else -1
-            asked.movedim(position, 0)[self.number : self.number + 1] = True
-            result = with_tensors(result, (each + each.abs().amax() + 1 for each in tensors_in(result)))
-        both = zip(tensors_in(before), tensors_in(result), strict=True)
-        return with_tensors(before, (put_rows(turn(asked), *each) for each in both))
+        held, now = [*tensors_in(before)], [*tensors_in(result)]
+        if [each.shape for each in (*earlier, *held)] != [each.shape for each in (*given, *now)]:
+            return _copy(before)
+        moved = [torch.zeros_like(each, dtype=torch.bool) for each in now]
+        if turn is not None:
+            asked = differ(earlier[0], given[0]).any(-1)  # [batch, head, query], or [query, batch]
+            if bool(asked.any()):
+                self.first.asked.add(key)
+            elif key in self.fresh:
+                position = 0 if asked.ndim == 2 else -1
+                asked.movedim(position, 0)[self.number : self.number + 1] = True
+                now = [each + each.abs().amax() + 1 for each in now]
+            rows = turn(asked)
+            moved = [
+                rows[..., None].expand_as(each) if each.shape[:-1] == rows.shape else none
+                for each, none in zip(now, moved, strict=True)
+            ]
+        return with_tensors(result, map(mend, moved, now, held))
 
     # modules
 
@@ -209,8 +198,21 @@ class Hold(TorchFunctionMode):
             if not moved or all(map(torch.equal, before, now)):
                 return None
             if frame.path in self.held:
-                moved = [reach(frame.moved, each) & each for each in moved]
+                moved = [
+                    self._own((place, index), frame, *each)
+                    for index, each in enumerate(zip(moved, now, before, strict=True))
+                ]
             return with_tensors(output, map(mend, moved, now, before))
+
+    def _own(
+        self, key: tuple[Place, int], frame: Frame, moved: Tensor, now: Tensor, before: Tensor
+    ) -> Tensor:
+        """Which of the numbers that moved stand for the token that is another one, where tokens are mixed."""
+        if key in self.first.owners:
+            return (self.first.owners[key] == self.number) & moved
+        share = Share([project(each) for each in frame.moved], (now - before).abs() * moved)
+        self.first.shares.setdefault(key, {})[self.number] = share
+        return torch.zeros_like(moved)
 
     @contextmanager
     def _working(self) -> Iterator[None]:

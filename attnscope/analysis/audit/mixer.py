@@ -11,6 +11,7 @@ from torch import nn
 from attnscope.analysis.audit.paths import is_inside, pattern
 from attnscope.analysis.sentences import number_ranges
 from attnscope.attention import Site
+from attnscope.capture.hooks.softmax import ELEMENTWISE
 from attnscope.capture.placing.without_attention import INSTEAD
 
 MISSED = "attention that was not captured"
@@ -27,6 +28,19 @@ FUNCTIONS = (
 
 CLASSES = ((r"merg|downsampl|pool", "pooling"),)
 """What the names of classes say, beside those of layers without attention."""
+
+NO_MIXING = ELEMENTWISE | {
+    "__get__",
+    "__iadd__",
+    "add_",
+    "__isub__",
+    "sub_",
+    "relu",
+    "gelu",
+    "silu",
+    "sigmoid",
+}
+"""Functions that leave each number where it is."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +90,13 @@ def name_mixers(
     def is_bare(path: str) -> bool:
         return bool(path) and not any(name == path or is_inside(name, path) for name in attending)
 
+    def only_adds(path: str) -> bool:
+        return any(is_inside(other, path) for other in paths) and functions.get(path, set()) <= NO_MIXING
+
     named: dict[str, Mixer] = {}
     for path in paths:
+        if only_adds(path):  # what others in it mixed in two ways
+            continue
         owner = path
         while _is_torchs_own(root.get_submodule(owner)) and is_bare(parent := owner.rpartition(".")[0]):
             owner = parent

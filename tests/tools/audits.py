@@ -1,0 +1,143 @@
+"""Audit a tiny random model of every model type that transformers registers, and print a table.
+
+``python -m tests.tools.audits --results audits.jsonl --table tests/tools/audits.md``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SECONDS, MEMORY = 25, 9 << 30
+
+
+def audit_type(model_type: str) -> dict[str, Any]:
+    """What an audit says of one type: its sentences, and how many attention calls were held."""
+    from attnscope.analysis.audit.audit import audit
+    from attnscope.models import ModelInput
+    from tests.analysis.audit.tiny import Bare
+
+    model, given = built(model_type)
+    if model is None:
+        return {"type": model_type, "note": given}
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    settings = {name: value for name, value in given.items() if name not in tensors}
+    try:
+        seen = audit(Bare(model), ModelInput(tensors, {}, (), settings=settings))
+    except Exception as error:
+        return {"type": model_type, "note": f"{type(error).__name__}: {str(error)[:200]}"}
+    return {"type": model_type, "calls": len(seen.sites), "alarms": [] if seen.complete else seen.sentences}
+
+
+def built(model_type: str) -> tuple[Any, Any]:
+    """A tiny model and inputs that it runs on, as the table of coverage has them; or None, and why not."""
+    from tests.tools.coverage.attempt import accepted, first_line
+    from tests.tools.coverage.feed import feedings
+    from tests.tools.coverage.recipe import Recipe
+    from tests.tools.coverage.recipes import RECIPES
+    from tests.tools.coverage.shrink import build, model_class, small_config
+
+    recipe, failures = RECIPES.get(model_type, Recipe()), []
+    for factor in recipe.factors:
+        try:
+            config = small_config(model_type, factor, recipe.layers, recipe.changes)
+            model = build(model_class(model_type, config, recipe.model), config, recipe.gain)
+            given = accepted(model, [recipe.inputs(model)] if recipe.inputs else feedings(model), failures)
+        except Exception as error:
+            failures.append(first_line(error))
+            continue
+        if given is not None:
+            return model, given
+    return None, failures[0] if failures else "no inputs are known for it"
+
+
+def in_a_fork(model_type: str) -> dict[str, Any]:
+    """``audit_type`` in a child, so that a crash or an endless pass ends with it."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of work, however busy the machine
+        with os.fdopen(write, "w") as pipe:
+            pipe.write(json.dumps(audit_type(model_type)))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        line = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(line) if line else {"type": model_type, "note": "took too much time or memory"}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Counts, and the types of each alarm."""
+    audited = [result for result in results if "calls" in result]
+    attending = [result for result in audited if result["calls"]]
+    whole = [result for result in attending if not result["alarms"]]
+    bare = [result for result in audited if not result["calls"] and result["alarms"]]
+    lines = [
+        "# What audits say",
+        "",
+        "Made by `python -m tests.tools.audits`: `attnscope info --audit` of a tiny random model of every",
+        "type that transformers registers, with the models and inputs of the table of coverage.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| built and audited | {len(audited)} |",
+        f"| of those, with attention that is shown | {len(attending)} |",
+        f"| of those, all mixing goes through it | {len(whole)} |",
+        f"| of those, something else mixes as well, which is named | {len(attending) - len(whole)} |",
+        f"| without any attention, their mixers named | {len(bare)} |",
+        "",
+    ]
+    by_alarm: dict[str, list[str]] = defaultdict(list)
+    for result in audited:
+        for alarm in result["alarms"]:
+            by_alarm[alarm].append(result["type"])
+    lines += ["## What mixes tokens as well", ""]
+    lines += [f"- `{', '.join(types)}`: {alarm}" for alarm, types in sorted(by_alarm.items())]
+    refused = [result for result in results if result.get("note") and "Error" in result["note"]]
+    lines += ["", "## Not audited", ""]
+    lines += [f"- `{result['type']}`: {result['note']}" for result in refused]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Audit the types that are named, or all; results stay in a file of JSON lines, so that parts add up."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("types", nargs="*")
+    parser.add_argument("--results", type=Path, default=Path("audits.jsonl"))
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    import transformers
+    import transformers.models.llama.modeling_llama
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    done = {result["type"]: result for result in map(json.loads, lines)}
+    types = options.types or [name for name in CONFIG_MAPPING_NAMES if name not in done]
+    if not options.types:
+        random.Random(0).shuffle(types)  # so that a part is a sample
+    for model_type in types:
+        done[model_type] = in_a_fork(model_type)
+        print(json.dumps(done[model_type]), flush=True)
+        options.results.write_text("".join(json.dumps(result) + "\n" for result in done.values()))
+    if options.table:
+        options.table.write_text(table(list(done.values())))
+
+
+if __name__ == "__main__":
+    main()

@@ -109,7 +109,7 @@ class Lineage:
             self._origins[result] = origin
 
     def _keep(self, args: Sequence[Any], result: Tensor) -> None:
-        """The entries stay where they are: the origin of the shortest way, of those of the result's shape."""
+        """The entries stay in their places: those of the first scores, or of states by the shortest way."""
         known = [self._origins[arg] for arg in args if isinstance(arg, Tensor) and arg in self._origins]
         shaped = [
             self._origins[arg]
@@ -118,7 +118,8 @@ class Lineage:
         ]
         if not shaped:
             return
-        best = min(shaped, key=lambda origin: (origin.right is None, origin.node.depth))
+        scores = next((origin for origin in shaped if origin.right is not None), None)
+        best = scores or min(shaped, key=lambda origin: origin.node.depth)
         if best.right is None and any(origin.state != best.state for origin in known):
             best = replace(best, state=next(self._states))
         self._set(result, best)

@@ -139,7 +139,7 @@ class Pieces:
             return False
         if piece.softmax and piece.softmax == self.held[-1].softmax:
             return True
-        return are_distinct([other.layout for other in (*self.held, piece)])
+        return not ask_again(piece.layout, [other.layout for other in self.held])
 
     def _repeats(self, piece: Piece) -> bool:
         """Whether the very same weights of one softmax weigh other values."""
@@ -162,20 +162,23 @@ def _survey(sides: Sides, capture: Capture) -> Layout | None:
     shape = capture.batch, capture.heads, capture.queries
     if layout is None or layout.query.shape != shape or layout.key.shape[-1] != capture.keys:
         return None
-    return layout if layout.channels or layout.usual or are_distinct([layout]) else None
+    return layout if layout.channels or layout.usual or not ask_again(layout, []) else None
 
 
-def are_distinct(layouts: Sequence[Layout]) -> bool:
-    """Whether no head asks twice from one position of one text."""
-    text, head, place = (
-        torch.cat([part.flatten() for part in parts])
-        for parts in zip(*((layout.text, layout.head, layout.query) for layout in layouts), strict=True)
+def ask_again(layout: Layout, others: Sequence[Layout]) -> bool:
+    """Whether a head asks twice from one position of a text, in this call or in others."""
+    parts = [layout, *others]
+    heads, places = (
+        torch.unique(torch.cat([of.flatten() for of in every]))
+        for every in ([part.head for part in parts], [part.query for part in parts])
     )
-    text, head, place = (part[place >= 0] for part in (text, head, place))
-    heads, places = torch.unique(head), torch.unique(place)
-    lane = text * len(heads) + torch.searchsorted(heads, head)
-    rows = lane * len(places) + torch.searchsorted(places, place)
-    return len(torch.unique(rows)) == len(rows)
+    rows = []
+    for part in parts:
+        lane = part.text * len(heads) + torch.searchsorted(heads, part.head.contiguous())
+        row = lane * len(places) + torch.searchsorted(places, part.query.contiguous())
+        rows.append(row[part.query >= 0])
+    mine = torch.unique(rows[0])
+    return len(mine) < len(rows[0]) or any(bool(torch.isin(mine, row).any()) for row in rows[1:])
 
 
 def join(pieces: Sequence[Piece]) -> Capture:

@@ -1,0 +1,102 @@
+"""Windows and blocks of libraries at their true keys: rows times values against what the module returns."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from attnscope.capture import Keep, recording
+
+
+def big_bird():
+    config = hf.BigBirdConfig(
+        **{"vocab_size": 99, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2},
+        **{"intermediate_size": 37, "attention_type": "block_sparse", "block_size": 4},
+        **{"num_random_blocks": 1, "max_position_embeddings": 128},
+    )
+    model = hf.BigBirdModel(config).eval()
+    for parameter in model.parameters():  # far from even
+        parameter.data *= 4
+    return model
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("length", [64, 61])
+def test_big_birds_blocks_are_one_map_a_layer(length):
+    torch.manual_seed(0)
+    model, keep, seen = big_bird(), Keep(lambda site: range(4)), []
+    for layer in model.encoder.layer:
+        layer.attention.self.register_forward_hook(lambda module, x, out: seen.append((module, x[0], out[0])))
+    with recording(model, [keep]) as record:
+        model(torch.randint(5, 99, (2, length)))
+    assert [(s.site.layer, s.batch, s.heads, s.queries, s.keys) for s in record.sites] == [
+        (0, 2, 4, 64, 64),
+        (1, 2, 4, 64, 64),
+    ]
+    for kept, (module, states, context) in zip(keep.maps, seen, strict=True):
+        value = nn.functional.linear(states, module.value.weight, module.value.bias)
+        mixed = kept.weights @ value.unflatten(-1, (4, 8)).transpose(1, 2)  # [batch, head, query, size]
+        mixed = mixed.transpose(1, 2).flatten(2)[:, :length]
+        torch.testing.assert_close(mixed, context[:, :length], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(kept.weights.sum(-1)[..., :length], torch.ones(2, 4, length))
+        assert not kept.allowed.expand(2, 4, -1, -1)[:, :, 8, 30].any()  # neither near nor global
+
+
+class Windows(nn.Module):
+    """Attention within windows of a picture, which move by half a window in every other layer."""
+
+    def __init__(self, shift, kernel, side=8, size=4, heads=2):
+        super().__init__()
+        self.shift, self.kernel, self.side, self.size, self.heads = shift, kernel, side, size, heads
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x):
+        side, size = self.side, self.size
+        x = x.view(len(x), side, side, 16).roll((-self.shift, -self.shift), (1, 2))
+        x = x.view(len(x), side // size, size, side // size, size, 16).transpose(2, 3)
+        q, k, v = self.qkv(x.reshape(-1, size * size, 16)).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        if self.kernel == "sdpa":
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        mixed = mixed.transpose(1, 2).reshape(-1, side // size, side // size, size, size, 16)
+        mixed = mixed.transpose(2, 3).reshape(-1, side, side, 16)
+        return mixed.roll((self.shift, self.shift), (1, 2)).flatten(1, 2)
+
+
+class Picture(nn.Module):
+    """Patches of a picture, and two layers of windows."""
+
+    def __init__(self, kernel):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 2, 2)
+        self.layers = nn.ModuleList(Windows(shift, kernel) for shift in (0, 2))
+
+    def forward(self, pixels):
+        x = self.patches(pixels).flatten(2).mT
+        for layer in self.layers:
+            x = layer(x) + x
+        return x
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
+def test_windows_of_a_picture_are_placed_in_it(kernel):
+    torch.manual_seed(0)
+    model, keep, given = Picture(kernel).eval(), Keep(lambda site: range(2)), []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda module, x: given.append(x[0].clone()))
+    with recording(model, [keep]) as record:
+        model(torch.randn(3, 3, 16, 16))
+    assert [(site.batch, site.heads, site.queries, site.keys, site.offset) for site in record.sites] == [
+        (3, 2, 64, 64, 0)
+    ] * 2
+    row, column = torch.arange(64) // 8, torch.arange(64) % 8
+    for kept, layer, x in zip(keep.maps, model.layers, given, strict=True):
+        window = (row - layer.shift) % 8 // 4 * 2 + (column - layer.shift) % 8 // 4
+        together = window == window[:, None]
+        q, k, _ = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in layer.qkv(x).chunk(3, -1))
+        scores = (q @ k.mT / 8**0.5).masked_fill(~together, -torch.inf)
+        torch.testing.assert_close(kept.weights, scores.softmax(-1), atol=1e-6, rtol=0)
+        assert torch.equal(kept.allowed.expand(3, 2, -1, -1), together.expand(3, 2, -1, -1))

@@ -22,12 +22,13 @@ from attnscope.capture.lineage.pieces import Pieces
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.sites import Sites
-from attnscope.capture.placing.without_attention import find_layers, mixed_heads, without_layout
-from attnscope.capture.record import Record, SiteRecord
-from attnscope.capture.rows.capture import Capture
+from attnscope.capture.placing.without_attention import find_layers, mixed_heads
+from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
+from attnscope.capture.rows.capture import Capture, Unknown
+from attnscope.capture.rows.fast_path import capture_fast_path
 from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
 from attnscope.capture.rows.mapped import count_hidden
-from attnscope.capture.rows.mapped_calls import capture_mapped_sdpa, capture_mapped_weighing, without_order
+from attnscope.capture.rows.mapped_calls import capture_mapped_sdpa, capture_mapped_weighing
 from attnscope.capture.rows.projection import bind, capture_projection
 from attnscope.capture.rows.proof import tolerance
 from attnscope.capture.rows.repeats import Repeats
@@ -139,7 +140,7 @@ class Recorder:
             return self.record.note(mixed_heads(owner))
         heads = heads_of(getattr(self._call_of(owner), "module", None))
         if count_hidden(weighing.weights):
-            return self._take_mapped(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
+            return self._take(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
         sides = Sides.of_weighing(self.lineage, weighing, batch, heads)
         self._take(Capture.of_weighing(weighing, batch, heads), owner, sides, weighing.trail.softmax)
@@ -149,9 +150,14 @@ class Recorder:
         with quietly():
             self._take(capture_projection(bind(args, kwargs), result[0]), self._owner())
 
+    def see_fast_path(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """One of torch's fused functions ran: a whole encoder layer, or its attention alone."""
+        with quietly():
+            self._take(*capture_fast_path(name, args, kwargs, result, self.stack.calls))
+
     def see_mapped(self, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
         """Torch's own kernel ran inside of ``torch.vmap``."""
-        self._take_mapped(capture_mapped_sdpa(args, kwargs, result, self.stack.calls), self._owner())
+        self._take(capture_mapped_sdpa(args, kwargs, result, self.stack.calls), self._owner())
 
     def see_gate(self) -> None:
         """A softmax made gates, which a module may show as it would show attention."""
@@ -182,19 +188,16 @@ class Recorder:
             return None, replace(capture, refusal=reason)
         return output, fused
 
-    def _take(self, capture: Capture, name: str, sides: Sides | None = None, softmax: int = 0) -> None:
-        """Release what was captured, or hold a piece until its siblings ran."""
+    def _take(
+        self, capture: Capture | Unknown, name: str, sides: Sides | None = None, softmax: int = 0
+    ) -> None:
+        """Release what was captured, or hold a piece until its siblings ran; note what cannot be shown."""
         self._count += 1
+        if isinstance(capture, Unknown):
+            return self.record.note(LayerWithoutAttention.at(name, capture.reason))
         self.record.calls.append(name)
         if not self._repeats.holds(capture, self._call_of(name)):
             self._pieces.take(capture, name, self.stack.calls, sides, softmax)
-
-    def _take_mapped(self, capture: Capture | None, name: str) -> None:
-        """Take what a mapped function computed, or note that nothing tells its axes."""
-        if capture is None:
-            self.record.note(without_order(name))
-        else:
-            self._take(capture, name)
 
     def _emit(self, capture: Capture, name: str, calls: Sequence[Call] | None = None) -> None:
         with replace(self.guard, place=lambda: name):
@@ -239,10 +242,7 @@ class Recorder:
             if layout is not None and notes is not None:
                 self.notes = None
                 rows = layout(call.module, call.tensors, notes)
-                if rows is None:
-                    self.record.without_attention.append(without_layout(call.name, call.module))
-                else:
-                    self._take(from_chunks(rows, type(call.module).__name__), call.name)
+                self._take(from_chunks(rows, type(call.module).__name__), call.name)
             if self._counts.pop(call, None) == self._count and listens:
                 shown = outputs.capture_weights(self.stack.calls, output)
                 if shown is not None:

@@ -32,8 +32,8 @@ def recording(
     """Show every attention call of ``model`` inside the block to each observer, and note it in a record.
 
     ``axes`` labels the queries and keys of a kind of attention where the lengths agree; elsewhere the axes
-    are bare positions. The model's own kernels run untouched: its outputs are bit-identical, but for torch's
-    fused encoder layers, which take their plain path here (see ``AttentionMode``), and for ``fused``: where a
+    are bare positions. The model's own kernels run untouched: its outputs are bit-identical, also
+    those of torch's fused encoder layers (see ``hooks/fast_path``), but for ``fused``: where a
     fused pass is given, it computes the calls that it can, with the statistics of their rows, and the record
     says why it left the others to the kernel. Put the model into ``eval`` and open ``torch.inference_mode``
     as for any other pass.

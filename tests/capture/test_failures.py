@@ -72,7 +72,7 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (recorder, "texts_in_batch", softmaxed),
     (recorder, "sdpa_call", gpt2),
     (recorder, "conclude", gpt2),
-    (recorder, "capture_projection", projecting),
+    (recorder, "capture_fast_path", projecting),
     (recorder.Frame, "of", gpt2),
     (recorder.Sites, "begin_pass", gpt2),
     (recorder.Recorder, "_take", gpt2),

@@ -34,6 +34,7 @@ def traces(model):
         nn.Module.__dict__["__call__"],
         len(_get_current_function_mode_stack()),
         torch.backends.mha.get_fastpath_enabled(),
+        torch.overrides.has_torch_function,
     )
 
 
@@ -159,7 +160,7 @@ def test_two_threads_record_at_once_and_a_third_is_not_observed(bert, shared):
     assert [traces(model) for model in models] == before
 
 
-def test_torchs_fused_layer_is_fused_on_every_thread_but_the_recording_one(monkeypatch):
+def test_torchs_fused_layer_is_fused_on_every_thread(monkeypatch):
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
     fused, kernel = [], torch._transformer_encoder_layer_fwd
 
@@ -187,7 +188,8 @@ def test_torchs_fused_layer_is_fused_on_every_thread_but_the_recording_one(monke
         ended.set()
 
     in_threads(recorded, plain)
-    assert fused == elsewhere
+    assert len(set(fused)) == 2
+    assert elsewhere[0] in fused
 
 
 def test_outputs_and_dtype_stay_those_of_the_plain_pass():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.hooks.softmax import SOFTMAX
-from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.weighing import masked_keys
 
 
@@ -120,8 +120,10 @@ def trim(rows: ChunkedRows, real: Tensor) -> ChunkedRows:
     return ChunkedRows(tuple(chunks), count, whole)
 
 
-def from_chunks(rows: ChunkedRows, kernel: str) -> Capture:
-    """Self-attention that a module computed in chunks."""
+def from_chunks(rows: ChunkedRows | None, kernel: str) -> Capture | Unknown:
+    """Self-attention that a module computed in chunks; ``None``: nothing tells at which keys they are."""
+    if rows is None:
+        return Unknown(f"{kernel} attends in chunks, and those of this call cannot be put at their keys")
     batch, heads, queries, _ = rows.chunks[0].weights.shape
     kind = rows.chunks[0].weights.dtype
     return Capture("softmax", kernel, batch, heads, heads, queries, rows.key_count, kind, rows, crossed=False)

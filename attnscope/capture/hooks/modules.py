@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnscope.capture.hooks.compiled import is_compiled
+from attnscope.capture.hooks.fast_path import fast_path
 from attnscope.capture.hooks.tap import Tap
 from attnscope.capture.rows.mapped import count_hidden, reveal
 
@@ -89,7 +90,8 @@ class ModuleStack:
         try:
             with self.guard:
                 self._enter(name, module, args, kwargs)
-            output = call(*args, **kwargs)
+            with fast_path(module):
+                output = call(*args, **kwargs)
             with self.guard:
                 if len(self.calls) > depth:
                     self.on_leave(self.calls[depth], output)
@@ -152,7 +154,7 @@ def stored(module: nn.Module) -> dict[str, weakref.ref[Tensor]]:
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The tensors among a call's own arguments, in their order."""
+    """The tensors among a call's own arguments, in their order, but for nested ones, which have no shape."""
     for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not value.is_nested:
             yield value

@@ -1,4 +1,4 @@
-"""A method of a class, seen by listeners of the calling thread, and put back when the last one leaves."""
+"""A function that listeners of the calling thread watch, and that is put back when the last one leaves."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 Listener = TypeVar("Listener")
 
 
 class Tap(Generic[Listener]):
-    """A way to watch one method of one class without a change to any object.
+    """A way to watch one method of one class, or one function of a module, without a change to any object.
 
     ``watch(original, listeners)`` makes the method that stands in while anybody listens, on whatever
     thread; ``listeners()`` gives those of the thread that calls it, outermost first. With none there it
@@ -39,7 +40,7 @@ class Tap(Generic[Listener]):
         return stack
 
     @contextmanager
-    def listening(self, owner: type, listener: Listener) -> Iterator[None]:
+    def listening(self, owner: type | ModuleType, listener: Listener) -> Iterator[None]:
         """Let ``listener`` watch the method of ``owner`` on this thread while the block runs."""
         stack = self.listeners()
         depth = len(stack)
@@ -51,7 +52,7 @@ class Tap(Generic[Listener]):
             del stack[depth:]
             self._end(owner)
 
-    def _begin(self, owner: type) -> None:
+    def _begin(self, owner: type | ModuleType) -> None:
         with self._lock:
             self._users += 1
             if self._users == 1:
@@ -59,7 +60,7 @@ class Tap(Generic[Listener]):
                 wrapped = functools.wraps(self._original)(self.watch(self._original, self.listeners))
                 setattr(owner, self.method, wrapped)
 
-    def _end(self, owner: type) -> None:
+    def _end(self, owner: type | ModuleType) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:

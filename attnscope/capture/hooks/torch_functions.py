@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
+from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, WatchingMode
 from attnscope.capture.hooks.softmax import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Trails
 from attnscope.capture.rows.mapped import count_hidden
 
@@ -16,12 +17,8 @@ if TYPE_CHECKING:
 FOLLOWED = RESHAPING | ELEMENTWISE
 
 
-class AttentionMode(TorchFunctionMode):
-    """Calls every torch function as it was called, and tells a recorder of those that attend.
-
-    While a mode is active torch's fused encoder layers, which skip Python, take their plain path, on
-    this thread only: they ask whether any argument has a torch function.
-    """
+class AttentionMode(WatchingMode):
+    """Calls every torch function as it was called, and tells a recorder of those that attend."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -52,7 +49,8 @@ class AttentionMode(TorchFunctionMode):
         recorder = self.recorder
         if recorder.notes is not None:
             return recorder.notes.note(name, args, result)
-        recorder.lineage.see(name, func, args, kwargs, result)
+        if not any(isinstance(part, Tensor) and part.is_nested for part in (*args, result)):
+            recorder.lineage.see(name, func, args, kwargs, result)  # of all that has a shape
         if name in FOLLOWED:
             self.trails.follow(name, func, args, kwargs, result)
         elif name in PRODUCTS:
@@ -73,5 +71,7 @@ class AttentionMode(TorchFunctionMode):
             self.trails.mix(args[0] if args else kwargs["input"], result)
         elif name == "scaled_dot_product_attention":
             recorder.see_mapped(args, kwargs, result)
+        elif name in FUSED_FUNCTIONS:
+            recorder.see_fast_path(name, args, kwargs, result)
         elif name == "multi_head_attention_forward":
             recorder.see_projection(args, kwargs, result)

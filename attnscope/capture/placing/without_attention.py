@@ -77,12 +77,6 @@ def mixed_heads(name: str) -> LayerWithoutAttention:
     return LayerWithoutAttention.at(name, reason)
 
 
-def without_layout(name: str, module: nn.Module) -> LayerWithoutAttention:
-    """The note of a call that attended in chunks which could not be put at their keys."""
-    what = f"{type(module).__name__} attends in chunks"
-    return LayerWithoutAttention.at(name, f"{what}, and those of this call cannot be put at their keys")
-
-
 def describe(layer: nn.Module) -> str:
     """What a layer without attention holds, in one phrase with the class's own name."""
     for pattern, phrase in INSTEAD:

@@ -14,6 +14,13 @@ from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.weighing import Weighing
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """An attention call whose weights cannot be shown, and why."""
+
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class Capture:
     """What one attention call is made of.

@@ -10,26 +10,25 @@ from torch import Tensor
 
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.placing.kinds import texts_in_batch
-from attnscope.capture.record import LayerWithoutAttention
-from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.mapped import batch_first, reveal
 from attnscope.capture.rows.sdpa import ARGUMENTS, sdpa_call
 from attnscope.capture.rows.weighing import Weighing
 
-
-def without_order(name: str) -> LayerWithoutAttention:
-    """The note of a call of which nothing tells the batch from the heads."""
-    reason = "torch.vmap hides its heads or its texts, which are as many, so that nothing tells them apart"
-    return LayerWithoutAttention.at(name, reason)
+UNORDERED = Unknown(
+    "torch.vmap hides its heads or its texts, which are as many, so that nothing tells them apart"
+)
 
 
-def capture_mapped_weighing(weighing: Weighing, calls: Sequence[Call], heads: int | None) -> Capture | None:
-    """Attention of a softmax in a mapped function; None where nothing tells its batch from its heads."""
+def capture_mapped_weighing(
+    weighing: Weighing, calls: Sequence[Call], heads: int | None
+) -> Capture | Unknown:
+    """Attention of a softmax in a mapped function, if something tells its batch from its heads."""
     parts = [weighing.weights] if weighing.masked is None else [weighing.weights, weighing.masked]
     batch = texts_in_batch(calls, weighing.weights.shape[-2])
     ordered = _order(parts, calls, batch)
     if ordered is None:
-        return None
+        return UNORDERED
     weights, *masked = ordered
     seen = replace(weighing, weights=weights, masked=masked[0] if masked else None)
     return Capture.of_weighing(seen, batch, heads)
@@ -37,8 +36,8 @@ def capture_mapped_weighing(weighing: Weighing, calls: Sequence[Call], heads: in
 
 def capture_mapped_sdpa(
     args: Sequence[Any], kwargs: dict[str, Any], result: Tensor, calls: Sequence[Call]
-) -> Capture | None:
-    """A mapped call of torch's own kernel; None where nothing tells its batch from its heads."""
+) -> Capture | Unknown:
+    """A mapped call of torch's own kernel, if something tells its batch from its heads."""
     given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
     names = [name for name in ARGUMENTS if isinstance(given.get(name), Tensor)]  # the query first
     parts = [*(given[name] for name in names), result]
@@ -46,7 +45,7 @@ def capture_mapped_sdpa(
     batch = texts_in_batch(calls, given["query"].shape[-2])
     ordered = _order([part[(None,) * (axes - part.ndim)] for part in parts], calls, batch)
     if ordered is None:
-        return None
+        return UNORDERED
     parts = ordered
     lead = parts[0].shape[: max(1, parts[0].ndim - 3)]
     parts = [part.expand(*lead, *part.shape[len(lead) :]).flatten(0, len(lead) - 1) for part in parts]

@@ -20,16 +20,17 @@ def tolerance(dtype: torch.dtype) -> float:
 
 @torch.no_grad()
 def compare_rows(
-    rows: RowSource, value: Tensor, output: Tensor, project: Callable[[Tensor], Tensor] | None = None
+    rows: RowSource, value: Tensor, output: Tensor, finish: Callable[[Tensor, int], Tensor] | None = None
 ) -> float:
     """The largest difference between a few rows of weights @ values and the output, of the largest value.
 
     ``value`` is [batch, key_head, key, size] and ``output`` [batch, head, query, size]. The rows in the
     middle and at the end are read, in all heads; where the kernel gave no finite number, nothing differs.
-    ``project`` is what a kernel does with the heads of a row, [batch, head, size], before it returns them.
+    ``finish`` is what a kernel does with the heads of a row, [batch, head, size], before it returns them as
+    one, [batch, size].
     """
     queries = output.shape[2]
-    largest, worst = float((value if project is None else output).abs().amax()), 0.0
+    largest, worst = float((value if finish is None else output.nan_to_num()).abs().amax()), 0.0
     for row in sorted({queries // 2, queries - 1}):
         weights = rows.rows(row, row + 1, None)[:, :, 0]  # [batch, head, key]
         values = value.to(weights.dtype)
@@ -37,7 +38,7 @@ def compare_rows(
             len(weights), values.shape[1], -1, weights.shape[-1]
         )  # [batch, key_head, group, key]
         mixed = (grouped @ values).flatten(1, 2)  # [batch, head, size]
-        mixed = mixed if project is None else project(mixed)
+        mixed = mixed if finish is None else finish(mixed, row).unsqueeze(1)
         gap = (mixed - output[:, :, row]).abs().where(output[:, :, row].isfinite(), 0)
         worst = max(worst, float(gap.nan_to_num(torch.inf).amax()))
     return worst / largest if largest else worst

@@ -1,0 +1,194 @@
+"""Torch's fused encoder layers stay fused while they are watched, and their attention is seen and proved."""
+
+import pytest
+import torch
+from torch import nn
+
+from attnscope.capture import Keep, recording
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
+BATCH, LENGTH, SIZE, HEADS = 3, 6, 16, 4
+
+
+def encoder(norm_first=False, layers=2, nested=True, **options):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(SIZE, HEADS, 32, batch_first=True, norm_first=norm_first, **options)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=nested and not norm_first).eval()
+
+
+def padding(*lengths):
+    """True where a text has ended.  -> [batch, position]"""
+    return torch.arange(LENGTH) >= torch.tensor(lengths)[:, None]
+
+
+def watched(model, *given, **options):
+    """Run as it is and watched; the outputs are the same to the bit.  -> (record, kept maps)"""
+    keep = Keep(lambda site: range(HEADS))
+    with torch.inference_mode():
+        expected = model(*given, **options)
+        with recording(model, [keep]) as record:
+            output = model(*given, **options)
+    both = (output, expected) if isinstance(output, torch.Tensor) else (output[0], expected[0])
+    assert torch.equal(*both)
+    assert record.failures == record.changes == []
+    assert all(site.difference < 1e-5 for site in record.sites)
+    return record, keep.maps
+
+
+def by_hand(model, x, closed=None):
+    """The weights of every layer, each run by its plain path.  -> [[batch, head, query, key]]"""
+    seen = []
+    with torch.no_grad(), plain_path():
+        for layer in model.layers:
+            states = layer.norm1(x) if layer.norm_first else x
+            options = {"key_padding_mask": closed, "average_attn_weights": False}
+            seen.append(layer.self_attn(states, states, states, **options)[1])
+            x = layer(x, src_key_padding_mask=closed)
+    return seen
+
+
+class plain_path:
+    def __enter__(self):
+        torch.backends.mha.set_fastpath_enabled(False)
+
+    def __exit__(self, *_):
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+X = torch.randn(BATCH, LENGTH, SIZE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_an_encoder_without_padding(norm_first, activation):
+    model = encoder(norm_first, activation=activation)
+    record, maps = watched(model, X)
+    assert [site.site.name for site in record.sites] == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert [site.site.kind for site in record.sites] == ["encoder"] * 2
+    assert {site.kernel for site in record.sites} == {"transformer_encoder_layer_fwd"}
+    for kept, weights in zip(maps, by_hand(model, X), strict=True):
+        torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("lengths", [(6, 4, 2), (4, 3, 1), (5, 5, 5)], ids=str)
+@pytest.mark.parametrize("nested", [True, False])
+def test_padded_texts_are_zeros_with_and_without_a_recording(nested, lengths):
+    model, closed = encoder(nested=nested), padding(*lengths)
+    record, maps = watched(model, X, src_key_padding_mask=closed)
+    assert [(site.queries, site.keys) for site in record.sites] == [(LENGTH, LENGTH)] * 2
+    for kept, weights in zip(maps, by_hand(model, X, closed), strict=True):
+        for text, length in enumerate(lengths):
+            torch.testing.assert_close(
+                kept.weights[text, :, :length], weights[text, :, :length], atol=1e-6, rtol=0
+            )
+        rows = kept.allowed.expand_as(kept.weights)[:, 0]  # [text, query, key]
+        real = ~closed[:, None] & (~closed[:, :, None] | (not nested))
+        assert torch.equal(rows, real.expand_as(rows))
+        if nested:
+            assert kept.weights[closed[:, None].expand(-1, HEADS, -1)].sum() == 0
+
+
+def test_padding_at_the_start_takes_the_plain_shape():
+    closed = padding(6, 4, 2).flip(1)
+    watched(encoder(), X, src_key_padding_mask=closed)
+
+
+def test_a_mask_and_padding_together():
+    causal = nn.Transformer.generate_square_subsequent_mask(LENGTH) < 0
+    record, maps = watched(encoder(), X, mask=causal)
+    assert [site.site.kind for site in record.sites] == ["decoder"] * 2
+    _, both = watched(encoder(nested=False), X, mask=causal, src_key_padding_mask=padding(6, 4, 2))
+    assert both[0].allowed.sum() < maps[0].allowed.expand_as(both[0].allowed).sum()
+
+
+def test_a_layer_and_its_attention_alone():
+    layer = encoder().layers[0]
+    record, (kept,) = watched(layer, X)
+    assert record.sites[0].site.name == "self_attn"
+    record, (alone,) = watched(layer.self_attn, X, X, X)
+    assert record.sites[0].site.name == ""
+    assert record.sites[0].kernel == "native_multi_head_attention"
+    torch.testing.assert_close(alone.weights, kept.weights, atol=1e-6, rtol=0)
+
+
+def test_a_layer_that_runs_its_own_code_around_fused_attention():
+    model = encoder(activation=nn.functional.silu)
+    record, maps = watched(model, X)
+    assert {site.kernel for site in record.sites} == {"native_multi_head_attention"}
+    for kept, weights in zip(maps, by_hand(model, X), strict=True):
+        torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
+
+
+def test_nested_states_reach_attention_through_a_layer_with_code_of_its_own():
+    model = encoder()
+    for layer in model.layers:
+        layer.activation_relu_or_gelu = 0
+    record, _ = watched(model, X, src_key_padding_mask=padding(4, 3, 1))
+    assert [(site.kernel, site.keys) for site in record.sites] == [
+        ("native_multi_head_attention", LENGTH)
+    ] * 2
+
+
+def test_a_class_of_ones_own_that_calls_the_fast_path():
+    class Own(nn.TransformerEncoder):
+        def forward(self, x, closed):
+            return super().forward(x, src_key_padding_mask=closed)
+
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(SIZE, HEADS, 32, batch_first=True)
+    watched(Own(layer, 2).eval(), X, padding(6, 4, 2))
+
+
+def test_recordings_inside_each_other():
+    model, closed = encoder(), padding(6, 4, 2)
+    with torch.inference_mode():
+        expected = model(X, src_key_padding_mask=closed)
+        with recording(model) as outer, recording(model) as inner:
+            assert torch.equal(model(X, src_key_padding_mask=closed), expected)
+    assert len(outer.sites) == len(inner.sites) == 2
+
+
+def test_under_another_mode_the_plain_path_runs_as_it_does_without_a_recording():
+    class Other(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    model, closed = encoder(), padding(6, 4, 2)
+    with Other():
+        record, _ = watched(model, X, src_key_padding_mask=closed)
+    assert {site.kernel for site in record.sites} == {"multi_head_attention_forward"}
+
+
+def test_with_gradients_the_plain_path_runs_as_it_does_without_a_recording():
+    model, closed = encoder(), padding(6, 4, 2)
+    expected = model(X, src_key_padding_mask=closed)
+    with recording(model) as record:
+        assert torch.equal(model(X, src_key_padding_mask=closed), expected)
+    assert {site.kernel for site in record.sites} == {"multi_head_attention_forward"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types(dtype):
+    model, keep = encoder().to(dtype), Keep(lambda site: range(HEADS))
+    with torch.inference_mode():
+        expected = model(X.to(dtype), src_key_padding_mask=padding(6, 4, 2))
+        with recording(model, [keep]) as record:
+            assert torch.equal(model(X.to(dtype), src_key_padding_mask=padding(6, 4, 2)), expected)
+    assert not any(site.differs for site in record.sites)
+    assert all(site.difference is not None for site in record.sites)
+
+
+def test_attention_of_a_make_of_its_own_inside_a_torch_layer_is_seen():
+    class Own(nn.MultiheadAttention):
+        def forward(self, query, key, value, **_):
+            heads = [t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (query, key, value)]
+            mixed = torch.softmax(heads[0] @ heads[1].mT / 2, -1) @ heads[2]
+            return mixed.transpose(1, 2).flatten(2), None
+
+    layer = encoder(activation=nn.functional.silu).layers[0]
+    layer.self_attn = Own(SIZE, HEADS, batch_first=True).eval()
+    keep = Keep(lambda site: range(HEADS))
+    with torch.inference_mode(), recording(layer, [keep]) as record:
+        layer(X)
+    assert record.sites[0].source == "softmax"

@@ -104,7 +104,7 @@ class Record:
     without_attention: list[LayerWithoutAttention] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list, compare=False)
 
     def note(self, layer: LayerWithoutAttention) -> None:
         """Add a layer without attention, once."""

@@ -17,7 +17,7 @@ from attnscope.answers.answer import head_numbers, of_head, of_overview
 from attnscope.answers.compared import of_heads
 from attnscope.attention import Head
 from attnscope.models import Model, ModelInput
-from attnscope.models.trace import TracedModel, keep_trace
+from attnscope.models.trace import keep_trace, open_file
 from attnscope.storage.trace import write_trace
 from attnscope.storage.trace.rows import allowed_of, rows_of
 from tests.capture.tiny import FAMILIES, inputs
@@ -78,7 +78,7 @@ def pair(request, tmp_path_factory):
     model, prepared = tiny(request.param)
     file = tmp_path_factory.mktemp("traces") / f"{request.param}.trace"
     write_trace(keep_trace(model, prepared), file)
-    return (model, prepared), TracedModel(file)
+    return (model, prepared), open_file(file)
 
 
 def test_every_row_is_the_models_in_torch_to_the_bit_and_in_numpy_within_a_millionth(pair):

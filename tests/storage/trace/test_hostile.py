@@ -15,7 +15,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
-from attnscope.models.trace import TracedModel, keep_trace
+from attnscope.models.trace import keep_trace, open_file
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.file import KEY, SUFFIX
 
@@ -109,7 +109,7 @@ def test_the_plain_forgery_is_read(kept, tmp_path):
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_met_with_a_sentence(kept, tmp_path, lie):
     with pytest.raises(InputError, match=r"cannot read the trace .*a\.trace: ") as refused:
-        TracedModel(forge(kept, tmp_path / "a.trace", LIES[lie]))
+        open_file(forge(kept, tmp_path / "a.trace", LIES[lie]))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 500 + len(str(tmp_path))
 
@@ -127,7 +127,7 @@ def test_a_description_nested_without_end_is_refused(kept, tmp_path):
 def sentence(file) -> str:
     """What a file is refused with; nothing for one that can be looked at."""
     try:
-        model = TracedModel(file)
+        model = open_file(file)
         model.run(model.prepared, [])
     except AttnscopeError as error:
         return str(error)
@@ -182,7 +182,7 @@ def test_numbers_that_are_none_are_shown_as_a_model_shows_them(kept, tmp_path):
             arrays[said["calls"][0]["rows"]["query"]], math.nan
         )
 
-    model = TracedModel(forge(kept, tmp_path / "a.trace", spoil))
+    model = open_file(forge(kept, tmp_path / "a.trace", spoil))
     assert any("not finite numbers" in note for note in one_head(model, model.prepared, "L0H1").heatmap.notes)
 
 
@@ -196,7 +196,7 @@ def test_nothing_in_a_trace_steers_a_terminal(kept, tmp_path):
             found["site"]["name"] = "d\x1b[2J"
             found["absent"] = {"segment": "e\x1b"}
 
-    model = TracedModel(forge(kept, tmp_path / "a.trace", paint))
+    model = open_file(forge(kept, tmp_path / "a.trace", paint))
     seen = stats(model, model.prepared, Selection())
     told = [model.name, model.title, *model.notes, seen.title, seen.ran, *seen.notes]
     told += [reason for head in seen.heads for reason in head.absent.values()] + [seen.heads[0].site.name]

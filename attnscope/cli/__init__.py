@@ -24,6 +24,7 @@ from attnscope.cli.compare import compare
 from attnscope.cli.export import export
 from attnscope.cli.find import find
 from attnscope.cli.info import info
+from attnscope.cli.schema import schema
 from attnscope.cli.show import show
 from attnscope.cli.spans import spans
 from attnscope.cli.stats import stats
@@ -55,7 +56,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(help=paragraphs, epilog=title.strip() + examples)(command)
 
 
-for _command in (show, find, spans, stats, compare, browse, export, info, check, train, loss):
+for _command in (show, find, spans, stats, compare, browse, export, info, check, train, loss, schema):
     _add(_command)
 
 

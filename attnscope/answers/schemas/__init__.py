@@ -1,0 +1,33 @@
+"""What every command prints with ``--json``, as JSON Schema: for programs, and for agents.
+
+A release that takes a field away, or changes what one means, raises ``VERSION``.
+"""
+
+from attnscope.answers.schemas.looks import FIND, INFO, SHOW, SPANS, STATS
+from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT
+from attnscope.answers.schemas.shape import Shape
+
+__all__ = ["VERSION", "schema_of"]
+
+VERSION = 1
+
+SCHEMAS = {
+    "show": SHOW,
+    "stats": STATS,
+    "compare": COMPARE,
+    "find": FIND,
+    "spans": SPANS,
+    "info": INFO,
+    "check": CHECK,
+    "export": EXPORT,
+}
+
+
+def schema_of(command: str) -> Shape:
+    """The schema of what a command prints with ``--json``."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:attnscope:{command}:{VERSION}",
+        "title": f"attnscope {command} --json",
+        **SCHEMAS[command],
+    }

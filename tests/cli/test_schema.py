@@ -1,0 +1,118 @@
+"""Every answer in JSON is what its schema says, and every field is described."""
+
+import json
+
+import jsonschema
+import pytest
+from typer.main import get_command
+
+from attnscope.answers.schemas import SCHEMAS, VERSION
+from attnscope.cli import app
+from tests.models.folders import t5
+from tests.models.images import picture, vision
+
+TEXT = "The cat sat on the mat because it was tired."
+OTHER = ["--with-text", "The dog sat on the mat because it was tired."]
+ASKED = {
+    "show": [
+        [],
+        ["--head", "L1H1", "--words"],
+        ["--token", "cat"],
+        ["--ablate", "L2H1"],
+    ],
+    "stats": [[], ["--importance"], ["--sort", "coverage90", "--layer", "1"]],
+    "compare": [[], ["--head", "1"], OTHER, [*OTHER, "--head", "L1H1"], ["--with-model", "own"]],
+    "find": [["it -> cat"]],
+    "spans": [[]],
+    "info": [[], ["--audit"]],
+    "export": [["--format", "png,npz", "--layers", "0", "--heads", "1", "-o", "FOLDER"]],
+}
+
+
+def validate(ran, command, run):
+    assert ran.code in (0, 1), ran.err
+    schema = json.loads(run("schema", command).out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(json.loads(ran.out))
+
+
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [(command, asked) for command, several in ASKED.items() for asked in several],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value) or "plain",
+)
+def test_an_answer_is_what_its_schema_says(run, tmp_path, command, asked):
+    asked = [str(tmp_path / "out") if word == "FOLDER" else word for word in asked]
+    if command == "find":
+        asked, text = [], [*asked, TEXT]
+    else:
+        text = ["own", TEXT] if command == "info" else [TEXT]
+    validate(run(command, *text, *asked, "--json"), command, run)
+
+
+def test_two_heads_a_corpus_and_claims_too(run, tmp_path):
+    validate(run("compare", TEXT, "L1H1", "L2H1", "--json"), "compare", run)
+    (tmp_path / "texts.txt").write_text("The cat sat.\nA dog ran off.\n")
+    validate(run("stats", "--texts", tmp_path / "texts.txt", "--json"), "stats", run)
+    validate(run("compare", "--texts", tmp_path / "texts.txt", "--json"), "compare", run)
+    run("check", "--text", TEXT, "--save", tmp_path / "before.json")
+    for text in (TEXT, "It was a mat."):
+        asked = ["check", "L0H7.next > 0.9", "--text", text, "--against", tmp_path / "before.json", "--json"]
+        validate(run(*asked), "check", run)
+
+
+def test_images_and_pairs_too(run, tmp_path):
+    image = ["--image", picture(tmp_path / "a.png"), "-m", vision(tmp_path / "dinov2", "dinov2")]
+    validate(run("show", *image, "--token", "1,1", "--json"), "show", run)
+    folder = t5(tmp_path / "t5")
+    for asked in ([], ["--head", "cross L0H1"], ["--token", "2"]):
+        validate(run("show", TEXT, "It slept.", "-m", folder, *asked, "--json"), "show", run)
+    validate(run("info", folder, "--json"), "info", run)
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_every_field_is_described_and_the_version_told(run, command):
+    schema = json.loads(run("schema", command).out)
+    assert schema["$id"] == f"urn:attnscope:{command}:{VERSION}"
+
+    def undescribed(shape, where):
+        for name, part in shape.get("properties", {}).items():
+            if not part.get("description"):
+                yield f"{where}.{name}"
+            yield from undescribed(part, f"{where}.{name}")
+        for part in (*shape.get("anyOf", ()), shape.get("items"), shape.get("additionalProperties")):
+            if isinstance(part, dict):
+                yield from undescribed(part, where)
+
+    assert not list(undescribed(schema, command))
+
+
+def test_every_command_with_json_has_a_schema():
+    commands = get_command(app).commands
+    with_json = {name for name, each in commands.items() if any("--json" in p.opts for p in each.params)}
+    assert with_json == set(SCHEMAS)
+
+
+def test_a_command_without_one_is_wrong_usage_that_lists_them(run):
+    ran = run("schema", "train")
+    assert ran.code == 2
+    assert "'spans'" in ran.err
+
+
+def test_an_audit_that_finds_what_mixes_tokens_too(run, tmp_path):
+    (tmp_path / "mixing.py").write_text(
+        "import torch\n"
+        "class Mixing(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed = torch.nn.Embedding(9000, 16)\n"
+        "        self.attend = torch.nn.MultiheadAttention(16, 2, batch_first=True)\n"
+        "        self.convolve = torch.nn.Conv1d(16, 16, 3, padding=1)\n"
+        "    def forward(self, ids):\n"
+        "        states = self.embed(ids)\n"
+        "        states = states + self.attend(states, states, states)[0]\n"
+        "        return states + self.convolve(states.mT).mT\n"
+    )
+    ran = run("info", "-m", f"{tmp_path}/mixing.py:Mixing", "--audit", "--json")
+    assert json.loads(ran.out)["mixers"]
+    validate(ran, "info", run)

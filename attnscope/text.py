@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 
 LONGEST = 1000
@@ -89,3 +90,10 @@ def visible(text: str) -> str:
         return "␣" * len(text)
     label = clean(text.removeprefix(" "))
     return "◌" + label if unicodedata.category(label[0]).startswith("M") else label
+
+
+def round_short(value: float) -> str:
+    """A number with two decimals, or with two digits that are not 0 where it is smaller than those tell."""
+    if not math.isfinite(value) or value == 0 or abs(value) >= 0.01:
+        return f"{value:.2f}"
+    return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"

@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.errors import InputError, OutputError, first_line
 from attnscope.storage.arrays import read
-from attnscope.text import Untrusted, clean, visible
+from attnscope.text import Untrusted, clean, round_short, visible
 
 HOSTILE = "\x1b]0;owned\x07 a\u202eb\u2066c\u2069 \x9b2J \r\n<script>alert(1)</script> --> \udcff"
 """A window's title, text turned round, a screen wiped, a line forged, a page's script, half a character."""
@@ -48,3 +48,9 @@ def test_errors_are_clean_whatever_the_file_or_the_library_is_called(tmp_path) -
 def test_a_label_of_a_million_characters_is_cut() -> None:
     for text in ("x" * 10**6, "\x1b" * 10**6, "e" + "\u0301" * 10**6, " " * 10**6):
         assert len(visible(text)) <= 1000
+
+
+def test_small_numbers_keep_two_digits():
+    told = {0.5: "0.50", 0.01: "0.01", 0.00195: "0.0019", 0.000012: "0.000012", 0: "0.00", -0.004: "-0.0040"}
+    assert {number: round_short(number) for number in told} == told
+    assert round_short(float("nan")) == "nan"

@@ -10,6 +10,7 @@ from attnscope.analysis.head import head_picture, pick_head
 from attnscope.analysis.layers import WholeLayers, whole_layers
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, provenance
+from attnscope.analysis.words import measure_words
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
 from attnscope.measures import HeadFigures, Measurement
@@ -79,10 +80,18 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     """
     measured = Measurement()
     layers = whole_layers(model, prepared, selection, [measured])
-    if selection.words or selection.hide_special:
-        layers = replace(layers, notes=(*layers.notes, "the figures count every token"))
     figures: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
     for head in measured.figures():
         place = head.site.kind, head.site.layer
         figures[place] = (*figures.get(place, ()), head)
+    spoken = {}
+    if selection.words and not selection.hide_special:
+        for kind, pairs in layers.kinds.items():
+            for layer, weights in pairs:
+                found = measure_words(weights, figures[kind, layer][0].site)
+                spoken |= {(kind, layer): found} if found else {}
+    figures |= spoken
+    if selection.words or selection.hide_special:
+        said = "words, as the pictures do" if spoken else "every token"
+        layers = replace(layers, notes=(*layers.notes, f"the figures count {said}"))
     return AllHeads(layers, figures, selection)

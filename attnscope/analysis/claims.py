@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,9 @@ from attnscope.analysis.conditions import OPERATORS, Condition, parse_conditions
 from attnscope.attention import Head
 from attnscope.errors import SelectionError
 from attnscope.measures import Figure, HeadFigures
+
+COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
+"""How a number of heads is compared; a figure is never equal to a number that somebody writes."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class _Count(Claim):
     def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
         met = [head for head in heads if all(condition.meets(head) for condition in self.conditions)]
         listed = ", ".join(head.name for head in met[:4]) + (", ..." if len(met) > 4 else "")
-        holds = OPERATORS[self.sign](len(met), self.wanted)
+        holds = COUNTED[self.sign](len(met), self.wanted)
         return Verdict(self.text, holds, f"{len(met)}{': ' if met else ''}{listed}")
 
 
@@ -118,7 +122,7 @@ def claim(text: str) -> Claim:
     Raises ``SelectionError`` for anything else.
     """
     plain = text.strip()
-    counted = re.fullmatch(r"count\((.*)\)\s*(<=|>=|<|>)\s*(\d+)", plain, re.ASCII)
+    counted = re.fullmatch(r"count\((.*)\)\s*(<=|>=|!=|==?|<|>)\s*(\d+)", plain, re.ASCII)
     if counted is not None:
         return _Count(plain, parse_conditions(counted[1]), counted[2], float(counted[3]))
     some = re.fullmatch(r"(any|all)\.(.+)", plain)

@@ -59,5 +59,7 @@ def _condition(text: str) -> Condition:
     except ValueError:
         raise SelectionError(f"cannot read {text!r}: {wanted!r} is no number") from None
     if sign not in OPERATORS:
-        raise SelectionError(f"cannot read {text!r}: compare a figure with {', '.join(OPERATORS)}")
+        raise SelectionError(
+            f"cannot read {text!r}: compare a figure with {', '.join(OPERATORS)}, as none equals a number"
+        )
     return Condition(name, sign, wanted)

@@ -18,6 +18,7 @@ from attnscope.analysis.sentences import (
     provenance,
     require_selected,
 )
+from attnscope.analysis.words import measure_words
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
 from attnscope.capture.observers.shared_rows import SharedRows
@@ -65,7 +66,12 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     notes += note_hidden([hidden], selection, "its attention")
     notes += note_maps([made], prepared)
     notes += note_differences([site for site in record.sites if site.site == made.site])
-    if selection.words or selection.hide_special:
+    of_words = selection.words and not selection.hide_special
+    spoken = measure_words(weights, made.site) if of_words else None
+    if spoken is not None:
+        figures = replace(spoken[0], head=selection.head.head)
+        notes.append("the figures count words, as the picture does")
+    elif selection.words or selection.hide_special:
         notes.append("the figures count every token")
     if len(kinds) > 1:
         others = " and ".join(kinds[1:])

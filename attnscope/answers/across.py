@@ -84,7 +84,7 @@ def of_models(seen: ModelComparison) -> Compared:
             for pair in seen.ranking[:LISTED]
         ]
     else:
-        title = "Best matches"
+        title = "Best matches, each head in one of them at most"
         listed = [
             Ranked(f"{pair.one.name} {pair.other.name}", apart(pair))
             for pair in sorted(seen.matches, key=lambda pair: pair.distance)[:LISTED]

@@ -30,8 +30,8 @@ class Compared:
     arrays: Mapping[str, Array]
 
 
-def of_heads(seen: Comparison, command: str | None) -> Compared:
-    """All heads: the table, the plane, the groups, the nearest pairs and the singletons."""
+def of_heads(seen: Comparison, command: str | None, *, everything: bool = True) -> Compared:
+    """All heads: the table, the groups and the nearest pairs; with ``everything`` all that was found."""
     view = seen.view
     groups = Ranking(
         tuple(
@@ -49,7 +49,9 @@ def of_heads(seen: Comparison, command: str | None) -> Compared:
         Ranked(pair.one.name, f"{apart(pair)} from {pair.other.name}, the nearest to it")
         for pair in seen.singletons
     )
-    lists = (groups, Ranking(pairs, "Nearest pairs"), Ranking(singletons, "Singletons"))
+    rest = () if everything else ("--all shows every head on a plane, and the singletons",)
+    lists = [groups, Ranking(pairs, "Nearest pairs", rest)]
+    lists += [Ranking(singletons, "Singletons")] if everything else []
     numbers = {
         "kind": seen.kind,
         "heads": names(seen.heads),
@@ -80,7 +82,8 @@ def of_heads(seen: Comparison, command: str | None) -> Compared:
         "groups": member,
         "points": seen.plane.points,
     }
-    views: tuple[View, ...] = (view.table, view.plane, *(ranking for ranking in lists if ranking.heads))
+    plane = (view.plane,) if everything else ()
+    views: tuple[View, ...] = (view.table, *plane, *(ranking for ranking in lists if ranking.heads))
     return Compared(Answer(views, {"heads": view}, numbers), [*pair_table(all_pairs)], arrays)
 
 

@@ -1,4 +1,4 @@
-"""Figures of heads on their way out: a table for people, CSV and plain data for programs, maps."""
+"""Figures of heads on their way out: CSV and plain data for programs, maps."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from attnscope.analysis.intervention.importance import Importance
     from attnscope.analysis.stats import Stats
     from attnscope.measures import Figure, HeadFigures
     from attnscope.views import HeadMap
-
-COLUMNS = ("entropy", "confidence", "distance", "previous", "next", "first")
-"""The measures in the table; --json and --csv have all of them."""
-
-FEW, WIDE = 3, 100
-"""Columns that there is room for beside standard errors in a terminal of fewer characters than that."""
-
 
 IMPORTANCE = "importance"
 """The column that is no measure of attention: what the model's predictions lose with a head."""
@@ -98,42 +89,3 @@ def table_of(seen: Stats, heads: Sequence[HeadFigures], names: Sequence[str]) ->
             found = seen.importance[head.address]
             cells += [found.value, found.error]
         yield [head.site.kind, head.site.layer, head.head, *role, *cells]
-
-
-def print_table(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, console: Console) -> None:
-    """Print the heads as a table of as many measures as a console has room for."""
-    from rich.table import Table
-    from rich.text import Text
-
-    errors = any(figure.error is not None for head in heads for figure in head.figures.values())
-    room = FEW if errors and console.width < WIDE else len(COLUMNS)
-    first = [sort] if sort else []
-    first += [IMPORTANCE] if seen.importance else []
-    columns = tuple(dict.fromkeys((*first, *COLUMNS)))[:room]
-    console.print(Text(seen.title), style="bold")
-    several = len({head.site.kind for head in seen.heads}) > 1
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("head", *(("kind",) if several else ()), "role", ""):
-        table.add_column(name, no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for head in heads:
-        role = head.role
-        told = ("", "") if role is None else (role.name, f"{role.score:.2f} ({role.baseline:.2f})")
-        cells = (_cell(figure(seen, head, name)) for name in columns)
-        table.add_row(head.name, *((head.site.kind,) if several else ()), *told, *cells)
-    console.print(table)
-    notes = [f"{len(heads)} of {len(seen.heads)} heads; {seen.ran}"]
-    notes += ["± is the standard error over the texts"] if errors else []
-    if seen.importance:
-        notes.append("importance: the slope of the model's loss at a gate on the head (Michel et al. 2019)")
-    for note in (*notes, *seen.notes):
-        console.print(Text(f"· {note}"), style="dim")
-
-
-def _cell(found: Figure | Importance | None) -> str:
-    if found is None:
-        return "–"
-    if found.error is None:
-        return f"{found.value:.2f}"
-    return f"{found.value:.3f} ±{found.error:.3f}"

@@ -128,7 +128,16 @@ def _print_verdicts(verdicts: list[Verdict]) -> None:
 
     width = max((len(verdict.claim) for verdict in verdicts), default=0)
     for verdict in verdicts:
-        print(f"{'ok' if verdict.holds else 'FAILED':6}  {visible(verdict.claim):{width}}  {verdict.found}")
+        _print_line(verdict.holds, f"{visible(verdict.claim):{width}}  {verdict.found}")
+
+
+def _print_line(holds: bool, words: str) -> None:
+    """Print ok in green or FAILED in red, where there is colour, and what it is about."""
+    from rich.console import Console
+    from rich.text import Text
+
+    verdict = Text(f"{'ok' if holds else 'FAILED':6}", "green" if holds else "bold red")
+    Console(highlight=False).print(verdict + Text(f"  {words}"), soft_wrap=True)
 
 
 def _print_differences(differences: list[Change], asked: ClaimOptions) -> None:
@@ -139,8 +148,7 @@ def _print_differences(differences: list[Change], asked: ClaimOptions) -> None:
     words = "all within"
     if differences:
         words = f"{len(differences):,} figures of {heads:,} heads differ by more than"
-    verdict = "FAILED" if differences else "ok"
-    print(f"{verdict:6}  against {asked.against}: {words} {asked.tolerance:g}")
+    _print_line(not differences, f"against {asked.against}: {words} {asked.tolerance:g}")
     for change in differences[:MOST]:
         before, now = ("none" if v is None else f"{v:.4g}" for v in (change.before, change.now))
         print(f"        {visible(change.head)}.{visible(change.measure)}: {before} before, {now} now")

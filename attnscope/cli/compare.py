@@ -65,6 +65,9 @@ class CompareOutput(NumbersOptions):
     """Where the comparison goes."""
 
     as_csv: bool = flag("Print the distances as CSV.", "--csv")
+    everything: bool = flag(
+        "Of all heads, print also a plane with every head on it, and singletons.", "--all"
+    )
     out: Path | None = option(
         "Save a picture (.png, .svg, .pdf), or the numbers as arrays (.npz).", "--out", "-o"
     )
@@ -114,7 +117,9 @@ def compare(
         anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
         again, same = reopen(source, model)
         opening = repeat("compare", again, *anew, axes, picture, same)
-    _print(_compare(given, selection, pair, contrast, opening, one=corpus.texts is None), output, picture)
+    alone = corpus.texts is None
+    compared = _compare(given, selection, pair, contrast, opening, one=alone, everything=output.everything)
+    _print(compared, output, picture)
 
 
 def _names_head(source: SecondNamed, corpus: TextsOptions) -> bool:
@@ -198,6 +203,7 @@ def _compare(
     opening: str | None,
     *,
     one: bool,
+    everything: bool,
 ) -> Compared:
     """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
     from attnscope.analysis.comparison.compare import compare as compare_all
@@ -228,7 +234,7 @@ def _compare(
             return compare_passes(loaded, prepared[0], open_file(contrast.with_trace), selection, opening)
         if selection.number is not None and one:
             return of_depth(through_layers(loaded, prepared[0], selection.number, selection))
-        return of_heads(compare_all(loaded, prepared, selection), opening)
+        return of_heads(compare_all(loaded, prepared, selection), opening, everything=everything)
 
 
 def _print(compared: Compared, output: CompareOutput, picture: PrintedOptions) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from attnscope.answers import figures
+from attnscope.answers.figure_table import print_table
 from attnscope.cli.command import command
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.heads import select
@@ -135,7 +136,7 @@ def stats(
     else:
         from rich.console import Console
 
-        figures.print_table(seen, heads, sort, Console(highlight=False))
+        print_table(seen, heads, sort, Console(highlight=False))
 
 
 def _measures(

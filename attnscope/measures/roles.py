@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from attnscope.figures import Figure, HeadFigures, Role
+from attnscope.text import round_short
 
 POSITION = 0.5
 """Threshold of previous, next and self."""
@@ -120,7 +121,7 @@ def _pattern_sentence(pattern: Pattern, figure: Figure) -> str:
 
 
 def _score(figure: Figure) -> str:
-    return f"({figure.value:.2f}, baseline {figure.baseline:.2f})"
+    return f"({figure.value:.2f}, baseline {round_short(figure.baseline)})"
 
 
 def worth_a_look(heads: Iterable[HeadFigures], count: int) -> list[HeadFigures]:

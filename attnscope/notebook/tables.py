@@ -52,7 +52,7 @@ class Table(Shown):
         return pandas.DataFrame(self.rows)
 
     def _text(self) -> str:
-        from attnscope.answers.figures import print_table
+        from attnscope.answers.figure_table import print_table
 
         file = io.StringIO()
         print_table(self.measured, self.heads, None, text_console(file))

@@ -16,7 +16,8 @@ class DistanceMap:
 
     ``groups`` are the sizes of the groups in which both axes stand, in their order; empty where rows and
     columns are the heads of two models. ``top`` is the distance at the far end of the colour bar. ``block``
-    is how many heads one cell stands for.
+    is how many heads one cell stands for. Where it is ``matched``, each row with the column of its number,
+    the nearest first, there is nothing to be averaged: less room shows fewer of them.
     """
 
     values: Array  # [row, column]
@@ -28,6 +29,7 @@ class DistanceMap:
     subtitle: str = ""
     notes: tuple[str, ...] = ()
     block: int = 1
+    matched: bool = False
 
     def nearness(self) -> Array:
         """1 for heads that are alike, 0 for those as far apart as any.  [row, column]"""
@@ -39,10 +41,25 @@ class DistanceMap:
         return tuple(int(start) for start in np.cumsum((0, *self.groups))[:-1])
 
     def fit(self, rows: int, columns: int) -> DistanceMap:
-        """The same table on at most so many cells; a cell is then the mean of several."""
+        """The same table on at most so many cells; a cell is then the mean of several heads.
+
+        Of matched heads as many are left as there is room for.
+        """
         block = max(-(-len(self.rows) // max(rows, 1)), -(-len(self.columns) // max(columns, 1)), 1)
         if block == 1:
             return self
+        if self.matched:
+            kept = min(rows, columns)
+            return replace(
+                self,
+                values=self.values[:kept, :kept],
+                rows=self.rows[:kept],
+                columns=self.columns[:kept],
+                notes=(
+                    *self.notes,
+                    f"the first {kept} of {len(self.rows):,} rows and {len(self.columns):,} columns",
+                ),
+            )
         down, across = (np.arange(0, len(names), block) for names in (self.rows, self.columns))
         sums = np.add.reduceat(np.add.reduceat(self.values, down, 0), across, 1)
         counts = np.outer(
@@ -69,6 +86,7 @@ def distance_map(
     title: str = "",
     subtitle: str = "",
     notes: tuple[str, ...] = (),
+    matched: bool = False,
 ) -> DistanceMap:
     """Settle a table ``[row, column]``; with ``groups`` of numbers of heads both axes are put in their order.
 
@@ -80,7 +98,9 @@ def distance_map(
         rows = columns = [rows[head] for head in order]
     top = float(values.max(initial=0)) or 1.0
     sizes = tuple(len(group) for group in groups)
-    return DistanceMap(values, tuple(rows), tuple(columns), sizes, top, title, subtitle, notes)
+    return DistanceMap(
+        values, tuple(rows), tuple(columns), sizes, top, title, subtitle, notes, matched=matched
+    )
 
 
 @dataclass(frozen=True, eq=False)

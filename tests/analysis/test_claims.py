@@ -51,6 +51,9 @@ HEADS = (
         ("count(previous > 0.5) >= 2", True, "2: L0H1, L1H0"),
         ("count(previous > 0.5 and role=mixed) > 1", False, "1: L1H0"),
         ("count(entropy > 9) < 1", True, "0"),
+        ("count(previous > 0.5) = 2", True, "2: L0H1, L1H0"),
+        ("count(previous > 0.5) == 35", False, "2: L0H1, L1H0"),
+        ("count(previous > 0.5) != 2", False, "2: L0H1, L1H0"),
     ],
 )
 def test_a_claim_is_judged_by_the_figures(text, holds, found):

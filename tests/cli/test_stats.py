@@ -67,6 +67,19 @@ def test_the_known_head_is_on_top_of_the_table(run):
     assert max(len(line) for line in ran.out.splitlines()) <= 80
 
 
+def test_the_table_has_the_measures_of_the_roles_and_none_that_are_zero_everywhere(run, monkeypatch):
+    for width, more in ((80, ()), (160, ("spread", "special", "duplicate"))):
+        monkeypatch.setenv("COLUMNS", str(width))
+        ran = run("stats", TEXT, "-m", "own-causal")
+        named = ran.out.splitlines()[1 if width == 160 else 2].split()
+        roles = {line.split()[1] for line in ran.out.splitlines() if line.startswith("L")}
+        assert roles - {"mixed", "broad"} <= set(named)
+        assert "next" not in named  # nothing lies ahead of a causal head
+        assert set(more) <= set(named)
+        assert max(len(line) for line in ran.out.splitlines()) <= width
+        assert "(baseline): the role's figure on even attention" in ran.out
+
+
 def test_csv_has_every_figure_of_every_head(run):
     rows = list(csv.DictReader(io.StringIO(run("stats", TEXT, "-m", minilm(), "--csv").out)))
     assert len(rows) == 72

@@ -77,6 +77,7 @@ class ModelComparison:
             title=self.title,
             subtitle=f"{self.subtitle}; matches lie on the diagonal, the nearest first",
             notes=(*self.notes, "rows are heads of the first model, columns those of the second"),
+            matched=True,
         )
 
     def _pair(self, one: int, other: int) -> Pair:

@@ -17,7 +17,7 @@ from attnscope.capture import recording
 from attnscope.capture.hooks.gate import gated, zeroed
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.predictions import batch_predictions
+from attnscope.models.predictions import TURNS, batch_predictions
 from attnscope.models.tokens import readable
 from attnscope.models.vocabulary import Vocabulary
 
@@ -121,8 +121,15 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
         changed=tuple(sorted(found, key=lambda one: -one.divergence)),
         divergence=sum(one.divergence for one in found) / len(found),
         losses=(was, is_),
-        notes=(*model.notes, *prepared.notes, *record.notes),
+        notes=(*model.notes, *prepared.notes, *record.notes, *_note_turns(model)),
     )
+
+
+def _note_turns(model: Model) -> tuple[str, ...]:
+    """What a masked model does not see while it predicts."""
+    if model.objective.mask is None:
+        return ()
+    return (f"a token is predicted while it is hidden, with every {TURNS}th other one",)
 
 
 def _read(vocabulary: Vocabulary, id_: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnscope.render.colour import table
-from attnscope.text import clean
+from attnscope.text import clean, round_short
 from attnscope.views.heatmap import Reading
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def value_of(reading: Reading) -> str:
 
 
 def _beside(reading: Reading) -> str:
-    baseline = "" if reading.baseline is None else f"(baseline {reading.baseline:.2f})"
+    baseline = "" if reading.baseline is None else f"(baseline {round_short(reading.baseline)})"
     return f"{reading.unit} {baseline}".strip()
 
 

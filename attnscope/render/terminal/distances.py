@@ -17,24 +17,31 @@ from attnscope.views.distances import DistanceMap
 NUMBERED, SQUARE = 6, 2
 """Columns of a cell with a number in it, and of one without that still has its line to itself."""
 
-TALLEST = 40
-"""Rows up to which each has a line of its own, and its head's name before it."""
+NAMED, TALLEST = 24, 40
+"""Rows up to which each has a line of its own, in colour and without."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """``cell`` columns a cell; ``half``: two rows a line; ``gap`` between groups; ``label`` before a row."""
+    """``cell`` columns a cell; ``half``: two rows a line; ``gap`` between groups; ``label`` before a row, and
+    ``air`` behind it."""
 
     cell: int
     half: bool
     gap: int
     label: int
+    air: int = 1
 
 
 def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     """The whole table; where it is larger than the surface, cells are means of several heads."""
     yield from heading(view.title, view.subtitle, surface)
     layout = _layout(view, surface)
+    if view.matched and (layout is None or layout.cell != NUMBERED):  # so many as have names and numbers
+        label = max(len(name) for name in view.rows)
+        kept = max((surface.width - label - 1) // NUMBERED, 1)
+        view = view.fit(min(kept, NAMED), min(kept, NAMED))
+        layout = _layout(view, surface)
     if layout is None:
         room = surface.width - 2 * (max(len(name) for name in view.rows) + 1)
         view = view.fit(room if surface.colour else TALLEST, room)
@@ -57,8 +64,10 @@ def _said(view: DistanceMap, layout: _Layout) -> str:
         return ""
     if layout.cell == NUMBERED:
         return "groups of alike heads stand apart" if layout.gap else ""
-    told = "each line is two heads" if layout.half else "each line is a head"
-    return f"{told}, in the same order as the columns; numbers above name groups of alike heads"
+    two = "each line is two heads, named on the left and on the right"
+    two += "" if layout.air else " (5.11 is L5H11)"
+    told = two if layout.half else "each line is a head"
+    return f"{told}; columns are in the same order, numbers above them name groups of alike heads"
 
 
 def _layout(view: DistanceMap, surface: Surface) -> _Layout | None:
@@ -68,14 +77,12 @@ def _layout(view: DistanceMap, surface: Surface) -> _Layout | None:
     gaps = max(len(view.groups) - 1, 0)
     shapes = [(NUMBERED, False), (SQUARE, False), (1, surface.colour)]
     for cell, half in shapes:
-        if not half and rows > (24 if cell == NUMBERED else TALLEST):
+        if not half and rows > (NAMED if cell == NUMBERED or surface.colour else TALLEST):
             continue
-        for gap in (1, 0):
-            before = len(f"{len(view.groups)}") if half and view.groups else label
-            if before + 1 + cell * columns + gap * gaps <= surface.width and (
-                half or view.block == 1 or cell
-            ):
-                return _Layout(cell, half, gap, before)
+        for gap, air in ((1, 1), (0, 1), (0, 0)) if half else ((1, 1), (0, 1)):
+            names = (label - (not air) + air) * (2 if half else 1)
+            if names + cell * columns + gap * gaps <= surface.width:
+                return _Layout(cell, half, gap, label - (not air), air)
     return None
 
 
@@ -86,7 +93,7 @@ def _edges(view: DistanceMap, layout: _Layout) -> set[int]:
 
 def _header(view: DistanceMap, layout: _Layout) -> Iterator[Line]:
     """The number of each group above its first head; the names of heads where cells are wide enough."""
-    space = " " * (layout.label + 1)
+    space = " " * (layout.label + layout.air)
     edges = _edges(view, layout)
     if layout.cell == NUMBERED:
         names = "".join(
@@ -129,22 +136,26 @@ def _rows(view: DistanceMap, layout: _Layout, surface: Surface, palette: Palette
 
 
 def _half_rows(view: DistanceMap, layout: _Layout, palette: Palette) -> Iterator[Line]:
-    """Two heads a line, groups apart by a cell of air; the number of a group before its first head."""
+    """Two heads a line, the upper named on the left and the lower on the right, groups apart by a cell."""
     tones = np.round(view.nearness() * (TONES - 1)).astype(int)
-    numbers = dict(zip(view.starts, range(1, len(view.groups) + 1), strict=True))
-    labels = [str(numbers.get(row, "")) for row in range(len(view.rows))] if view.groups else list(view.rows)
     edges = sorted(_edges(view, layout))
     tones = _space_out(_space_out(tones, edges, 0), edges, 1)
-    labels = np.insert(np.array(labels, object), edges, "").tolist()
+    shown = view.rows if layout.air else [shorten(name) for name in view.rows]
+    names = np.insert(np.array(shown, object), edges, "").tolist()
     if len(tones) % 2:
-        tones, labels = np.vstack([tones, np.full_like(tones[:1], -1)]), [*labels, ""]
+        tones, names = np.vstack([tones, np.full_like(tones[:1], -1)]), [*names, ""]
     cells = tones.tolist()
     for row in range(0, len(cells), 2):
-        name = labels[row] or labels[row + 1]
         yield [
-            Segment(fit(name, layout.label, right=True) + " ", DIM),
+            Segment(fit(names[row], layout.label) + " " * layout.air, DIM),
             *half_blocks(cells[row], cells[row + 1], palette),
+            Segment(" " * layout.air + names[row + 1], DIM),
         ]
+
+
+def shorten(name: str) -> str:
+    """A head as it may be written, too: L5H11 is 5.11."""
+    return name.removeprefix("L").replace("H", ".")
 
 
 def _space_out(cells: Array, edges: list[int], axis: int) -> Array:

@@ -24,7 +24,7 @@ from attnscope.render.terminal.surface import (
     tone,
 )
 from attnscope.render.terminal.text import cut, fit, isolate, wrap
-from attnscope.text import clean
+from attnscope.text import clean, round_short
 from attnscope.views.heatmap import Reading
 
 
@@ -84,7 +84,7 @@ def readings(numbers: tuple[Reading, ...], surface: Surface) -> Iterator[Line]:
 
 
 def _reading(reading: Reading) -> tuple[str, str, str, str]:
-    baseline = "" if reading.baseline is None else f"(baseline {reading.baseline:.2f})"
+    baseline = "" if reading.baseline is None else f"(baseline {round_short(reading.baseline)})"
     return reading.name, f"{reading.value:.2f}", reading.unit, baseline
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from attnscope.render.terminal import lines
 from attnscope.render.terminal.surface import Surface
+from attnscope.views.distances import distance_map
 from tests.render.compared import aligned, all_heads, pair, plane, strip, table
 from tests.render.screen import expected_colours, pixels, printed
 
@@ -40,14 +41,14 @@ def test_pairs_strips_and_texts_fit_too(width, colour):
 
 
 def test_the_colour_of_a_cell_is_how_near_two_heads_are():
-    view = table(30, [range(10), range(10, 30)])
+    view = table(24, [range(10), range(10, 24)])
     seen = pixels(view, width=80)
     expected = expected_colours(view.nearness())
     first = next(i for i, line in enumerate(seen) if any(pixel != (None, None) for pixel in line))
     label = len("L0H0 ") + 1
-    for row in range(30):
+    for row in range(24):
         line = seen[first + row + (row >= 10)]  # a line of air between the groups
-        for column in range(30):
+        for column in range(24):
             pixel = line[label + 2 * column + (column >= 10)]
             assert pixel == (tuple(expected[row, column]),) * 2
 
@@ -56,7 +57,7 @@ def test_many_heads_share_lines_in_half_blocks():
     view = table(72)
     seen = [line for line in pixels(view, width=80) if line.count((None, None)) < len(line)]
     expected = expected_colours(view.nearness())
-    label = max(len(name) for name in view.rows) + 1
+    label = max(len(name) for name in view.rows) - 1  # 0.71 is L0H71
     for row in range(0, 72, 2):
         for column in range(0, 72, 5):
             upper, lower = tuple(expected[row, column]), tuple(expected[row + 1, column])
@@ -71,6 +72,23 @@ def test_what_does_not_fit_is_the_mean_of_several_heads_and_says_so():
     assert small.values[1, 2] == pytest.approx(view.values[2:4, 4:6].mean())
     odd = view.fit(3, 3)
     assert odd.values[2, 0] == pytest.approx(view.values[8:, :4].mean())
+
+
+@pytest.mark.parametrize("count", [6, 24, 32, 72])
+def test_every_row_of_a_table_has_the_name_of_its_head(count):
+    view = table(count, [range(count // 2), range(count // 2, count)])
+    out = re.sub(r"\x1b\[[\d;]*m", "", printed(view, width=80, colour="truecolor"))
+    assert all(name in out or name[1:].replace("H", ".") in out for name in view.rows)
+
+
+def test_of_matched_heads_as_many_are_shown_as_have_names_and_numbers():
+    apart = np.arange(40 * 60).reshape(40, 60) / 2400
+    rows, columns = [f"L0H{i}" for i in range(40)], [f"L1H{i}" for i in range(60)]
+    view = distance_map(apart, rows, columns, matched=True)
+    out = printed(view, width=80)
+    assert "the first 12 of 40 rows and 60 columns" in out
+    assert "L1H11" in out
+    assert "mean over" not in out
 
 
 def test_a_small_table_has_its_numbers():

@@ -84,7 +84,7 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     for head in measured.figures():
         place = head.site.kind, head.site.layer
         figures[place] = (*figures.get(place, ()), head)
-    spoken = {}
+    spoken: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
     if selection.words and not selection.hide_special:
         for kind, pairs in layers.kinds.items():
             for layer, weights in pairs:

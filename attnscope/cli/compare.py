@@ -117,9 +117,8 @@ def compare(
         anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
         again, same = reopen(source, model)
         opening = repeat("compare", again, *anew, axes, picture, same)
-    alone = corpus.texts is None
-    compared = _compare(given, selection, pair, contrast, opening, one=alone, everything=output.everything)
-    _print(compared, output, picture)
+    how = {"one": corpus.texts is None, "everything": output.everything}
+    _print(_compare(given, selection, pair, contrast, opening, **how), output, picture)
 
 
 def _names_head(source: SecondNamed, corpus: TextsOptions) -> bool:
@@ -196,15 +195,9 @@ def _texts(corpus: TextsOptions, source: SecondNamed, model: ModelOptions) -> li
 
 
 def _compare(
-    given: list[Source],
-    selection: Selection,
-    pair: list[Head],
-    contrast: Contrast,
-    opening: str | None,
-    *,
-    one: bool,
-    everything: bool,
-) -> Compared:
+    given: list[Source], selection: Selection, pair: list[Head], contrast: Contrast, opening: str | None,
+    *, one: bool, everything: bool,
+) -> Compared:  # fmt: skip
     """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
     from attnscope.analysis.comparison.compare import compare as compare_all
     from attnscope.analysis.comparison.depth import through_layers

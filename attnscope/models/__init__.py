@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import ModelError
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
 from attnscope.network.folder import BUNDLED, is_encoder_folder
@@ -88,14 +88,9 @@ def load(
 
 
 def prepare_tensors(model: Model, file: Path) -> ModelInput:
-    """A module's own inputs, from a file of named tensors. Raises ``InputError``."""
-    from attnscope.models.module import ModuleModel
+    """A model's own inputs, from a file of named tensors. Raises ``InputError``."""
     from attnscope.storage.arrays.files import read_tensors
 
-    if not isinstance(model, ModuleModel):
-        raise InputError(
-            f"{model.name} reads text: tensors of your own go into a module, --model FILE.py:NAME"
-        )
     return model.prepare_tensors(read_tensors(file))
 
 

@@ -46,7 +46,7 @@ class OwnModel(ReaderModel):
         def prepare(text: str, reading: Reading) -> ModelInput | InputError:
             if len(reading.ids) > limit:
                 return self._prepare_or_refuse(text, max_tokens, truncate)
-            return self.label(reading.tokens, ())
+            return self.label(reading.tokens, reading.notes)
 
         return [
             prepare(text, reading) for text, reading in zip(texts, self.reader.read_all(texts), strict=True)

@@ -16,22 +16,23 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models.generation import Sampling, describe_generation, generate_ids, strip_end
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
-from attnscope.models.tokens import tokens_of
+from attnscope.models.tokens import mark_unknown, tokens_of
 from attnscope.models.trial import Trial
 from attnscope.models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 END_NAMES = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
 """What tokenizers call the token that ends a text."""
 
 
 class Reading(NamedTuple):
-    """A text as token ids and tokens."""
+    """A text as token ids and tokens, and what is to be said of them."""
 
     ids: list[int]
     tokens: tuple[Token, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,18 @@ class Reader:
         finally:
             if keep is not None:
                 self.tokenizer.no_truncation()
-        return Reading(encoding.ids, tokens_of(encoding, [text] if second is None else [text, second]))
+        return self._reading(encoding, [text] if second is None else [text, second])
 
     def read_all(self, texts: Sequence[str]) -> Iterator[Reading]:
         """The ids and tokens of many texts."""
         self._try([(text,) for text in texts])
         for text, encoding in zip(texts, self.tokenizer.encode_batch(list(texts)), strict=True):
-            yield Reading(encoding.ids, tokens_of(encoding, [text]))
+            yield self._reading(encoding, [text])
+
+    def _reading(self, encoding: Encoding, texts: Sequence[str]) -> Reading:
+        spelling = getattr(self.tokenizer.model, "unk_token", None)
+        unknown = None if spelling is None else self.tokenizer.token_to_id(spelling)
+        return Reading(encoding.ids, *mark_unknown(tokens_of(encoding, texts), unknown, spelling))
 
     def _try(self, texts: list[tuple[str, ...]]) -> None:
         if self.foreign is not None:
@@ -116,11 +122,11 @@ class ReaderModel(Model):
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
         """The inputs and labelled axes of a text or of a pair."""
-        ids, tokens = self.reader.read(text, second)
-        keep, notes = self._fit(len(ids), max_tokens=max_tokens, truncate=truncate)
+        reading = self.reader.read(text, second)
+        keep, notes = self._fit(len(reading.ids), max_tokens=max_tokens, truncate=truncate)
         if keep is not None:
-            _, tokens = self.reader.read(text, second, keep)
-        return self.label(tokens, notes)
+            reading = self.reader.read(text, second, keep)
+        return self.label(reading.tokens, (*reading.notes, *notes))
 
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
@@ -153,7 +159,12 @@ def load_reader(name: str, **options: Any) -> Reader:
     from attnscope.models.huggingface.source import Source
 
     source = Source(name, **options)
-    backend = getattr(source.load_tokenizer(source.load_config()), "backend_tokenizer", None)
+    config = None
+    if source.folder is None or (source.folder / "config.json").is_file():
+        config = source.load_config()
+    else:  # a tokenizer alone
+        source.require_harmless()
+    backend = getattr(source.load_tokenizer(config), "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"the tokenizer of {name} is not one of the tokenizers library: choose another")
     backend.no_padding()  # some files ask for a fixed length

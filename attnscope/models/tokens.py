@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,26 @@ def tokens_of_spellings(
         inside = True
         tokens.append(Token(readable(spelling), id_, word=word))
     return tuple(tokens)
+
+
+def mark_unknown(
+    tokens: tuple[Token, ...], unknown: int | None, spelling: str | None
+) -> tuple[tuple[Token, ...], tuple[str, ...]]:
+    """Tokens with ``[UNK]``, or as the vocabulary spells it, beside the text that it lacks, and how many.
+
+    A text may spell that token out itself; then it is no unknown one.
+    """
+    marked = tuple(
+        replace(token, text=f"{token.text} {spelling}")
+        if token.id == unknown and not token.special and token.text != spelling
+        else token
+        for token in tokens
+    )
+    count = sum(one is not other for one, other in zip(marked, tokens, strict=True))
+    if not count:
+        return tokens, ()
+    verb = "is" if count == 1 else "are"
+    return marked, (f"{count:,} of {len(tokens):,} tokens {verb} unknown to the vocabulary: {spelling}",)
 
 
 @lru_cache(maxsize=1 << 16)  # the same entries come again and again

@@ -11,7 +11,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load, prepare_tensors
 from attnscope.storage.arrays.files import read_tensors
-from tests.models.folders import minilm
+from tests.models.folders import gpt2, minilm
 
 SOURCE = '''
 import math
@@ -163,9 +163,17 @@ def test_a_tensor_of_another_name_is_met_with_the_names_there_are(file, tmp_path
         prepare_tensors(load(f"{file}:Cross"), tmp_path / "inputs.safetensors")
 
 
-def test_tensors_are_for_modules_only(tmp_path):
-    with pytest.raises(InputError, match="own reads text: tensors of your own go into a module"):
-        prepare_tensors(load("own"), tmp_path / "inputs.npz")
+def test_tensors_go_into_models_of_every_kind(tmp_path):
+    save_file({"ids": torch.tensor([[5, 6, 7]])}, tmp_path / "own.safetensors")
+    model = load("own")
+    assert len(model.run(prepare_tensors(model, tmp_path / "own.safetensors"), []).sites) == 4
+    model = load(gpt2(tmp_path / "gpt2"))
+    read = model.prepare("The cat sat")
+    save_file(dict(read.inputs), tmp_path / "ids.safetensors")
+    prepared = prepare_tensors(model, tmp_path / "ids.safetensors")
+    assert [token.id for token in prepared.tokens] == [token.id for token in read.tokens]
+    assert [token.text for token in prepared.tokens] == [token.text for token in read.tokens]
+    assert len(model.run(prepared, []).sites) == 2
 
 
 def test_pickled_objects_in_a_tensor_file_are_never_loaded(tmp_path):

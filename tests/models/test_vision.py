@@ -1,6 +1,5 @@
 """Images as models read them: which are opened, how they are cut, and what every patch is called."""
 
-import json
 import struct
 import zlib
 from pathlib import Path
@@ -196,10 +195,11 @@ def test_a_photograph_is_turned_upright_and_loses_its_palette(tmp_path):
     assert np.asarray(open_image(tmp_path / "palette.gif")).shape == (4, 6, 3)
 
 
-def test_what_hears_is_refused_by_what_it_reads(tmp_path):
+def test_what_hears_takes_tensors_and_refuses_a_text(tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = transformers.ASTConfig(**sizes)
+    config = transformers.ASTConfig(**sizes, max_length=32, num_mel_bins=16)
     transformers.ASTModel(config).save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())
-    with pytest.raises(ModelError, match="reads input_values: choose a model of text or of images"):
-        load(str(tmp_path))
+    model = load(str(tmp_path))
+    with pytest.raises(InputError, match="reads input_values, not text: give it with --inputs FILE"):
+        model.prepare("The cat")
+    assert len(model.run(model.prepare_tensors({"input_values": torch.zeros(1, 32, 16)}), []).sites) == 1

@@ -6,7 +6,7 @@ from attnscope.capture import Keep
 from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.tokens import tokens_of_spellings
-from tests.models.folders import gpt2
+from tests.models.folders import gpt2, minilm
 
 PRINTING = """
 import torch
@@ -50,3 +50,34 @@ def test_what_foreign_code_prints_goes_to_standard_error(tmp_path, capsys):
     assert out == ""
     assert "printed at import" in err
     assert "printed in forward" in err
+
+
+def test_words_that_the_vocabulary_lacks_are_marked_beside_the_text_and_counted():
+    model = load(minilm())
+    prepared = model.prepare("The cat 🦩 sat [UNK] on 🦩.")
+    assert [token.text for token in prepared.tokens if "[UNK]" in token.text] == [
+        "🦩 [UNK]",
+        "[UNK]",
+        "🦩 [UNK]",
+    ]
+    assert prepared.notes == (f"2 of {len(prepared.tokens)} tokens are unknown to the vocabulary: [UNK]",)
+    assert model.prepare("The cat").notes == ()
+
+
+def test_a_tokenizers_folder_needs_no_model_beside_it(tmp_path):
+    folder = gpt2(tmp_path / "whole")
+    text = "The cat sat on the mat."
+    (tmp_path / "module.py").write_text(PRINTING)
+    wanted = load(f"{tmp_path}/module.py:Loud", tokenizer=folder).prepare(text).tokens
+    for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
+        (tmp_path / "whole" / name).unlink()
+        assert load(f"{tmp_path}/module.py:Loud", tokenizer=folder).prepare(text).tokens == wanted
+
+
+def test_what_foreign_code_prints_while_it_writes_goes_to_standard_error(tmp_path, capsys):
+    model = load(gpt2(tmp_path), generative=True)
+    model.writer.transformer.register_forward_hook(lambda *call: print("printed by a hook"))
+    model.generate(model.prepare("The cat"), 2)
+    out, err = capsys.readouterr()
+    assert "printed by a hook" in err
+    assert out == ""

@@ -20,23 +20,63 @@ import torch
 
 SECONDS, MEMORY = 25, 9 << 30
 
+THIRTY = [
+    "bert",
+    "roberta",
+    "distilbert",
+    "albert",
+    "electra",
+    "deberta-v2",
+    "xlnet",
+    "mpnet",
+    "modernbert",
+    "camembert",
+    "gpt2",
+    "gpt_neo",
+    "gpt_neox",
+    "opt",
+    "bloom",
+    "mpt",
+    "llama",
+    "mistral",
+    "qwen2",
+    "gemma2",
+    "phi3",
+    "falcon",
+    "mixtral",
+    "gpt_oss",
+    "t5",
+    "bart",
+    "marian",
+    "pegasus",
+    "clip",
+    "vit",
+]
+"""Types of which each attention layer is taken out of the capture once, by hand: the audit must name it."""
+
 
 def audit_type(model_type: str) -> dict[str, Any]:
     """What an audit says of one type: its sentences, and how many attention calls were held."""
     from attnscope.analysis.audit.audit import audit
     from attnscope.models import ModelInput
-    from tests.analysis.audit.tiny import Bare
+    from tests.analysis.audit.tiny import Bare, missing
 
     model, given = built(model_type)
     if model is None:
         return {"type": model_type, "note": given}
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     settings = {name: value for name, value in given.items() if name not in tensors}
+    prepared, missed = ModelInput(tensors, {}, (), settings=settings), []
     try:
-        seen = audit(Bare(model), ModelInput(tensors, {}, (), settings=settings))
+        seen = audit(Bare(model), prepared)
+        for site in seen.sites if model_type in THIRTY else ():
+            with missing(site.name):
+                mixers = audit(Bare(model), prepared).mixers
+            missed.append([mixer.path for mixer in mixers] == [site.name])
     except Exception as error:
         return {"type": model_type, "note": f"{type(error).__name__}: {str(error)[:200]}"}
-    return {"type": model_type, "calls": len(seen.sites), "alarms": [] if seen.complete else seen.sentences}
+    alarms = [] if seen.complete else seen.sentences
+    return {"type": model_type, "calls": len(seen.sites), "alarms": alarms, "missed": missed}
 
 
 def built(model_type: str) -> tuple[Any, Any]:
@@ -84,6 +124,8 @@ def table(results: list[dict[str, Any]]) -> str:
     audited = [result for result in results if "calls" in result]
     attending = [result for result in audited if result["calls"]]
     whole = [result for result in attending if not result["alarms"]]
+    tried = [result for result in audited if result.get("missed")]
+    missed = [result["missed"] for result in tried]
     bare = [result for result in audited if not result["calls"] and result["alarms"]]
     lines = [
         "# What audits say",
@@ -97,6 +139,9 @@ def table(results: list[dict[str, Any]]) -> str:
         f"| of those, with attention that is shown | {len(attending)} |",
         f"| of those, all mixing goes through it | {len(whole)} |",
         f"| of those, something else mixes as well, which is named | {len(attending) - len(whole)} |",
+        f"| types with each layer taken out of the capture once | {len(tried)} |",
+        f"| of those, just that layer is named, each time | {sum(all(r['missed']) for r in tried)} |",
+        f"| layers taken out, and named exactly | {sum(map(len, missed))}, {sum(map(sum, missed))} |",
         f"| without any attention, their mixers named | {len(bare)} |",
         "",
     ]

@@ -22,7 +22,9 @@ class ModelOptions:
         "--model",
         "-m",
     )
-    tokenizer: str = option("For FILE.py:NAME: the model whose tokenizer to use.", panel=MODEL, default="own")
+    tokenizer: str = option(
+        "For FILE.py:NAME: the model whose tokenizer to use, or its folder.", panel=MODEL, default="own"
+    )
     device: str = option("auto, cpu, cuda or mps.", panel=MODEL, default="auto")
     device_map: str | None = option(
         "auto: spread a model too large for one device over all there are; needs accelerate.", panel=MODEL

@@ -32,7 +32,7 @@ class SourceOptions:
         "An image for a model that reads them; with a text, for one that reads both.", panel=TEXT
     )
     inputs: Path | None = option(
-        "For FILE.py:NAME: tensors instead of a text, .safetensors, .npz or .pt.", panel=TEXT
+        "Tensors for the model's forward instead of a text, .safetensors, .npz or .pt.", panel=TEXT
     )
     max_tokens: int | None = option("Cut the text at that many tokens.", min=1, panel=TEXT)
     truncate: bool = flag("Cut a text that is longer than the model's positions.", panel=TEXT)

@@ -88,11 +88,8 @@ def load_huggingface(
     notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
     if generative:
         _forget_preferences(loaded)
-    if accepts(module, "input_ids"):
-        if no_tokenizer is not None:
-            raise no_tokenizer
-    elif not accepts(module, "pixel_values"):
-        raise ModelError(f"{name} reads {module.main_input_name}: choose a model of text or of images")
+    if accepts(module, "input_ids") and no_tokenizer is not None:
+        raise no_tokenizer
     return HuggingFaceModel(
         name,
         module,

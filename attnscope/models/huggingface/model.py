@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +18,7 @@ from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.generation import Sampling, describe_generation, strip_end
 from attnscope.models.huggingface.generation import generate_cached
 from attnscope.models.huggingface.images import read_image
-from attnscope.models.huggingface.reader import Encoded, FolderReader, has_separator
+from attnscope.models.huggingface.reader import Encoded, FolderReader, has_separator, start_token
 from attnscope.models.inputs import ModelInput, Objective, text_axes
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model, accepts
@@ -58,6 +60,9 @@ class HuggingFaceModel(Model):
         Without a target an encoder-decoder model reads the text on both sides, and a note says so; one that
         is to generate begins with its start token.
         """
+        if not self._reads:
+            main = getattr(self.module, "main_input_name", "tensors")
+            raise InputError(f"{self.name} reads {main}, not text: give it with --inputs FILE")
         if "input_ids" not in self._reads:
             raise InputError(f"{self.name} reads images, not text: give it one with --image FILE")
         if self.encoder_decoder:
@@ -97,6 +102,15 @@ class HuggingFaceModel(Model):
         inputs = dict(prepared.inputs) | self._tensors(encoded.fields)
         axes = dict(prepared.axes) | {"decoder": (encoded.tokens, encoded.tokens)}
         return replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
+
+    def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
+        """The user's own tensors; ids of one text are labelled with what the vocabulary has for them."""
+        prepared = super().prepare_tensors(tensors)
+        ids = prepared.inputs.get("input_ids")
+        if ids is None or ids.ndim != 2 or len(ids) != 1 or self.encoder_decoder:
+            return replace(prepared, settings=self.settings)
+        tokens = self.reader.vocabulary.extend((), ids[0].tolist())
+        return replace(prepared, axes=text_axes(tokens), tokens=tokens, settings=self.settings)
 
     def _read_image(self, path: Path, entry: str = "__call__") -> ModelInput:
         return read_image(path, self.processor, self.module, self.device, entry)
@@ -141,7 +155,7 @@ class HuggingFaceModel(Model):
             inputs = {name: tensor[:, : len(tokens)] for name, tensor in inputs.items()}
         try:
             show_kinds(self.module, prepared)
-            with self.threads(prepared):
+            with self.threads(prepared), redirect_stdout(sys.stderr):  # what foreign code prints
                 new, steps, record = generate_cached(
                     self.writer, self.module, inputs, side, count, sampling, ends
                 )
@@ -177,7 +191,7 @@ class HuggingFaceModel(Model):
         return ModelInput(inputs, text_axes(tokens), tokens, encoded.notes, self.settings, entry=entry)
 
     def _source_and_target(self, source: Encoded, target: str | None, truncate: bool) -> ModelInput:
-        start, notes = self._start(), source.notes
+        start, notes = start_token(self.module, self.reader.tokenizer), source.notes
         if target is not None:
             wanted = self._read([target], None, truncate)
             notes += tuple(note for note in wanted.notes if note not in notes)
@@ -203,7 +217,7 @@ class HuggingFaceModel(Model):
         keep, notes = self._fit(len(encoded.tokens), max_tokens=max_tokens, truncate=truncate)
         if keep is not None:
             encoded = self.reader.read(texts, keep, templated=templated)
-        return replace(encoded, notes=notes)
+        return replace(encoded, notes=(*encoded.notes, *notes))
 
     @property
     def objective(self) -> Objective:
@@ -227,19 +241,6 @@ class HuggingFaceModel(Model):
         """The tokens with which the model ends a text."""
         ends = (self.writer.generation_config.eos_token_id, self.reader.tokenizer.eos_token_id)
         return {end for one in ends for end in (one if isinstance(one, list) else [one]) if end is not None}
-
-    def _start(self) -> Token:
-        """The token that a decoder begins with."""
-        config: Any = self.module.config
-        candidates = (
-            getattr(config, "decoder_start_token_id", None),
-            getattr(getattr(self.module, "generation_config", None), "decoder_start_token_id", None),
-            getattr(config, "bos_token_id", None),
-            getattr(config, "pad_token_id", None),
-            self.reader.tokenizer.pad_token_id,
-        )
-        start = next((id_ for id_ in candidates if isinstance(id_, int)), 0)
-        return Token(self.reader.tokenizer.convert_ids_to_tokens(start), start, special=True)
 
     def _tensors(self, fields: Mapping[str, list[int]], entry: str = "__call__") -> dict[str, Tensor]:
         names = [name for name in fields if accepts(self.module, name, entry)]

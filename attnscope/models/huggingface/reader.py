@@ -9,7 +9,7 @@ from typing import Any
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.tokens import tokens_of, tokens_of_ids
+from attnscope.models.tokens import mark_unknown, tokens_of, tokens_of_ids
 from attnscope.models.trial import Trial, tried
 from attnscope.models.vocabulary import Vocabulary
 
@@ -53,12 +53,14 @@ class FolderReader:
             tokens = tokens_of(fields.encodings[0], texts)
         else:
             tokens = tokens_of_ids(self.tokenizer, fields["input_ids"], self.tokenizer.all_special_ids)
+        unknown = self.tokenizer.unk_token_id, self.tokenizer.unk_token
+        tokens, notes = mark_unknown(tokens, *unknown)
         if templated:
             special = self.special_ids
             tokens = tuple(
                 replace(token, special=True, word=None) if token.id in special else token for token in tokens
             )
-        return Encoded(dict(fields), tokens)
+        return Encoded(dict(fields), tokens, notes)
 
     def chat(self, text: str, system: str | None, reply: bool) -> str | None:
         """A message of a user as the chat template writes it; ``None`` if there is no template.
@@ -104,3 +106,16 @@ def has_separator(tokens: Sequence[Token]) -> bool:
     """Whether a special token stands between the two texts of a pair."""
     opening = next((i for i, token in enumerate(tokens) if token.segment == 1 and not token.special), 0)
     return opening > 0 and tokens[opening - 1].special
+
+
+def start_token(module: Any, tokenizer: Any) -> Token:
+    """The token that a decoder begins with."""
+    candidates = (
+        getattr(module.config, "decoder_start_token_id", None),
+        getattr(getattr(module, "generation_config", None), "decoder_start_token_id", None),
+        getattr(module.config, "bos_token_id", None),
+        getattr(module.config, "pad_token_id", None),
+        tokenizer.pad_token_id,
+    )
+    start = next((id_ for id_ in candidates if isinstance(id_, int)), 0)
+    return Token(tokenizer.convert_ids_to_tokens(start), start, special=True)

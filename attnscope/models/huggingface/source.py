@@ -85,16 +85,12 @@ class Source:
         """The config. Raises ``ModelError`` if there is none, or one that no honest model has."""
         if self.folder is None:
             require_on_hub(self.name, self.revision)
-        else:
-            require_plain_files(self.folder)
+        self.require_harmless()
         import transformers
 
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        with self.shielded():
-            self._require_harmless()
-            with bounded(f"the config.json of {self.name}", CONFIG_MEMORY, CONFIG_SECONDS):
-                return transformers.AutoConfig.from_pretrained(self.name, **self.options)
+        what = f"the config.json of {self.name}"
+        with self.shielded(), bounded(what, CONFIG_MEMORY, CONFIG_SECONDS):
+            return transformers.AutoConfig.from_pretrained(self.name, **self.options)
 
     def load_tokenizer(self, config: Any) -> Any:
         """The tokenizer, as transformers loads it. Raises ``ModelError``."""
@@ -156,14 +152,21 @@ class Source:
         )
         return None if file is None else Path(file)
 
-    def _require_harmless(self) -> None:
-        """Read the files of settings, and refuse those that name other repositories."""
-        for name in CONFIGS:
-            file = self._find(name)
-            if file is not None:
-                settings = read_config(self.name, file)
-                if not self.trust_remote_code:
-                    require_no_repository(self.name, name, settings)
+    def require_harmless(self) -> None:
+        """Read the files of settings, and refuse what names other repositories. Raises ``ModelError``."""
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        if self.folder is not None:
+            require_plain_files(self.folder)
+        with self.shielded():
+            for name in CONFIGS:
+                file = self._find(name)
+                if file is not None:
+                    settings = read_config(self.name, file)
+                    if not self.trust_remote_code:
+                        require_no_repository(self.name, name, settings)
 
 
 def _explain(name: str, error: Exception) -> str:

@@ -30,6 +30,7 @@ MOVING = (RESHAPING - {"contiguous", "clone", "detach"}) | {
 }
 """Functions that move, cut or copy entries."""
 
+REDUCING = frozenset({"amax", "amin", "mean", "sum"})
 JOINING = frozenset({"cat", "concat", "concatenate", "stack"})
 MIXING = frozenset({"sort", "cumsum", "matrix_exp", "inverse", "multi_head_attention_forward", "fft", "ifft"})
 """Functions whose result may have its argument's shape, with other entries in it."""
@@ -99,6 +100,8 @@ class Lineage:
             self.begin(result)
         elif name in JOINING:
             self._join(name, func, args, kwargs, result)
+        elif name in REDUCING:
+            self._reduce(args, kwargs, result)
         elif name == "pad":
             self._pad(func, args, kwargs, result)
         elif name not in MIXING:
@@ -110,7 +113,6 @@ class Lineage:
 
     def _keep(self, args: Sequence[Any], result: Tensor) -> None:
         """The entries stay in their places: those of the first scores, or of states by the shortest way."""
-        known = [self._origins[arg] for arg in args if isinstance(arg, Tensor) and arg in self._origins]
         shaped = [
             self._origins[arg]
             for arg in args
@@ -120,7 +122,7 @@ class Lineage:
             return
         scores = next((origin for origin in shaped if origin.right is not None), None)
         best = scores or min(shaped, key=lambda origin: origin.node.depth)
-        if best.right is None and any(origin.state != best.state for origin in known):
+        if best.right is None and any(origin.state != best.state for origin in shaped):
             best = replace(best, state=next(self._states))
         self._set(result, best)
 
@@ -140,6 +142,22 @@ class Lineage:
             node = Moved.by(func, name, (known.node, *rest), kwargs, index)
             right = None if known.right is None else Moved.by(func, name, (known.right, *rest), kwargs, index)
             self._set(tensor, Origin(node, known.state, right))
+
+    def _reduce(self, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
+        """One entry for several along an axis: it stands where the first of them stood."""
+        given = dict(zip(("input", "dim"), args, strict=False)) | kwargs
+        source, axis = given.get("input"), given.get("dim")
+        known = self.of(source)
+        if not isinstance(source, Tensor) or not isinstance(axis, int):
+            return
+        if known is None or known.right is not None:
+            return
+        axis, kept = axis % source.ndim, result.ndim == source.ndim
+        axes = [place for place in range(source.ndim) if place != axis]
+        node = Spread(
+            known.node, tuple((place, place - (place > axis and not kept)) for place in axes), result.shape
+        )
+        self._set(result, Origin(node, known.state))
 
     def _pad(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Tensor

@@ -23,26 +23,26 @@ Arrange = Callable[[Tensor], Tensor]
 class Sides:
     """Where queries and keys come from; ``scored``: both nodes are laid out as scores, [..., query, key]."""
 
-    query: Node
-    key: Node
+    query: Node | None
+    key: Node | None
     state: int
     arrange: Arrange
     scored: bool
+    axes: int = 4  # of the tensors that a kernel was given
 
     @staticmethod
-    def of_kernel(
-        lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int
-    ) -> Sides | None:
-        """Those of torch's own kernel, which is given queries and keys."""
+    def of_kernel(lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int) -> Sides:
+        """Those of torch's own kernel, which is given queries and keys of any origin."""
         given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
         query, key = (lineage.of(given[name]) for name in ("query", "key"))
+        axes = given["query"].ndim
         if query is None or key is None or query.right is not None or key.right is not None:
-            return None
+            return Sides(None, None, 0, Tensor.detach, scored=False, axes=axes)
 
         def arrange(labels: Tensor) -> Tensor:
             return labels.reshape(batch, -1, *labels.shape[-2:])
 
-        return Sides(query.node, key.node, query.state, arrange, scored=False)
+        return Sides(query.node, key.node, query.state, arrange, scored=False, axes=axes)
 
     @staticmethod
     def of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> Sides | None:
@@ -56,7 +56,7 @@ class Sides:
     @property
     def signature(self) -> Hashable:
         """Equal for calls of one layout; None where only the tensors would tell."""
-        query, key = self.query.signature, self.key.signature
+        query, key = (None if side is None else side.signature for side in (self.query, self.key))
         return None if query is None or key is None else (query, key)
 
 
@@ -96,14 +96,18 @@ class Layout:
 
     @property
     def complete(self) -> bool:
-        """Whether they ask by all outputs of their projection, or by a third of them."""
-        heads = self.head[0, :, 0]
+        """Whether all positions that answer ask, by all outputs of their projection or a third of them."""
+        heads, rows, slots = self.head[0, :, 0], self.query[0, 0], self.key[0, 0, 0]
+        if len(rows) != len(slots) and bool(torch.isin(rows // STRETCH, slots // STRETCH).any()):
+            return False
         each = int(heads.diff().abs().min()) if len(heads) > 1 else 0
         return self.whole and len(heads) * each in (self.outputs, self.outputs / 3)
 
 
 def survey(sides: Sides) -> Layout | None:
     """The layout of a call, or None if its queries and keys cannot be followed."""
+    if sides.query is None or sides.key is None:
+        return None
     query, key, channel = (
         sides.query.labels("place"),
         sides.key.labels("place"),
@@ -129,10 +133,13 @@ def survey(sides: Sides) -> Layout | None:
         return None
     if varies and bool((query == query[..., :1]).all()):
         return Layout(texts, channel, asked, key, 0, 0, 0, channels=True)
-    _, answering, _ = _split(key, begun, swapped)
+    answered, answering, _ = _split(key, begun, swapped)
     roots = [begun[int(number)] for number in torch.unique(query[query > 0] // STRETCH)]
     real = [root for root in roots if isinstance(root, Root)]
-    if not real:
+    if not real:  # fillers alone ask, of the texts that answer
+        real = [root for root in begun.values() if isinstance(root, Root)]
+        texts = answered.amax(-1).expand_as(asked)
+    if not real or bool((texts[asked >= 0] < 0).any()):
         return None
     count = max(root.shape[1] if swapped else root.texts for root in real)
     positions = sum(root.shape[0] if swapped and isinstance(root, Root) else root.positions for root in roots)

@@ -9,40 +9,22 @@ to them: another module attends, the module around them ends, or queries come th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from attnscope.capture.hooks.modules import Call
+from attnscope.capture.lineage.joined import Piece, at_its_rows, join
 from attnscope.capture.lineage.layout import Layout, Sides, survey
-from attnscope.capture.lineage.placed import Part, PlacedRows
-from attnscope.capture.lineage.roots import STRETCH
+from attnscope.capture.placing.kinds import heads_of
 from attnscope.capture.record import LayerWithoutAttention, Record
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.single_heads import SingleHeads
 
+AXES = "it attends in {} axes, and nothing tells which of them are its heads"
 CHANNELS = "it attends from channel to channel, not from token to token"
 MOST = 2**24
 """Rows and slots up to which a call's places are looked at."""
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """One call of the attention that is being put together."""
-
-    capture: Capture
-    name: str
-    calls: tuple[Call, ...]
-    layout: Layout
-    state: int
-    softmax: int  # the number of the softmax that its weights come from; 0 of a kernel
-
-    @property
-    def asked(self) -> Tensor:
-        """Which head asks from where, in which text.  -> [row, 3]"""
-        layout = self.layout
-        return torch.stack([layout.text, layout.head, layout.query], -1)[layout.query >= 0]
 
 
 @dataclass(eq=False)
@@ -86,9 +68,13 @@ class Pieces:
             layout = _survey(sides, capture)
             if layout is not None and layout.usual and layout.complete:
                 self._passing.add(known)
-                layout = None
+                self.flush()
+                return False
         if sides is None or layout is None:
             self.flush()
+            if sides is not None and sides.axes > 4 and not known_heads(capture, calls):
+                self.record.note(LayerWithoutAttention.at(name, AXES.format(sides.axes)))
+                return True
             return False
         if layout.channels:
             self.flush()
@@ -128,7 +114,7 @@ class Pieces:
         pieces, self.held = self.held, []
         first = pieces[0]
         if len(pieces) == 1 and first.layout.usual:
-            self._release(_at_its_rows(first), first.name, first.calls)
+            self._release(at_its_rows(first), first.name, first.calls)
         else:
             self._release(join(pieces), first.name, first.calls)
 
@@ -181,67 +167,6 @@ def ask_again(layout: Layout, others: Sequence[Layout]) -> bool:
     return len(mine) < len(rows[0]) or any(bool(torch.isin(mine, row).any()) for row in rows[1:])
 
 
-def join(pieces: Sequence[Piece]) -> Capture:
-    """One attention of several calls: its texts, heads and positions in order."""
-    first, layouts = pieces[0].capture, [piece.layout for piece in pieces]
-    asked = torch.unique(torch.cat([layout.query.flatten() for layout in layouts]))
-    keys = torch.unique(torch.cat([layout.key.flatten() for layout in layouts]))
-    asked, keys = asked[asked >= 0], keys[keys >= 0]
-    crossed = not bool(torch.isin(asked // STRETCH, keys // STRETCH).any())
-    if not crossed:
-        keys = torch.unique(torch.cat([asked, keys]))
-    rows = asked if crossed else keys
-    heads, count = _number_heads(layouts)
-    offset = 0 if crossed else int(torch.searchsorted(keys, asked[:1]))
-    last = len(asked) if crossed else int(torch.searchsorted(keys, asked[-1:])) + 1
-    parts = []
-    for piece, layout, head in zip(pieces, layouts, heads, strict=True):
-        row, key = _index(layout.query, rows, offset), _index(layout.key, keys, 0)
-        parts.append(Part(piece.capture.read, layout.text.long(), head, row, key))
-    texts = max(layout.texts for layout in layouts)
-    gaps = [piece.capture.difference for piece in pieces if piece.capture.difference is not None]
-    return replace(
-        first,
-        batch=texts,
-        heads=count,
-        key_heads=max(1, count * first.key_heads // first.heads),
-        queries=last - offset,
-        keys=len(keys),
-        read=PlacedRows(tuple(parts), texts, count, len(keys)),
-        crossed=crossed,
-        offset=None if crossed else offset,
-        statistics=None,
-        difference=max(gaps) if gaps else None,
-    )
-
-
-def _at_its_rows(piece: Piece) -> Capture:
-    """A lone call that asks from some positions only, its rows counted from the first of them."""
-    layout, capture = piece.layout, piece.capture
-    rows, keys = layout.query[0, 0], layout.key[0, 0, 0]
-    place = (keys == rows[0]).nonzero()
-    if len(place) == 0 or not torch.equal(keys[int(place[0]) :][: len(rows)], rows):
-        return capture
-    return replace(capture, offset=int(place[0]))
-
-
-def _index(places: Tensor, axis: Tensor, offset: int) -> Tensor:
-    """Where places stand on an axis, counted from ``offset``; -1: nowhere."""
-    return torch.where(places < 0, -1, torch.searchsorted(axis, places.contiguous()) - offset)
-
-
-def _number_heads(layouts: Sequence[Layout]) -> tuple[list[Tensor], int]:
-    """The number of each row's head, and how many heads there are.
-
-    Projections that ask from the same positions have heads of their own; those of two streams share theirs.
-    """
-    head = torch.cat([layout.head.flatten() for layout in layouts])
-    place = torch.cat([layout.query.flatten() for layout in layouts])
-    head, place = head[place >= 0], place[place >= 0]
-    projection = head // STRETCH
-    places = [torch.unique(place[projection == one]) for one in torch.unique(projection)]
-    shared = len(torch.unique(torch.cat(places))) < sum(len(each) for each in places)
-    codes = [layout.head if shared else layout.head % STRETCH for layout in layouts]
-    names = torch.unique(head if shared else head % STRETCH)
-    numbers = [torch.searchsorted(names, code.contiguous()).clamp(max=len(names) - 1) for code in codes]
-    return numbers, len(names)
+def known_heads(capture: Capture, calls: Sequence[Call]) -> bool:
+    """Whether the module that attends says itself that it has so many heads."""
+    return bool(calls) and heads_of(calls[-1].module) == capture.heads

@@ -50,7 +50,9 @@ class Sites:
         kind: Kind = "cross"
         if not is_cross(capture, name, around):
             known = capture.offset
-            attention = replace(attention, offset=offset_of(attention) if known is None else known)
+            if known is None and not capture.apart:
+                known = offset_of(attention)
+            attention = replace(attention, offset=known)
             kind, shows = self_kind(attention, call)
             if shows:
                 self._kinds[name] = kind

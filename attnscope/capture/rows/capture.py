@@ -29,7 +29,7 @@ class Capture:
     nobody said so. ``window`` is the sliding window that the kernel was told of. ``statistics`` are there if
     the fused pass computed the call; ``refusal`` says why it left the call to the kernel, if it was asked.
     ``difference`` is that of ``compare_rows``, None where nothing could be compared. ``offset`` is the
-    position of query 0 among the keys, None where nobody said so.
+    position of query 0 among the keys, None where nobody said so; ``apart``: queries have no such positions.
     """
 
     source: Source
@@ -47,6 +47,7 @@ class Capture:
     refusal: str | None = None
     difference: float | None = None
     offset: int | None = None
+    apart: bool = False
 
     @classmethod
     def of_call(cls, call: AttentionCall, kernel: str) -> Capture:

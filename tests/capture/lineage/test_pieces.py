@@ -267,3 +267,64 @@ def test_projections_of_one_input_are_heads():
     record, (kept,), _ = observe(model, torch.randn(2, COUNT, SIZE))
     assert torch.equal(kept.weights, torch.stack(model.kept, 1))
     assert record.sites[0].heads == HEADS
+
+
+class ClassToken(nn.Module):
+    """A class token in front of the others, which asks alone, or all of them in chunks."""
+
+    def __init__(self, alone):
+        super().__init__()
+        self.token, self.alone = nn.Parameter(torch.randn(1, 1, SIZE)), alone
+        self.q, self.k, self.v = (nn.Linear(SIZE, SIZE) for _ in range(3))
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        asked = x[:, 0][:, None] if self.alone else x
+        q, k, v = (
+            t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (self.q(asked), self.k(x), self.v(x))
+        )
+        self.kept = (q @ k.mT).softmax(-1)
+        return torch.cat([(rows @ k.mT).softmax(-1) @ v for rows in q.split(5, 2)], 2)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_class_token_stands_in_front(alone):
+    model = ClassToken(alone)
+    record, (kept,), _ = observe(model, torch.randn(2, COUNT, SIZE))
+    torch.testing.assert_close(kept.weights, model.kept, atol=1e-6, rtol=0)
+    assert (record.sites[0].offset, kept.keys) == (0, range(COUNT + 1))
+
+
+def pooled_windows(kernel, query, key, value):
+    """Windows as the third of five axes; one query of two, the larger one, asks."""
+    windows = [x.unflatten(2, (3, 4)).transpose(2, 3) for x in (query, key, value)]
+    query, key, value = (x.transpose(2, 3) for x in windows)
+    query = query.unflatten(3, (2, 2)).amax(3)
+    return kernel(query, key, value).flatten(2, 3)
+
+
+def test_pooled_queries_of_windows_are_no_heads():
+    model, x = Attending(pooled_windows, "sdpa"), torch.randn(2, COUNT, SIZE)
+    record, (kept,), _ = observe(model, x)
+    (site,) = record.sites
+    assert (site.batch, site.heads, site.queries, site.keys, site.offset) == (2, HEADS, 6, COUNT, None)
+    query, key, _ = model.heads_of(x)
+    query = query.unflatten(2, (3, 2, 2)).amax(3).flatten(2, 3)  # [batch, head, query, size]
+    near = torch.arange(6)[:, None] // 2 == torch.arange(COUNT) // 4
+    scores = (query @ key.mT / 2).masked_fill(~near, -torch.inf)
+    torch.testing.assert_close(kept.weights, scores.softmax(-1).detach(), atol=1e-6, rtol=0)
+
+
+class FiveAxes(nn.Module):
+    """Queries in five axes, of which nobody knows where they come from."""
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(*(torch.as_strided(x, (2, 3, 2, 2, 4), (48, 16, 8, 4, 1)),) * 3)
+
+
+def test_axes_that_nothing_tells_are_named():
+    record, maps, _ = observe(nn.Sequential(FiveAxes()), torch.randn(2, 3, SIZE))
+    assert not maps
+    assert record.without_attention[0].reason == (
+        "it attends in 5 axes, and nothing tells which of them are its heads"
+    )

@@ -1,0 +1,123 @@
+"""Several calls of one attention as one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.lineage.layout import Layout
+from attnscope.capture.lineage.placed import Part, PlacedRows
+from attnscope.capture.lineage.roots import STRETCH
+from attnscope.capture.rows.capture import Capture
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One call of the attention that is being put together."""
+
+    capture: Capture
+    name: str
+    calls: tuple[Call, ...]
+    layout: Layout
+    state: int
+    softmax: int  # the number of the softmax that its weights come from; 0 of a kernel
+
+    @property
+    def asked(self) -> Tensor:
+        """Which head asks from where, in which text.  -> [row, 3]"""
+        layout = self.layout
+        return torch.stack([layout.text, layout.head, layout.query], -1)[layout.query >= 0]
+
+
+def join(pieces: Sequence[Piece]) -> Capture:
+    """One attention of several calls: its texts, heads and positions in order."""
+    first, layouts = pieces[0].capture, _in_sequence([piece.layout for piece in pieces])
+    asked = torch.unique(torch.cat([layout.query.flatten() for layout in layouts]))
+    keys = torch.unique(torch.cat([layout.key.flatten() for layout in layouts]))
+    asked, keys = asked[asked >= 0], keys[keys >= 0]
+    crossed = not bool(torch.isin(asked // STRETCH, keys // STRETCH).any())
+    if not crossed:
+        keys = torch.unique(torch.cat([asked, keys]))
+    heads, count = _number_heads(layouts)
+    texts = max(layout.texts for layout in layouts)
+    start, last = (int(torch.searchsorted(keys, asked[at])) for at in (0, -1))
+    lanes = sum(int((layout.query >= 0).sum()) for layout in layouts)
+    sparse = last - start + 1 > len(asked) and lanes >= texts * count * len(asked)
+    apart = crossed or sparse  # every head asks from the same few positions: rows of their own
+    rows, offset, queries = (asked, 0, len(asked)) if apart else (keys, start, last - start + 1)
+    parts = []
+    for piece, layout, head in zip(pieces, layouts, heads, strict=True):
+        row, key = _index(layout.query, rows, offset), _index(layout.key, keys, 0)
+        parts.append(Part(piece.capture.read, layout.text.long(), head, row, key))
+    gaps = [piece.capture.difference for piece in pieces if piece.capture.difference is not None]
+    return replace(
+        first,
+        batch=texts,
+        heads=count,
+        key_heads=max(1, count * first.key_heads // first.heads),
+        queries=queries,
+        keys=len(keys),
+        read=PlacedRows(tuple(parts), texts, count, len(keys)),
+        crossed=None if apart else False,
+        apart=apart,
+        offset=None if apart else offset,
+        statistics=None,
+        difference=max(gaps) if gaps else None,
+    )
+
+
+def at_its_rows(piece: Piece) -> Capture:
+    """A lone call that asks from some positions only, its rows counted from the first of them."""
+    layout, capture = piece.layout, piece.capture
+    rows, keys = layout.query[0, 0], layout.key[0, 0, 0]
+    place = (keys == rows[0]).nonzero()
+    if len(place) == 0 or not torch.equal(keys[int(place[0]) :][: len(rows)], rows):
+        return capture
+    return replace(capture, offset=int(place[0]))
+
+
+def _in_sequence(layouts: Sequence[Layout]) -> list[Layout]:
+    """The same layouts, their beginnings numbered in the order in which they stand among the keys."""
+    numbers = torch.unique(torch.cat([(layout.key // STRETCH).flatten() for layout in layouts]))
+    numbers = numbers[numbers >= 0]
+    if len(numbers) < 2:
+        return list(layouts)
+    places = [
+        torch.cat([(layout.key // STRETCH == number).nonzero()[:, -1] for layout in layouts]).min()
+        for number in numbers
+    ]
+    order = torch.stack(places).argsort(stable=True)
+
+    def moved(places: Tensor) -> Tensor:
+        result = places.clone()
+        for rank, number in enumerate(numbers[order]):
+            result = torch.where(places // STRETCH == number, places + (rank - number) * STRETCH, result)
+        return result
+
+    return [replace(layout, query=moved(layout.query), key=moved(layout.key)) for layout in layouts]
+
+
+def _index(places: Tensor, axis: Tensor, offset: int) -> Tensor:
+    """Where places stand on an axis, counted from ``offset``; -1: nowhere."""
+    return torch.where(places < 0, -1, torch.searchsorted(axis, places.contiguous()) - offset)
+
+
+def _number_heads(layouts: Sequence[Layout]) -> tuple[list[Tensor], int]:
+    """The number of each row's head, and how many heads there are.
+
+    Projections that ask from the same positions have heads of their own; those of two streams share theirs.
+    """
+    head = torch.cat([layout.head.flatten() for layout in layouts])
+    place = torch.cat([layout.query.flatten() for layout in layouts])
+    head, place = head[place >= 0], place[place >= 0]
+    projection = head // STRETCH
+    places = [torch.unique(place[projection == one]) for one in torch.unique(projection)]
+    shared = len(torch.unique(torch.cat(places))) < sum(len(each) for each in places)
+    codes = [layout.head if shared else layout.head % STRETCH for layout in layouts]
+    names = torch.unique(head if shared else head % STRETCH)
+    numbers = [torch.searchsorted(names, code.contiguous()).clamp(max=len(names) - 1) for code in codes]
+    return numbers, len(names)

@@ -88,8 +88,8 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     if selection.words and not selection.hide_special:
         for kind, pairs in layers.kinds.items():
             for layer, weights in pairs:
-                found = measure_words(weights, figures[kind, layer][0].site)
-                spoken |= {(kind, layer): found} if found else {}
+                word_figures = measure_words(weights, figures[kind, layer][0].site)
+                spoken |= {(kind, layer): word_figures} if word_figures else {}
     figures |= spoken
     if selection.words or selection.hide_special:
         said = "words, as the pictures do" if spoken else "every token"

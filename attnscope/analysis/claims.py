@@ -19,11 +19,11 @@ COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, and what was found in words."""
+    """Whether a claim holds, and the evidence in words."""
 
     claim: str
     holds: bool
-    found: str
+    evidence: str
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class _OneHead(Claim):
             raise SelectionError(f"no head {kind + '.' if kind else ''}{name}: there are {last}")
         (head,) = meant
         if self.condition.name == "role":
-            found = head.role.name if head.role is not None else "no role"
+            evidence = head.role.name if head.role is not None else "no role"
         else:
             figure = head.figures.get(self.condition.name)
-            found = head.absent[self.condition.name] if figure is None else figure_text(figure)
-        return Verdict(self.text, self.condition.meets(head), found)
+            evidence = head.absent[self.condition.name] if figure is None else figure_text(figure)
+        return Verdict(self.text, self.condition.meets(head), evidence)
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class _SomeHead(Claim):
             return Verdict(self.text, False, f"no head has it: {heads[0].absent[name]}")
         largest = self.condition.sign.startswith(">") != self.every  # the head that decides
         deciding = (max if largest else min)(known, key=lambda head: head.figures[name].value)
-        found = f"{figure_text(deciding.figures[name])}, {deciding.site.kind} {deciding.name}"
-        return Verdict(self.text, self.condition.meets(deciding), found)
+        evidence = f"{figure_text(deciding.figures[name])}, {deciding.site.kind} {deciding.name}"
+        return Verdict(self.text, self.condition.meets(deciding), evidence)
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,10 @@ def figure_text(figure: Figure) -> str:
 
 
 def _single(text: str, claim: str) -> Condition:
-    found = parse_conditions(text)
-    if len(found) > 1:
+    conditions = parse_conditions(text)
+    if len(conditions) > 1:
         raise SelectionError(f"the claim {claim!r} says two things: make it two claims")
-    return found[0]
+    return conditions[0]
 
 
 def _names(of: Iterable[Condition]) -> tuple[str, ...]:

@@ -59,8 +59,8 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     require_selected(coarse.maps, record, selection)
     kinds = kinds_of(made.site for made in coarse.maps)
     made = next(made for made in coarse.maps if made.site.kind == kinds[0])
-    (found,) = (head for head in measured.figures() if head.site == made.site)
-    figures = replace(found, head=selection.head.head)  # alone among those measured it was number 0
+    (alone,) = (head for head in measured.figures() if head.site == made.site)
+    figures = replace(alone, head=selection.head.head)  # alone among those measured it was number 0
     weights, hidden = made.label()
     notes = [*model.notes, *prepared.notes, *record.notes]
     notes += note_hidden([hidden], selection, "its attention")

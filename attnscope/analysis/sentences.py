@@ -141,13 +141,13 @@ def layers_of(sites: Iterable[Site]) -> str:
     return f"layer{'s' * (len(numbers) > 1)} {number_ranges(numbers)}"
 
 
-def require_selected(found: Sequence[object], record: Record, selection: Selection) -> None:
+def require_selected(chosen: Sequence[object], record: Record, selection: Selection) -> None:
     """Raise ``SelectionError`` that says what exists, if nothing was found of what was asked for."""
     sites = [seen for seen in record.sites if selection.kind in (None, seen.site.kind)]
     layers = {seen.site.layer for seen in sites}
     wanted = set(selection.layers or ()) if selection.head is None else {selection.head.layer}
     missing = wanted - layers
-    if found and not missing:
+    if chosen and not missing:
         return
     kinds = kinds_of(seen.site for seen in record.sites)
     if selection.kind is not None and selection.kind not in kinds:

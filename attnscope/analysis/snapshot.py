@@ -55,14 +55,14 @@ def changes(stats: Stats, path: Path, tolerance: float) -> list[Change]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{path} is no snapshot that attnscope check saved") from None
     now = _figures(stats)
-    found = []
+    changed = []
     for head in dict.fromkeys((*before, *now)):
         old, new = before.get(head, {}), now.get(head, {})
         for name in dict.fromkeys((*old, *new)):
             was, is_ = old.get(name), new.get(name)
             if was is None or is_ is None or not abs(is_ - was) <= tolerance * max(1.0, abs(was)):
-                found.append(Change(head, name, was, is_))
-    return found
+                changed.append(Change(head, name, was, is_))
+    return changed
 
 
 def _figures(stats: Stats) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _eager(module: Any) -> Iterator[None]:
 
 def _reported_weights(outputs: Any, kind: str) -> Sequence[Tensor | None]:
     for name in OWN_NAMES[kind]:
-        found = getattr(outputs, name, None)
-        if isinstance(found, (tuple, list)) and found:
-            return found
+        reported = getattr(outputs, name, None)
+        if isinstance(reported, (tuple, list)) and reported:
+            return reported
     return ()

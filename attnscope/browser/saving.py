@@ -14,5 +14,5 @@ def save_new(view: Drawable, folder: Path, name: str, cmap: str | None) -> tuple
     Raises ``OutputError`` where the folder does not exist or cannot be written to.
     """
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    path = next(path for path in (folder / f"{found}.png" for found in names) if not path.exists())
+    path = next(path for path in (folder / f"{stem}.png" for stem in names) if not path.exists())
     return path, save(view, path, cmap=cmap)

@@ -116,7 +116,8 @@ def _numbers(verdicts: list[Verdict], differences: list[Change] | None) -> dict[
     return {
         "holds": all(verdict.holds for verdict in verdicts) and not differences,
         "claims": [
-            {"claim": verdict.claim, "holds": verdict.holds, "figures": verdict.found} for verdict in verdicts
+            {"claim": verdict.claim, "holds": verdict.holds, "figures": verdict.evidence}
+            for verdict in verdicts
         ],
         "changes": None if differences is None else [asdict(change) for change in differences],
     }
@@ -128,7 +129,7 @@ def _print_verdicts(verdicts: list[Verdict]) -> None:
 
     width = max((len(verdict.claim) for verdict in verdicts), default=0)
     for verdict in verdicts:
-        _print_line(verdict.holds, f"{visible(verdict.claim):{width}}  {verdict.found}")
+        _print_line(verdict.holds, f"{visible(verdict.claim):{width}}  {verdict.evidence}")
 
 
 def _print_line(holds: bool, words: str) -> None:

@@ -39,10 +39,10 @@ def open_runs(mask: Tensor | None, queries: int, keys: int, causal: bool) -> Run
     row = torch.arange(queries)
     low, high = torch.zeros(1, queries, dtype=torch.int64), torch.full((1, queries), keys)
     if mask is not None:
-        found = _runs_of(mask, queries)
-        if found is None:
+        ends = _runs_of(mask, queries)
+        if ends is None:
             return None
-        low, high = found
+        low, high = ends
     if causal:
         high = torch.minimum(high, row + 1)
     return Runs(low, high) if bool((high > low).all()) else None

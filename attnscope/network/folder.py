@@ -151,8 +151,10 @@ def _check_shapes(
     for name, shape in expected.items():
         if name not in state:
             raise ModelError(f"{path} does not fit its config: it lacks {name!r}")
-        found = state[name]
-        if tuple(found.shape) != shape:
-            raise ModelError(f"{path} does not fit its config: {name!r} is {tuple(found.shape)}, not {shape}")
-        if not found.is_floating_point():
-            raise ModelError(f"{path} does not fit its config: {name!r} is {found.dtype}, not a float")
+        tensor = state[name]
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{path} does not fit its config: {name!r} is {tuple(tensor.shape)}, not {shape}"
+            )
+        if not tensor.is_floating_point():
+            raise ModelError(f"{path} does not fit its config: {name!r} is {tensor.dtype}, not a float")

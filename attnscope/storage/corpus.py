@@ -88,15 +88,15 @@ class _Lines(Corpus):
                     yield Entry(where, text, "", done)
                     continue
                 try:
-                    found = json.loads(text)
+                    fields = json.loads(text)
                 except (ValueError, RecursionError):
                     yield Entry(where, "", "it is no JSON", done)
                     continue
-                if not isinstance(found, dict) or self.field not in found:
-                    has = f": it has {', '.join(found)}" if isinstance(found, dict) and found else ""
+                if not isinstance(fields, dict) or self.field not in fields:
+                    has = f": it has {', '.join(fields)}" if isinstance(fields, dict) and fields else ""
                     yield Entry(where, "", f"no field {self.field!r}{has}", done)
                     continue
-                yield _entry(where, found[self.field], done)
+                yield _entry(where, fields[self.field], done)
 
     def fingerprint(self) -> str:
         """The file's size and a hash of its beginning."""

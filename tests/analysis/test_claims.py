@@ -58,7 +58,7 @@ HEADS = (
 )
 def test_a_claim_is_judged_by_the_figures(text, holds, found):
     verdict = claim(text).judge(HEADS)
-    assert (verdict.claim, verdict.holds, verdict.found) == (text, holds, found)
+    assert (verdict.claim, verdict.holds, verdict.evidence) == (text, holds, found)
 
 
 @pytest.mark.parametrize(

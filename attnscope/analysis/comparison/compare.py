@@ -66,8 +66,8 @@ class Comparison:
     @property
     def singletons(self) -> tuple[Pair, ...]:
         """Each head that is in a group of its own, with the one nearest to it; the farthest first."""
-        found = [self.pair(head, self.nearest_to(head)) for head in self.groups.singletons]
-        return tuple(sorted(found, key=lambda pair: -pair.distance))
+        results = [self.pair(head, self.nearest_to(head)) for head in self.groups.singletons]
+        return tuple(sorted(results, key=lambda pair: -pair.distance))
 
     def nearest(self, count: int) -> tuple[Pair, ...]:
         """The pairs of heads that are most alike, the nearest first."""
@@ -130,15 +130,15 @@ def compare(
     given = [texts] if isinstance(texts, ModelInput) else list(texts)
     if not given:
         raise InputError("there is no text to compare heads on: give one at least")
-    found = [_one_text(model, prepared, selection) for prepared in given]
-    first = found[0]
-    if len({text.heads for text in found}) > 1:
+    results = [_one_text(model, prepared, selection) for prepared in given]
+    first = results[0]
+    if len({text.heads for text in results}) > 1:
         raise SelectionError("the texts run through different layers: compare them one by one")
-    average = average_over_texts([text.spread.mean for text in found]) if len(found) > 1 else None
+    average = average_over_texts([text.spread.mean for text in results]) if len(results) > 1 else None
     distances = first.spread.mean if average is None else average.mean
     error = first.spread.error(first.of) if average is None else average.error
-    rows, of = sum(text.spread.rows for text in found), sum(text.of for text in found)
-    notes = [*model.notes, *(note for text in found for note in text.notes)]
+    rows, of = sum(text.spread.rows for text in results), sum(text.of for text in results)
+    notes = [*model.notes, *(note for text in results for note in text.notes)]
     return Comparison(
         kind=first.kind,
         heads=first.heads,

@@ -54,7 +54,7 @@ def through_layers(
         raise SelectionError(f"{seen.heads[0].name} is in one layer alone: there is none to compare it with")
     spread = measure_distances(seen.rows)
     thumbnails = [(made.site.layer, *made.label()) for made in coarse.maps if made.site.kind == seen.kind]
-    figures = tuple(replace(found, head=head) for found in measured.figures() if found.site.kind == seen.kind)
+    figures = tuple(replace(each, head=head) for each in measured.figures() if each.site.kind == seen.kind)
     error = spread.error(seen.of)
     notes = (
         *model.notes,
@@ -68,7 +68,7 @@ def through_layers(
     size = (seen.seen[0].queries, seen.seen[0].keys)
     view = Strip(
         names=tuple(each.name for each in seen.heads),
-        roles=tuple(found.role.name if found.role else "" for found in figures),
+        roles=tuple(each.role.name if each.role else "" for each in figures),
         thumbnails=replace(picture, size=size, whole=False),
         series=(Series("from before", "nats", (None, *steps)), *_series(figures)),
         apart=spread.mean,
@@ -80,9 +80,9 @@ def through_layers(
 
 
 def _series(figures: tuple[HeadFigures, ...]) -> list[Series]:
-    found = []
+    series = []
     for name in SHOWN:
         values = tuple(head.figures[name].value if name in head.figures else None for head in figures)
         if any(value is not None for value in values):
-            found.append(Series(name, MEASURES[name].unit, values))
-    return found
+            series.append(Series(name, MEASURES[name].unit, values))
+    return series

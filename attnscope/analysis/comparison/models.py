@@ -106,21 +106,21 @@ def compare_models(
     if not texts:
         raise InputError("there is no text to compare models on: give one at least")
     kind = _common_kind(model, other, *texts[0], selection)
-    found = [_one_text(model, other, *prepared, replace(selection, kind=kind), kind) for prepared in texts]
-    first = found[0]
-    if any((text.heads, text.others) != (first.heads, first.others) for text in found):
+    results = [_one_text(model, other, *prepared, replace(selection, kind=kind), kind) for prepared in texts]
+    first = results[0]
+    if any((text.heads, text.others) != (first.heads, first.others) for text in results):
         raise SelectionError("the texts run through different layers: compare the models on one at a time")
-    average = average_over_texts([text.spread.mean for text in found]) if len(found) > 1 else None
+    average = average_over_texts([text.spread.mean for text in results]) if len(results) > 1 else None
     distances = first.spread.mean if average is None else average.mean
     error = first.spread.error(first.of) if average is None else average.error
-    rows, of = sum(text.spread.rows for text in found), sum(text.of for text in found)
+    rows, of = sum(text.spread.rows for text in results), sum(text.of for text in results)
     notes = [
         f"from {model.title} to {other.title}",
         *model.notes,
         *other.notes,
-        *(note for text in found for note in text.notes),
+        *(note for text in results for note in text.notes),
     ]
-    units = "tokens" if all(text.tokens for text in found) else "words"
+    units = "tokens" if all(text.tokens for text in results) else "words"
     return ModelComparison(
         kind=first.kind,
         heads=first.heads,

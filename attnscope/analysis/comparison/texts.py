@@ -62,13 +62,15 @@ def compare_texts(
     selection = selection or Selection()
     every = replace(selection, head=None)
     pairs = pairing(prepared, other, by_place(selection))
-    found, chosen = [], []
+    results, chosen = [], []
     for side, text in enumerate((prepared, other)):
         whole = Sample(paired_rows(pairs, side, LARGEST * LARGEST))
         beside = [SharedRows([whole], selection.heads)] if selection.head is not None else []
-        found.append(head_rows(model, text, every, paired_rows(pairs, side), beside=beside))
-        chosen += [kept.values[0, 0].cpu().numpy() for kept in whole.maps if kept.site.kind == found[0].kind]
-    one, two = found
+        results.append(head_rows(model, text, every, paired_rows(pairs, side), beside=beside))
+        chosen += [
+            kept.values[0, 0].cpu().numpy() for kept in whole.maps if kept.site.kind == results[0].kind
+        ]
+    one, two = results
     asked = [site for site in one.seen if selection.heads(site.site, site.heads)]
     require_selected(asked, one.record, selection)
     apart = divergence(one.rows, two.rows)  # [head, row]

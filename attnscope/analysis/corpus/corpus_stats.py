@@ -79,10 +79,10 @@ def corpus_stats(
     with together() as processes:
         total = _Sums(Measurement(names), Importances())
         if checkpoint is not None:
-            found = checkpoints.load(checkpoint, identity) if processes.number == 0 else None
-            found = processes.broadcast(found)
-            if found is not None:
-                total, run.progress = _Sums.from_state(found["sums"]), Progress(**found["progress"])
+            saved = checkpoints.load(checkpoint, identity) if processes.number == 0 else None
+            saved = processes.broadcast(saved)
+            if saved is not None:
+                total, run.progress = _Sums.from_state(saved["sums"]), Progress(**saved["progress"])
         entries = islice(corpus.entries(), run.progress.entries, limit)
         for window in windows(entries):
             mine = _Sums(Measurement(names), Importances())

@@ -72,7 +72,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
     batch = join_texts([prepared])
     tokens = predicted_side(batch.labels)[0]
     vocabulary = model.objective.vocabulary
-    found: list[Changed] = []
+    changes: list[Changed] = []
     losses: list[Tensor] = []
     kind: Kind = "encoder"
     for predictions in batch_predictions(model, batch.prepared, [tokens]):
@@ -102,7 +102,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
                 )
             ]
             one, other = right[:, number].exp().tolist()
-            found.append(
+            changes.append(
                 Changed(
                     tokens[target.position].text,
                     _read(vocabulary, target.id),
@@ -118,8 +118,8 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
         head=selection.head.name,
         kind=kind,
         title=f"{model.title} · {kind_title(kind)}",
-        changed=tuple(sorted(found, key=lambda one: -one.divergence)),
-        divergence=sum(one.divergence for one in found) / len(found),
+        changed=tuple(sorted(changes, key=lambda one: -one.divergence)),
+        divergence=sum(one.divergence for one in changes) / len(changes),
         losses=(was, is_),
         notes=(*model.notes, *prepared.notes, *record.notes, *_note_turns(model)),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from attnscope.analysis.kept_figures import find_figures, pick_figures
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     kind_title,
@@ -17,7 +18,7 @@ from attnscope.analysis.sentences import (
 from attnscope.capture import Record
 from attnscope.capture.observers.near import Near
 from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
-from attnscope.measures import HeadFigures, Measurement
+from attnscope.measures import DEFAULT, HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.views import Grid, grid
 from attnscope.views.grid import CELLS
@@ -40,8 +41,10 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
     Raises ``SelectionError`` if the selection names something that does not exist.
     """
     coarse, measured, near = selection.coarsen(CELLS, even=True), Measurement(), Near(NEAR, CELLS)
+    known = find_figures(prepared, DEFAULT)
     as_read = not (selection.words or selection.hide_special or prepared.picture)  # neighbours are tokens
-    observers: list[RowObserver] = [coarse, measured, *([near] if as_read else [])]
+    observers: list[RowObserver] = [coarse, *([near] if as_read else [])]
+    observers += [measured] if known is None else []
     record = model.run(prepared, [SharedRows(observers, selection.heads)])
     require_selected(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}
@@ -61,4 +64,5 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
         )
         grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=selection.every_layer)
         notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
-    return Overview(grids, tuple(measured.figures()), record, tuple(notes))
+    heads = tuple(measured.figures()) if known is None else pick_figures(known, record, selection)
+    return Overview(grids, heads, record, tuple(notes))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from attnscope.analysis.corpus.batches import join_texts
 from attnscope.analysis.intervention.importance import Importance, Importances
+from attnscope.analysis.kept_figures import find_figures, pick_figures
 from attnscope.analysis.layers import WholeLayers
 from attnscope.analysis.pooled import CELLS, pooled_layers
 from attnscope.analysis.selection import Selection
@@ -56,49 +57,30 @@ def stats(
     head out of the same pass (``Coarsen`` says what its cells may hold). Raises ``SelectionError`` for a
     layer, kind or measure that does not exist.
     """
-    if prepared.figures is not None and not importance and pool is None and _knows(prepared.figures, names):
-        return _figures_of(model, prepared, prepared.figures, selection)
+    known = None if pool else find_figures(prepared, names)
     measured = Measurement(names)
     maps = Coarsen(cells(CELLS), pool) if pool else None
     texts = [prepared.tokens]
-    record, taken = measuring_pass(
-        model, prepared, measured, selection, texts, exact_kernel=exact_kernel, maps=maps
-    )
-    heads = measured.figures()
+    if known is None:
+        record, taken = measuring_pass(
+            model, prepared, measured, selection, texts, exact_kernel=exact_kernel, maps=maps
+        )
+        heads = tuple(measured.figures())
+    else:
+        record, taken = model.run(prepared, []), 0
+        heads = pick_figures(known, record, selection)
     require_selected(heads, record, selection)
     important = Importances()
     if importance:
         batch = join_texts([prepared])
         important.add(model, batch.prepared, batch.labels)
     return Stats(
-        tuple(heads),
+        heads,
         f"{model.title} · {provenance(record.sites)}",
         what_ran(taken, len(record.sites), record.sites),
         (*model.notes, *prepared.notes, *record.notes),
         important.figures(),
         pooled_layers(maps, model, prepared, record) if maps else None,
-    )
-
-
-def _knows(figures: Sequence[HeadFigures], names: tuple[str, ...]) -> bool:
-    """Whether these measures, and no others, were taken when a trace was made."""
-    return all({*head.figures, *head.absent} == set(names) for head in figures)
-
-
-def _figures_of(
-    model: Model, prepared: ModelInput, figures: Sequence[HeadFigures], selection: Selection
-) -> Stats:
-    """The figures that a trace came with, of the heads that are meant."""
-    record = model.run(prepared, [])
-    counts = {seen.site: seen.heads for seen in record.sites}
-    heads = [head for head in figures if head.head in (selection.heads(head.site, counts[head.site]) or ())]
-    require_selected(heads, record, selection)
-    title = f"{model.title} · {provenance(record.sites)}"
-    return Stats(
-        tuple(heads),
-        title,
-        what_ran(0, len(record.sites), record.sites),
-        (*model.notes, *prepared.notes, *record.notes),
     )
 
 

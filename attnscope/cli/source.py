@@ -54,13 +54,21 @@ class Source:
                 )
         return prepared if asked.keep is None else self._keep(model, prepared, asked.keep)
 
+    @property
+    def plain_text(self) -> str | None:
+        """The text and the second one, where nothing else was read and nothing is written on."""
+        asked = self.asked
+        if asked.image or asked.inputs or asked.chat or asked.generate is not None:
+            return None
+        return self.text if self.second is None else f"{self.text}\n{self.second}"
+
     def _keep(self, model: Model, prepared: ModelInput, file: Path) -> ModelInput:
         """The input with its pass, which is in a file now: what is looked at is what was kept."""
         from attnscope.models.trace import keep_trace, prepare_traced
         from attnscope.storage.trace import write_trace
 
         with reading(model, prepared):
-            trace = keep_trace(model, prepared)
+            trace = keep_trace(model, prepared, self.plain_text)
         write_trace(trace, file)
         print(f"kept {file}", file=sys.stderr)
         kept = prepare_traced(trace)

@@ -20,6 +20,7 @@ from attnscope.cli.options.picture import PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
 from attnscope.cli.source import Source, read_source, reading
+from attnscope.errors import InputError
 
 if TYPE_CHECKING:
     from attnscope.analysis.questions.cut import Span
@@ -69,7 +70,7 @@ def spans(
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()
     check_picture(output.out, picture.cmap, one=True)
-    if source.saved or source.image or source.inputs or source.chat:
+    if source.image or source.inputs or source.chat or (source.saved and parts.by == "marks"):
         raise typer.BadParameter("parts are cut out of a plain text: give TEXT or --file", param_hint="--by")
     loaded, prepared, cut = _read(read_source(source, model), parts)
     with reading(loaded, prepared):
@@ -88,8 +89,17 @@ def spans(
 def _read(given: Source, parts: PartOptions) -> tuple[Model, ModelInput, tuple[Span, ...]]:
     """The model, the text as it reads it, and its parts."""
     from attnscope.analysis.questions.cut import Span, cut_text, read_marks, segments, spans_of
+    from attnscope.models.trace import TracedModel
 
     begins: tuple[tuple[str, int], ...] = ()
+    if given.asked.saved is not None:
+        kept, prepared = given.open()
+        if parts.by == "segment":
+            return kept, prepared, segments(prepared.tokens)
+        known = kept.trace.description.text if isinstance(kept, TracedModel) else None
+        if known is None or parts.by == "marks":
+            raise InputError(f"{given.asked.saved} holds no plain text that could be cut: give the text")
+        return kept, prepared, spans_of(prepared.tokens, known, cut_text(known, parts.by))
     text = given.text
     if parts.by == "marks":
         text, begins = read_marks(text)

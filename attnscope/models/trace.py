@@ -91,9 +91,12 @@ def prepare_traced(trace: Trace) -> ModelInput:
     )
 
 
-def keep_trace(model: Model, prepared: ModelInput) -> Trace:
-    """Run the model once with its own kernels, and keep what its rows are computed from, and all figures."""
-    return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes)
+def keep_trace(model: Model, prepared: ModelInput, text: str | None = None) -> Trace:
+    """Run the model once with its own kernels, and keep what its rows are computed from, and all figures.
+
+    ``text`` is the plain text that was read, for those who cut it into parts.
+    """
+    return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes, text)
 
 
 def make_trace(
@@ -101,6 +104,7 @@ def make_trace(
     prepared: ModelInput,
     about: About,
     notes: tuple[str, ...] = (),
+    text: str | None = None,
 ) -> Trace:
     """Let a pass run before observers, and keep it; ``notes`` are those of the model."""
     kept, measured = KeepRows(), Measurement()
@@ -123,6 +127,7 @@ def make_trace(
         model=about,
         model_notes=notes,
         text_notes=prepared.notes,
+        text=text,
         tokens=number(prepared.tokens),
         labels=tuple(
             Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()

@@ -51,7 +51,7 @@ class Reader:
         """
         from attnscope.models.trace import TracedModel, keep_trace
 
-        model = self._model
+        model, plain = self._model, None
         with _at_rest(model.module):
             if image is not None:
                 prepared = model.prepare_image(Path(image), None if text is None else str(text))
@@ -65,10 +65,11 @@ class Reader:
                 )
             else:
                 prepared = model.prepare(text, second, max_tokens=max_tokens, truncate=truncate)
+                plain = None if generate else text if second is None else f"{text}\n{second}"
             if generate is not None:
                 prepared = model.generate(prepared, generate, temperature=temperature, seed=seed)
             with model.threads(prepared):
-                return Run(TracedModel(keep_trace(model, prepared)))
+                return Run(TracedModel(keep_trace(model, prepared, plain)))
 
 
 def load(

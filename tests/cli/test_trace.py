@@ -177,3 +177,19 @@ def test_the_rows_of_a_trace_need_no_torch(run, tmp_path):
     given = [sys.executable, "-c", code, str(tmp_path / "a.trace")]
     ran = subprocess.run(given, capture_output=True, text=True, check=True)
     assert ran.stdout == "(13, 13) False\n"
+
+
+def test_parts_and_questions_are_asked_of_a_trace_as_of_the_text(run, tmp_path):
+    text = "The cat sat on the mat. It was tired. Then it slept."
+    run("show", text, "--keep", tmp_path / "a.trace")
+    for asked in (["--by", "sentence"], ["--pair", "1 -> 2"], ["--head", "L1H0"]):
+        live = numbers(run("spans", text, *asked, "--json"))
+        assert numbers(run("spans", "--from", tmp_path / "a.trace", *asked, "--json")) == live
+    live = numbers(run("find", "it -> cat", text, "--json"))
+    assert numbers(run("find", "it -> cat", "--from", tmp_path / "a.trace", "--json")) == live
+
+
+def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path):
+    run("show", "The cat", "-m", "own-causal", "--generate", "3", "--keep", tmp_path / "a.trace")
+    ran = run("spans", "--from", tmp_path / "a.trace")
+    assert (ran.code, "holds no plain text that could be cut" in ran.err) == (1, True)

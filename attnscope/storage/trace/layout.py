@@ -177,7 +177,11 @@ class Without:
 
 @dataclass(frozen=True)
 class Description:
-    """Everything but the arrays. ``kept`` is the time, in UTC; ``tokens`` the number of the text's axis."""
+    """Everything but the arrays.
+
+    ``kept`` is the time, in UTC; ``text`` the plain text that was read, where it was one; ``tokens`` the
+    number of its axis.
+    """
 
     trace: int
     attnscope: str
@@ -185,6 +189,7 @@ class Description:
     model: About
     model_notes: tuple[str, ...]
     text_notes: tuple[str, ...]
+    text: str | None
     tokens: int
     labels: tuple[Labels, ...]
     image: Image | None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
+    describe_proof,
     kind_title,
     kinds_of,
     note_hidden,
@@ -16,7 +17,7 @@ from attnscope.analysis.sentences import (
     require_selected,
 )
 from attnscope.axes import Weights
-from attnscope.capture import Record
+from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
 from attnscope.models import Model, ModelInput
 
@@ -33,6 +34,14 @@ class WholeLayers:
     subtitle: str
     notes: tuple[str, ...]
     record: Record
+
+    @property
+    def proofs(self) -> Mapping[tuple[str, int], str]:
+        """What is known of the weights of each kind and layer, in a sentence."""
+        seen: dict[tuple[str, int], list[SiteRecord]] = {}
+        for site in self.record.sites:
+            seen.setdefault((site.site.kind, site.site.layer), []).append(site)
+        return {place: describe_proof(sites) for place, sites in seen.items()}
 
     @property
     def top(self) -> float:

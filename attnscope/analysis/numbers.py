@@ -23,4 +23,5 @@ def site_numbers(seen: SiteRecord) -> dict[str, Any]:
         "dtype": str(seen.dtype).removeprefix("torch."),
         "window": seen.window,
         "difference": seen.difference,
+        "unproved": seen.unproved,
     }

@@ -48,6 +48,25 @@ def note_differences(seen: Sequence[SiteRecord]) -> list[str]:
     return [f"do not trust {where}: weights times values miss the output by {most:.2g}"]
 
 
+def describe_proof(seen: Sequence[SiteRecord]) -> str:
+    """What the weights of some calls were held against, and by how much they differ at most."""
+    for site in seen:
+        if site.unproved is not None:
+            return f"not proved: {site.unproved}"
+    most = max((site.difference or 0.0 for site in seen), default=0.0)
+    wrong = "do not trust this: " if any(site.differs for site in seen) else ""
+    return f"{wrong}weights times values are {most:.1g} from what the model computed, of the largest value"
+
+
+def note_unproved(seen: Sequence[SiteRecord]) -> list[str]:
+    """Why the weights of which layers were held against nothing that the model computed with them."""
+    reasons: dict[str, list[Site]] = {}
+    for site in seen:
+        if site.unproved is not None:
+            reasons.setdefault(site.unproved, []).append(site.site)
+    return [f"not proved in {layers_of(sites)}: {reason}" for reason, sites in reasons.items()]
+
+
 def _size(queries: int, keys: int) -> str:
     return f"{queries:,}" if queries == keys else f"{queries:,} × {keys:,}"
 

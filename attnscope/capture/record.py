@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from attnscope.attention import Attention, Site, Source
-from attnscope.capture.rows.proof import tolerance
+from attnscope.capture.rows.proof import UNPROVED, tolerance
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class SiteRecord:
     window: int | None = None
     refusal: str | None = None
     difference: float | None = None
+
+    @property
+    def unproved(self) -> str | None:
+        """Why the weights were held against nothing; None where they were."""
+        return UNPROVED[self.source] if self.difference is None else None
 
     @property
     def differs(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnscope.analysis.audit.audit import Audit
 from attnscope.analysis.numbers import site_numbers
-from attnscope.analysis.sentences import note_differences, number_ranges
+from attnscope.analysis.sentences import note_differences, note_unproved, number_ranges
 from attnscope.analysis.survey import Sighting, Survey
 from attnscope.axes import visible
 
@@ -115,6 +115,7 @@ def _notes(seen: Survey) -> list[str]:
         notes.append(
             f"weights times values give the kernel's output within {max(proofs):.1g}, in {len(proofs)} calls"
         )
+    notes += note_unproved([sighting.seen for sighting in seen.sightings])
     if any(sighting.high < 1 - 1e-3 for sighting in seen.sightings):
         notes.append("rows that sum to less than 1 leave the rest on a sink that no token owns")
     return notes

@@ -37,4 +37,5 @@ def page_of(layers: WholeLayers, cmap: str | None = None) -> str:
         notes=layers.notes,
         cmap=cmap,
         top=layers.top,
+        proofs=layers.proofs,
     )

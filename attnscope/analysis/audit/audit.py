@@ -121,7 +121,7 @@ class Search:
     def _run(self, prepared: ModelInput, hold: Hold) -> tuple[Site, ...]:
         model = self.model
         with _alike(), torch.inference_mode(), model.threads(prepared):
-            with recording(model.module, (), prepared.axes) as record, hold.watch(record):
+            with recording(model.module, (), prepared.axes, warn=False) as record, hold.watch(record):
                 try:
                     run = getattr(model.module, prepared.entry)
                     run(*prepared.arguments, **prepared.inputs, **prepared.settings)

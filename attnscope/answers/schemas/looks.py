@@ -38,8 +38,9 @@ CALL: dict[str, tuple[Shape, str]] = {
     "window": (absent(COUNT), "the sliding window that the kernel was told of"),
     "difference": (
         absent(NUMBER),
-        "how far weights times values miss the kernel's output, of its largest value",
+        "how far weights times values miss the kernel's output, of its largest value; null: not compared",
     ),
+    "unproved": (absent(TEXT), "why weights times values were compared with nothing; null where they were"),
 }
 SITE = record("an attention call", **CALL)
 FIGURE = record(

@@ -128,12 +128,14 @@ class Trails:
         shapes = (*trail.shapes, result.shape) if result.ndim == 4 else trail.shapes
         self._trails[result] = replace(trail, masked=masked, shapes=shapes)
 
-    def weighing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Weighing | None:
-        """The attention weights among the operands of a product, if there are any."""
+    def weighing(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
+    ) -> Weighing | None:
+        """The attention weights among the operands of a product, if there are any, and what they gave."""
         if not self._trails:
             return None
         if name == "einsum":
-            return self._einsum(args)
+            return self._einsum(args, result)
         operands = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if name == "baddbmm":
             operands = operands[1:]
@@ -143,14 +145,16 @@ class Trails:
         followed = [operand in self._trails for operand in (left, right)]
         if followed == [True, False] and left.ndim >= 2:
             trail = self._trails[left]
-            return _attention(trail, left, trail.masked, right, tuple(range(left.ndim)))
+            found = _attention(trail, left, trail.masked, right, tuple(range(left.ndim)))
+            return _with_product(found, right, result, name)
         if followed == [False, True] and right.ndim >= 2:
             trail = self._trails[right]
             axes = (*range(right.ndim - 2), right.ndim - 1, right.ndim - 2)
-            return _attention(trail, right, trail.masked, left, axes)
+            found = _attention(trail, right, trail.masked, left, axes)
+            return _with_product(found, left.mT, result.mT, name) if left.ndim > 1 else found
         return None
 
-    def _einsum(self, args: Sequence[Any]) -> Weighing | None:
+    def _einsum(self, args: Sequence[Any], result: Tensor) -> Weighing | None:
         """Attention weights in ``einsum(equation, weights, values)``, in either order."""
         if not args or not isinstance(args[0], str):
             return None
@@ -170,7 +174,24 @@ class Trails:
         # heads that share their values have an axis that the values lack; the last such axis is the queries
         places = tuple(ours.index(axis) for axis in (*shared, *queries, keys[0]))
         trail = self._trails[weights]
-        return _attention(trail, weights, trail.masked, values, places, grouped=len(queries) > 1)
+        found = _attention(trail, weights, trail.masked, values, places, grouped=len(queries) > 1)
+        rest = [axis for axis in theirs if axis not in ours]
+        known = [*(axis for axis in (*shared, *queries) if axis in output), *rest]
+        if len(rest) != 1 or sorted(known) != sorted(output):
+            return found
+        laid = values.permute([theirs.index(axis) for axis in (*shared, keys[0], *rest)])
+        for place in range(len(queries) - 1):  # heads in groups
+            laid = laid.unsqueeze(len(shared) + place)
+        return _with_product(
+            found, laid, result.permute([output.index(axis) for axis in known]), name="einsum"
+        )
+
+
+def _with_product(found: Weighing | None, values: Tensor, result: Tensor, name: str) -> Weighing | None:
+    """The weighing with its values and what they gave, where nothing else was added."""
+    if found is None or name == "baddbmm":
+        return found
+    return replace(found, values=values.detach(), output=result.detach())
 
 
 def spell_out(equation: str, operands: Sequence[Tensor]) -> str:

@@ -54,7 +54,7 @@ class AttentionMode(WatchingMode):
         if name in FOLLOWED:
             self.trails.follow(name, func, args, kwargs, result)
         elif name in PRODUCTS:
-            weighing = self.trails.weighing(name, args, kwargs)
+            weighing = self.trails.weighing(name, args, kwargs, result)
             if weighing is not None:
                 recorder.see_weighing(weighing)
             else:

@@ -81,7 +81,9 @@ class Capture:
     @classmethod
     def of_weighing(cls, weighing: Weighing, batch: int, heads: int | None = None) -> Capture:
         """Attention that a softmax in a module's own code computed; ``heads`` is the module's own count."""
-        return cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
+        capture = cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
+        product = weighing.product(batch, heads)
+        return capture if product is None else capture.proved(*product)
 
     def fused(self, statistics: Any) -> Capture:
         """The same call, computed by the fused pass."""

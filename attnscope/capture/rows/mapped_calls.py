@@ -30,7 +30,7 @@ def capture_mapped_weighing(
     if ordered is None:
         return UNORDERED
     weights, *masked = ordered
-    seen = replace(weighing, weights=weights, masked=masked[0] if masked else None)
+    seen = replace(weighing, weights=weights, masked=masked[0] if masked else None, values=None)
     return Capture.of_weighing(seen, batch, heads)
 
 

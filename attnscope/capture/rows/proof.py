@@ -13,6 +13,16 @@ TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.02}
 TOLERANCE = 1e-4
 
 
+UNPROVED = {
+    "kernel": "the kernel returned nothing of the shape of heads and queries",
+    "recomputed": "the kernel drops weights at random, or returned nothing of the shape of heads and queries",
+    "softmax": "what the weights and values gave has no axis for each of heads and queries, or another type",
+    "module": "the module shows weights alone, and neither values nor what they gave",
+    "file": "a file holds no values",
+}
+"""Why nothing was compared, by the source of the weights."""
+
+
 def tolerance(dtype: torch.dtype) -> float:
     """The difference up to which weights count as the kernel's, in the type that it computed in."""
     return TOLERANCES.get(dtype, TOLERANCE)

@@ -36,6 +36,8 @@ class Weighing:
     grouped: bool = False  # whether neighbouring heads share their values along an axis of their own
     operand: Tensor | None = None  # the tensor that was multiplied
     axes: tuple[int, ...] = ()  # of the operand, in the order in which the weights have them
+    values: Tensor | None = None  # [..., key, size], where the product had one such axis
+    output: Tensor | None = None  # [..., query, size], what the product gave
 
     def with_heads(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Weights and open keys with a batch and a head axis, whatever axes the module had.
@@ -59,6 +61,23 @@ class Weighing:
         if self._swaps(heads):
             size = size.transpose(1, 2)
         return size.reshape(*shape, *size.shape[-2:])
+
+    def product(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor] | None:
+        """The values and what they were mixed to, laid out as by ``with_heads``, if they have such axes.
+
+        -> [batch, head, key, size], [batch, head, query, size]
+        """
+        values, output, lead = self.values, self.output, self.weights.shape[:-2]
+        if values is None or output is None or output.dtype != self.weights.dtype:
+            return None
+        if output.shape[:-1] != self.weights.shape[:-1] or values.ndim > output.ndim:
+            return None
+        parts = [values.expand(*lead, *values.shape[-2:]), output]
+        if self._swaps(heads):
+            parts = [part.transpose(1, 2) for part in parts]
+        shape = self._shape(batch, heads)
+        values, output = (part.reshape(*shape, *part.shape[-2:]) for part in parts)
+        return values, output
 
     def _swaps(self, heads: int | None) -> bool:
         """Whether the second of five axes are the heads."""

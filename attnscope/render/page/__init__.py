@@ -61,11 +61,13 @@ def page(
     notes: tuple[str, ...] = (),
     cmap: str | None = None,
     top: float = 1.0,
+    proofs: Mapping[tuple[str, int], str] | None = None,
 ) -> str:
     """The page as text. ``kinds`` maps "encoder", "decoder" or "cross" to its layers, ``[head, query, key]``.
 
     Layers may come from a generator; each is encoded and let go before the next one is asked for.
-    ``top`` is the largest weight that occurs, 1 for weights that sum to 1. Raises ``ValueError`` for
+    ``top`` is the largest weight that occurs, 1 for weights that sum to 1; ``proofs`` are sentences on the
+    weights of a kind and layer, which stand under its heads. Raises ``ValueError`` for
     weights that are negative or beyond it.
     """
     chosen = choose_map(cmap, signed=False)
@@ -73,7 +75,13 @@ def page(
     axes: Axes = {}
     heads: list[str] = []
     described = [
-        {"kind": kind, "layers": list(_layers(layers, number, axes, heads, code))}
+        {
+            "kind": kind,
+            "layers": [
+                layer | {"proof": clean((proofs or {}).get((kind, layer["layer"]), ""))}
+                for layer in _layers(layers, number, axes, heads, code)
+            ],
+        }
         for number, (kind, layers) in enumerate(kinds.items())
     ]
     content = {

@@ -30,6 +30,7 @@ async function openHead(row, head) {
 
 function drawAll() {
   element("name").textContent = `${headName()} · ${PAGE.kinds[state.kind].kind}`;
+  element("proof").textContent = layerNow().proof;
   element("mode").textContent = state.mode === "map" ? "lines" : "map";
   element("zoom").hidden = state.mode !== "map";
   element("closed").hidden = !current.bytes.includes(CLOSED);

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from attnscope.analysis.sentences import provenance
+from attnscope.analysis.sentences import note_unproved, provenance
 from attnscope.capture import FUSED, recording
 from attnscope.fused.fused_pass import FusedPass
+from tests.capture import modules
 from tests.capture.tiny import FAMILIES, inputs
 
 
@@ -81,3 +82,73 @@ def test_a_fused_pass_whose_rows_differ_is_left_to_the_kernel(monkeypatch):
     assert site.kernel == "sdpa"
     assert site.refusal is not None
     assert "rows of its output differ from their formula by 0.0" in site.refusal
+
+
+MADE = {
+    "matmul": lambda: modules.Softmaxed(modules.SOFTMAXES["torch.softmax"]),
+    "the batch last": lambda: modules.SequenceFirst(),
+    "batch times head": lambda: modules.BatchTimesHead(),
+    "groups by matmul": lambda: modules.GroupedByAxis("matmul"),
+    "groups by einsum": lambda: modules.GroupedByAxis("einsum"),
+    "blocks by matmul": lambda: modules.Blocked("matmul"),
+    "blocks by einsum": lambda: modules.Blocked("einsum"),
+    "heads and blocks": lambda: modules.HeadedBlocks("matmul"),
+    "heads one by one": lambda: modules.ListedHeads(),
+    "twice": lambda: modules.Twice(),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_softmax_that_a_module_wrote_is_proved_by_its_product(made):
+    torch.manual_seed(0)
+    module = MADE[made]()
+    shape = {"batch times head": ((2, 5, 16), (2, 7, 16)), "the batch last": ((5, 2, 16),)}
+    given = [torch.randn(*each) for each in shape.get(made, ((2, 6, 16),))]
+    with torch.inference_mode(), recording(module.eval()) as record:
+        module(*given)
+    assert record.sites
+    assert all(site.difference is not None and site.difference < 1e-5 for site in record.sites)
+    assert all(site.unproved is None for site in record.sites)
+
+
+def test_a_product_that_gives_something_else_is_said():
+    class Off(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            return (
+                result + 1
+                if func.__name__ in ("matmul", "__matmul__") and result.shape[-2:] == (6, 4)
+                else result
+            )
+
+    torch.manual_seed(0)
+    module = modules.Softmaxed(modules.SOFTMAXES["torch.softmax"]).eval()
+    with torch.inference_mode(), Off(), recording(module) as record:
+        module(torch.randn(2, 6, 16))
+    assert record.sites[0].differs
+
+
+def test_weights_and_values_of_another_type_than_their_product_are_not_proved():
+    torch.manual_seed(0)
+    module = modules.Softmaxed(modules.SOFTMAXES["F.softmax"]).eval()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), recording(module) as record:
+        module(torch.randn(2, 6, 16))
+    (site,) = record.sites
+    assert site.difference is None or not site.differs
+    assert (site.unproved is None) == (site.difference is not None)
+
+
+def test_weights_that_a_module_shows_are_not_proved_and_say_why():
+    class Attention(nn.Module):
+        def forward(self, x):
+            scores = x @ x.mT
+            weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+            return weights @ x, weights
+
+    module = Attention()
+    with torch.inference_mode(), recording(module) as record:
+        module(torch.randn(2, 6, 8) / 3)
+    (site,) = record.sites
+    assert (site.source, site.difference) == ("module", None)
+    assert "shows weights alone" in site.unproved
+    assert note_unproved([site]) == [f"not proved in layer 0: {site.unproved}"]

@@ -128,3 +128,24 @@ def test_what_cannot_be_written_says_why(tmp_path) -> None:
     with pytest.raises(SelectionError, match="no colour map"):
         save(two_layers(), tmp_path / "page.html", title="x", cmap="rainbough")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_layer_says_how_its_weights_were_proved() -> None:
+    text = page(
+        two_layers(), title="proved", proofs={("decoder", 0): "proved <b>", ("decoder", 1): "not proved"}
+    )
+    layers = [layer for kind in content(text)["kinds"] for layer in kind["layers"]]
+    assert [layer["proof"] for layer in layers][:2] == ["proved <b>", "not proved"]
+
+
+def test_a_page_of_a_model_carries_the_largest_difference_of_each_layer() -> None:
+    from attnscope.analysis.layers import whole_layers
+    from attnscope.analysis.selection import Selection
+    from attnscope.models import load
+    from attnscope.render.layers import page_of
+
+    model = load("own")
+    layers = whole_layers(model, model.prepare("The cat sat on the mat."), Selection())
+    (kind,) = content(page_of(layers))["kinds"]
+    for layer, site in zip(kind["layers"], layers.record.sites, strict=True):
+        assert f"{site.difference:.1g} from what the model computed" in layer["proof"]

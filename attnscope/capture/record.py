@@ -100,7 +100,7 @@ class Failure:
 class Record:
     """Every attention call of a recording in the order they ran, the layers without, and what failed.
 
-    ``changes`` are sentences on what ran otherwise than it does without a recording.
+    ``changes`` are sentences on what ran otherwise than it does without a recording, or may be missing.
     ``calls`` are the paths of the modules at which something was captured, at once when it was: heads that
     run one by one, each by itself.
     """

@@ -8,21 +8,44 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Token
+from attnscope.capture.hooks.compiled import original
+from attnscope.capture.placing.without_attention import find_unseen
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.models.inputs import ModelInput, text_axes
 from attnscope.models.reader import ReaderModel
 
+if TYPE_CHECKING:
+    from attnscope.capture import Observer, Record
+    from attnscope.fused.fused_pass import FusedPass
+
 
 class ModuleModel(ReaderModel):
     """A user's own module, that reads token ids ``[1, token]`` of some tokenizer, or tensors as they are."""
+
+    def run(
+        self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
+    ) -> Record:
+        """One forward pass; its notes say if something that looks like attention was not captured."""
+        record = super().run(prepared, observers, fused)
+        unseen = find_unseen(original(self.module), {site.site.name for site in record.sites})
+        if unseen and prepared.replay is None:
+            first = original(self.module).get_submodule(unseen[0])
+            more = f" and {len(unseen) - 1:,} more look" if len(unseen) > 1 else " looks"
+            record.note_change(
+                f"{unseen[0]} ({type(first).__name__}){more} like attention that was not captured: "
+                f"attnscope info {self.name} --audit tells what mixes tokens"
+            )
+        return record
 
     def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
         """The ids of tokens as the module's one argument."""

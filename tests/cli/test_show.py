@@ -279,3 +279,46 @@ def test_the_command_is_installed_and_the_module_runs_too():
         [sys.executable, "-m", "attnscope", "--version"], capture_output=True, text=True, check=True
     )
     assert ran.stdout.startswith("attnscope ")
+
+
+HALF_SEEN = """
+import torch
+
+class Strange{0}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        scores = (self.q(x) @ self.k(x).mT).abs()
+        return x + (scores / (1 + scores.sum(-1, keepdim=True))).mul(1) @ self.v(x)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(40000, 8)
+        self.attend = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.layers = torch.nn.ModuleList(Strange{0}() for _ in range(2))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        x = x + self.attend(x, x, x)[0]
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+
+
+def test_show_and_stats_say_what_looks_like_attention_and_was_not_captured(run, tmp_path):
+    (tmp_path / "half.py").write_text(HALF_SEEN.format("Attention"))
+    name = f"{tmp_path}/half.py:Model"
+    told = "layers.0 (StrangeAttention) and 1 more look like attention that was not captured: attnscope info"
+    for command in ("show", "stats"):
+        ran = run(command, "The cat sat.", "--model", name)
+        assert told in " ".join((ran.out + ran.err).split())
+    audited = run("info", name, "--audit").out
+    assert "layers 0-1, layers.* (StrangeAttention), mix tokens by attention that was not captured" in audited
+    assert "2 of 3 attention calls were not captured" in audited
+    (tmp_path / "other.py").write_text(HALF_SEEN.format("Block"))
+    ran = run("stats", "The cat sat.", "--model", f"{tmp_path}/other.py:Model")
+    assert "looks like attention" not in ran.out + ran.err

@@ -12,7 +12,7 @@ from attnscope.analysis.audit.paths import is_inside, pattern
 from attnscope.analysis.sentences import number_ranges
 from attnscope.attention import Site
 from attnscope.capture.hooks.softmax import ELEMENTWISE
-from attnscope.capture.placing.without_attention import INSTEAD
+from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD
 
 MISSED = "attention that was not captured"
 
@@ -70,7 +70,7 @@ def describe_mixers(mixers: Sequence[Mixer], held: int) -> tuple[str, ...]:
             where = f"layer{'s' * (len(layers) > 1)} {number_ranges(layers)}, {where},"
         many = len(alike) > 1
         verb = "mix" if many else "mixes"
-        sentences.append(f"{where} {verb} tokens by {way or 'something that is no attention'} as well")
+        sentences.append(f"{where} {verb} tokens {f'by {way}' if way else 'in a way of its own'} as well")
     missed = sum(mixer.way == MISSED for mixer in mixers)
     if missed:
         sentences.append(f"{missed:,} of {missed + held:,} attention calls were not captured")
@@ -114,6 +114,7 @@ def _mixer(root: nn.Module, path: str, functions: set[str]) -> Mixer:
     ways = [way for way, names in FUNCTIONS if any(re.search(names, each) for each in functions)]
     if not _is_torchs_own(module):
         ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
+        ways += [MISSED] if ATTENTION.search(name) else []
     numbers = [int(part) for part in path.split(".") if part.isdigit()]
     return Mixer(path, name, numbers[0] if len(numbers) == 1 else None, next(iter(ways), None))
 

@@ -19,6 +19,8 @@ INSTEAD = (
 )
 """Names of token mixers that are no attention, and what they are; the first that fits is said."""
 
+ATTENTION = re.compile(r"att(entio)?n|attend", re.I)
+
 ORDINARY = re.compile(
     r"norm|mlp|feed_?forward|ffn|dropout|drop_?path|linear$|identity|activation|expert|moe", re.I
 )
@@ -53,6 +55,22 @@ def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[Lay
         outer.append(prefix)
         layers += [LayerWithoutAttention(name, index, describe(module[index])) for index, name in without]
     return layers
+
+
+def find_unseen(model: nn.Module, attended: set[str]) -> list[str]:
+    """The paths of modules that look like attention, outermost first, though none was seen in or around them.
+
+    They say so in the name of their class, and hold two matrices or more, of queries, keys, values or what
+    comes of them. Whether they mix tokens, only an audit can tell.
+    """
+    unseen: list[str] = []
+    for path, module in model.named_modules():
+        matrices = sum(weights.ndim == 2 for weights in module.parameters())
+        if not ATTENTION.search(type(module).__name__) or matrices < 2:
+            continue
+        if not _inside(path, attended) and not any(_inside(outer, {path}) for outer in (*attended, *unseen)):
+            unseen.append(path)
+    return unseen
 
 
 def _unlike_siblings(

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Annotated, NoReturn
 
 import typer
@@ -35,6 +36,9 @@ from attnscope.registry import docstring
 
 LONGEST = 500
 """Characters of an error; whatever was quoted in a longer one loses its middle."""
+
+TWICE = 1.0
+"""Seconds after a Ctrl-C in which another one is the same."""
 
 AGAIN = 0.05
 """Seconds until a Ctrl-C that was swallowed comes again."""
@@ -80,6 +84,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what an encoding has no letter for becomes a question mark
             stream.reconfigure(errors="replace")
+    if os.environ.get("COLUMNS") == "0":  # so some shells say that they do not know it
+        del os.environ["COLUMNS"]
     gc.set_threshold(100_000)  # imports make many objects and no garbage, and looking for it takes long
     with _remembering_ctrl_c() as pressed:
         try:
@@ -101,9 +107,13 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
     Where Python swallows it, in the middle of collecting garbage, it comes again a moment later.
     """
     pressed = False
+    latest = -TWICE
 
     def press(signum: int, frame: object) -> None:
-        nonlocal pressed
+        nonlocal pressed, latest
+        before, latest = latest, monotonic()
+        if signum == signal.SIGINT and latest - before < TWICE:
+            return  # what the first one began is being cleaned up
         pressed = True
         raise KeyboardInterrupt
 

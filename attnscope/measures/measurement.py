@@ -17,7 +17,7 @@ from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.measure import MEASURES, Measure
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.setting import Setting
-from attnscope.measures.sums import Sums
+from attnscope.measures.sums import Sums, read_site
 
 DEFAULT = tuple(name for name, measure in MEASURES.items() if measure.form.fused)
 """What is measured unless asked otherwise: everything but what has to see every row."""
@@ -166,7 +166,10 @@ class Measurement:
         """What ``state`` wrote down, ready to go on."""
         measurement = cls(state["measures"])
         for entry in state["sites"]:
-            measurement._add(Site(**entry["site"]), Sums.from_state(entry["sums"]), entry["absent"])
+            sums = Sums.from_state(entry["sums"])
+            if len(sums.rows) != len(measurement.measures):
+                raise ValueError(f"there are sums of {len(sums.rows)} measures")
+            measurement._add(read_site(entry["site"]), sums, entry["absent"])
         return measurement
 
 

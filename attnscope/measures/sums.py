@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from attnscope.attention import Kind, Site
 from attnscope.figures import Figure
+
+
+def read_site(state: Mapping[str, Any]) -> Site:
+    """What a file says of a site. Raises ``ValueError`` or ``TypeError`` if that is none."""
+    site = Site(**state)
+    numbers = all(type(number) is int and 0 <= number < 1 << 31 for number in (site.call, site.layer))
+    if not (numbers and isinstance(site.name, str) and site.kind in get_args(Kind)):
+        raise ValueError(f"{site} is no site")
+    return site
 
 
 @dataclass
@@ -90,5 +100,8 @@ class Sums:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Sums:
-        """The sums that ``state`` wrote down."""
-        return cls(*(torch.tensor(state[field.name], dtype=torch.float64) for field in fields(cls)))
+        """The sums that ``state`` wrote down. Raises ``ValueError`` where they do not fit together."""
+        sums = [torch.tensor(state[field.name], dtype=torch.float64) for field in fields(cls)]
+        if sums[0].ndim != 2 or any(each.shape != sums[0].shape for each in sums):
+            raise ValueError("the sums are of several shapes")
+        return cls(*sums)

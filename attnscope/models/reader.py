@@ -55,7 +55,8 @@ class Reader:
         finally:
             if keep is not None:
                 self.tokenizer.no_truncation()
-        return self._reading(encoding, [text] if second is None else [text, second])
+        reading = self._reading(encoding, [text] if second is None else [text, second])
+        return reading._replace(ids=reading.ids[:keep], tokens=reading.tokens[:keep])  # special tokens, too
 
     def read_all(self, texts: Sequence[str]) -> Iterator[Reading]:
         """The ids and tokens of many texts."""

@@ -11,6 +11,7 @@ import pytest
 
 from attnscope import cli
 from attnscope.measures import MEASURES
+from tests.models.folders import gpt2
 
 
 def failing(monkeypatch, capsys, error):
@@ -107,6 +108,77 @@ def test_a_ctrl_c_that_python_swallows_comes_again(monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         cli.main()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.subprocess
+@pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("after", [0.2, 1.5, 4.0])
+def test_ctrl_c_twice_is_ctrl_c(tmp_path, after):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "attnscope", "export", "The cat sat. " * 30, "-o", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(after)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode in (0, 130, -signal.SIGINT)
+    assert b"Traceback" not in told
+    assert not list(out.glob("*.draft*"))
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_second_ctrl_c_does_not_disturb_what_the_first_one_cleans_up(monkeypatch):
+    cleaned = []
+
+    def app():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            cleaned.append(True)
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(KeyboardInterrupt):
+        cli.main()
+    assert cleaned == [True]
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "many"])
+def test_a_width_that_says_nothing_is_that_of_a_plain_terminal(monkeypatch, run, columns):
+    monkeypatch.delenv("COLUMNS")
+    wanted = run("show", "The cat sat.").out
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run("show", "The cat sat.").out == wanted
+    assert len(wanted) > 500
+
+
+@pytest.mark.subprocess
+@pytest.mark.slow
+def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path):
+    folder = gpt2(tmp_path / "gpt2")
+    for words in (
+        ("show", "The cat sat.", "--head", "L1H1"),
+        ("stats", "The cat sat.", "--csv"),
+        ("show", "The cat sat.", "--json"),
+        ("info", "own"),
+        ("stats", "The cat sat.", "-m", folder),
+    ):
+        plain, stripped = (
+            subprocess.run(
+                [sys.executable, *flags, "-m", "attnscope", *words], capture_output=True, text=True
+            )
+            for flags in ([], ["-OO"])
+        )
+        assert plain.returncode == 0
+        if folder in words:  # the library cannot do without docstrings
+            assert stripped.returncode == 1
+            assert stripped.stderr.count("\n") == 1
+            assert stripped.stderr.endswith("run python without -OO\n")
+        else:
+            assert (stripped.returncode, stripped.stdout) == (0, plain.stdout), words
 
 
 @pytest.mark.subprocess

@@ -221,3 +221,16 @@ def test_a_config_that_asks_for_billions_of_layers_is_refused_at_once(causal, tm
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: 2**31}))
     with pytest.raises(ModelError, match=r"config\.json asks for more than [\d,]+ (modules|tensors)"):
         load(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_limit_of_tokens_counts_special_tokens_too(count, tmp_path):
+    for name in ("own", "own-causal", minilm(), t5(tmp_path / "t5"), gpt2(tmp_path / "gpt2")):
+        model = load(name)
+        prepared = model.prepare("The cat sat on the mat.", max_tokens=count)
+        assert len(prepared.tokens) == count, name
+        assert any(f"cut: the first {count} of " in note for note in prepared.notes)
+        assert {
+            field.shape[1] for key, field in prepared.inputs.items() if not key.startswith("decoder")
+        } == {count}
+        model.run(prepared, [])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
 
 from attnscope.analysis.corpus.batches import Batch, batches, windows
 from attnscope.analysis.corpus.processes import Processes, together
 from attnscope.analysis.corpus.progress import Progress
+from attnscope.analysis.corpus.totals import Kept, Totals
 from attnscope.analysis.corpus.workers import in_order, workers
 from attnscope.analysis.intervention.importance import Importances
 from attnscope.analysis.selection import Selection
@@ -23,6 +23,12 @@ from attnscope.measures import DEFAULT, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.corpus import Corpus, Entry
+
+_Share = tuple[Totals, int, int, Sequence[str]]
+"""The sums of a batch, how many of its calls the fused pass computed, how many ran, and notes on it."""
+
+ROUND = 4
+"""Batches of each of several processes after which these bring together what they have."""
 
 NAMED = 3
 """Places of texts that were left out which a note names."""
@@ -51,10 +57,11 @@ def corpus_stats(
     and its place passed to ``report``, or raises ``InputError`` if ``strict``; ``limit`` stops after so many.
     ``watch`` is told after every batch how far the run is.
 
-    ``checkpoint`` names a file that keeps the sums after every window; a run that finds it goes on from there
-    to bit-identical sums. Started by torchrun, the processes share the batches of each window, and each
-    returns the figures of all: the same batches whatever their number, so counts are equal and figures differ
-    by the rounding of float64 sums alone. The standard error is explained in ``measures.sums.Sums.figures``.
+    ``checkpoint`` names a file that keeps the sums, written every ``EVERY`` seconds and after every window; a
+    run that finds it goes on from there to bit-identical sums. Started by torchrun, the processes share the
+    batches of each window, and each returns the figures of all: the same batches, added in the same order
+    whatever the number of processes, so the sums are bit-identical, too. The standard error is explained in
+    ``measures.sums.Sums.figures``.
     """
     run = _Run(
         model,
@@ -77,49 +84,17 @@ def corpus_stats(
         "importance": importance,
     }
     with together() as processes:
-        total = _Sums(Measurement(names), Importances())
-        if checkpoint is not None:
-            saved = checkpoints.load(checkpoint, identity) if processes.number == 0 else None
-            saved = processes.broadcast(saved)
-            if saved is not None:
-                total, run.progress = _Sums.from_state(saved["sums"]), Progress(**saved["progress"])
+        kept = Kept(checkpoint, identity, processes)
+        total, run.progress = kept.load(names)
         entries = islice(corpus.entries(), run.progress.entries, limit)
         for window in windows(entries):
-            mine = _Sums(Measurement(names), Importances())
-            ran = run.measure(window, mine, processes, watch)
-            for state, (taken, calls) in processes.gather((mine.state(), ran)):
-                total.merge(_Sums.from_state(state))
-                run.progress.taken += taken
-                run.progress.calls += calls
-            if checkpoint is not None and processes.number == 0:
-                state = {"sums": total.state(), "progress": asdict(run.progress)}
-                checkpoints.save(checkpoint, identity, state)
+            for reached in run.measure(window, total, processes, watch):
+                if kept.is_due():
+                    kept.save(total, reached)
+            kept.save(total, run.progress)
         if processes.count > 1:
-            sums, progress = processes.broadcast((total.state(), asdict(run.progress)))
-            total, run.progress = _Sums.from_state(sums), Progress(**progress)
+            total, run.progress = processes.broadcast((total, run.progress))
     return run.stats(total)
-
-
-@dataclass
-class _Sums:
-    """What is added up: over batches, windows and processes."""
-
-    measured: Measurement
-    importances: Importances
-
-    def merge(self, other: _Sums) -> None:
-        """Add what another process or window has seen."""
-        self.measured.merge(other.measured)
-        self.importances.merge(other.importances)
-
-    def state(self) -> dict[str, Any]:
-        """The sums as plain lists, which JSON keeps exactly."""
-        return {"measured": self.measured.state(), "importances": self.importances.state()}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> _Sums:
-        """What ``state`` wrote down."""
-        return cls(Measurement.from_state(state["measured"]), Importances.from_state(state["importances"]))
 
 
 @dataclass
@@ -140,43 +115,68 @@ class _Run:
     def measure(
         self,
         window: list[Entry],
-        sums: _Sums,
+        total: Totals,
         processes: Processes,
         watch: Callable[[Progress], None],
-    ) -> tuple[int, int]:
-        """Add this process's share of a window to ``sums``, and count all of its texts.
+    ) -> Iterator[Progress]:
+        """Measure this process's share of a window, and add all shares to ``total`` where the answer is.
 
-        Returns how many calls of attention the fused pass computed, and how many ran.
+        Yields, whenever ``total`` has more batches, how far it is: as a run says that begins with the window
+        again and leaves those batches out.
         """
-        before, progress = self.progress.done, self.progress
-        taken, calls = 0, 0
+        progress = self.progress
+        begun = replace(progress, places=list(progress.places))
         made = batches(self._prepare(window, processes))
         tokens = sum(batch.tokens for batch in made)
-        passed = 0
-        names = tuple(sums.measured.measures)
+        passed = sum(batch.tokens for batch in made[: begun.batches])
+        names = tuple(total.measured.measures)
         threads = 1 if self.importance else workers(self.model)
-        mine = made[processes.number :: processes.count]
+        left = made[begun.batches :]
+        mine = left[processes.number :: processes.count]
+        round_ = processes.count * (ROUND if processes.count > 1 else 1)
         with closing(in_order(lambda batch: self._pass(batch, Measurement(names)), mine, threads)) as seen:
-            for number, batch in enumerate(made):
-                if number % processes.count == processes.number:
-                    measured, record, passes = next(seen)
-                    sums.measured.merge(measured)
-                    taken += passes
-                    calls += len(record.sites)
-                    self._note(record.notes)
-                    if self.importance:
-                        with suppress(InputError):  # nothing to guess: such texts do not count
-                            sums.importances.add(self.model, batch.prepared, batch.labels)
-                    if not progress.layout:
-                        require_selected(sums.measured.figures(), record, self.selection)
-                        progress.layout = [extent(record.sites), describe_kernels(record.sites)]
-                passed += batch.tokens
-                progress.texts += batch.texts
-                progress.tokens += batch.tokens
-                progress.done = before + (window[-1].done - before) * passed // tokens
-                watch(progress)
-        progress.done = window[-1].done
-        return taken, calls
+            for start in range(0, len(left), round_):
+                shares = []
+                for number, batch in enumerate(left[start : start + round_]):
+                    if number % processes.count == processes.number:
+                        shares.append(self._share(batch, *next(seen)))
+                    passed += batch.tokens
+                    progress.texts += batch.texts
+                    progress.tokens += batch.tokens
+                    progress.done = begun.done + (window[-1].done - begun.done) * passed // tokens
+                    watch(progress)
+                self._merge(total, processes.gather(shares))
+                yield replace(
+                    begun,
+                    texts=progress.texts,
+                    tokens=progress.tokens,
+                    notes=progress.notes,
+                    taken=progress.taken,
+                    calls=progress.calls,
+                    layout=progress.layout,
+                    batches=begun.batches + start + round_,
+                )
+        progress.done, progress.batches = window[-1].done, 0
+
+    def _share(self, batch: Batch, measured: Measurement, record: Record, taken: int) -> _Share:
+        """What a batch adds."""
+        sums = Totals(measured, Importances())
+        if self.importance:
+            with suppress(InputError):  # nothing to guess: such texts do not count
+                sums.importances.add(self.model, batch.prepared, batch.labels)
+        if not self.progress.layout:
+            require_selected(measured.figures(), record, self.selection)
+            self.progress.layout = [extent(record.sites), describe_kernels(record.sites)]
+        return sums, taken, len(record.sites), record.notes
+
+    def _merge(self, total: Totals, everyones: Sequence[Sequence[_Share]]) -> None:
+        """Add the shares of a round in the order of their batches."""
+        for shares in zip_longest(*everyones):
+            for sums, taken, calls, notes in filter(None, shares):
+                total.merge(sums)
+                self.progress.taken += taken
+                self.progress.calls += calls
+                self._note(notes)
 
     def _prepare(self, window: list[Entry], processes: Processes) -> Iterator[ModelInput]:
         """The texts of a window as the model reads them, without those that it cannot read."""
@@ -216,7 +216,7 @@ class _Run:
         )
         return measured, record, taken
 
-    def stats(self, total: _Sums) -> Stats:
+    def stats(self, total: Totals) -> Stats:
         """The answer. Raises ``InputError`` if no text could be read."""
         seen = self.progress
         if not seen.texts:

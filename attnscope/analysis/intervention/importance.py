@@ -21,6 +21,7 @@ from attnscope.attention import Head, Kind, Site, Token
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import Gates, gated
 from attnscope.errors import ModelError
+from attnscope.measures.sums import read_site
 from attnscope.models import Model, ModelInput
 from attnscope.models.predictions import PredictionBatch, batch_predictions
 
@@ -97,7 +98,10 @@ class Importances:
         made = cls()
         made.texts = state["texts"]
         for entry in state["sites"]:
-            made._sums[Site(**entry["site"])] = torch.tensor(entry["sums"], dtype=torch.float64)
+            sums = torch.tensor(entry["sums"], dtype=torch.float64)
+            if sums.ndim != 2 or len(sums) != 2:
+                raise ValueError("the sums of importance are no values and squares")
+            made._sums[read_site(entry["site"])] = sums
         return made
 
 

@@ -60,7 +60,8 @@ class FolderReader:
             tokens = tuple(
                 replace(token, special=True, word=None) if token.id in special else token for token in tokens
             )
-        return Encoded(dict(fields), tokens, notes)
+        # no tokenizer cuts its own special tokens
+        return Encoded({name: field[:keep] for name, field in fields.items()}, tokens[:keep], notes)
 
     def chat(self, text: str, system: str | None, reply: bool) -> str | None:
         """A message of a user as the chat template writes it; ``None`` if there is no template.

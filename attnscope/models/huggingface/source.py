@@ -7,6 +7,7 @@ nothing that it asks for reaches another machine, unless the caller trusts it by
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,6 +84,11 @@ class Source:
 
     def load_config(self) -> Any:
         """The config. Raises ``ModelError`` if there is none, or one that no honest model has."""
+        if sys.flags.optimize > 1:
+            raise ModelError(
+                f"{self.name} cannot be loaded: transformers builds its models from docstrings, which this "
+                "python leaves out; run python without -OO"
+            )
         if self.folder is None:
             require_on_hub(self.name, self.revision)
         self.require_harmless()

@@ -52,6 +52,7 @@ def maps(seen: Stats, name: str) -> dict[str, HeadMap]:
             limits=(0.0, 1.0) if unit == "share" else None,
             signed=name == "offset",
             title=f"{name} · {kind}",
+            subtitle=seen.title,
             notes=(seen.ran, *seen.notes),
         )
         for kind, rows in known.items()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnscope.analysis.layers import WholeLayers
 from attnscope.answers.answer import Answer
-from attnscope.cli.options.picture import PictureOptions
+from attnscope.cli.options.picture import PrintedOptions
 from attnscope.cli.plain import print_plain
 from attnscope.render.terminal import print_view
+
+if TYPE_CHECKING:
+    from attnscope.render.image import Drawable
 
 
 def print_views(answer: Answer, *, cmap: str | None, plain: bool) -> None:
@@ -25,18 +30,43 @@ def print_json(answer: Answer) -> None:
     print_plain(answer.numbers)
 
 
-def save(answer: Answer, out: Path, picture: PictureOptions) -> None:
+def save(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     """Draw the answer into ``out``; several kinds of attention make several files, named after them."""
     from attnscope.render.image import save as save_picture
 
     for name, view in answer.pictures.items():
         path = out if len(answer.pictures) == 1 else out.with_stem(f"{out.stem}-{name}")
         drawn = save_picture(
-            view, path, dpi=picture.dpi, cmap=picture.cmap, width=picture.size, font=picture.font
+            dress(view, picture),
+            path,
+            dpi=picture.dpi,
+            cmap=picture.cmap,
+            width=picture.size,
+            font=picture.font,
+            annotate=picture.annotate,
         )
         for warning in drawn:
             print(f"attnscope: {warning}", file=sys.stderr)
         print(f"saved {path}", file=sys.stderr)
+
+
+def dress(view: Drawable, picture: PrintedOptions) -> Drawable:
+    """A view with the title that was asked for, or without title, figures or notes."""
+    from attnscope.views import Heatmap
+    from attnscope.views.distances import HeadDistances
+
+    changed: dict[str, object] = {} if picture.title is None else {"title": picture.title}
+    if picture.no_title:
+        changed |= {"title": "", "subtitle": ""}
+    if picture.no_figures:
+        changed |= {"notes": ()}
+    if isinstance(view, HeadDistances):
+        plane = replace(view.plane, notes=()) if picture.no_figures else view.plane
+        return replace(view, table=replace(view.table, **changed), plane=plane)
+    if isinstance(view, Heatmap) and picture.no_figures:
+        changed |= {"readings": (), "subtitle": ""}
+    dressed: Drawable = replace(view, **changed)
+    return dressed
 
 
 def save_layers(layers: WholeLayers, out: Path, cmap: str | None) -> None:

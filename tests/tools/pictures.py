@@ -6,7 +6,7 @@ from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
 from attnscope.answers.answer import of_overview
 from attnscope.cli.answers import save
-from attnscope.cli.options.picture import PictureOptions
+from attnscope.cli.options.picture import PrintedOptions
 from attnscope.models import load
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -19,7 +19,7 @@ def main() -> None:
     save(
         of_overview(overview(model, model.prepare(TEXT), Selection()), None),
         PICTURES / "overview.png",
-        PictureOptions(),
+        PrintedOptions(),
     )
 
 

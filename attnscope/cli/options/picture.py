@@ -47,8 +47,14 @@ class PictureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedOptions(PictureOptions):
-    """How a picture that is printed or saved is drawn."""
+    """How a picture that is printed or saved is drawn, and what stands around one that is saved."""
 
+    title: str | None = option("A title of your own for a picture that is saved.", panel=PICTURE)
+    no_title: bool = flag("Save a picture without any title.", "--no-title", panel=PICTURE)
+    no_figures: bool = flag(
+        "Save a picture without the figures and notes below it.", "--no-figures", panel=PICTURE
+    )
+    annotate: bool = flag("Write the weights into the cells of one head that is saved.", panel=PICTURE)
     plain: bool = flag("Shades instead of colours.", panel=PICTURE)
 
 

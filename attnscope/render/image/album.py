@@ -26,7 +26,18 @@ from attnscope.render.image.draw import (
 )
 from attnscope.render.image.fonts import families
 from attnscope.render.image.maps import image_values
-from attnscope.render.image.sheet import SUBTITLE, TITLE, VALUE, Style, value_of
+from attnscope.render.image.sheet import (
+    BELOW,
+    LARGE,
+    NAME,
+    SMALL,
+    SUBTITLE,
+    TITLE,
+    VALUE,
+    Style,
+    value_of,
+    wrap_title,
+)
 from attnscope.storage.whole import write_whole
 from attnscope.views.heatmap import Heatmap
 
@@ -64,7 +75,8 @@ class Sheet:
     def __init__(self, view: Heatmap, style: Style, fonts: list[str], dpi: float) -> None:
         self.figure = figure_of(view, style)
         self.figure.set_dpi(dpi)
-        self._sheet_key = _sheet_key(view, style, fonts)
+        self._wide = _natural_width(self.figure)
+        self._sheet_key = _sheet_key(view, style, fonts, self._wide)
         axes = self.figure.axes[0]
         self._image = axes.images[0]
         self._texts = [text for text in self.figure.texts if text.get_gid() in (TITLE, SUBTITLE, VALUE)]
@@ -80,11 +92,11 @@ class Sheet:
 
     def fits(self, view: Heatmap, style: Style, fonts: list[str]) -> bool:
         """Whether everything else of a head would look as it does here."""
-        return self._sheet_key == _sheet_key(view, style, fonts)
+        return self._sheet_key == _sheet_key(view, style, fonts, self._wide)
 
     def png(self, view: Heatmap) -> bytes:
         """The image of a head that fits, as ``save`` would write it."""
-        for artist, text in zip(self._texts, _changing_texts(view), strict=True):
+        for artist, text in zip(self._texts, _changing_texts(view, self._wide), strict=True):
             artist.set_text(text)
         canvas: Any = self.figure.canvas
         canvas.restore_region(self._ground)
@@ -116,17 +128,30 @@ def _cells_of_pixels(figure: Figure, image: Any) -> tuple[tuple[slice, slice], A
     return box, drawn[0][box].astype(np.intp) @ [1 << 16, 1 << 8, 1]
 
 
-def _changing_texts(view: Heatmap) -> list[str]:
+def _natural_width(figure: Figure) -> float:
+    """Inches of a sheet before it was brought to the width that was asked for."""
+    sizes = {TITLE: LARGE, SUBTITLE: BELOW, NAME: SMALL, VALUE: SMALL}
+    known = [text.get_fontsize() / sizes[gid] for text in figure.texts if (gid := text.get_gid()) in sizes]
+    return float(figure.get_figwidth()) / (known[0] if known else 1.0)
+
+
+def _titles(view: Heatmap, width: float) -> list[str]:
+    """Title and subtitle, if there are such, in lines."""
+    return [
+        wrap_title(text, size, width) for text, size in ((view.title, LARGE), (view.subtitle, BELOW)) if text
+    ]
+
+
+def _changing_texts(view: Heatmap, width: float) -> list[str]:
     """Title and subtitle, if there are such, and the value of each reading."""
-    titles = [text for text in (view.title, view.subtitle) if text]
-    return [*titles, *map(value_of, view.readings)]
+    return [*_titles(view, width), *map(value_of, view.readings)]
 
 
-def _sheet_key(view: Heatmap, style: Style, fonts: list[str]) -> Hashable:
+def _sheet_key(view: Heatmap, style: Style, fonts: list[str], width: float) -> Hashable:
     """What two heads must have alike to stand on one sheet."""
     told = tuple((reading.name, reading.baseline, reading.unit) for reading in view.readings)
     places = (view.weights.queries, view.weights.keys)
     hatched = bool(view.masked.any())
-    titles = bool(view.title), bool(view.subtitle)
+    titles = bool(view.title), *(text.count("\n") for text in _titles(view, width))
     looks = (view.scale, view.signed, view.limits, hatched, style, tuple(fonts))
     return (*places, *looks, view.notes, titles, told)

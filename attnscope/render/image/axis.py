@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnscope.axes.places import Place
-from attnscope.render.image.sheet import NORMAL, POINT, SMALL
+from attnscope.render.image.sheet import NORMAL, POINT, SMALL, em, is_wide
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,14 +41,8 @@ def short(text: str) -> str:
 
 def room(texts: Sequence[str], size: float) -> float:
     """Inches that the longest of the texts needs, generously."""
-    longest = max((sum(_em(character) for character in text) for text in texts), default=0.0)
+    longest = max((sum(map(em, text)) for text in texts), default=0.0)
     return longest * size * POINT + 0.12
-
-
-def _em(character: str) -> float:
-    if unicodedata.combining(character):
-        return 0.0
-    return 1.05 if unicodedata.east_asian_width(character) in "WF" else 0.64
 
 
 def put(axes: Axes, rows: Sequence[Place], columns: Sequence[Place], cell: tuple[float, float]) -> None:
@@ -63,16 +56,19 @@ def put(axes: Axes, rows: Sequence[Place], columns: Sequence[Place], cell: tuple
 def above(axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *, rotation: float = 0) -> None:
     """Write texts above the axes, at these columns; ``size`` in points.
 
-    They are plain texts, because matplotlib's ticks take several times as long to make and to draw.
+    They are plain texts, because matplotlib's ticks take several times as long to make and to draw. Where
+    texts are turned, those of Chinese, Japanese and Korean characters stand upright, one below the other.
     """
     transform = axes.get_xaxis_transform() + _shift(axes, 0, PAD)
     for x, text in zip(at, texts, strict=True):
+        upright = rotation == 90 and bool(text) and all(map(is_wide, text))
         axes.text(
             x,
             1,
-            text,
+            "\n".join(text) if upright else text,
             size=size,
-            rotation=rotation,
+            linespacing=1.0,
+            rotation=0 if upright else rotation,
             ha="center",
             va="bottom",
             transform=transform,
@@ -93,7 +89,8 @@ def beside(
 
 
 def _shift(axes: Axes, x: float, y: float) -> Transform:
-    """A way of some points, on paper."""
+    """A way of some points, on paper; as a share of the figure, so that it becomes smaller with it."""
     from matplotlib.transforms import ScaledTranslation
 
-    return ScaledTranslation(x * POINT, y * POINT, axes.figure.dpi_scale_trans)
+    wide, tall = axes.figure.bbox_inches.size
+    return ScaledTranslation(x * POINT / wide, y * POINT / tall, axes.figure.transFigure)

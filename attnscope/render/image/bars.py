@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image import axis
 from attnscope.render.image.overlay import overlay_figure
-from attnscope.render.image.sheet import GREY, NORMAL, SMALL, Margins, Style, sheet
+from attnscope.render.image.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, sheet, wrap_title
 from attnscope.views.focus import Bars, Focus
 
 if TYPE_CHECKING:
@@ -32,26 +32,34 @@ def focus_figure(view: Focus, style: Style) -> Figure:
     label = axis.room(texts, NORMAL)
     length = LENGTH
     if style.width:
-        length = max(style.width / len(lists) - label - BETWEEN, 1.0)
+        length = max((style.width - 0.4 - BETWEEN * (len(lists) - 1)) / len(lists) - label, 1.2)
+    titles = [wrap_title(title, NORMAL, length + label + 0.3) for title, _ in lists]
+    lines = max((title.count("\n") for title in titles), default=0)
     height = 0.22 * max(longest, 1)
     whole = length * len(lists) + (label + BETWEEN) * (len(lists) - 1)
     figure, axes = sheet(
         whole,
         height,
-        Margins(label, 0.4, 0.35, 0.35),
+        Margins(label, 0.4, 0.35 + 0.15 * lines, 0.35),
         title=view.title,
         subtitle=view.subtitle,
         notes=view.notes,
     )
     box = axes.get_position()
     share = box.width / whole
-    for i, (title, bars) in enumerate(lists):
+    for i, (title, (_, bars)) in enumerate(zip(titles, lists, strict=True)):
         if i:
             axes = figure.add_axes((0, 0, 1, 1))
         axes.set_position(
             (box.x0 + i * (length + label + BETWEEN) * share, box.y0, length * share, box.height)
         )
-        _bars(axes, title, bars, longest, style)
+        _bars(axes, bars, longest, style)
+        left = -(label - GAP) / length  # where the labels of the bars begin
+        whole_axes = {"transform": axes.transAxes, "ha": "left"}
+        axes.text(left, 1 + 0.08 / height, title, size=NORMAL, weight="bold", va="bottom", **whole_axes)
+        if bars.more:
+            more = f"and {bars.more} more, each at most {bars.most:.2g}"
+            axes.text(left, -0.22 / height, more, size=SMALL, color=GREY, va="top", **whole_axes)
     return figure
 
 
@@ -59,7 +67,7 @@ def _label(text: str, position: int) -> str:
     return f"{axis.short(text)} {position}"
 
 
-def _bars(axes: Axes, title: str, bars: Bars, longest: int, style: Style) -> None:
+def _bars(axes: Axes, bars: Bars, longest: int, style: Style) -> None:
     colour = table(style.cmap)[STEPS * 5 // 8] / 255.0
     weights = [bar.weight for bar in bars.bars]
     axes.barh(range(len(weights)), weights, height=0.72, color=colour)
@@ -68,7 +76,7 @@ def _bars(axes: Axes, title: str, bars: Bars, longest: int, style: Style) -> Non
     axes.set_xlim(0, 1)
     axes.tick_params(axis="y", length=0, pad=3)
     axes.tick_params(axis="x", labelsize=SMALL, length=2, width=0.5)
-    axes.set_title(title, size=NORMAL, loc="left", weight="bold")
+    axes.set_xticks([0, 0.5, 1])
     for row, weight in enumerate(weights):
         inside = weight > 0.8
         axes.text(
@@ -80,7 +88,5 @@ def _bars(axes: Axes, title: str, bars: Bars, longest: int, style: Style) -> Non
             ha="right" if inside else "left",
             va="center",
         )
-    if bars.more:
-        axes.set_xlabel(f"and {bars.more} more, each at most {bars.most:.2g}", size=SMALL, color=GREY)
     for side, spine in axes.spines.items():
         spine.set(linewidth=0.5, color="#888888", visible=side in ("left", "bottom"))

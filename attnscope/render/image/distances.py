@@ -23,6 +23,9 @@ NAMED = 0.055
 """Inches of a cell from which every head has its name beside it."""
 
 BETWEEN = 0.5
+COVERED = 0.12
+"""The share of a name from which others cover it too much to be read."""
+
 DOT = 4.7  # points across
 FAINTEST = 0.12
 """Where on the colour map the last layer lies: its very end would vanish on white."""
@@ -30,14 +33,14 @@ FAINTEST = 0.12
 
 def distances_figure(view: HeadDistances, style: Style) -> Figure:
     """The table on the left, the plane on the right. The image of the table holds nearness, 0 to 1."""
-    left, right = _label_room(view.table), 0.15
+    left, right = _label_room(view.table), 0.3
     side = LARGEST
     if style.width is not None:
-        side = max((style.width - left - ROOM - BETWEEN - right) / 2, 1.5)
+        side = max((style.width - left - ROOM - BETWEEN - right) / 2, 2.4)
     figure, axes = sheet(
         2 * side + ROOM + BETWEEN,
         side,
-        Margins(left, right, 0.35, 0.1),
+        Margins(left, right, 0.35, 0.2),
         title=view.title,
         subtitle=view.subtitle,
         notes=view.notes,
@@ -62,7 +65,7 @@ def distance_figure(view: DistanceMap, style: Style) -> Figure:
     figure, axes = sheet(
         cell * columns,
         cell * rows,
-        Margins(left, right, 0.35, 0.1),
+        Margins(left, right, 0.35, 0.2),
         title=view.title,
         subtitle=view.subtitle,
         notes=view.notes,
@@ -110,6 +113,8 @@ def _draw_plane(axes: Axes, view: HeadPlane, side: float, style: Style) -> None:
     size = 6.0 if len(view.names) <= 48 else 4.6
     at = (view.points - middle + half) / (2 * half) * side / POINT  # points on paper, [head, 2]
     for name, point, offset in zip(view.names, view.points, _beside_dots(at, view.names, size), strict=True):
+        if offset is None:
+            continue
         axes.annotate(
             name, point, offset, textcoords="offset points", size=size, color=GREY, va="center", ha="center"
         )
@@ -134,14 +139,16 @@ def _layer_colours(view: HeadPlane, style: Style) -> Array:
     return colours / 255.0
 
 
-def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[float, float]]:
+def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[float, float] | None]:
     """Where each name stands from its dot, so that names cover each other and the dots as little as can be.
+
+    A name that could only stand on another one has no place.
 
     ``at`` are the dots, and everything is in points.  [head, 2] -> (right, up) of each name's middle
     """
     dots = np.concatenate([at - DOT / 2, at + DOT / 2], 1)  # [box, left bottom right top]
     taken = list(dots)
-    found = []
+    found: list[tuple[float, float] | None] = []
     for number, name in enumerate(names):
         wide, tall = 0.64 * size * len(name), size
         right, up = wide / 2 + DOT / 2 + 0.5, tall / 2 + DOT / 2
@@ -159,8 +166,10 @@ def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[f
             for x, y in places
         ]  # fmt: skip
         best = min(range(len(places)), key=lambda place: _overlap(boxes[place], others))
-        taken.append(boxes[best])
-        found.append(places[best])
+        covers = _overlap(boxes[best], np.array(taken[len(dots) :])) if len(taken) > len(dots) else 0.0
+        found.append(None if covers > COVERED * wide * tall else places[best])
+        if found[-1] is not None:
+            taken.append(boxes[best])
     return found
 
 

@@ -7,6 +7,7 @@ import warnings as python_warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,10 +18,11 @@ from attnscope.render.colour import choose_map
 from attnscope.render.image.bars import focus_figure
 from attnscope.render.image.distances import distance_figure, distances_figure
 from attnscope.render.image.fonts import families
-from attnscope.render.image.maps import grid_figure, head_map_figure, heatmap_figure
+from attnscope.render.image.maps import WEIGHT, grid_figure, head_map_figure, heatmap_figure
 from attnscope.render.image.pair import pair_figure
 from attnscope.render.image.sheet import Style
 from attnscope.render.image.strip import strip_figure
+from attnscope.render.image.width import fit_width
 from attnscope.storage.folder import PICTURES
 from attnscope.storage.whole import write_whole
 from attnscope.views.distances import DistanceMap, HeadDistances
@@ -75,19 +77,21 @@ def save(
     cmap: str | None = None,
     width: float | None = None,
     font: str | None = None,
+    annotate: bool = False,
 ) -> list[str]:
     """Write a view as an image in the format that the suffix names; return what to warn of.
 
     ``width`` is that of the whole picture in inches (as large as is legible if not given), ``font`` a
-    family to prefer. The file appears whole or not at all. Raises ``OutputError`` for an unknown suffix
-    or a place that cannot be written to, ``SelectionError`` for an unknown colour map or font.
+    family to prefer; ``annotate`` writes the weights into the cells of one head. The file appears whole
+    or not at all. Raises ``OutputError`` for an unknown suffix or a place that cannot be written to,
+    ``SelectionError`` for an unknown colour map or font.
     """
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         named = f"{path.suffix!r} is no image format" if path.suffix else "its name has no suffix"
         raise OutputError(f"cannot write {path}: {named}; there are {', '.join(FORMATS)}")
-    with drawing(view, cmap=cmap, width=width, font=font) as (figure, warnings):
+    with drawing(view, cmap=cmap, width=width, font=font, annotate=annotate) as (figure, warnings):
         write_whole(path, encode(figure, form, dpi))
     return warnings
 
@@ -120,7 +124,12 @@ def encode_png(canvas: Any, dpi: float) -> bytes:
 
 @contextmanager
 def drawing(
-    view: Drawable, *, cmap: str | None = None, width: float | None = None, font: str | None = None
+    view: Drawable,
+    *,
+    cmap: str | None = None,
+    width: float | None = None,
+    font: str | None = None,
+    annotate: bool = False,
 ) -> Iterator[tuple[Figure, list[str]]]:
     """The figure of a view, with what to warn of; to be saved inside the ``with`` block.
 
@@ -128,7 +137,10 @@ def drawing(
     """
     fonts, warnings = families(texts(view), font)
     with settings(fonts):
-        yield figure_of(view, style_of(view, cmap, width)), warnings
+        figure = figure_of(view, replace(style_of(view, cmap, width), annotate=annotate))
+        if annotate and not any(text.get_gid() == WEIGHT for axes in figure.axes for text in axes.texts):
+            warnings.append("no weights are written: that needs one head of few tokens in a large picture")
+        yield figure, warnings
 
 
 @contextmanager
@@ -163,5 +175,8 @@ def texts(view: Drawable) -> Iterator[str]:
 
 
 def figure_of(view: Drawable, style: Style) -> Figure:
-    """A view as a figure; to be called and saved inside ``settings``."""
-    return DRAWN[type(view)](view, style)
+    """A view as a figure, as wide as the style says; to be called and saved inside ``settings``."""
+    figure = DRAWN[type(view)](view, style)
+    if style.width is not None:
+        fit_width(figure, style.width)
+    return figure

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 MASKED, GROUND = (226, 226, 226), (255, 255, 255)
 
+WRITTEN = 0.1
+"""Inches of a cell from which a weight can be read in it."""
+
+WEIGHT = "weight"
+"""The group id of the weights that are written into cells."""
+
 BESIDE = 2
 """Cells that a key next to a row takes in the thumbnail of a long text."""
 
@@ -69,11 +75,24 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
         aspect="auto",
     )
     axis.put(axes, queries, keys, (cell, cell))
+    if style.annotate and cell >= WRITTEN:
+        _write_weights(axes, view, style, min(NORMAL, cell * 72 * 0.42))
     frame(axes)
     ends = ("−max" if view.signed else "0", "max of\nthe row") if by_row else (f"{low:.3g}", f"{high:.3g}")
     middle = "" if by_row else f"{(low + high) / 2:.3g}"
     colour_bar(figure, axes, style, [(0, ends[0]), (0.5, middle), (1, ends[1])])
     return figure
+
+
+def _write_weights(axes: Axes, view: Heatmap, style: Style, size: float) -> None:
+    """Each open cell's weight in black or white, whichever reads better; 0 is left out."""
+    light = table(style.cmap)[steps(view.levels())] / 255.0
+    light = light**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18  # [query, key]
+    for (row, column), value in np.ndenumerate(view.values):
+        if not view.masked[row, column] and abs(value) >= 0.005:
+            text = f"{value:.2f}".replace("0.", ".", 1)
+            ink = "black" if light[row, column] else "white"
+            axes.text(column, row, text, size=size, color=ink, ha="center", va="center_baseline", gid=WEIGHT)
 
 
 def image_values(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:

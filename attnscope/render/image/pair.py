@@ -28,7 +28,7 @@ def pair_figure(view: HeadPair, style: Style) -> Figure:
     left = axis.room(axis.labels(queries, cell)[1], NORMAL)
     between = ROOM + BETWEEN
     if style.width is not None:
-        cell = max(style.width - left - ROOM - 2 * between, 1.5) / (3 * columns)
+        cell = max(style.width - left - ROOM - 2 * between, 3.6) / (3 * columns)
     width, height = cell * columns, cell * rows
     whole = 3 * width + 2 * between
     _, texts, size = axis.labels(keys, cell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINT = 1 / 72  # inches
-SMALL, NORMAL, LARGE = 6.5, 9.0, 11.0  # points
+SMALL, BELOW, NORMAL, LARGE = 6.5, 8.0, 9.0, 11.0  # points
 GREY = "#5a5a5a"
 GAP = 0.15  # inches
 LINE = SMALL * 1.3 * POINT  # from line to line of a caption
-COLUMN, TO_VALUE = 2.0, 0.85  # inches from column to column of readings, and to the end of their values
+COLUMN, TO_VALUE = 2.2, 0.85  # inches from column to column of readings, and to the end of their values
 TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
+LINES = 3  # of a title, at most
 NAME, VALUE, BASELINE = "name", "value", "baseline"
 """The group ids of a sheet's own texts."""
 
@@ -39,10 +41,14 @@ class Margins:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How an image is asked for: ``width`` in inches, or as large as is legible; ``cmap`` by name."""
+    """How an image is asked for: ``width`` in inches, or as large as is legible; ``cmap`` by name.
+
+    ``annotate`` writes the weights of a head into its cells.
+    """
 
     width: float | None
     cmap: str
+    annotate: bool = False
 
 
 def sheet(
@@ -59,22 +65,24 @@ def sheet(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    title, subtitle, notes = clean(title), clean(subtitle), [clean(note) for note in notes]
+    notes = [clean(note) for note in notes]
     full = max(margins.left + width + margins.right, 3.2)
+    title, subtitle = wrap_title(title, LARGE, full), wrap_title(subtitle, BELOW, full)
     columns = in_columns(readings, full)
     lines = wrap_notes(notes, full)
     measured = max((len(column) for column in columns), default=0)
-    top = margins.top + (0.3 if title else 0) + (0.2 if subtitle else 0) + GAP
+    heads = [
+        (TITLE, title, LARGE, "black", 0.22 + 0.18 * title.count("\n"), 0.08),
+        (SUBTITLE, subtitle, BELOW, GREY, 0.2 + 0.14 * subtitle.count("\n"), 0.0),
+    ]
+    top = margins.top + sum(step + below for _, text, _, _, step, below in heads if text) + GAP
     bottom = margins.bottom + (measured + len(lines)) * LINE + GAP
     tall = top + height + bottom
     figure = Figure(figsize=(full, tall), facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_axes((margins.left / full, bottom / tall, width / full, height / tall))
     at = 1 - GAP / tall
-    for gid, text, size, colour, step in (
-        (TITLE, title, LARGE, "black", 0.22),
-        (SUBTITLE, subtitle, 8.0, GREY, 0.2),
-    ):
+    for gid, text, size, colour, step, _ in heads:
         if text:
             figure.text(GAP / full, at, text, size=size, color=colour, va="top", gid=gid)
             at -= step / tall
@@ -92,6 +100,28 @@ def sheet(
             ):
                 figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, **small)
     return figure, axes
+
+
+def em(character: str) -> float:
+    """How wide a character is, of the size of its letters, generously."""
+    if unicodedata.combining(character):
+        return 0.0
+    return 1.25 if is_wide(character) else 0.64
+
+
+def is_wide(character: str) -> bool:
+    """Whether a character is as wide as it is tall, and stands upright in a column of text."""
+    return unicodedata.east_asian_width(character) in "WF"
+
+
+def wrap_title(text: str, size: float, width: float) -> str:
+    """A title in as many lines as a sheet of some inches needs, at most ``LINES``."""
+    text = clean(text)
+    ems = sum(map(em, text)) * size * POINT
+    if ems <= width - 2 * GAP:
+        return text
+    letters = max(int(len(text) * (width - 2 * GAP) / ems), 8)
+    return "\n".join(textwrap.wrap(text, letters, max_lines=LINES, placeholder=" …"))
 
 
 def in_columns(readings: Sequence[Reading], width: float) -> list[Sequence[Reading]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDEST = 1.1  # inches from layer to layer
+NARROWEST, WIDEST = 0.55, 1.1  # inches from layer to layer
 LINE, BETWEEN = 0.42, 0.14  # inches of one number's curve, and of the air below it
 
 
@@ -29,7 +29,7 @@ def strip_figure(view: Strip, style: Style) -> Figure:
     left = axis.room([max((series.name for series in view.series), key=len)], NORMAL)
     step = min(WIDEST, 11.0 / count)
     if style.width is not None:
-        step = max(style.width - left - ROOM, 1.0) / count
+        step = max((style.width - left - ROOM) / count, NARROWEST)
     # one row of thumbnails: each layer's only head becomes a head of one layer
     small = fit_image(view.thumbnails)
     heads = replace(

@@ -174,7 +174,7 @@ def test_a_width_is_kept() -> None:
     views = [heatmap(random_head(12)), grid([(0, stack)]), head_map({0: [0.5] * 12}, "x")]
     for view in views:
         with drawing(view, width=7) as (figure, _):
-            assert figure.get_size_inches()[0] == pytest.approx(7, abs=0.6)
+            assert figure.get_size_inches()[0] == pytest.approx(7)
 
 
 @pytest.mark.parametrize("form", FORMATS)

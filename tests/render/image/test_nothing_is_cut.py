@@ -1,0 +1,112 @@
+"""Pictures of every width: no text leaves its figure, and no two texts stand on each other."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from attnscope.axes import weights
+from attnscope.cli.answers import dress
+from attnscope.cli.options.picture import PrintedOptions
+from attnscope.render.image import Album, drawing, save
+from attnscope.views import Reading, focus, grid, head_map, heatmap
+from tests.render.compared import all_heads, pair, strip
+from tests.render.screen import random_head, tokens
+
+WIDTHS = (1, 2, 3.3, 7, 10)
+LONG = "previous-token heads of a small model · every one of them · encoder attention of a long title"
+NAMES = ("entropy", "span", "confidence", "distance", "previous", "self", "next", "first", "special")
+
+
+def views() -> dict[str, object]:
+    head = random_head(13, causal=True)
+    stack = weights(np.stack([head.values] * 8), range(13), range(13))
+    readings = tuple(Reading(name, 12.345, 0.0021, "tokens") for name in NAMES)
+    return {
+        "head": heatmap(head, title=LONG, subtitle=LONG, notes=(LONG,), readings=readings),
+        "long head": heatmap(random_head(200), title="L0H1", readings=readings),
+        "grid": grid([(layer, stack) for layer in range(4)], title=LONG, subtitle=LONG),
+        "token": focus(random_head(13), query=3, key=3, title=LONG, notes=(LONG,)),
+        "map": head_map({0: [0.5] * 8, 1: [0.25] * 8}, "previous", title=LONG, unit="share"),
+        "heads": all_heads(32),
+        "depth": strip(6),
+        "pair": pair(),
+    }
+
+
+def boxes(figure) -> list[tuple[str, Bbox]]:
+    """Every text that is seen, and where it stands."""
+    figure.canvas.draw()
+    hidden = {
+        id(text)
+        for axes in figure.axes
+        for side in (axes.xaxis, axes.yaxis)
+        if not side.get_visible()
+        for text in side.findobj(Text)
+    }
+    return [
+        (text.get_text(), text.get_window_extent())
+        for text in figure.findobj(Text)
+        if text.get_text().strip() and id(text) not in hidden
+    ]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", views())
+def test_no_text_is_cut_and_none_stands_on_another(name: str, width: float) -> None:
+    with drawing(views()[name], width=width) as (figure, _):
+        assert figure.get_size_inches()[0] == pytest.approx(width)
+        seen = boxes(figure)
+        wide, tall = figure.bbox.size
+    for text, box in seen:
+        inside = box.x0 > -1 and box.y0 > -1 and box.x1 < wide + 1 and box.y1 < tall + 1
+        assert inside, (text, box, wide, tall)
+    for (text, box), (other, theirs) in combinations(seen, 2):
+        across = min(box.x1, theirs.x1) - max(box.x0, theirs.x0)
+        down = min(box.y1, theirs.y1) - max(box.y0, theirs.y0)
+        room = max(1.5, 0.3 * min(box.height, theirs.height))  # a box has room for letters that are not there
+        assert across < 1.5 or down < room, (text, other)
+
+
+@pytest.mark.parametrize("width", [1, 3.3, 10])
+def test_an_album_wraps_titles_as_a_single_picture_does(width: float, tmp_path) -> None:
+    album = Album(width=width)
+    for number, title in enumerate((LONG, "L0H1", LONG)):
+        view = heatmap(random_head(6, seed=number), title=title, readings=(Reading("entropy", 1.0),))
+        album.save(view, tmp_path / "album.png")
+        save(view, tmp_path / "single.png", width=width)
+        assert (tmp_path / "album.png").read_bytes() == (tmp_path / "single.png").read_bytes()
+
+
+def test_chinese_labels_of_columns_stand_upright() -> None:
+    field = weights(np.eye(2), tokens("\u732b\u304c", "cat"), tokens("\u732b\u304c", "cat"))
+    with drawing(heatmap(field)) as (figure, _):
+        columns = [text for text in figure.axes[0].texts if text.get_gid() == "column"]
+    assert [(text.get_text(), text.get_rotation()) for text in columns] == [
+        ("\u732b\n\u304c", 0), ("cat", 90),
+    ]  # fmt: skip
+
+
+def test_weights_are_written_into_cells_where_there_is_room_and_else_that_is_said() -> None:
+    field = weights(np.array([[1.0, 0.0], [0.25, 0.75]]), range(2), range(2))
+    with drawing(heatmap(field), annotate=True) as (figure, warned):
+        written = [text.get_text() for text in figure.axes[0].texts if text.get_gid() == "weight"]
+    assert written == ["1.00", ".25", ".75"]
+    assert warned == []
+    with drawing(heatmap(random_head(200)), annotate=True) as (figure, warned):
+        assert not [text for text in figure.axes[0].texts if text.get_gid() == "weight"]
+    assert "no weights are written" in warned[0]
+
+
+def test_a_picture_has_a_title_of_its_own_or_none_and_no_figures_where_that_is_asked_for() -> None:
+    head = views()["head"]
+    own = dress(head, PrintedOptions(title="A head"))
+    assert (own.title, own.subtitle, len(own.readings)) == ("A head", LONG, len(NAMES))
+    bare = dress(head, PrintedOptions(no_title=True, no_figures=True))
+    assert (bare.title, bare.subtitle, bare.readings, bare.notes) == ("", "", (), ())
+    heads = dress(views()["heads"], PrintedOptions(title="All heads", no_figures=True))
+    assert (heads.title, heads.notes) == ("All heads", ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnscope.analysis.layers import WholeLayers
 from attnscope.answers.answer import Answer
@@ -55,7 +55,7 @@ def dress(view: Drawable, picture: PrintedOptions) -> Drawable:
     from attnscope.views import Heatmap
     from attnscope.views.distances import HeadDistances
 
-    changed: dict[str, object] = {} if picture.title is None else {"title": picture.title}
+    changed: dict[str, Any] = {} if picture.title is None else {"title": picture.title}
     if picture.no_title:
         changed |= {"title": "", "subtitle": ""}
     if picture.no_figures:

@@ -131,7 +131,9 @@ def _cells_of_pixels(figure: Figure, image: Any) -> tuple[tuple[slice, slice], A
 def _natural_width(figure: Figure) -> float:
     """Inches of a sheet before it was brought to the width that was asked for."""
     sizes = {TITLE: LARGE, SUBTITLE: BELOW, NAME: SMALL, VALUE: SMALL}
-    known = [text.get_fontsize() / sizes[gid] for text in figure.texts if (gid := text.get_gid()) in sizes]
+    known = [
+        float(text.get_fontsize()) / sizes[gid] for text in figure.texts if (gid := text.get_gid()) in sizes
+    ]
     return float(figure.get_figwidth()) / (known[0] if known else 1.0)
 
 

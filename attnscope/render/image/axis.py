@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnscope.axes.places import Place
 from attnscope.render.image.sheet import NORMAL, POINT, SMALL, em, is_wide
@@ -92,5 +92,6 @@ def _shift(axes: Axes, x: float, y: float) -> Transform:
     """A way of some points, on paper; as a share of the figure, so that it becomes smaller with it."""
     from matplotlib.transforms import ScaledTranslation
 
-    wide, tall = axes.figure.bbox_inches.size
-    return ScaledTranslation(x * POINT / wide, y * POINT / tall, axes.figure.transFigure)
+    figure: Any = axes.figure
+    wide, tall = figure.get_size_inches()
+    return ScaledTranslation(x * POINT / wide, y * POINT / tall, figure.transFigure)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image import axis
@@ -55,7 +55,7 @@ def focus_figure(view: Focus, style: Style) -> Figure:
         )
         _bars(axes, bars, longest, style)
         left = -(label - GAP) / length  # where the labels of the bars begin
-        whole_axes = {"transform": axes.transAxes, "ha": "left"}
+        whole_axes: dict[str, Any] = {"transform": axes.transAxes, "ha": "left"}
         axes.text(left, 1 + 0.08 / height, title, size=NORMAL, weight="bold", va="bottom", **whole_axes)
         if bars.more:
             more = f"and {bars.more} more, each at most {bars.most:.2g}"

@@ -86,8 +86,8 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
 
 def _write_weights(axes: Axes, view: Heatmap, style: Style, size: float) -> None:
     """Each open cell's weight in black or white, whichever reads better; 0 is left out."""
-    light = table(style.cmap)[steps(view.levels())] / 255.0
-    light = light**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18  # [query, key]
+    colours = table(style.cmap)[steps(view.levels())] / 255.0
+    light = colours**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18  # [query, key]
     for (row, column), value in np.ndenumerate(view.values):
         if not view.masked[row, column] and abs(value) >= 0.005:
             text = f"{value:.2f}".replace("0.", ".", 1)

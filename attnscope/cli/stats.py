@@ -15,6 +15,7 @@ from attnscope.answers.figure_table import print_table
 from attnscope.cli.command import command
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.heads import select
+from attnscope.cli.options.complete import complete_explained, complete_measure
 from attnscope.cli.options.corpus import CorpusOptions
 from attnscope.cli.options.declare import MODEL, PICTURE, WHERE, flag, option
 from attnscope.cli.options.heads import LayerOptions
@@ -35,7 +36,9 @@ class MeasuredHeads(LayerOptions):
     """The heads that are listed, and in which order."""
 
     where: str | None = option('Only heads that meet "entropy<1 and role=previous".')
-    sort: str | None = option("The largest of a measure first; layer by layer if not given.")
+    sort: str | None = option(
+        "The largest of a measure first; layer by layer if not given.", complete=complete_measure
+    )
     top: int | None = option("Only so many heads.", min=1)
 
 
@@ -65,9 +68,11 @@ class StatsOutput(NumbersOptions):
     """Where the figures go."""
 
     as_csv: bool = flag("Print all figures as CSV.", "--csv")
-    head_map: str | None = option("Draw one measure of all heads, layers down and heads across.", "--map")
+    head_map: str | None = option(
+        "Draw one measure of all heads, layers down and heads across.", "--map", complete=complete_measure
+    )
     out: Path | None = option("Save the map as .png, .svg or .pdf.", "--out", "-o")
-    explain: str | None = option("Say what a measure or a role means, and stop.")
+    explain: str | None = option("Say what a measure or a role means, and stop.", complete=complete_explained)
     list: bool = flag("List all measures, and stop.")
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import typer
 
+from attnscope.cli.options.complete import Complete
+
 TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Picture", "Model"
 """The panels; an option without one is among those that people use most."""
 
@@ -31,10 +33,19 @@ def option(
     default: Any = None,
     min: float | None = None,
     max: float | None = None,
+    complete: Complete | None = None,
 ) -> Any:
-    """An option with a value; the help prints its default, if it has one."""
+    """An option with a value; the help prints its default, if it has one, and Tab completes it."""
     shown = default is not None and default is not REQUIRED
-    declared = typer.Option(*names, help=help, rich_help_panel=panel, min=min, max=max, show_default=shown)
+    declared = typer.Option(
+        *names,
+        help=help,
+        rich_help_panel=panel,
+        min=min,
+        max=max,
+        show_default=shown,
+        autocompletion=complete,
+    )
     return field(default=default, metadata={DECLARED: declared})
 
 

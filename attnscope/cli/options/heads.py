@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from attnscope.cli.options.complete import complete_head, complete_kind, complete_layer
 from attnscope.cli.options.declare import WHERE, option
 
 
@@ -10,16 +11,20 @@ class LayerOptions:
     """Layers by their number and kind."""
 
     layers: str | None = option(
-        "Layers, counted from 0: 5, or several, like 0-3,7.", "--layer", "--layers", panel=WHERE
+        "Layers, counted from 0: 5, or several, like 0-3,7.",
+        "--layer",
+        "--layers",
+        panel=WHERE,
+        complete=complete_layer,
     )
-    kind: str | None = option("encoder, decoder or cross.", panel=WHERE)
+    kind: str | None = option("encoder, decoder or cross.", panel=WHERE, complete=complete_kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions(LayerOptions):
     """Layers, or one head."""
 
-    head: str | None = option("One head: L5H3, 5.3, 5-3, or its number with --layer.")
+    head: str | None = option("One head: L5H3, 5.3, 5-3, or its number with --layer.", complete=complete_head)
 
 
 @dataclass(frozen=True, kw_only=True)

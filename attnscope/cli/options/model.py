@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from attnscope.cli.options.complete import complete_model
 from attnscope.cli.options.declare import MODEL, flag, option
 
 
@@ -21,6 +22,7 @@ class ModelOptions:
         "own (the default), own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs that file).",
         "--model",
         "-m",
+        complete=complete_model,
     )
     tokenizer: str = option(
         "For FILE.py:NAME: the model whose tokenizer to use, or its folder.", panel=MODEL, default="own"

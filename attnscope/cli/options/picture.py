@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from attnscope.cli.options.complete import complete_cmap
 from attnscope.cli.options.declare import PICTURE, flag, option
 from attnscope.errors import OutputError
 
@@ -37,7 +38,7 @@ class MapOptions(AxisOptions):
 class PictureOptions:
     """How a picture that is saved is drawn."""
 
-    cmap: str | None = option("Colour map; a wrong name lists them.", panel=PICTURE)
+    cmap: str | None = option("Colour map; a wrong name lists them.", panel=PICTURE, complete=complete_cmap)
     dpi: float = option("Dots per inch of a PNG.", min=10, max=1200, panel=PICTURE, default=150)
     size: float | None = option(
         "Width of a picture in inches; as large as is legible if not given.", min=1, max=100, panel=PICTURE

@@ -131,7 +131,7 @@ class Recorder:
     def see_weighing(self, weighing: Weighing) -> None:
         """The result of a softmax met its values."""
         if self._frames and not weighing.trail.mixed:
-            self._frames[-1].weighings.append(weighing)
+            self._frames[-1].weighings += [weighing] if weighing.trail.softmax else []
             return
         both = zip(weighing.trail.path, self.path, strict=False)
         owner = ([""] + [ours for theirs, ours in both if theirs == ours])[-1]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, WatchingMode
 from attnscope.capture.hooks.softmax import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Trails
+from attnscope.capture.lineage.written import find_written
 from attnscope.capture.rows.mapped import count_hidden
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class AttentionMode(WatchingMode):
             self.trails.follow(name, func, args, kwargs, result)
         elif name in PRODUCTS:
             weighing = self.trails.weighing(name, args, kwargs, result)
+            if weighing is None:
+                weighing = find_written(recorder.lineage, recorder.path, name, args, kwargs, result)
             if weighing is not None:
                 recorder.see_weighing(weighing)
             else:

@@ -18,22 +18,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.hooks.softmax import PRODUCTS, RESHAPING, is_parameter
+from attnscope.capture.hooks.softmax import PRODUCTS, is_parameter
+from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, REDUCING
 from attnscope.capture.lineage.nodes import Moved, Node, Spread
 from attnscope.capture.lineage.products import spell
 from attnscope.capture.lineage.roots import Filler, Nothing, Root
-
-MOVING = (RESHAPING - {"contiguous", "clone", "detach"}) | {
-    *("flip", "fliplr", "flipud", "rot90", "gather", "take_along_dim", "repeat", "tile", "hstack", "vstack"),
-    *("unfold", "adjoint", "ravel", "diagonal", "dsplit", "hsplit", "vsplit"),
-    *("squeeze_", "unsqueeze_", "__getitem__", "index", "select_copy", "pixel_unshuffle", "pixel_shuffle"),
-}
-"""Functions that move, cut or copy entries."""
-
-REDUCING = frozenset({"amax", "amin", "mean", "sum"})
-JOINING = frozenset({"cat", "concat", "concatenate", "stack"})
-MIXING = frozenset({"sort", "cumsum", "matrix_exp", "inverse", "multi_head_attention_forward", "fft", "ifft"})
-"""Functions whose result may have its argument's shape, with other entries in it."""
 
 DEEPEST = 100
 """Steps after which a way is given up: models come back to their shortcut long before."""
@@ -59,6 +48,7 @@ class Lineage:
         self._origins: Any = WeakTensorKeyDictionary()
         self._parameters: Any = WeakTensorKeyDictionary()
         self._states = count()
+        self.texts: tuple[int, ...] = ()  # what the model was given first: texts, or positions and texts
         self._numbers = count(1)
         self._projections: defaultdict[Hashable, int] = defaultdict(count(1).__next__)
 
@@ -76,6 +66,8 @@ class Lineage:
 
     def enter(self, call: Call) -> None:
         """A module starts: what it is given is a beginning, if nobody knows where it comes from."""
+        if not self.texts and call.tensors:
+            self.texts = tuple(call.tensors[0].shape[: max(1, call.tensors[0].ndim - 1)][:2])
         for tensor in call.tensors:
             self.begin(tensor)
 
@@ -148,9 +140,12 @@ class Lineage:
         given = dict(zip(("input", "dim"), args, strict=False)) | kwargs
         source, axis = given.get("input"), given.get("dim")
         known = self.of(source)
-        if not isinstance(source, Tensor) or not isinstance(axis, int):
-            return
-        if known is None or known.right is not None:
+        if (
+            not isinstance(source, Tensor)
+            or known is None
+            or known.right is not None
+            or type(axis) is not int
+        ):
             return
         axis, kept = axis % source.ndim, result.ndim == source.ndim
         axes = [place for place in range(source.ndim) if place != axis]

@@ -29,6 +29,7 @@ class Sides:
     arrange: Arrange
     scored: bool
     axes: int = 4  # of the tensors that a kernel was given
+    texts: tuple[int, ...] = ()  # how many texts there are: one of these, as far as known
 
     @staticmethod
     def of_kernel(lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int) -> Sides:
@@ -42,7 +43,7 @@ class Sides:
         def arrange(labels: Tensor) -> Tensor:
             return labels.reshape(batch, -1, *labels.shape[-2:])
 
-        return Sides(query.node, key.node, query.state, arrange, scored=False, axes=axes)
+        return Sides(query.node, key.node, query.state, arrange, False, axes, lineage.texts)
 
     @staticmethod
     def of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> Sides | None:
@@ -51,7 +52,7 @@ class Sides:
         if weights is None or weights.right is None:
             return None
         arrange = partial(weighing.arrange, batch=batch, heads=heads)
-        return Sides(weights.node, weights.right, weights.state, arrange, scored=True)
+        return Sides(weights.node, weights.right, weights.state, arrange, True, texts=lineage.texts)
 
     @property
     def signature(self) -> Hashable:
@@ -90,6 +91,11 @@ class Layout:
         )
 
     @property
+    def apart(self) -> bool:
+        """Whether queries and keys began apart from each other, so that no query stands at a key."""
+        return not bool(torch.isin(self.query // STRETCH, torch.unique(self.key // STRETCH)).any())
+
+    @property
     def whole(self) -> bool:
         """Whether every position of every text asks."""
         return len(self.text) == self.texts and self.query.shape[-1] >= self.positions
@@ -114,12 +120,12 @@ def survey(sides: Sides) -> Layout | None:
         sides.query.labels("channel"),
     )
     if sides.scored:
-        if query.shape[-1] > 1 and not _constant(query, -1) and _constant(key, -1):
+        if query.shape[-1] > 1 and not is_constant(query, -1) and is_constant(key, -1):
             query, key, channel = key, query, sides.key.labels("channel")
-        if not _constant(query, -1):
+        if not is_constant(query, -1):
             return None
         query, channel = sides.arrange(query[..., :1]), sides.arrange(channel[..., :1])
-        key = sides.arrange(key[..., :1, :] if _constant(key, -2) else key)
+        key = sides.arrange(key[..., :1, :] if is_constant(key, -2) else key)
     else:
         query, key, channel = (sides.arrange(labels[..., :1]) for labels in (query, key, channel))
         key = key.mT
@@ -142,6 +148,8 @@ def survey(sides: Sides) -> Layout | None:
     if not real or bool((texts[asked >= 0] < 0).any()):
         return None
     count = max(root.shape[1] if swapped else root.texts for root in real)
+    if sides.texts and count not in (1, *sides.texts):
+        return None  # what they began with holds more in the axis of its texts: heads, windows, frames
     positions = sum(root.shape[0] if swapped and isinstance(root, Root) else root.positions for root in roots)
     return Layout(texts, channel, asked, answering, count, positions, outputs(sides.query), channels=False)
 
@@ -173,7 +181,7 @@ def _split(
     return text, place, bool(swapped)
 
 
-def _constant(labels: Tensor, axis: int) -> bool:
+def is_constant(labels: Tensor, axis: int) -> bool:
     """Whether labels are alike along an axis."""
     if labels.shape[axis] == 1 or labels.stride(axis) == 0:
         return True

@@ -128,6 +128,15 @@ def outputs(node: Any) -> int:
     return node.shape[node.channel_axis] if isinstance(node, Root) else 0
 
 
+def comes_from_projection(node: Any) -> bool:
+    """Whether a tensor went through a product with a parameter, or a sum or a move of such."""
+    if isinstance(node, Spread):
+        return bool(node.channels) or comes_from_projection(node.parent)
+    return isinstance(node, Moved) and any(
+        comes_from_projection(part) for arg in node.args for part in _nodes(arg)
+    )
+
+
 def beginnings(node: Any) -> list[Root | Filler]:
     """The tensors with which the ways to a node began."""
     if isinstance(node, (Root, Filler)):

@@ -9,7 +9,7 @@ to them: another module attends, the module around them ends, or queries come th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -37,7 +37,7 @@ class Pieces:
     emit: Callable[[Capture, str, Sequence[Call] | None], None]
     record: Record
     held: list[Piece] = field(default_factory=list)
-    _passing: set[Hashable] = field(default_factory=set)
+    _passing: dict[Hashable, bool] = field(default_factory=dict)  # layouts that are usual, whether apart
 
     def __post_init__(self) -> None:
         self._singles = SingleHeads(lambda capture, name: self.emit(capture, name, None))
@@ -63,13 +63,12 @@ class Pieces:
             known = sides.signature
             known = None if known is None else (known, capture.batch, capture.heads)
             if known is not None and known in self._passing:
-                self.flush()
-                return False
+                return self._pass(capture, name, calls, self._passing[known])
             layout = _survey(sides, capture)
             if layout is not None and layout.usual and layout.complete:
-                self._passing.add(known)
-                self.flush()
-                return False
+                apart = layout.apart and capture.queries != capture.keys
+                self._passing[known] = apart
+                return self._pass(capture, name, calls, apart)
         if sides is None or layout is None:
             self.flush()
             if sides is not None and sides.axes > 4 and not known_heads(capture, calls):
@@ -85,6 +84,12 @@ class Pieces:
             self.flush()
         if not self._repeats(piece):
             self.held.append(piece)
+        return True
+
+    def _pass(self, capture: Capture, name: str, calls: Sequence[Call], apart: bool) -> bool:
+        """Release a call of the usual layout."""
+        self.flush()
+        self._release(replace(capture, apart=True) if apart else capture, name, calls)
         return True
 
     def enter(self, call: Call) -> None:

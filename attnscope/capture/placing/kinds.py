@@ -78,12 +78,13 @@ def is_causal(attention: Attention) -> bool:
     return bool((last & ~first).any())
 
 
-def offset_of(attention: Attention) -> int:
+def offset_of(attention: Attention, cached: bool) -> int | None:
     """The position of query 0 on the key axis of self-attention: the count of keys that came before it.
 
     Equal lengths say 0. Otherwise the mask says it, if it is causal: the row whose last open key lies
     furthest right of its own number sees itself there (a static cache has empty keys behind that). Under
-    a mask that is wide open the queries are the last of the keys.
+    a mask that is wide open the queries are the last of the keys, if a cache holds those before. Several
+    without a cache stand nowhere among them: they were pooled, or the keys were.
     """
     queries, keys = len(attention.queries), len(attention.keys)
     if queries == keys:
@@ -92,6 +93,8 @@ def offset_of(attention: Attention) -> int:
     position = torch.arange(keys, device=allowed.device)
     last = torch.where(allowed, position, -1).amax(-1).amax((0, 1))  # [query]
     lag = last - torch.arange(queries, device=last.device)
+    if queries > 1 and not cached and bool((last == keys - 1).all()):
+        return None
     furthest = int(lag[last >= 0].max()) if bool((last >= 0).any()) else keys
     return max(0, min(furthest, keys - queries))
 

@@ -51,7 +51,7 @@ class Sites:
         if not is_cross(capture, name, around):
             known = capture.offset
             if known is None and not capture.apart:
-                known = offset_of(attention)
+                known = offset_of(attention, any(entry.cached for entry in calls))
             attention = replace(attention, offset=known)
             kind, shows = self_kind(attention, call)
             if shows:

@@ -80,8 +80,10 @@ class Capture:
 
     @classmethod
     def of_weighing(cls, weighing: Weighing, batch: int, heads: int | None = None) -> Capture:
-        """Attention that a softmax in a module's own code computed; ``heads`` is the module's own count."""
+        """Attention that a module's own code computed; ``heads`` is the module's own count."""
         capture = cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
+        if not weighing.trail.softmax:
+            capture = replace(capture, source="module", kernel="product")
         product = weighing.product(batch, heads)
         return capture if product is None else capture.proved(*product)
 

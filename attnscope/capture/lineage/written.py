@@ -1,0 +1,67 @@
+"""Attention weights that no softmax made: exponentials over their sum, sigmoids, rectified scores.
+
+A product of two projected activations is scores, whatever becomes of it entry by entry, as long as the
+entries stay in their places. Where scores meet values along the axis of their keys, they are weights, if none
+is negative: shown as they are, rows that need not sum to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from attnscope.capture.hooks.softmax import is_parameter
+from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.layout import is_constant
+from attnscope.capture.lineage.nodes import comes_from_projection
+from attnscope.capture.lineage.products import spell
+from attnscope.capture.rows.mapped import count_hidden
+from attnscope.capture.rows.weighing import Trail, Weighing
+
+MOST = 2**27
+"""Weights up to which their labels are looked at."""
+
+
+def find_written(
+    lineage: Lineage,
+    path: tuple[str, ...],
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    result: Tensor,
+) -> Weighing | None:
+    """The weights among the factors of a product, if there are any that no softmax made."""
+    factors = [arg for given in args for arg in (given if isinstance(given, (list, tuple)) else (given,))]
+    if not any(origin.right is not None for origin in map(lineage.of, factors) if origin is not None):
+        return None
+    spelled = spell(name, args, kwargs, result)
+    if spelled is None:
+        return None
+    (left, right), (ours, theirs), out = spelled
+    for operand, values, letters, others in ((left, right, ours, theirs), (right, left, theirs, ours)):
+        origin = lineage.of(operand)
+        keys = [letter for letter in letters if letter in others and letter not in out]
+        queries = [letter for letter in letters if letter not in others and letter in out]
+        if origin is None or origin.right is None or is_parameter(values) or operand.numel() > MOST:
+            continue
+        if count_hidden(operand, values):
+            continue  # inside of torch.vmap nobody can ask for the sign
+        if len(keys) != 1 or len(queries) != 1 or lineage.of(values) is None:
+            continue
+        if not (comes_from_projection(origin.node) and comes_from_projection(origin.right)):
+            continue
+        shared = [letter for letter in letters if letter not in (*keys, *queries)]
+        axes = tuple(letters.index(letter) for letter in (*shared, *queries, *keys))
+        weights = operand.detach().permute(axes)
+        if float(weights.amin()) < 0 or float(weights.amax()) <= 0:
+            continue
+        if is_constant(origin.right.labels("place").permute(axes), -1):
+            continue
+        closed = weights == 0
+        closed = closed.all(-3, keepdim=True).expand_as(weights) if weights.ndim > 3 else closed
+        shapes = (operand.shape,) if operand.ndim == 4 else ()
+        masked = closed if bool(closed.any()) else None
+        return Weighing(Trail(path, masked, shapes), weights, masked, operand=operand, axes=axes)
+    return None

@@ -1,0 +1,104 @@
+"""Weights that no softmax made, against the numbers that the module weighs its values with."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnscope.capture import Keep, recording
+
+SIZE, HEADS, COUNT = 16, 4, 7
+
+
+def divide(scores):
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def divide_in_place(scores):
+    powers = torch.exp(scores)
+    powers /= powers.sum(dim=-1, keepdim=True)
+    return powers
+
+
+def subtract_the_logarithm(scores):
+    return torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True))
+
+
+def softmax_plus_one(scores):
+    powers = scores.exp()
+    return powers / (1 + powers.sum(-1, keepdim=True))
+
+
+WAYS = {
+    "divide": divide,
+    "divide in place": divide_in_place,
+    "subtract the logarithm": subtract_the_logarithm,
+    "softmax plus one": softmax_plus_one,
+    "sigmoid": lambda scores: torch.sigmoid(scores - 1),
+    "relu": lambda scores: F.relu(scores) / COUNT,
+    "a logarithm's softmax": lambda scores: F.log_softmax(scores, -1).exp(),
+}
+
+
+class Written(nn.Module):
+    def __init__(self, way, causal):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE)
+        self.way, self.causal = way, causal
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) / 2
+        if self.causal:
+            scores = scores.masked_fill(torch.ones(COUNT, COUNT).triu(1).bool(), -torch.inf)
+        self.kept = self.way(scores)
+        mixed = torch.einsum("bhij,bhjd->bhid", self.kept, v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_without_a_softmax_are_shown_as_they_are(way, causal):
+    torch.manual_seed(0)
+    model, keep = nn.Sequential(Written(WAYS[way], causal)).eval(), Keep(lambda site: range(HEADS))
+    with torch.inference_mode(), recording(model, [keep]) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    (kept,), (site,) = keep.maps, record.sites
+    assert not record.failures
+    assert torch.equal(kept.weights, model[0].kept)
+    assert (site.site.kind, site.source, site.kernel) == (
+        "decoder" if causal else "encoder",
+        "module",
+        "product",
+    )
+    if causal:
+        assert not kept.allowed.expand(2, HEADS, -1, -1).triu(1).any()
+
+
+class Linear(nn.Module):
+    """Linear attention: keys meet values first, and no weights exist."""
+
+    def __init__(self, feature):
+        super().__init__()
+        self.qkv, self.feature = nn.Linear(SIZE, 3 * SIZE), feature
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.feature(q) @ (self.feature(k).mT @ self.feature(v))
+
+
+@pytest.mark.parametrize("feature", [F.relu, torch.exp, lambda x: x])
+def test_linear_attention_has_no_weights(feature):
+    torch.manual_seed(0)
+    model = nn.Sequential(Linear(feature)).eval()
+    with torch.inference_mode(), recording(model) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert not record.sites
+
+
+def test_negative_weights_are_no_attention():
+    model = nn.Sequential(Written(lambda scores: scores / COUNT, False)).eval()
+    with torch.inference_mode(), recording(model) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert not record.sites

@@ -40,10 +40,10 @@ def test_weights_equal_the_models_own(observed):
 
 def test_the_kernel_was_the_default_one(observed):
     name, record, *_ = observed
-    eager_only = {"gemma2", "gpt-oss", "deberta-v2"}
+    default = FAMILIES[name].build().config._attn_implementation
     for site in record.sites:
-        assert site.source == ("recomputed" if name not in eager_only else site.source)
-        assert (site.kernel == "sdpa") == (name not in eager_only)
+        assert site.source == ("recomputed" if default == "sdpa" else site.source)
+        assert (site.kernel == "sdpa") == (default == "sdpa")
 
 
 def test_outputs_are_bit_identical(observed):

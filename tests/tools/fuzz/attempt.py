@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import resource
 import signal
 import sys
 import unicodedata
@@ -13,6 +14,10 @@ from typing import Any
 
 LONGEST = 10
 """Seconds that any command may take on hostile input."""
+
+
+MEMORY = 1 << 30
+"""Bytes by which the most that the process ever had may grow in one command, its first imports included."""
 
 
 class Hang(BaseException):
@@ -44,13 +49,13 @@ def time_limit(seconds: int) -> Iterator[None]:
 def attempt(arguments: Sequence[str], folder: Path | None = None, may_write: Sequence[str] = ()) -> int:
     """Run ``attnscope`` with ``arguments``; returns its exit code.
 
-    Asserts that it ends in time with 0, 1 or 2, that a failure is one sentence and no traceback, that
-    nothing that a terminal obeys is printed, and that ``folder`` holds afterwards what it held before, but
-    for new files whose names ``may_write`` lists.
+    Asserts that it ends in time and within ``MEMORY`` with 0, 1 or 2, that a failure is one sentence and no
+    traceback, that nothing that a terminal obeys is printed, and that ``folder`` holds afterwards what it
+    held before, but for new files whose names ``may_write`` lists.
     """
     from attnscope.cli import main
 
-    before = contents(folder)
+    before, most = contents(folder), _most()
     out, err = _Stream("strict"), _Stream("backslashreplace")
     argv, code = sys.argv, 0
     sys.argv = ["attnscope", *arguments]
@@ -64,6 +69,8 @@ def attempt(arguments: Sequence[str], folder: Path | None = None, may_write: Seq
     finally:
         sys.argv = argv
     printed, told = out.text(), err.text()
+    taken = _most() - most
+    assert taken < MEMORY, f"took {taken / 1e9:.1f} GB"
     assert code in (0, 1, 2), f"exit code {code}: {told}"
     assert "Traceback" not in told, told
     assert "attnscope: unexpected" not in told, told
@@ -78,6 +85,11 @@ def attempt(arguments: Sequence[str], folder: Path | None = None, may_write: Seq
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert changed <= set(may_write), f"wrote or removed {sorted(changed - set(may_write))}"
     return code
+
+
+def _most() -> int:
+    """The most bytes that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def contents(folder: Path | None) -> dict[str, int]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import InputError, first_line
+from attnscope.memory import require
+from attnscope.storage.arrays.files import PARSED
 from attnscope.storage.regular import name_other
 from attnscope.storage.trace.arrays import FileArrays
 from attnscope.storage.trace.check import check_trace
@@ -54,6 +56,7 @@ def read_trace(path: str | Path) -> Trace:
 def _read_description(metadata: Mapping[str, str]) -> Description:
     if KEY not in metadata:
         raise ValueError("it is no trace: attnscope makes one with --keep")
+    require(PARSED * len(metadata[KEY]), "its description", "keep a shorter text")
     content: Any = json.loads(metadata[KEY])
     version = content.get("trace") if isinstance(content, dict) else None
     if version != FORMAT:

@@ -78,6 +78,7 @@ def to_float(values: Array) -> Array:
     return values if values.dtype == np.float64 else values.astype(np.float32, copy=False)
 
 
+@np.errstate(all="ignore")  # a file may hold numbers that are none; they come out as such
 def _weigh(rows: Scores, arrays: Arrays, start: int, stop: int, heads: Sequence[int] | None) -> Array:
     """Softmax of scaled products, capped, biased and masked.  -> [batch, head, row, key]"""
     query, key = to_float(arrays[rows.query][:, :, start:stop]), to_float(key_of(rows, arrays))
@@ -100,11 +101,10 @@ def _weigh(rows: Scores, arrays: Arrays, start: int, stop: int, heads: Sequence[
         sink = to_float(arrays[rows.sinks]).astype(scores.dtype)
         sink = _of_heads(sink.reshape(1, -1, 1, 1) if sink.ndim == 1 else sink, chosen)
         highest = np.maximum(highest, sink)
-    with np.errstate(invalid="ignore"):  # a row without an open key, or with numbers that are none
-        grown = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
-        total = grown.sum(-1, keepdims=True)
-        total = total if sink is None else total + np.exp(sink - highest)
-        weights: Array = np.divide(grown, total, out=np.zeros_like(grown), where=total != 0)
+    grown = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
+    total = grown.sum(-1, keepdims=True)
+    total = total if sink is None else total + np.exp(sink - highest)
+    weights: Array = np.divide(grown, total, out=np.zeros_like(grown), where=total != 0)
     return weights
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save
 from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
+from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
 from attnscope.models.trace import keep_trace, open_file
@@ -184,6 +185,18 @@ def test_numbers_that_are_none_are_shown_as_a_model_shows_them(kept, tmp_path):
 
     model = open_file(forge(kept, tmp_path / "a.trace", spoil))
     assert any("not finite numbers" in note for note in one_head(model, model.prepared, "L0H1").heatmap.notes)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "odd", [{"softcap": 0.0}, {"scale": math.nan}, {"scale": 1e308}, {"softcap": math.inf}]
+)
+def test_odd_numbers_come_out_as_numbers_that_are_none_without_a_warning(kept, tmp_path, odd):
+    def change_rows(said, arrays):
+        said["calls"][0]["rows"] |= odd
+
+    model = open_file(forge(kept, tmp_path / "a.trace", change_rows))
+    assert model.weights(Head("L0H1")).shape == (6, 6)
 
 
 def test_nothing_in_a_trace_steers_a_terminal(kept, tmp_path):

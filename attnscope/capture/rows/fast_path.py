@@ -47,7 +47,7 @@ def _capture_attention(given: Mapping[str, Any], result: Any, calls: Sequence[Ca
     """Attention that ran alone, proved by what it returned."""
     texts = _Texts.of(given["query"], calls)
 
-    def finish(mixed: Tensor, row: int) -> Tensor:
+    def finish(mixed: Tensor, rows: Sequence[int]) -> Tensor:
         return _project_out(given, mixed)
 
     return _capture("native_multi_head_attention", given, texts, texts.states, result[0], finish)
@@ -58,8 +58,8 @@ def _capture_layer(given: Mapping[str, Any], result: Any, calls: Sequence[Call])
     texts = _Texts.of(given["src"], calls)
     first = given["norm_first"]
 
-    def finish(mixed: Tensor, row: int) -> Tensor:
-        states = texts.states[:, row] + _project_out(given, mixed)  # [batch, size]
+    def finish(mixed: Tensor, rows: Sequence[int]) -> Tensor:
+        states = texts.states[:, list(rows)] + _project_out(given, mixed)  # [batch, row, size]
         if first:
             return states + _feed_forward(given, _norm(given, states, 2))
         states = _norm(given, states, 1)
@@ -108,7 +108,7 @@ def _capture(
     texts: _Texts,
     states: Tensor,
     output: Tensor,
-    finish: Callable[[Tensor, int], Tensor],
+    finish: Callable[[Tensor, Sequence[int]], Tensor],
 ) -> Capture:
     """Attention over ``states``, [batch, position, size], where True in a mask says masked."""
     mask = None if given["mask"] is None else given["mask"].bool()
@@ -125,9 +125,9 @@ def _capture(
 
 
 def _project_out(given: Mapping[str, Any], mixed: Tensor) -> Tensor:
-    """[batch, head, size] -> [batch, size]"""
+    """[batch, head, row, size] -> [batch, row, size]"""
     weight: Tensor = given["out_proj_weight"]
-    return F.linear(mixed.flatten(1).to(weight.dtype), weight, given["out_proj_bias"])
+    return F.linear(mixed.transpose(1, 2).flatten(2).to(weight.dtype), weight, given["out_proj_bias"])
 
 
 def _norm(given: Mapping[str, Any], states: Tensor, number: int) -> Tensor:

@@ -44,7 +44,7 @@ def capture_projection(given: Mapping[str, Any], output: Tensor) -> Capture:
             ScoredRows(call),
             call.value,
             batched.transpose(0, 1).unsqueeze(1),
-            lambda heads, row: F.linear(heads.flatten(1).to(weight.dtype), weight, bias),
+            lambda heads, rows: F.linear(heads.transpose(1, 2).flatten(2).to(weight.dtype), weight, bias),
         )
     return Capture(
         source="recomputed",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from attnscope.attention import RowSource
+from attnscope.capture.rows.scores import ScoredRows
 
 TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.02}
 TOLERANCE = 1e-4
@@ -28,27 +29,40 @@ def tolerance(dtype: torch.dtype) -> float:
     return TOLERANCES.get(dtype, TOLERANCE)
 
 
+def few(queries: int) -> tuple[int, ...]:
+    """The rows that are looked at: the first one, that in the middle, and the last one."""
+    return tuple(sorted({0, queries // 2, queries - 1}))
+
+
 @torch.no_grad()
 def compare_rows(
-    rows: RowSource, value: Tensor, output: Tensor, finish: Callable[[Tensor, int], Tensor] | None = None
+    rows: RowSource,
+    value: Tensor,
+    output: Tensor,
+    finish: Callable[[Tensor, Sequence[int]], Tensor] | None = None,
 ) -> float:
     """The largest difference between a few rows of weights @ values and the output, of the largest value.
 
-    ``value`` is [batch, key_head, key, size] and ``output`` [batch, head, query, size]. The rows in the
-    middle and at the end are read, in all heads; where the kernel gave no finite number, nothing differs.
-    ``finish`` is what a kernel does with the heads of a row, [batch, head, size], before it returns them as
-    one, [batch, size].
+    ``value`` is [batch, key_head, key, size] and ``output`` [batch, head, query, size]. Rows are read in all
+    heads; where the kernel gave no finite number, nothing differs. ``finish`` is what a kernel does with the
+    heads of a few rows, [batch, head, row, size], before it returns them as one, [batch, row, size].
     """
-    queries = output.shape[2]
-    largest, worst = float((value if finish is None else output.nan_to_num()).abs().amax()), 0.0
-    for row in sorted({queries // 2, queries - 1}):
-        weights = rows.rows(row, row + 1, None)[:, :, 0]  # [batch, head, key]
-        values = value.to(weights.dtype)
-        grouped = weights.reshape(
-            len(weights), values.shape[1], -1, weights.shape[-1]
-        )  # [batch, key_head, group, key]
-        mixed = (grouped @ values).flatten(1, 2)  # [batch, head, size]
-        mixed = mixed if finish is None else finish(mixed, row).unsqueeze(1)
-        gap = (mixed - output[:, :, row]).abs().where(output[:, :, row].isfinite(), 0)
-        worst = max(worst, float(gap.nan_to_num(torch.inf).amax()))
+    places = few(output.shape[2])
+    largest = float((value if finish is None else output.nan_to_num()).abs().amax())
+    weights = _few_rows(rows, places)  # [batch, head, row, key]
+    batch, heads, count, keys = weights.shape
+    values = value.to(weights.dtype)
+    grouped = weights.reshape(batch, values.shape[1], -1, keys)  # [batch, key_head, group·row, key]
+    mixed = (grouped @ values).view(batch, heads, count, -1)  # [batch, head, row, size]
+    mixed = mixed if finish is None else finish(mixed, places).unsqueeze(1)
+    given = output[:, :, list(places)]
+    gap = (mixed - given).abs().where(given.isfinite(), 0)
+    worst = float(gap.nan_to_num(torch.inf).amax())
     return worst / largest if largest else worst
+
+
+def _few_rows(rows: RowSource, places: tuple[int, ...]) -> Tensor:
+    """-> [batch, head, row, key]"""
+    if isinstance(rows, ScoredRows):
+        return rows.pick(places)
+    return torch.cat([rows.rows(row, row + 1, None) for row in places], 2)

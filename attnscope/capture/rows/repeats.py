@@ -10,6 +10,7 @@ from torch import Tensor
 from attnscope.attention import AttentionCall
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.proof import few
 from attnscope.capture.rows.scores import ScoredRows
 
 
@@ -28,10 +29,7 @@ class Repeats:
         before = self._latest
         if module is None or not isinstance(capture.read, ScoredRows):
             return False
-        call, middle = capture.read.call, capture.queries // 2
-        rows = torch.cat(
-            [capture.read.rows(row, row + 1, None) for row in (0, middle, capture.queries - 1)], 2
-        )
+        call, rows = capture.read.call, capture.read.pick(few(capture.queries))
         self._latest = module, call, rows
         if before is None or before[0] is not module:
             return False

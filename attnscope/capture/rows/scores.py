@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,21 @@ class ScoredRows:
     """
 
     call: AttentionCall
+    _picked: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
+
+    def pick(self, places: tuple[int, ...]) -> Tensor:
+        """Weights of a few queries, computed once and together.  -> [batch, head, place, key]"""
+        if places not in self._picked:
+            call = self.call
+            picked = replace(
+                call,
+                query=call.query[:, :, list(places)],
+                biases=tuple(_pick(bias, places) for bias in call.biases),
+                masks=tuple(_pick(mask, places) for mask in self._masks()),
+                diagonal=None,
+            )
+            self._picked[places] = ScoredRows(picked).rows(0, len(places), None)
+        return self._picked[places]
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
@@ -115,6 +130,12 @@ def causal_rows(keys: int, device: torch.device, offset: int = 0) -> Callable[[i
         return (torch.arange(keys, device=device) <= row + offset)[None, None]
 
     return open_keys
+
+
+def _pick(mask: OpenKeys, places: tuple[int, ...]) -> Tensor:
+    """The rows of a mask or bias that some queries have, its axes broadcasting as before.  -> 4 axes"""
+    parts = [_block(mask, place, place + 1, None) for place in places]
+    return parts[0] if isinstance(mask, Tensor) and mask.shape[-2:-1] == (1,) else torch.cat(parts, 2)
 
 
 def _block(mask: OpenKeys, start: int, stop: int, heads: list[int] | None) -> Tensor:

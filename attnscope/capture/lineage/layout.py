@@ -38,7 +38,7 @@ class Sides:
         query, key = (lineage.of(given[name]) for name in ("query", "key"))
         axes = given["query"].ndim
         if query is None or key is None or query.right is not None or key.right is not None:
-            return Sides(None, None, 0, Tensor.detach, scored=False, axes=axes)
+            return Sides(None, None, 0, Tensor.detach, False, axes, lineage.texts)
 
         def arrange(labels: Tensor) -> Tensor:
             return labels.reshape(batch, -1, *labels.shape[-2:])
@@ -46,12 +46,12 @@ class Sides:
         return Sides(query.node, key.node, query.state, arrange, False, axes, lineage.texts)
 
     @staticmethod
-    def of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> Sides | None:
+    def of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> Sides:
         """Those of weights, which a product of both began."""
         weights = lineage.of(weighing.operand)
-        if weights is None or weights.right is None:
-            return None
         arrange = partial(weighing.arrange, batch=batch, heads=heads)
+        if weights is None or weights.right is None:
+            return Sides(None, None, 0, arrange, True, texts=lineage.texts)
         return Sides(weights.node, weights.right, weights.state, arrange, True, texts=lineage.texts)
 
     @property

@@ -22,6 +22,10 @@ from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.single_heads import SingleHeads
 
 AXES = "it attends in {} axes, and nothing tells which of them are its heads"
+PARTS = (
+    "{} attends in {} parts, more than there are texts (windows, frames or heads), and nothing tells where "
+    "they lie: its maps are of one part each, their positions those of the part"
+)
 CHANNELS = "it attends from channel to channel, not from token to token"
 MOST = 2**24
 """Rows and slots up to which a call's places are looked at."""
@@ -74,6 +78,9 @@ class Pieces:
             if sides is not None and sides.axes > 4 and not known_heads(capture, calls):
                 self.record.note(LayerWithoutAttention.at(name, AXES.format(sides.axes)))
                 return True
+            texts = () if sides is None else sides.texts
+            if texts and capture.batch > texts[0] and capture.batch not in texts:
+                self.record.note_change(PARTS.format(name or "the model itself", capture.batch))
             return False
         if layout.channels:
             self.flush()

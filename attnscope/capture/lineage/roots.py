@@ -45,7 +45,9 @@ class Root:
         channels = self.shape[self.channel_axis]
         each = self.positions * channels
         text, rest = places // each, places % each
-        return text, rest // channels if self.channel_axis == -1 else rest % self.positions
+        if self.channel_axis != -1:
+            return text, rest % self.positions
+        return text, rest if len(self.shape) > 3 else rest // channels  # of a picture, nobody knows the axis
 
     def labels(self, which: Which) -> Tensor:
         """Every entry numbered, over all axes or along that of the channels."""

@@ -328,3 +328,27 @@ def test_axes_that_nothing_tells_are_named():
     assert record.without_attention[0].reason == (
         "it attends in 5 axes, and nothing tells which of them are its heads"
     )
+
+
+def plain_heads(kernel, query, key, value):
+    return kernel(query, key, value)
+
+
+class Frames(Attending):
+    """Attention within frames, in an order that no torch function of this tool's knowledge made."""
+
+    def forward(self, x):
+        parts = torch.as_strided(x, (8, 3, SIZE), (3 * SIZE, SIZE, 1))
+        return super().forward(parts)
+
+
+def test_parts_that_cannot_be_placed_are_said_to_be_parts():
+    model = nn.Sequential(Frames(plain_heads, "softmax"))
+    record, *_ = observe(model, torch.randn(2, COUNT, SIZE))
+    assert record.sites[0].batch == 8
+    assert record.notes[0].startswith("0 attends in 8 parts, more than there are texts")
+
+
+def test_whole_attention_needs_no_note():
+    record, *_ = observe(nn.Sequential(Attending(plain_heads, "softmax")), torch.randn(2, COUNT, SIZE))
+    assert record.notes == []

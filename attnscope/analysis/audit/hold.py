@@ -19,7 +19,7 @@ from attnscope.analysis.audit.paths import is_inside
 from attnscope.capture import Record
 from attnscope.capture.hooks.interface import attention_functions
 from attnscope.capture.hooks.softmax import SOFTMAX
-from attnscope.capture.observer import quietly
+from attnscope.capture.observer import is_quiet, quietly
 from attnscope.errors import ModelError
 
 KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")
@@ -102,7 +102,7 @@ class Hold(TorchFunctionMode):
     def _answer(
         self, name: str, turn: RowOf | None, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        if self._busy:
+        if self._busy or is_quiet():
             return func(*args, **kwargs)
         captured = len(self._record.calls)
         self._busy += 1
@@ -130,7 +130,8 @@ class Hold(TorchFunctionMode):
         before, written into the tensor that the recording follows.
         """
         path = self._frames[-1].path if self._frames else ""
-        self.first.functions.setdefault(path, set()).add(name)
+        if next(tensors_in(result), None) is not None:
+            self.first.functions.setdefault(path, set()).add(name)
         if name not in SOFTMAX or not isinstance(result, Tensor):
             return result
         key = path, self._softmaxes[path]

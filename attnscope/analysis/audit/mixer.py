@@ -104,17 +104,19 @@ def name_mixers(
             owner = path
         whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
         if whole not in named:
-            named[whole] = _mixer(root, whole, functions.get(path, set()))
+            ran = functions.get(path, set())
+            named[whole] = _mixer(root, whole, ran, is_bare(whole))
     return tuple(named.values())
 
 
-def _mixer(root: nn.Module, path: str, functions: set[str]) -> Mixer:
+def _mixer(root: nn.Module, path: str, functions: set[str], bare: bool) -> Mixer:
+    """One of them; if ``bare``, it holds no attention that is shown."""
     module = root.get_submodule(path)
     name = type(module).__name__
     ways = [way for way, names in FUNCTIONS if any(re.search(names, each) for each in functions)]
     if not _is_torchs_own(module):
         ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
-        ways += [MISSED] if ATTENTION.search(name) else []
+        ways += [MISSED] if bare and ATTENTION.search(name) else []
     numbers = [int(part) for part in path.split(".") if part.isdigit()]
     return Mixer(path, name, numbers[0] if len(numbers) == 1 else None, next(iter(ways), None))
 

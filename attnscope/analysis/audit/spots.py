@@ -47,9 +47,10 @@ class Spot:
             places[-1] = slice(None) if self.states else places[-1]
             other[tuple(places)] = float(field.abs().amax()) + 1 - other[tuple(places)]
             return other  # not merely shifted, which a normalization would undo
-        ids = field.reshape(-1, field.shape[-1])[0, _ordinary(field, prepared)]
-        others = ids[ids != field[..., self.at].flatten()[0]]
-        other[..., self.at] = others[len(others) // 2] if len(others) else (ids[0] - 1).abs()
+        before = _ids(field)[0, self.at]
+        ordinary = _ordinary(field, prepared)
+        others = [ids for ids in _ids(field)[0, ordinary] if not torch.equal(ids, before)]
+        _ids(other)[:, self.at] = others[len(others) // 2] if others else (before - 1).abs()
         return other
 
 
@@ -70,15 +71,20 @@ def _spots(prepared: ModelInput, fields: Mapping[str, Tensor] | Mapping[int, Ten
         pieces = field.is_floating_point()
         states = pieces and field.ndim == 3 and not SOUND.search(str(name))
         shape = field.shape[:-1] if states else field.shape
-        sizes = [size for size in shape if size > SMALL] if pieces else [field.shape[-1]]
+        sizes = [size for size in shape if size > SMALL] if pieces else []
         places: Sequence[int] = range(min(sizes, default=0)) if pieces else _ordinary(field, prepared)
         reach = [0, *(2**power for power in range(len(places).bit_length()))]
         yield from (Spot(name, places[offset], pieces, states) for offset in reach if offset < len(places))
 
 
+def _ids(field: Tensor) -> Tensor:
+    """A view of ids, whether of one text, of several, or of several at each place.  -> [any, token, ...]"""
+    return field[None] if field.ndim == 1 else field
+
+
 def _ordinary(field: Tensor, prepared: ModelInput) -> list[int]:
     """The places of ids that no tokenizer added."""
-    tokens = prepared.tokens
-    if len(tokens) != field.shape[-1]:
-        return list(range(field.shape[-1]))
+    tokens, length = prepared.tokens, _ids(field).shape[1]
+    if len(tokens) != length:
+        return list(range(length))
     return [place for place, token in enumerate(tokens) if not token.special]

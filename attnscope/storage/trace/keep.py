@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ from attnscope.storage.trace.masks import pack_mask
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+BYTES = 5
+"""What a weight and its mask take."""
 
 BLOCK = 1 << 24
 """Cells of a mask that are asked for at a time, where a function makes it."""
@@ -60,6 +64,7 @@ class KeepRows:
             return Joined("heads", joined, read.counts)
         if isinstance(read, SteppedRows):
             return self._steps(read, shape)
+        require(2 * BYTES * math.prod(shape), "the trace of this text", "cut the text")
         weights = read.weights if isinstance(read, HeldRows) else read.rows(0, queries, None)
         opened = read.open_keys if isinstance(read, HeldRows) else read.allowed(0, queries)
         mask = None if opened is None else self._mask(opened, queries, weights.shape[-1])

@@ -16,6 +16,7 @@ from attnscope.analysis.stats import stats
 from attnscope.answers.answer import head_numbers, of_head, of_overview
 from attnscope.answers.compared import of_heads
 from attnscope.attention import Head
+from attnscope.errors import SizeError
 from attnscope.models import Model, ModelInput
 from attnscope.models.trace import keep_trace, open_file
 from attnscope.storage.trace import write_trace
@@ -135,3 +136,11 @@ def test_the_answers_are_the_same_numbers(pair):
 def plain(numbers, came: str) -> str:
     """The numbers as JSON, without the line that says where they came from."""
     return json.dumps(numbers | {"notes": [note for note in numbers["notes"] if note != came]})
+
+
+def test_weights_that_would_not_fit_are_refused_before_they_are_made(monkeypatch):
+    model, prepared = tiny("longformer")
+    monkeypatch.setattr("attnscope.memory.free_memory", lambda: 1000)
+    monkeypatch.setattr("attnscope.memory.UNNOTICED", 0)
+    with pytest.raises(SizeError, match="the trace of this text"):
+        keep_trace(model, prepared)

@@ -79,6 +79,8 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     notes += note_pooling(made, weights)
     seen = next(site for site in record.sites if site.site == made.site)
     picture = head_picture(pick_head(weights, 0), figures, seen, model.title, selection, tuple(notes))
+    if made.site.kind == "decoder":
+        picture = replace(picture, written=prepared.written)
     return OneHead(picture, figures, seen)
 
 

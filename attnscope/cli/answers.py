@@ -14,6 +14,7 @@ from attnscope.cli.plain import print_plain
 from attnscope.render.terminal import print_view
 
 if TYPE_CHECKING:
+    from attnscope.models import ModelInput
     from attnscope.render.image import Drawable
 
 
@@ -23,6 +24,21 @@ def print_views(answer: Answer, *, cmap: str | None, plain: bool) -> None:
         if number:
             print()
         print_view(view, cmap=cmap, plain=plain)
+
+
+def print_written(prepared: ModelInput) -> None:
+    """Print what the model read and, behind a bar and in bold, what it wrote."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from attnscope.models.generation import spell_tokens
+
+    axes = prepared.axes.get("decoder")
+    if prepared.written is None or axes is None or isinstance(axes[0], range):
+        return
+    read, wrote = axes[0][: prepared.written], axes[0][prepared.written :]
+    line = Text.assemble((spell_tokens(read), "dim"), " │ ", (spell_tokens(wrote), "bold"))
+    Console(highlight=False).print(line, end="\n\n")
 
 
 def print_json(answer: Answer) -> None:

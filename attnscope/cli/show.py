@@ -94,4 +94,5 @@ def show(
     elif output.out is not None:
         answers.save(answer, output.out, picture)
     else:
+        answers.print_written(prepared)
         answers.print_views(answer, cmap=picture.cmap, plain=picture.plain)

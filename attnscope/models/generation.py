@@ -74,9 +74,15 @@ def describe_generation(tokens: Sequence[Token], first: int, count: int, samplin
 
 
 def _quote(tokens: Sequence[Token]) -> str:
-    """What tokens read, words apart; of a long text its beginning."""
+    """What tokens read; of a long text its beginning."""
+    text = spell_tokens(tokens)
+    return text if len(text) <= QUOTED else text[: QUOTED - 1] + "…"
+
+
+def spell_tokens(tokens: Sequence[Token]) -> str:
+    """What tokens read, words apart."""
     text = ""
     for before, token in zip((None, *tokens), tokens, strict=False):
         apart = before is not None and (token.word is None or token.word != before.word)
         text += " " * apart + visible(token.text)
-    return text if len(text) <= QUOTED else text[: QUOTED - 1] + "…"
+    return text

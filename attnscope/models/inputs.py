@@ -39,7 +39,7 @@ class ModelInput:
     ``settings`` are further keywords, ``arguments`` go in by position. ``replay`` holds a generation that
     was recorded while it ran, or a trace: then nothing runs again, and ``figures`` are those of the trace.
     ``picture`` is the image that was read, ``entry`` the method of the module to call where that is not the
-    whole forward.
+    whole forward. ``written`` is the number of the first token that the model wrote itself, if it wrote any.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -52,6 +52,7 @@ class ModelInput:
     picture: Picture | None = None
     entry: str = "__call__"
     figures: tuple[HeadFigures, ...] | None = None
+    written: int | None = None
 
 
 class Objective(NamedTuple):

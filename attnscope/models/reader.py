@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,7 +147,7 @@ class ReaderModel(Model):
             new = generate_ids(scores, count, sampling, ends)
         whole = self.reader.vocabulary.extend(tokens, new)
         note = describe_generation(whole[len(tokens) :], len(tokens), count, sampling)
-        return self.label(whole, (*prepared.notes, *notes, note))
+        return replace(self.label(whole, (*prepared.notes, *notes, note)), written=len(tokens))
 
 
 def load_reader(name: str, **options: Any) -> Reader:

@@ -41,7 +41,8 @@ class Heatmap:
 
     ``limits`` are the values of the two ends of the colour bar (with the scale "row", of the row that
     has the largest). ``signed`` maps show differences, with 0 in the middle of a diverging colour map.
-    ``block`` says how many rows and columns of the head one cell stands for.
+    ``block`` says how many rows and columns of the head one cell stands for, ``written`` which token is the
+    first that the model wrote itself.
     """
 
     weights: Weights  # [query, key]
@@ -53,6 +54,7 @@ class Heatmap:
     notes: tuple[str, ...] = ()
     readings: tuple[Reading, ...] = ()
     block: tuple[int, int] = (1, 1)
+    written: int | None = None
 
     @property
     def values(self) -> Array:

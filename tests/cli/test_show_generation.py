@@ -140,3 +140,14 @@ def test_a_template_that_refuses_is_quoted(run, chat_folder, tmp_path):
 )
 def test_options_that_do_not_go_together_are_wrong_usage(run, arguments):
     assert run("show", TEXT, *arguments).code == 2
+
+
+def test_what_was_read_and_what_was_written_are_told_apart_and_the_text_comes_first(run):
+    ran = run("show", "Once upon a time", "-m", "own-causal", "--generate", "4")
+    read, wrote = ran.out.splitlines()[0].split(" │ ")
+    assert read.split()[-4:] == ["Once", "upon", "a", "time"]
+    assert wrote
+    one = run("show", "Once upon a time", "-m", "own-causal", "--generate", "4", "--head", "L0H0")
+    assert one.out.splitlines()[0].split(" │ ") == [read, wrote]
+    assert "bold, from token 5 on: written by the model" in " ".join(one.out.split())
+    assert " │ " not in run("show", "Once upon a time", "-m", "own-causal").out

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.cells import cell_len
 from rich.segment import Segment
+from rich.style import Style
 
 from attnscope.axes.places import Place
 from attnscope.axes.weights import Array
@@ -147,7 +148,7 @@ def _rows(
     shown = np.abs(2 * view.levels() - 1) if view.signed else view.levels()  # a shade has no sign
     for row, place in enumerate(view.weights.queries):
         line = [
-            Segment(_row_label(place, layout, right=True), MARK if row == marked else PLAIN),
+            Segment(_row_label(place, layout, right=True), _row_style(view, row, marked)),
             Segment(" "),
         ]
         for column in range(len(view.weights.keys)):
@@ -161,6 +162,14 @@ def _rows(
             else:
                 line.append(Segment(_shade(text, float(shown[row, column]), layout.cell, surface)))
         yield list(Segment.simplify(line))
+
+
+def _row_style(view: Heatmap, row: int, marked: int | None) -> Style:
+    """Names stand out that are marked, and a little those of tokens that the model wrote."""
+    if row == marked:
+        return MARK
+    own = view.written is not None and view.weights.queries[row].start >= view.written
+    return BOLD if own else PLAIN
 
 
 def _number(value: float, cell: int) -> str:
@@ -183,11 +192,11 @@ def _half_rows(
     if len(queries) % 2:
         numbers = np.vstack([numbers, np.full_like(numbers[:1], -1)])
     for row, cells in zip(range(0, len(queries), 2), half_block_lines(numbers, palette), strict=True):
-        line = [Segment(_row_label(queries[row], layout, right=True), MARK if row == marked else PLAIN)]
+        line = [Segment(_row_label(queries[row], layout, right=True), _row_style(view, row, marked))]
         line += [Segment(" "), *cells]
         if row + 1 < len(queries):
             line.append(Segment(" "))
-            line.append(Segment(_row_label(queries[row + 1], layout), MARK if row + 1 == marked else PLAIN))
+            line.append(Segment(_row_label(queries[row + 1], layout), _row_style(view, row + 1, marked)))
         yield line
 
 
@@ -198,6 +207,8 @@ def _legend(view: Heatmap, layout: Layout, surface: Surface, palette: Palette) -
         low, high = ("-largest" if view.signed else "0"), "largest of the row"
     bar = colour_bar(low, high, surface, palette)
     said = ["rows look at columns"]
+    if view.written is not None:
+        said.append(f"bold, from token {view.written} on: written by the model")
     if layout.cell >= NUMBERED:
         said.append("numbers are per cent")
     if view.masked.any():

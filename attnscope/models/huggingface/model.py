@@ -177,11 +177,10 @@ class HuggingFaceModel(Model):
         if self.encoder_decoder:
             keys = prepared.axes["cross"][1]
             axes = dict(prepared.axes) | {"decoder": (whole, whole), "cross": (whole, keys)}
-            result = replace(prepared, inputs=inputs, axes=axes)
         else:
             axes = dict(prepared.axes) | text_axes(whole)
-            result = replace(prepared, inputs=inputs, axes=axes, tokens=whole)
-        result = replace(result, notes=notes, written=len(tokens))
+        told = prepared if self.encoder_decoder else replace(prepared, tokens=whole)
+        result = replace(told, inputs=inputs, axes=axes, notes=notes, written=len(tokens))
         if steps is None:
             note = f"{self.name} keeps no cache: shown is one pass over all tokens"
             return replace(result, notes=(*notes, note))

@@ -6,8 +6,11 @@ import json
 import re
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from attnscope.storage.arrays import read, save
+from tests.models.images import vision
 from tests.test_text import HOSTILE, steering
 
 SIDES = ("queries", "keys")
@@ -58,3 +61,58 @@ def test_what_is_not_there_is_named_without_its_powers(run):
         result = run(*arguments)
         assert result.code in (1, 2)
         assert not steering(result.err), arguments
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Texts that are hostile themselves, in lines that are broken in hostile ways, in a file named so."""
+    lines = [
+        json.dumps({"text": f"The cat sat. {NAME}"}),
+        json.dumps({NAME: 1}),
+        "[" * 100_000,
+        f"{NAME} no JSON",
+    ]
+    path = tmp_path / f"{NAME[:20]}.jsonl"
+    path.write_text("\n".join(line.replace("\n", " ") for line in lines), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("form", [[], ["--csv"], ["--json"], ["--sort", "entropy"]], ids=str)
+def test_nothing_hostile_in_a_corpus_or_its_name_reaches_any_output(form, corpus, tmp_path, run):
+    ran = run("stats", "--texts", corpus, "--truncate", *form, "--checkpoint", tmp_path / "sums.json")
+    assert ran.code == 0, ran.err
+    assert ran.err.count("skipped") == 3
+    assert not steering(ran.out + ran.err)
+    strict = run("stats", "--texts", corpus, "--truncate", "--strict", *form)
+    assert strict.code == 1
+    assert not steering(strict.out + strict.err)
+
+
+@pytest.fixture(scope="module")
+def vit_folder(tmp_path_factory):
+    return vision(tmp_path_factory.mktemp("made") / "vit", "vit")
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpeg", "tiff", "webp"])
+def test_nothing_that_an_image_says_of_itself_reaches_any_output(suffix, tmp_path, run, vit_folder):
+    folder, path = vit_folder, tmp_path / f"{NAME[:20]}.{suffix}"
+    picture, said, exif = Image.new("RGB", (32, 32), "red"), PngInfo(), Image.Exif()
+    for tag in (270, 305, 315, 33432):  # description, software, artist, copyright
+        exif[tag] = NAME.encode("utf-8", "replace").decode("latin-1")
+    said.add_text("Comment", NAME.encode("utf-8", "replace").decode("latin-1"))
+    picture.save(path, exif=exif, **({"pnginfo": said} if suffix == "png" else {}))
+    outputs = [
+        run("show", "-m", folder, "--image", path, *form) for form in ([], ["--json"], ["--head", "L0H0"])
+    ]
+    assert [ran.code for ran in outputs] == [0, 0, 0], outputs
+    for name in ("o.svg", "o.html", "o.pdf"):
+        head = [] if name == "o.html" else ["--head", "L0H0"]
+        outputs.append(run("show", "-m", folder, "--image", path, *head, "-o", tmp_path / name))
+        assert b"owned" not in (tmp_path / name).read_bytes().replace(b"owned\\", b"")
+    for ran in outputs:
+        assert not steering(ran.out + ran.err)
+    broken = tmp_path / f"{NAME[:20]}.gif"
+    broken.write_bytes(NAME.encode("utf-8", "replace"))
+    ran = run("show", "-m", folder, "--image", broken)
+    assert ran.code == 1
+    assert not steering(ran.err)

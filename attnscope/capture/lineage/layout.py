@@ -37,8 +37,11 @@ class Sides:
         given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
         query, key = (lineage.of(given[name]) for name in ("query", "key"))
         axes = given["query"].ndim
+        nowhere = Sides(None, None, 0, Tensor.detach, False, axes, lineage.texts)
         if query is None or key is None or query.right is not None or key.right is not None:
-            return Sides(None, None, 0, Tensor.detach, False, axes, lineage.texts)
+            return nowhere
+        if axes > 3 and isinstance(query.node, Root):  # the model was given heads: torch's axes are meant
+            return nowhere
 
         def arrange(labels: Tensor) -> Tensor:
             return labels.reshape(batch, -1, *labels.shape[-2:])

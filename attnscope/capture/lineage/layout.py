@@ -99,6 +99,11 @@ class Layout:
         return not bool(torch.isin(self.query // STRETCH, torch.unique(self.key // STRETCH)).any())
 
     @property
+    def of_itself(self) -> bool:
+        """Whether every position that asks answers, too, in one order: also of two sequences in a row."""
+        return torch.equal(self.query[0, 0], self.key[0, 0, 0])
+
+    @property
     def whole(self) -> bool:
         """Whether every position of every text asks."""
         return len(self.text) == self.texts and self.query.shape[-1] >= self.positions

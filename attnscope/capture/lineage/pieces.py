@@ -41,7 +41,7 @@ class Pieces:
     emit: Callable[[Capture, str, Sequence[Call] | None], None]
     record: Record
     held: list[Piece] = field(default_factory=list)
-    _passing: dict[Hashable, bool] = field(default_factory=dict)  # layouts that are usual, whether apart
+    _passing: dict[Hashable, tuple[bool, bool]] = field(default_factory=dict)  # of usual layouts
 
     def __post_init__(self) -> None:
         self._singles = SingleHeads(lambda capture, name: self.emit(capture, name, None))
@@ -67,12 +67,11 @@ class Pieces:
             known = sides.signature
             known = None if known is None else (known, capture.batch, capture.heads)
             if known is not None and known in self._passing:
-                return self._pass(capture, name, calls, self._passing[known])
+                return self._pass(capture, name, calls, *self._passing[known])
             layout = _survey(sides, capture)
             if layout is not None and layout.usual and layout.complete:
-                apart = layout.apart and capture.queries != capture.keys
-                self._passing[known] = apart
-                return self._pass(capture, name, calls, apart)
+                self._passing[known] = layout.apart and capture.queries != capture.keys, layout.of_itself
+                return self._pass(capture, name, calls, *self._passing[known])
         if sides is None or layout is None:
             self.flush()
             if sides is not None and sides.axes > 4 and not known_heads(capture, calls):
@@ -93,10 +92,11 @@ class Pieces:
             self.held.append(piece)
         return True
 
-    def _pass(self, capture: Capture, name: str, calls: Sequence[Call], apart: bool) -> bool:
+    def _pass(self, capture: Capture, name: str, calls: Sequence[Call], apart: bool, of_itself: bool) -> bool:
         """Release a call of the usual layout."""
         self.flush()
-        self._release(replace(capture, apart=True) if apart else capture, name, calls)
+        crossed = False if of_itself else capture.crossed
+        self._release(replace(capture, apart=apart, crossed=crossed), name, calls)
         return True
 
     def enter(self, call: Call) -> None:

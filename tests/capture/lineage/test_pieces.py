@@ -352,3 +352,29 @@ def test_parts_that_cannot_be_placed_are_said_to_be_parts():
 def test_whole_attention_needs_no_note():
     record, *_ = observe(nn.Sequential(Attending(plain_heads, "softmax")), torch.randn(2, COUNT, SIZE))
     assert record.notes == []
+
+
+class Joint(nn.Module):
+    """Two sequences that attend as one, each through projections of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.other = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, 3 * SIZE)
+
+    def forward(self, x, encoder_hidden_states):
+        parts = [self.own(x).chunk(3, -1), self.other(encoder_hidden_states).chunk(3, -1)]
+        q, k, v = (
+            torch.cat(pair, 1).unflatten(-1, (HEADS, -1)).transpose(1, 2) for pair in zip(*parts, strict=True)
+        )
+        self.kept = (q @ k.mT / 2).softmax(-1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_two_sequences_that_attend_as_one_are_no_cross_attention():
+    model = Joint().eval()
+    keep = Keep(lambda site: range(HEADS))
+    with torch.inference_mode(), recording(model, [keep]) as record:
+        model(torch.randn(2, COUNT, SIZE), encoder_hidden_states=torch.randn(2, 5, SIZE))
+    (site,), (kept,) = record.sites, keep.maps
+    assert (site.site.kind, site.offset, kept.queries, kept.keys) == ("encoder", 0, range(17), range(17))
+    torch.testing.assert_close(kept.weights, model.kept, atol=1e-6, rtol=0)

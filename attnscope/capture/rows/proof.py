@@ -13,11 +13,10 @@ from attnscope.capture.rows.scores import ScoredRows
 TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.02}
 TOLERANCE = 1e-4
 
-
 UNPROVED = {
     "kernel": "the kernel returned nothing of the shape of heads and queries",
     "recomputed": "the kernel drops weights at random, or returned nothing of the shape of heads and queries",
-    "softmax": "what the weights and values gave has no axis for each of heads and queries, or another type",
+    "softmax": "no one product of all weights and values was seen in their type, with heads and queries",
     "module": "the module shows weights alone, and neither values nor what they gave",
     "file": "a file holds no values",
 }

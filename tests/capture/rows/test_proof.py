@@ -152,3 +152,19 @@ def test_weights_that_a_module_shows_are_not_proved_and_say_why():
     assert (site.source, site.difference) == ("module", None)
     assert "shows weights alone" in site.unproved
     assert note_unproved([site]) == [f"not proved in layer 0: {site.unproved}"]
+
+
+def test_attention_in_chunks_is_not_proved_and_says_why():
+    from transformers import LongformerConfig, LongformerModel
+
+    torch.manual_seed(0)
+    config = LongformerConfig(
+        vocab_size=99, hidden_size=32, num_attention_heads=4, num_hidden_layers=1, intermediate_size=32,
+        attention_window=4, max_position_embeddings=64,
+    )  # fmt: skip
+    model = LongformerModel(config).eval()
+    with torch.inference_mode(), recording(model) as record:
+        model(input_ids=torch.randint(4, 99, (1, 12)))
+    (site,) = record.sites
+    assert site.difference is None
+    assert "no one product of all weights and values was seen" in site.unproved

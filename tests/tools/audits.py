@@ -54,6 +54,25 @@ THIRTY = [
 ]
 """Types of which each attention layer is taken out of the capture once, by hand: the audit must name it."""
 
+KNOWN = {
+    "blt": "embeddings of hashes over neighbouring bytes, and patches that these bytes cut",
+    "fun_asr_nano_encoder": "a memory of past states beside the attention, summed by hand",
+    "informer": "the mean over time, by which all values are scaled",
+    "inkling2": "not looked into: short convolutions beside the attention, and residuals of several streams",
+    "inkling2_text": "as inkling2",
+    "instructblip": "another id in the place of an image's own moves where its patches are put",
+    "llama4_vision_model": "four patches become one",
+    "owlvit": "another id moves which token counts as the end of the text, the one with the largest id",
+    "patchtst": "the mean over time, by which all values are scaled",
+    "qwen2_5_omni_audio_encoder": "two frames become one",
+    "sam": "masks are products of the states of two streams",
+    "sam3_tracker": "masks are products of the states of two streams",
+    "time_series_transformer": "the mean over time, by which all values are scaled",
+    "tipsv2_text_model": "the mean over the tokens that are not padded",
+    "uvdoc_backbone": "a sum of two convolutions that give one place to different pixels",
+}
+"""What is behind mixing whose way the audit cannot tell."""
+
 
 def audit_type(model_type: str) -> dict[str, Any]:
     """What an audit says of one type: its sentences, and how many attention calls were held."""
@@ -131,10 +150,12 @@ def table(results: list[dict[str, Any]]) -> str:
         "# What audits say",
         "",
         "Made by `python -m tests.tools.audits`: `attnscope info --audit` of a tiny random model of every",
-        "type that transformers registers, with the models and inputs of the table of coverage.",
+        "type that transformers registers, with the models and inputs of the table of coverage. Types",
+        "come in a random order, so that a part of them is a sample; the thirty are added.",
         "",
         "| | |",
         "|---|---|",
+        f"| types tried | {len(results)} |",
         f"| built and audited | {len(audited)} |",
         f"| of those, with attention that is shown | {len(attending)} |",
         f"| of those, all mixing goes through it | {len(whole)} |",
@@ -150,8 +171,10 @@ def table(results: list[dict[str, Any]]) -> str:
         for alarm in result["alarms"]:
             by_alarm[alarm].append(result["type"])
     lines += ["## What mixes tokens as well", ""]
-    lines += [f"- `{', '.join(types)}`: {alarm}" for alarm, types in sorted(by_alarm.items())]
-    refused = [result for result in results if result.get("note") and "Error" in result["note"]]
+    lines += [f"- {', '.join(f'`{name}`' for name in types)}: {alarm}" for alarm, types in by_alarm.items()]
+    lines += ["", "## Ways that an audit cannot tell", ""]
+    lines += [f"- `{name}`: {why}" for name, why in KNOWN.items()]
+    refused = [result for result in results if result.get("note")]
     lines += ["", "## Not audited", ""]
     lines += [f"- `{result['type']}`: {result['note']}" for result in refused]
     return "\n".join(lines) + "\n"

@@ -114,7 +114,7 @@ def _mixer(root: nn.Module, path: str, functions: set[str], bare: bool) -> Mixer
     module = root.get_submodule(path)
     name = type(module).__name__
     ways = [way for way, names in FUNCTIONS if any(re.search(names, each) for each in functions)]
-    if not _is_torchs_own(module):
+    if path and not _is_torchs_own(module):  # the name of a whole model says what is in it
         ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
         ways += [MISSED] if bare and ATTENTION.search(name) else []
     numbers = [int(part) for part in path.split(".") if part.isdigit()]

@@ -110,7 +110,7 @@ class Grid:
     def near_in(self, columns: int, wide: int = 1) -> tuple[int, ...]:
         """The offsets of the keys next to a row that stand beside the map in a thumbnail of such a width."""
         fits = columns >= wide * (len(self.near) + 1) + LEAST
-        return self.near if self.size[1] > columns and fits else ()
+        return self.near if self.size[1] > min(columns, CELLS) and fits else ()
 
     def fit(self, rows: int, columns: int, wide: int = 1) -> Grid:
         """The same thumbnails on at most ``rows`` × ``columns`` cells each, every cell of whole places.

@@ -143,3 +143,9 @@ def test_neighbours_that_an_observer_reads_are_those_of_the_whole_weights() -> N
     assert np.isnan(whole[:, :, NEAR + 1 :]).all()  # nothing ahead is open
     assert whole[0, 7, NEAR - 2] == values[0, 7, 5]
     assert grid([(0, field)]).near == (-4, -3, -2, -1, 0)
+
+
+@pytest.mark.parametrize("size", [49, 60, 68, 69])
+def test_an_image_shows_the_nearest_keys_of_every_text_that_has_more_tokens_than_cells(size: int) -> None:
+    view = grid([(0, weights(np.eye(size)[None], range(size), range(size)))])
+    assert fit_image(view).beside == (-4, -3, -2, -1, 0, 1, 2, 3, 4)

@@ -77,7 +77,7 @@ def at_its_rows(piece: Piece) -> Capture:
     place = (keys == rows[0]).nonzero()
     if len(place) == 0 or not torch.equal(keys[int(place[0]) :][: len(rows)], rows):
         return capture
-    return replace(capture, offset=int(place[0]))
+    return replace(capture, offset=int(place[0]), crossed=False)
 
 
 def _in_sequence(layouts: Sequence[Layout]) -> list[Layout]:

@@ -378,3 +378,33 @@ def test_two_sequences_that_attend_as_one_are_no_cross_attention():
     (site,), (kept,) = record.sites, keep.maps
     assert (site.site.kind, site.offset, kept.queries, kept.keys) == ("encoder", 0, range(17), range(17))
     torch.testing.assert_close(kept.weights, model.kept, atol=1e-6, rtol=0)
+
+
+class Attend(nn.Module):
+    """The core in a module of its own, which is given queries and keys."""
+
+    def forward(self, query, key, value):
+        future = torch.ones(query.shape[2], key.shape[2]).triu(1 + key.shape[2] - query.shape[2]).bool()
+        self.kept = (query @ key.mT).masked_fill(future, -torch.inf).softmax(-1)
+        return self.kept @ value
+
+
+class Memory(Attending):
+    """Keys and values that were learned stand in front of those of the text."""
+
+    def __init__(self):
+        super().__init__(None, "softmax")
+        self.memory, self.attend = nn.Parameter(torch.randn(2, 1, HEADS, 3, 4)), Attend()
+
+    def forward(self, x):
+        query, key, value = self.heads_of(x)
+        more = self.memory.expand(-1, len(x), -1, -1, -1)
+        return self.attend(query, torch.cat([more[0], key], 2), torch.cat([more[1], value], 2))
+
+
+def test_learned_keys_in_front_make_no_cross_attention():
+    model = nn.Sequential(Memory())
+    record, (kept,), _ = observe(model, torch.randn(2, COUNT, SIZE))
+    (site,) = record.sites
+    assert torch.equal(kept.weights, model[0].attend.kept)
+    assert (site.site.kind, site.offset, kept.queries, kept.keys) == ("decoder", 3, range(3, 15), range(15))

@@ -18,6 +18,7 @@ KNOWN = {
     "aimv2": f"in its text tower, {OPEN}",
     "aimv2_text_model": OPEN,
     "colpali": OPEN,
+    "deepseek_ocr2_sam_vision_model": PADDED,
     "gemma4": ROUNDING,
     "gemma4_text": ROUNDING,
     "grounding-dino": TEXT,

@@ -1,5 +1,6 @@
 """Images as models read them: which are opened, how they are cut, and what every patch is called."""
 
+import json
 import struct
 import zlib
 from pathlib import Path
@@ -11,7 +12,7 @@ import transformers
 from PIL import Image
 
 from attnscope.capture import Keep
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.images import open_image
 from tests.models import folders, images
@@ -203,3 +204,13 @@ def test_what_hears_takes_tensors_and_refuses_a_text(tmp_path):
     with pytest.raises(InputError, match="reads input_values, not text: give it with --inputs FILE"):
         model.prepare("The cat")
     assert len(model.run(model.prepare_tensors({"input_values": torch.zeros(1, 32, 16)}), []).sites) == 1
+
+
+@pytest.mark.parametrize("size", [100_000, 10**9])
+def test_a_folder_that_asks_for_a_huge_image_is_refused(size, tmp_path):
+    folder = images.vision(tmp_path / "vit", "vit")
+    path = tmp_path / "vit" / "preprocessor_config.json"
+    settings = json.loads(path.read_text("utf-8")) | {"size": {"height": size, "width": size}}
+    path.write_text(json.dumps(settings), "utf-8")
+    with pytest.raises(AttnscopeError, match=r"asks for more than 1.1 GB of memory"):
+        load(folder).prepare_image(images.picture(tmp_path / "a.png"))

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.weights import Array
-from attnscope.errors import InputError, first_line
+from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.inputs import ModelInput, Picture
+from attnscope.models.limits import bounded
 from attnscope.models.model import accepts
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is opened; of the others that Pillow knows, some run programs of their own."""
+
+PREPARED = 1 << 30
+"""Bytes that preparing an image may take: a folder says how large it is to be."""
 
 BEFORE = {
     "cls_token": "CLS",
@@ -64,7 +68,10 @@ def read_image(
     """An image file as a module reads it, or as its method ``entry`` does. Raises ``InputError``."""
     image = open_image(path)
     try:
-        fields = dict(processor(images=image, return_tensors="pt"))
+        with bounded(f"what the image processor makes of {path}", PREPARED):
+            fields = dict(processor(images=image, return_tensors="pt"))
+    except ModelError:
+        raise
     except Exception as error:
         raise InputError(f"the image processor refuses {path}: {first_line(error)}") from error
     picture = _picture(image, fields.get("pixel_values"), processor, module)

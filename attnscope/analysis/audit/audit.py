@@ -59,7 +59,7 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
     Raises ``InputError`` for an input without tokens to change.
     """
     if prepared.replay is not None:
-        raise InputError("a text that the model wrote cannot be audited: give the text itself")
+        raise InputError("an audit runs the model on other tokens: give a text, not a pass that was recorded")
     search = Search(model, prepared)
     paths = search.find()
     return Audit(search.sites, name_mixers(search.module, paths, search.first.functions, search.sites))

@@ -10,6 +10,7 @@ from attnscope.errors import InputError
 from attnscope.models import ModelInput, load
 from tests.analysis.audit.tiny import IDS, SIZES, Bare, audited, missing
 from tests.capture.tiny import FAMILIES, inputs
+from tests.models.folders import gpt2
 
 
 def all_through(calls):
@@ -150,6 +151,12 @@ def test_nothing_is_left_on_the_model_and_its_outputs_are_as_before():
 def test_an_input_without_tokens_is_refused():
     with pytest.raises(InputError, match="a text of some tokens"):
         audit(Bare(nn.Linear(3, 3)), ModelInput({"x": torch.ones(1, 3)}, {}, ()))
+
+
+def test_a_recorded_pass_is_refused(tmp_path):
+    model = load(gpt2(tmp_path), generative=True)
+    with pytest.raises(InputError, match="give a text, not a pass that was recorded"):
+        audit(model, model.generate(model.prepare("The cat"), 2))
 
 
 @pytest.mark.parametrize("name", ["own", "own-causal"])

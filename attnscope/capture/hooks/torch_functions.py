@@ -57,7 +57,7 @@ class AttentionMode(WatchingMode):
         elif name in PRODUCTS:
             weighing = self.trails.weighing(name, args, kwargs, result)
             if weighing is None:
-                weighing = find_written(recorder.lineage, recorder.path, name, args, kwargs, result)
+                weighing = find_written(recorder.lineage, recorder.stack.calls, name, args, kwargs, result)
             if weighing is not None:
                 recorder.see_weighing(weighing)
             else:

@@ -2,7 +2,8 @@
 
 A product of two projected activations is scores, whatever becomes of it entry by entry, as long as the
 entries stay in their places. Where scores meet values along the axis of their keys, they are weights, if none
-is negative: shown as they are, rows that need not sum to 1.
+is negative: shown as they are, rows that need not sum to 1. Graphs and parallel streams are mixed alike, so
+values are projected, too, and the module's name or its class's says attention.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from attnscope.capture.hooks.modules import PLAIN, Call
 from attnscope.capture.hooks.softmax import is_parameter
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import is_constant
@@ -26,13 +28,16 @@ MOST = 2**27
 
 def find_written(
     lineage: Lineage,
-    path: tuple[str, ...],
+    calls: Sequence[Call],
     name: str,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     result: Tensor,
 ) -> Weighing | None:
     """The weights among the factors of a product, if there are any that no softmax made."""
+    inner = next((call for call in reversed(calls) if not isinstance(call.module, PLAIN)), None)
+    if inner is None or "att" not in f"{inner.name} {type(inner.module).__name__}".lower():
+        return None
     factors = [arg for given in args for arg in (given if isinstance(given, (list, tuple)) else (given,))]
     if not any(origin.right is not None for origin in map(lineage.of, factors) if origin is not None):
         return None
@@ -48,9 +53,10 @@ def find_written(
             continue
         if count_hidden(operand, values):
             continue  # inside of torch.vmap nobody can ask for the sign
-        if len(keys) != 1 or len(queries) != 1 or lineage.of(values) is None:
-            continue
-        if not (comes_from_projection(origin.node) and comes_from_projection(origin.right)):
+        weighed = lineage.of(values)
+        if len(keys) != 1 or len(queries) != 1 or weighed is None or weighed.right is not None:
+            continue  # a power of scores weighs no values
+        if not all(comes_from_projection(node) for node in (origin.node, origin.right, weighed.node)):
             continue
         shared = [letter for letter in letters if letter not in (*keys, *queries)]
         axes = tuple(letters.index(letter) for letter in (*shared, *queries, *keys))
@@ -63,5 +69,11 @@ def find_written(
         closed = closed.all(-3, keepdim=True).expand_as(weights) if weights.ndim > 3 else closed
         shapes = (operand.shape,) if operand.ndim == 4 else ()
         masked = closed if bool(closed.any()) else None
-        return Weighing(Trail(path, masked, shapes), weights, masked, operand=operand, axes=axes)
+        return Weighing(
+            Trail(tuple(call.name for call in calls), masked, shapes),
+            weights,
+            masked,
+            operand=operand,
+            axes=axes,
+        )
     return None

@@ -41,7 +41,7 @@ WAYS = {
 }
 
 
-class Written(nn.Module):
+class WrittenAttention(nn.Module):
     def __init__(self, way, causal):
         super().__init__()
         self.qkv, self.out = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE)
@@ -61,7 +61,7 @@ class Written(nn.Module):
 @pytest.mark.parametrize("way", WAYS)
 def test_weights_without_a_softmax_are_shown_as_they_are(way, causal):
     torch.manual_seed(0)
-    model, keep = nn.Sequential(Written(WAYS[way], causal)).eval(), Keep(lambda site: range(HEADS))
+    model, keep = nn.Sequential(WrittenAttention(WAYS[way], causal)).eval(), Keep(lambda site: range(HEADS))
     with torch.inference_mode(), recording(model, [keep]) as record:
         model(torch.randn(2, COUNT, SIZE))
     (kept,), (site,) = keep.maps, record.sites
@@ -76,7 +76,7 @@ def test_weights_without_a_softmax_are_shown_as_they_are(way, causal):
         assert not kept.allowed.expand(2, HEADS, -1, -1).triu(1).any()
 
 
-class Linear(nn.Module):
+class LinearAttention(nn.Module):
     """Linear attention: keys meet values first, and no weights exist."""
 
     def __init__(self, feature):
@@ -91,14 +91,33 @@ class Linear(nn.Module):
 @pytest.mark.parametrize("feature", [F.relu, torch.exp, lambda x: x])
 def test_linear_attention_has_no_weights(feature):
     torch.manual_seed(0)
-    model = nn.Sequential(Linear(feature)).eval()
+    model = nn.Sequential(LinearAttention(feature)).eval()
     with torch.inference_mode(), recording(model) as record:
         model(torch.randn(2, COUNT, SIZE))
     assert not record.sites
 
 
 def test_negative_weights_are_no_attention():
-    model = nn.Sequential(Written(lambda scores: scores / COUNT, False)).eval()
+    model = nn.Sequential(WrittenAttention(lambda scores: scores / COUNT, False)).eval()
     with torch.inference_mode(), recording(model) as record:
         model(torch.randn(2, COUNT, SIZE))
     assert not record.sites
+
+
+class Closure(nn.Module):
+    """Powers of a graph between tokens, and what they make of the states as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
+
+    def forward(self, x):
+        graph = (self.q(x) @ self.k(x).mT).sigmoid() / COUNT
+        return (graph @ graph) @ x
+
+
+def test_powers_of_a_graph_are_no_attention():
+    model = nn.Sequential(Closure()).eval()
+    with torch.inference_mode(), recording(model) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert record.sites == []

@@ -68,36 +68,18 @@ number = 3
 API = """
 import sys
 import warnings
-from pathlib import Path
 
 import torch
 
 import attnscope
-from attnscope import Choice
 
 warnings.simplefilter("ignore")
 model = attnscope.load(sys.argv[1])
-text = model.prepare("The cat sat on the mat.")
-changed = model.prepare("The dog sat on the old mat.")
-head = attnscope.one_head(model, text, Choice(layer=1, head=1))
-print(head.heatmap.values.tolist(), head.figures.role.sentence)
-print({name: figure.value for name, figure in head.figures.figures.items()})
-print(attnscope.one_token(model, text, Choice(token="on")).notes)
-print([each.role.name for each in attnscope.overview(model, text, Choice()).heads])
-print([each.figures["entropy"].value for each in attnscope.stats(model, text, Choice()).heads])
-print(attnscope.claim("any.previous > 0.2").judged(attnscope.stats(model, text, Choice()).heads))
-print(attnscope.compare(model, [text, changed]).distances.tolist())
-print(attnscope.through_layers(model, text, 1).distances.tolist())
-print(attnscope.compare_heads(model, text, (0, 1), (1, 1), Choice()).distance)
-attnscope.whole_layers(model, text, Choice()).save(Path("layers.npz"), None)
-print([site.seen.site for site in attnscope.survey(model, text).sightings])
-print(attnscope.SavedWeights("layers.npz").title)
-corpus = attnscope.read_corpus("sample_inputs/sentences.txt")
-seen = attnscope.corpus_stats(model, corpus, Choice(), limit=3)
-print(seen.title, [(each.figures["self"].value, each.figures["self"].error) for each in seen.heads])
-with torch.inference_mode(), attnscope.recording(model.module) as record:
-    model.module(text.inputs[next(iter(text.inputs))])
-print([site.site for site in record.sites])
+run = model.read("The cat sat on the mat.")
+print(run, run.head("L1H1"), run.token("on"), run.stats(), run.compare(), sep="\\n")
+print(run.head("L1H1").weights.tolist())
+run.save("cat.trace")
+print(attnscope.open("cat.trace").head("L1H1"))
 print(all(getattr(attnscope, name) for name in attnscope.__all__))
 """
 

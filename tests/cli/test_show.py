@@ -290,8 +290,8 @@ class Strange{0}(torch.nn.Module):
         self.q, self.k, self.v = (torch.nn.Linear(8, 8) for _ in range(3))
 
     def forward(self, x):
-        scores = (self.q(x) @ self.k(x).mT).abs()
-        return x + (scores / (1 + scores.sum(-1, keepdim=True))).mul(1) @ self.v(x)
+        scores = (self.q(x) @ self.k(x).mT).abs() + 9 * torch.eye(x.shape[1])
+        return x + torch.linalg.solve(scores, self.v(x))
 
 class Model(torch.nn.Module):
     def __init__(self):

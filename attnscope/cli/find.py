@@ -135,7 +135,7 @@ def _print_csv(answers: Answers) -> None:
             writer.writerow([answer.question, head.kind, head.layer, head.head, *_figures(each).values()])
 
 
-def _maps(answer: Answer, notes: tuple[str, ...]) -> dict[str, HeadMap]:
+def _maps(answer: Answer, subtitle: str = "", notes: tuple[str, ...] = ()) -> dict[str, HeadMap]:
     """Every head's share as a map, one for each kind of attention."""
     from attnscope.analysis.sentences import kind_title
     from attnscope.views import head_map
@@ -154,6 +154,7 @@ def _maps(answer: Answer, notes: tuple[str, ...]) -> dict[str, HeadMap]:
             "share",
             limits=(0.0, 1.0),
             title=f"{answer.question} · {kind_title(kind)}",
+            subtitle=subtitle,
             notes=notes,
         )
         for kind, layers in tables.items()
@@ -167,7 +168,7 @@ def _save(answers: Answers, out: Path, picture: PrintedOptions) -> None:
 
     for number, answer in enumerate(answers.answers, 1):
         path = out if len(answers.answers) == 1 else out.with_stem(f"{out.stem}-{number}")
-        output.save(of_maps(_maps(answer, (*answer.notes, *answers.notes))), path, picture)
+        output.save(of_maps(_maps(answer, answers.title, (*answer.notes, *answers.notes))), path, picture)
 
 
 def _print(answers: Answers, top: int, picture: PrintedOptions, opening: str | None) -> None:
@@ -182,7 +183,7 @@ def _print(answers: Answers, top: int, picture: PrintedOptions, opening: str | N
     console.print(Text(answers.title), style="dim")
     for answer in answers.answers:
         print()
-        output.print_views(of_maps(_maps(answer, ())), cmap=picture.cmap, plain=picture.plain)
+        output.print_views(of_maps(_maps(answer)), cmap=picture.cmap, plain=picture.plain)
         if answer.heads:
             print()
             console.print(_table(answer, top))

@@ -28,11 +28,6 @@ def digest(tensor: Tensor) -> tuple[object, ...]:
     return shape, str(tensor.dtype), *_sums(data)
 
 
-def mask_digest(mask: Tensor) -> tuple[object, ...]:
-    """The digest of a mask, of all of its heads."""
-    return digest(mask)
-
-
 def _sums(data: NDArray[np.uint8]) -> tuple[int, int]:
     """All words, each times a number that stands for its place; and so the high halves of column sums."""
     data = np.pad(data, (0, -len(data) % 8)) if len(data) % 8 else data

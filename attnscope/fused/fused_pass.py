@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnscope.attention import AttentionCall
 from attnscope.fused.attend import Extras, attend
-from attnscope.fused.digest import mask_digest
+from attnscope.fused.digest import digest
 from attnscope.fused.pairs import Matches, find_matches
 from attnscope.fused.request import Request
 from attnscope.fused.runs import Runs, is_plain, open_runs
@@ -121,7 +121,7 @@ class FusedPass:
         """
         mask = next((mask for mask in (*call.biases, *call.masks) if isinstance(mask, Tensor)), None)
         lengths = call.query.shape[2], call.key.shape[2]
-        known = *lengths, call.diagonal, None if mask is None else mask_digest(mask)
+        known = *lengths, call.diagonal, None if mask is None else digest(mask)
         if known not in self._masks:
             while len(self._masks) > 3:
                 del self._masks[next(iter(self._masks))]

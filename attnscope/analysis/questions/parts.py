@@ -23,6 +23,9 @@ HELP = (
 
 CLASSES = ("special", "punctuation")
 
+DIGITS = 9
+"""Digits of a token's number or a distance: no text is longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -44,8 +47,9 @@ class Part:
         words = word_groups(axis)
         if self.everything:
             return tuple(group for _, group in words)
-        if self.text.isascii() and self.text.isdigit():
-            return ((int(self.text),),) if int(self.text) < len(axis) else ()
+        number = _number(self.text)
+        if number is not None:
+            return ((number,),) if number < len(axis) else ()
         if len(self.text) > 1 and self.text[0] == self.text[-1] and self.text[0] in "\"'":
             return tuple(_phrase(self.text[1:-1], axis))
         if len(self.text) > 2 and self.text[0] == self.text[-1] == "/":
@@ -53,9 +57,10 @@ class Part:
             return tuple(group for place, group in words if pattern.search(place.text.strip()))
         if self.text in CLASSES:
             return tuple(group for place, group in words if _belongs(place, self.text))
-        name, _, number = self.text.rpartition("#")
-        if name and number.isascii() and number.isdigit():
-            return _word(name, words)[int(number) - 1 : int(number)] if int(number) else ()
+        name, _, place = self.text.rpartition("#")
+        number = _number(place)
+        if name and number is not None:
+            return _word(name, words)[number - 1 : number] if number else ()
         return _word(self.text, words)
 
 
@@ -94,7 +99,7 @@ def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
 
 
 def _part(text: str, *, row: bool) -> Part:
-    if re.fullmatch(r"[+-]\d+", text, re.ASCII):
+    if text[0] in "+-" and _number(text[1:]) is not None:
         if row:
             raise SelectionError(
                 f"{text} counts tokens from each row, so it stands behind the arrow: '* -> {text}'"
@@ -106,6 +111,11 @@ def _part(text: str, *, row: bool) -> Part:
         except re.error as error:
             raise SelectionError(f"{text} is no regular expression: {error}") from error
     return Part(text)
+
+
+def _number(text: str) -> int | None:
+    """A number of at most ``DIGITS`` digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None
 
 
 def _word(name: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:

@@ -180,3 +180,19 @@ def test_several_places_are_averaged_and_summed_and_said():
     for looking in both.heads:
         assert looking.weight == pytest.approx(ones[looking.head] + twos[looking.head], abs=1e-6)
     assert both.notes == ("cat stands at 2 places (2, 14): summed",)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "* -> -999999999",
+        "it -> +999999999",
+        f"it -> -{10**30}",
+        "9" * 5000 + " -> it",
+        f"it#{'9' * 5000} -> it",
+    ],
+)
+def test_numbers_beyond_any_text_are_met_with_a_sentence(asked):
+    model = load("own")
+    with pytest.raises(SelectionError, match=r"cannot look at|^no "):
+        find(model, model.prepare(TEXT), parse_questions(asked))

@@ -27,6 +27,11 @@ MARK = re.compile(r"\[\[([^\[\]:]{1,40}):\s*(.*?)\]\]", re.S)
 
 LONGEST_NAME = 24
 
+SPACE = re.compile(r"\s*")
+
+NEAR = 16
+"""Characters that may stand between a token and the next, for each that was not found."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -69,21 +74,27 @@ def spans_of(tokens: Sequence[Token], text: str, parts: Sequence[tuple[str, int]
     """The parts of a text as runs of its tokens; each special token is a part of its own.
 
     ``parts`` are names and where in the text they begin. Tokens are looked for in the text one after the
-    other, so that it does not matter what the tokenizer leaves out between them.
+    other, near where the last one ended, and the farther the more were not found since: a tokenizer leaves
+    out spaces, writes some letters otherwise, and marks words that it lacks behind their text.
     """
     begins = [begin for _, begin in parts]
     labels: list[tuple[int, str]] = []
-    at = 0
+    at = near = 0
     for number, token in enumerate(tokens):
         if token.special:
             labels.append((-number - 1, token.text))
             continue
-        place = text.find(token.text.strip(), at)
-        if 0 <= place <= at + LONGEST_NAME + len(token.text):
-            at = place
+        spelled = token.text.strip()
+        at = SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        near += NEAR + len(spelled)
+        for piece in dict.fromkeys((spelled, spelled.partition(" ")[0])):
+            place = text.find(piece, at, at + near) if piece else -1
+            if place >= 0:
+                break
+        at, near = (at, near) if place < 0 else (place, 0)
         part = max(0, bisect_right(begins, at) - 1)
         labels.append((part, parts[part][0] or f"rest {part + 1}"))
-        at += len(token.text.strip()) if place == at else 0
+        at += 0 if place < 0 else len(piece)
     return _runs(labels)
 
 

@@ -1,5 +1,7 @@
 """Parts of a text, and how much each looks at each, against NumPy on the rows of every head."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,6 @@ from attnscope.models import load
 from tests.models import folders
 
 TEXT = 'The cat sat on the mat. It was tired because it ran.\n\n"Who slept?" he said! The cat did.'
-ARTICLE = "sample_inputs/article.txt"
 
 
 def names(spans):
@@ -113,3 +114,23 @@ def test_what_comes_later_cannot_be_looked_at_by_a_decoder():
     with pytest.raises(SelectionError, match="cannot look at"):
         seen.pair(parse_questions("1 -> 2")[0])
     assert not torch.tensor(seen.weights)[:, 1, 2].any()
+
+
+@pytest.mark.parametrize("name", ["own", "minilm"])
+def test_lines_in_scripts_that_a_vocabulary_lacks_are_still_parts(name):
+    text = Path("sample_inputs/languages.txt").read_text("utf-8")
+    model = load(folders.minilm() if name == "minilm" else name)
+    prepared = model.prepare(text, truncate=True)
+    spans = spans_of(prepared.tokens, text, cut_text(text, "line"))[1:-1]
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(spans) >= (12 if name == "minilm" else len(lines))
+    for span, line in zip(spans, lines, strict=False):
+        first = prepared.tokens[span.start].text.strip().partition(" ")[0]
+        assert line.startswith(first), (span, line)
+
+
+def test_a_deep_indent_leaves_no_token_behind():
+    text = "one two\n" + " " * 60 + "three four"
+    prepared = load("own").prepare(text)
+    spans = spans_of(prepared.tokens, text, cut_text(text, "line"))
+    assert names(spans)[1:3] == [("1 one two", 1, 3), ("2 three four", 3, 5)]

@@ -22,8 +22,8 @@ CUTS = {
 }
 """What stands between two parts. A sentence ends at . ! or ? before a space and no small letter."""
 
-MARK = re.compile(r"\[\[([^\[\]:]{1,40}):\s*(.*?)\]\]", re.S)
-"""A part that the text itself names: ``[[question: Who slept?]]``."""
+MARK = re.compile(r"\[\[([^\[\]:]{1,40}):((?:(?!\[\[).)*?)\]\]", re.S)
+"""A part that the text itself names: ``[[question: Who slept?]]``; one that never ends stops at the next."""
 
 LONGEST_NAME = 24
 
@@ -53,7 +53,7 @@ def read_marks(text: str) -> tuple[str, tuple[tuple[str, int], ...]]:
             parts.append(("", len(plain)))
         plain += text[last : match.start()]
         parts.append((match[1].strip(), len(plain)))
-        plain += match[2]
+        plain += match[2].strip()
         last = match.end()
     if not parts:
         raise InputError("the text has no marks: write [[question: Who slept?]] around each part")

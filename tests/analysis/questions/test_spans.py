@@ -134,3 +134,11 @@ def test_a_deep_indent_leaves_no_token_behind():
     prepared = load("own").prepare(text)
     spans = spans_of(prepared.tokens, text, cut_text(text, "line"))
     assert names(spans)[1:3] == [("1 one two", 1, 3), ("2 three four", 3, 5)]
+
+
+def test_marks_that_never_end_are_read_at_once():
+    with pytest.raises(InputError, match="no marks"):
+        read_marks("[[a: " * 100_000)
+    text, parts = read_marks("[[a: " * 100_000 + "[[fact: A cat.]]")
+    assert text.endswith("A cat.")
+    assert [name for name, _ in parts] == ["", "fact"]

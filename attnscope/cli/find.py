@@ -191,12 +191,12 @@ def _print(answers: Answers, top: int, picture: PrintedOptions, opening: str | N
             console.print(Text(str(answer.question)), style="bold")
         for note in answer.notes:
             console.print(Text(f"· {note}"), style="dim")
-    heads = [each.head for answer in answers.answers for each in answer.heads]
-    best, several = heads[0], len({head.kind for head in heads}) > 1
-    kind = f" --kind {best.kind}" if several else ""
-    notes = (*answers.notes, *([f"{opening} --head {best.name}{kind}"] if opening else []))
-    for note in notes:
-        console.print(Text(f"· {note}"), style="dim", soft_wrap=note is notes[-1])
+    for note in answers.notes:
+        console.print(Text(f"· {note}"), style="dim")
+    if opening is not None:  # a command to be copied, so that it stays on one line
+        heads = [each.head for answer in answers.answers for each in answer.heads]
+        kind = f" --kind {heads[0].kind}" if len({head.kind for head in heads}) > 1 else ""
+        console.print(Text(f"· {opening} --head {heads[0].name}{kind}"), style="dim", soft_wrap=True)
 
 
 def _table(answer: Answer, top: int) -> Table:

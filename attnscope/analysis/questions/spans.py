@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from attnscope.analysis.questions.cut import Span
 from attnscope.analysis.questions.find import Answer, Looking
@@ -89,10 +90,9 @@ def span_maps(
     and columns are the text's own tokens is measured. Raises ``InputError`` where there is none.
     """
     selection = selection or Selection()
-    edges = (*(span.start for span in spans), spans[-1].stop)
     observer = _Spans(tuple(spans))
     long = len(prepared.tokens) >= SHORTEST and not exact_kernel
-    fused = FusedPass(Request(cells=edges)) if long else None
+    fused = FusedPass(Request(cells=observer.edges)) if long else None
     record = model.run(prepared, [SharedRows([observer], selection.heads)], fused)
     chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
     require_selected(chosen, record, selection)
@@ -149,9 +149,7 @@ class _Spans:
                 shares.append((before.diff(dim=-1) / (high - low)).mean(0))
                 continue
             allowed = attention.allowed(start, stop).cpu()
-            before = torch.nn.functional.pad(allowed.cumsum(-1), (1, 0))[
-                ..., edges
-            ]  # open keys before each edge
+            before = pad(allowed.cumsum(-1), (1, 0))[..., edges]  # open keys before each edge
             shares.append((before.diff(dim=-1) / allowed.sum(-1, keepdim=True).clamp(min=1)).mean(0))
         rows = torch.cat(shares, -2).double()  # [head or 1, row, part]
         return torch.stack([rows[..., a:b, :].mean(-2) for a, b in pairwise(self.edges)], -2).numpy()

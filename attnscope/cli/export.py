@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
 
 from attnscope.cli.command import command, write
 from attnscope.cli.heads import parse_numbers, select
@@ -14,8 +19,11 @@ from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.picture import MapOptions, NumbersOptions, PictureOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
-from attnscope.cli.source import read_source
-from attnscope.cli.waiting import progress_bar
+from attnscope.cli.source import read_source, reading
+from attnscope.cli.waiting import STOPPED
+
+if TYPE_CHECKING:
+    from attnscope.storage.folder import Contents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +83,7 @@ def export(
 
     loaded, prepared = given.open()
     selection = select(attention, axes)
-    with progress_bar() as draw:
+    with reading(loaded, prepared), _going_on(output.out, contents):
         done = write_all(
             loaded,
             prepared,
@@ -89,10 +97,25 @@ def export(
             cmap=picture.cmap,
             force=output.force,
             command=write("export", source, attention, axes, replace(output, force=False), picture, model),
-            progress=draw and (lambda count, of: draw(count / of, f"{count:,}/{of:,}")),
         )
     for warning in done.warnings:
         print(f"attnscope: {warning}", file=sys.stderr)
     print(f"saved {len(done.manifest['files']):,} files and manifest.json in {output.out}", file=sys.stderr)
     if output.as_json:
         print_plain(done.manifest)
+
+
+@contextmanager
+def _going_on(folder: Path, contents: Contents) -> Iterator[None]:
+    """End a command that Ctrl-C stops with what is there, and what completes it."""
+    from attnscope.storage.folder import count_unfinished
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        done = count_unfinished(folder, contents)
+        words = f"{folder} holds nothing unfinished"
+        if done is not None:
+            words = f"{folder} holds {done:,} whole files; the same command goes on and completes them"
+        print(f"attnscope: stopped; {words}", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None

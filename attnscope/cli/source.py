@@ -48,7 +48,7 @@ class Source:
         asked = self.asked
         prepared = self._read(model)
         if asked.generate is not None:
-            with waiting(f"{model.name} writes up to {asked.generate:,} tokens"):
+            with waiting(f"{model.title} writes up to {asked.generate:,} tokens"):
                 prepared = model.generate(
                     prepared, asked.generate, temperature=asked.temperature, seed=asked.seed
                 )
@@ -144,9 +144,9 @@ def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, Mo
 
 @contextmanager
 def reading(model: Model, *texts: ModelInput) -> Iterator[None]:
-    """A sign of life while a model reads, on as many threads as pay."""
+    """A sign of life while a model is looked at, which runs on as many threads as pay."""
     size = sum(len(text.tokens) for text in texts)
-    with waiting(f"{model.name} reads {size:,} tokens"), model.threads(texts[0]):
+    with waiting(f"{model.title} · {size:,} tokens"), model.threads(texts[0]):
         yield
 
 

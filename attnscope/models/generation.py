@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnscope.attention import Token
 from attnscope.axes import visible
+from attnscope.progress import tell
 
 QUOTED = 100
 """Characters of a generated text that its note quotes."""
@@ -61,6 +62,7 @@ def generate_ids(
         if following in ends:
             break
         ids.append(following)
+        tell("token", len(ids), count)
     return ids
 
 

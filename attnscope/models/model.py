@@ -18,6 +18,7 @@ from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.memory import out_of_memory, require
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.kinds import show_kinds
+from attnscope.models.layers_done import LayersDone
 from attnscope.models.size import pass_size
 
 if TYPE_CHECKING:
@@ -155,11 +156,12 @@ class Model(ABC):
             return prepared.replay.shown_to(observers)
         self._require_memory(prepared)
         show_kinds(self.module, prepared)
+        watching = (*observers, LayersDone(self.module))
         with (
             torch.inference_mode(),
             self.threads(prepared),
             self._quoting(prepared),
-            recording(self.module, observers, prepared.axes, fused, warn=False) as record,
+            recording(self.module, watching, prepared.axes, fused, warn=False) as record,
         ):
             run = getattr(self.module, prepared.entry)
             run(*prepared.arguments, **prepared.inputs, **prepared.settings)

@@ -13,6 +13,7 @@ from attnscope.attention import Token
 from attnscope.errors import InputError
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
+from attnscope.progress import tell
 
 TURNS = 7
 """A masked model reads as many copies of a text, each with every seventh token masked: all are, once."""
@@ -84,6 +85,7 @@ def batch_predictions(
             tuple(copy[0].text for copy in batch),
             tuple(targets),
         )
+        tell("pass", start // size + 1, -(-len(copies) // size))
 
 
 def _copies(text: int, tokens: Sequence[Token], mask: int | None) -> Iterator[list[Target]]:

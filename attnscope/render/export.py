@@ -22,6 +22,7 @@ from attnscope.attention import Axis, Token
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.trace import describe_model
+from attnscope.progress import tell
 from attnscope.render.image import DPI, Album, Drawable
 from attnscope.render.layers import save_layers
 from attnscope.storage.checkpoint import fingerprint
@@ -63,7 +64,6 @@ def export(
     cmap: str | None = None,
     force: bool = False,
     command: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
     """Run the model once, and write pictures and data of all heads that are meant into a folder.
 
@@ -71,8 +71,7 @@ def export(
     one grid of thumbnails a layer (``L05.png``) and one of all (``overview.png``), led by the kind of
     attention where there are several. Of each that is data or a page: one file of all heads
     (``heads.npz``). At last ``manifest.json``. ``size`` is the width of a picture in inches, ``command`` is
-    told in the manifest, ``progress`` is called with the files done and their number. Every file appears
-    whole or not at all, and the same call writes the same bytes.
+    told in the manifest. Every file appears whole or not at all, and the same call writes the same bytes.
 
     An export that was killed is completed by the same call. Raises ``OutputError`` where any other file would
     be overwritten and ``force`` is not set, where the folder
@@ -97,14 +96,12 @@ def export(
                 path = folder / str(Name(form, **name))
                 warnings |= dict.fromkeys(album.save(drawn, path))
                 files.append(describe_file(path) | _what(name))
-                if progress:
-                    progress(len(files), total)
+                tell("file", len(files), total)
         for form in contents.wholes:
             path = folder / f"{ALL}.{form}"
             save_layers(seen.layers, path, cmap)
             files.append(describe_file(path))
-            if progress:
-                progress(len(files), total)
+            tell("file", len(files), total)
         manifest = _manifest(model, prepared, seen, command) | {"warnings": list(warnings), "files": files}
         write_manifest(folder, manifest)
     return Exported(folder, manifest, tuple(warnings))

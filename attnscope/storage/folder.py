@@ -184,6 +184,13 @@ def begin_manifest(folder: Path, contents: Contents, identity: str) -> None:
     write_manifest(folder, {UNFINISHED: identity})
 
 
+def count_unfinished(folder: Path, contents: Contents) -> int | None:
+    """How many files an export that was stopped has written; ``None`` if it had not begun."""
+    if _read_unfinished(folder) is None:
+        return None
+    return sum(contents.covers(name) for name in os.listdir(folder)) - 1  # the manifest
+
+
 def _read_unfinished(folder: Path) -> str | None:
     """The identity of the export that was killed while it wrote into a folder, if one was."""
     try:

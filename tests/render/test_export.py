@@ -19,6 +19,7 @@ from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
 from attnscope.errors import OutputError, SelectionError
 from attnscope.models import load
+from attnscope.progress import listening
 from attnscope.render.export import export
 from attnscope.render.image import save
 from attnscope.storage import folder as room
@@ -183,13 +184,13 @@ def test_two_processes_exporting_into_one_folder_leave_one_whole_export(tmp_path
 
 
 def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(model, text, tmp_path):
-    def stop(done: int, total: int) -> None:
-        assert total == 1 + 1 + 8
-        if done == 3:
+    def stop(what: str, done: int, total: int) -> None:
+        assert what == "layer" or total == 1 + 1 + 8
+        if (what, done) == ("file", 3):
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40, progress=stop)
+    with pytest.raises(KeyboardInterrupt), listening(stop):
+        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
     assert names(tmp_path) == ["L00.png", "L00H00.png", "manifest.json", "overview.png"]
     assert "files" not in json.loads((tmp_path / "manifest.json").read_text("utf-8"))
     for other in (model.prepare("Another text."), text):
@@ -206,14 +207,19 @@ def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(mod
 
 
 @pytest.mark.subprocess
-def test_an_export_that_was_killed_is_completed_by_the_same_command(tmp_path):
+@pytest.mark.parametrize(("sent", "ended"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended, tmp_path):
     out, arguments = tmp_path / "out", ["export", TEXT, "--layers", "0-1", "--dpi", "60"]
     command = [sys.executable, "-m", "attnscope", *arguments, "-o", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and len(list(out.glob("L*H*.png"))) < 2:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.send_signal(sent)
+    told = process.communicate()[1]
+    assert process.returncode == ended, told
+    if sent == signal.SIGINT:
+        whole = f"{out} holds {len(names(out)) - 1} whole files; the same command goes on"
+        assert told.startswith(f"attnscope: stopped; {whole}"), told
     other = subprocess.run([*command, "--scale", "row"], capture_output=True, text=True)
     assert (other.returncode, "would overwrite" in other.stderr) == (1, True)
     assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0

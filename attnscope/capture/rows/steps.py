@@ -14,6 +14,7 @@ from attnscope.capture.observer import Observer
 from attnscope.capture.record import Record, SiteRecord
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.digest import digest
+from attnscope.progress import tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +27,10 @@ class Replay:
     def shown_to(self, observers: Sequence[Observer]) -> Record:
         """Show every attention to each observer, as a recording of one pass would."""
         with torch.inference_mode():
-            for attention in self.attentions:
+            for done, attention in enumerate(self.attentions, 1):
                 for observer in observers:
                     observer.observe(attention)
+                tell("layer", done, len(self.attentions))
         return self.record
 
 

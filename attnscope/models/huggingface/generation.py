@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from attnscope.attention import Site
 from attnscope.capture import Record, Steps, recording
 from attnscope.models.generation import Sampling
+from attnscope.progress import tell
 
 
 def generate_cached(
@@ -42,10 +44,27 @@ def generate_cached(
         recording(module, [steps], warn=False) as record,
     ):
         torch.manual_seed(sampling.seed)
-        whole = writer.generate(**inputs, generation_config=config)  # [1, token]
+        whole = writer.generate(**inputs, generation_config=config, streamer=_Written(count))  # [1, token]
     new = whole[0, inputs[side].shape[1] :].tolist()
     new = new[:-1] if len(new) > count or new[-1] in ends else new
     return new, steps if _is_cached(record) else None, record
+
+
+@dataclass
+class _Written:
+    """What transformers hands each token to, and the prompt before them: it tells how many there are."""
+
+    count: int
+    so_far: int = -1
+
+    def put(self, ids: Tensor) -> None:
+        """Take the prompt, or the next token."""
+        self.so_far += 1
+        if 0 < self.so_far <= self.count:
+            tell("token", self.so_far, self.count)
+
+    def end(self) -> None:
+        """Take the end of the text."""
 
 
 def _is_cached(record: Record) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, ROLES, HeadFigures
+from attnscope.registry import nearest_name
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -50,7 +51,8 @@ def _condition(text: str) -> Condition:
     if name == "role":
         if sign not in ("=", "!=") or wanted not in ROLES:
             raise SelectionError(
-                f"cannot read {text!r}: write role=NAME or role!=NAME, of {', '.join(ROLES)}"
+                f"cannot read {text!r}: {nearest_name(wanted, ROLES)}write role=NAME or role!=NAME, of "
+                f"{', '.join(ROLES)}"
             )
         return Condition(name, sign, wanted)
     MEASURES[name]

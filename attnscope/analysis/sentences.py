@@ -12,6 +12,7 @@ from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers.coarsen import CoarseMap
 from attnscope.errors import SelectionError
 from attnscope.models import ModelInput
+from attnscope.registry import nearest_name
 
 KINDS = ("encoder", "decoder", "cross")
 
@@ -171,8 +172,10 @@ def require_selected(chosen: Sequence[object], record: Record, selection: Select
     kinds = kinds_of(seen.site for seen in record.sites)
     if selection.kind is not None and selection.kind not in kinds:
         have = " and ".join(kind_title(kind) for kind in kinds)
-        asked = kind_title(selection.kind) if selection.kind in KINDS else f"kind {selection.kind!r}"
-        raise SelectionError(f"no {asked}: this model has {have}")
+        if selection.kind in KINDS:
+            raise SelectionError(f"no {kind_title(selection.kind)}: this model has {have}")
+        near = nearest_name(selection.kind, KINDS)
+        raise SelectionError(f"no kind {selection.kind!r}: {near}this model has {have}")
     asked = f"layer {number_ranges(missing)}"
     if selection.head is not None:
         asked = f"head {selection.head.name}"

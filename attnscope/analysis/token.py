@@ -24,6 +24,7 @@ from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
+from attnscope.registry import nearest_name
 from attnscope.views import Bars, Focus, Overlay, rank_places
 
 TOP = 10
@@ -31,6 +32,9 @@ TOP = 10
 
 BESIDE = 5
 """As many beside a picture that shows them all."""
+
+MOST_TRIED = 1000
+"""Tokens among which the nearest to a name that is none of them is looked for."""
 
 
 def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus:
@@ -155,7 +159,8 @@ def _nowhere(selection: Selection, prepared: ModelInput, *axes: Coarsening) -> s
     known = list(dict.fromkeys(place.label for place in places))
     listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
     last = max(place.stop for place in places) - 1
-    return f"no token {selection.token!r}: the text has the tokens 0-{last}, which read {listed}"
+    near = nearest_name(str(selection.token), known[:MOST_TRIED])
+    return f"no token {selection.token!r}: {near}the text has the tokens 0-{last}, which read {listed}"
 
 
 def _which(selection: Selection, seen: Sequence[SiteRecord]) -> str:

@@ -25,11 +25,12 @@ from attnscope.cli.compare import compare
 from attnscope.cli.export import export
 from attnscope.cli.find import find
 from attnscope.cli.info import info
+from attnscope.cli.loss import loss
 from attnscope.cli.schema import schema
 from attnscope.cli.show import show
 from attnscope.cli.spans import spans
 from attnscope.cli.stats import stats
-from attnscope.cli.train import loss, train
+from attnscope.cli.train import train
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.memory import out_of_memory
 from attnscope.registry import docstring

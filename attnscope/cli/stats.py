@@ -150,14 +150,11 @@ def _measures(
     """The measures that options name. Raises ``SelectionError`` for one that does not exist."""
     from attnscope.measures import MEASURES
 
-    named = [
-        name
-        for name in (sort, head_map, *(condition.name for condition in met))
-        if name not in (None, "role")
-    ]
+    conditions = (condition.name for condition in met if condition.name != "role")
+    named = [name for name in (sort, head_map, *conditions) if name is not None]
     if figures.IMPORTANCE in named and not importance:
         raise typer.BadParameter("add --importance: it takes a second pass", param_hint="--importance")
-    measures = [name for name in named if name is not None and name != figures.IMPORTANCE]
+    measures = [name for name in named if name != figures.IMPORTANCE]
     for name in measures:
         MEASURES[name]
     return measures

@@ -1,4 +1,4 @@
-"""``attnscope train``: an encoder of one's own from text files; ``attnscope loss``: how well one predicts."""
+"""``attnscope train``: an encoder of one's own from text files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from attnscope.cli.command import command
 from attnscope.cli.options.declare import REQUIRED, argument, option
 from attnscope.cli.options.training import DataOptions, LearningOptions, RunOptions, ShapeOptions
-from attnscope.cli.waiting import STOPPED, progress_bar, waiting
+from attnscope.cli.waiting import STOPPED, progress_bar
 
 if TYPE_CHECKING:
     from attnscope.training.checkpoint import Progress
@@ -28,16 +28,6 @@ class TrainOptions:
 
     files: list[Path] = argument("Text files in UTF-8, a document each.", default=REQUIRED)
     out: Path = option("The folder that the model goes to.", "--out", "-o", default=REQUIRED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossOptions:
-    """Which encoder is asked, and what."""
-
-    model: str = argument("own, own-causal, or a folder that attnscope train made.", default=REQUIRED)
-    files: list[Path] = argument("Text files that the model was not trained on.", default=REQUIRED)
-    length: int = option("Tokens in a sequence.", min=16, default=128)
-    seed: int = option("Decides which tokens are hidden.", min=0, default=0)
 
 
 @command
@@ -84,32 +74,6 @@ def train(
         _say(f"stopped at step {outcome.progress.step:,}; the same command with --resume goes on")
         raise typer.Exit(STOPPED)
     _print(outcome, recipe, given.out)
-
-
-@command
-def loss(asked: LossOptions) -> None:
-    """Print how well an encoder predicts: nats a token, where a blind one has the vocabulary's logarithm.
-
-    A masked encoder is asked for 15 % of the tokens, each hidden behind [MASK]; a causal one for every next
-    token. The same files ask the same questions.
-
-    Example:
-
-    attnscope loss my-encoder unseen-book.txt
-    """
-    import math
-
-    from attnscope.network import bundled, load_config
-    from attnscope.network.folder import BUNDLED
-    from attnscope.training.run import held_out_loss
-
-    folder = bundled(asked.model) if asked.model in BUNDLED else Path(asked.model)
-    config = load_config(folder)
-    with waiting(f"{asked.model} predicts"):
-        value, tokens = held_out_loss(folder, asked.files, asked.length, asked.seed)
-    wanted = "every next token" if config.causal else "15 % of the tokens"
-    blind = math.log(config.vocabulary)
-    print(f"{value:.3f} nats a token, asked for {wanted} of {tokens:,}; predicting blindly is {blind:.3f}")
 
 
 def _recipe(shape: ShapeOptions, data: DataOptions, learning: LearningOptions) -> Recipe:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnscope.errors import SelectionError
 from attnscope.measures.measure import MEASURES
 from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, PATTERNS, POSITION, POSITIONAL, ROLES
+from attnscope.registry import nearest_name
 
 NEEDS = {
     "positions": "queries and keys on one sequence",
@@ -21,10 +22,11 @@ def explain(name: str) -> str:
     """
     parts = [text for text in (_measure(name), _role(name)) if text]
     if not parts:
-        try:
-            MEASURES[name]
-        except SelectionError as error:
-            raise SelectionError(f"{error}; roles are {', '.join(ROLES)}") from None
+        near = nearest_name(name, (*MEASURES, *ROLES))
+        measures = ", ".join((*MEASURES, *MEASURES.families))
+        raise SelectionError(
+            f"no measure or role {name!r}: {near}measures are {measures}; roles are {', '.join(ROLES)}"
+        )
     return "\n".join(parts)
 
 

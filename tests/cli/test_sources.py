@@ -104,3 +104,33 @@ def test_several_layers_are_named_in_each_command_alike(run, tmp_path):
     files = json.loads((tmp_path / "manifest.json").read_text())
     assert "--layers 1-2" in files["command"]
     assert run("show", TEXT, "--layer", "3-1").code == 2
+
+
+WRITER = """
+import torch
+from torch import nn
+
+class Writer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        print("made")
+        self.embed = nn.Embedding(8192, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 8192)
+
+    def forward(self, ids):
+        print("called")
+        x = self.embed(ids)
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        return self.head(self.attention(x, x, x, attn_mask=mask)[0])
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--head", "L0H0"), ("--token", "2")])
+def test_what_a_file_prints_while_it_writes_text_is_no_part_of_the_answer(run, tmp_path, more):
+    (tmp_path / "writer.py").write_text(WRITER)
+    model = f"{tmp_path / 'writer.py'}:Writer"
+    ran = run("show", "Once upon a", "-m", model, "--generate", "3", "--json", *more)
+    assert ran.code == 0, ran.err
+    json.loads(ran.out)
+    assert "called\n" in ran.err

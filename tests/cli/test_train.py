@@ -13,7 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attnscope.cli.train import loss, train
+from attnscope.cli.loss import loss
+from attnscope.cli.train import train
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from tests.training.corpus import write_corpus
 

@@ -1,0 +1,56 @@
+"""``attnscope loss`` of models that are not our own, against what transformers itself computes."""
+
+import pytest
+import torch
+import transformers
+
+from tests.models.folders import LINES, gpt2, minilm
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny causal model with its output head."""
+    place = gpt2(tmp_path_factory.mktemp("gpt2"))
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(transformers.AutoConfig.from_pretrained(place)).save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def lines(tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_text("\n\n".join([*LINES, "A"]))
+    return file
+
+
+def test_the_loss_of_a_causal_model_is_that_of_its_own_labels(run, folder, lines):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    total, count = 0.0, 0
+    for line in LINES:  # the line of one token has nothing to predict
+        ids = tokenizer(line, return_tensors="pt").input_ids[:, :16]
+        with torch.no_grad():
+            total += model(ids, labels=ids).loss.item() * (ids.shape[1] - 1)
+        count += ids.shape[1] - 1
+    ran = run("loss", folder, lines, "--length", 16)
+    assert ran.code == 0, ran.err
+    assert float(ran.out.split()[0]) == pytest.approx(total / count, abs=2e-3)
+    assert f"asked for {count:,} tokens, each after those before it" in ran.out
+
+
+def test_lines_are_documents_whose_order_changes_nothing(run, folder, lines, tmp_path):
+    turned = tmp_path / "turned.txt"
+    turned.write_text("\n".join(reversed(LINES)))
+    assert run("loss", folder, lines).out == run("loss", folder, turned).out
+
+
+def test_a_model_that_predicts_nothing_is_refused(run, lines):
+    ran = run("loss", minilm(), lines)
+    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert "predicts no tokens" in ran.err
+
+
+def test_files_with_nothing_to_predict_are_refused(run, folder, tmp_path):
+    (tmp_path / "one.txt").write_text("A\nB\n")
+    ran = run("loss", folder, tmp_path / "one.txt")
+    assert (ran.code, "there is no token to predict in the files" in ran.err) == (1, True)

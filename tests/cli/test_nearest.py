@@ -1,0 +1,42 @@
+"""A misspelled name is answered with the nearest one that exists, wherever names are typed."""
+
+import pytest
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["show", TEXT, "-m", "own-casual", "--offline"], "own-causal"),
+        (["compare", TEXT, "--with-model", "own-casual", "--offline"], "own-causal"),
+        (["loss", "own_causal", __file__, "--offline"], "own-causal"),
+        (["show", TEXT, "--kind", "encdoer"], "encoder"),
+        (["show", TEXT, "--token", "trired"], "tired"),
+        (["show", TEXT, "--cmap", "viridi"], "viridis"),
+        (["stats", TEXT, "--sort", "entrpy"], "entropy"),
+        (["stats", TEXT, "--map", "entrpy"], "entropy"),
+        (["stats", TEXT, "--where", "entrpy<1"], "entropy"),
+        (["stats", TEXT, "--where", "role=previos"], "previous"),
+        (["stats", "--explain", "spred"], "spread"),
+        (["stats", "--explain", "positonal"], "positional"),
+        (["check", "any.frist > 0.5", "--text", TEXT], "first"),
+        (["check", "L2H1.role = previos", "--text", TEXT], "previous"),
+    ],
+)
+def test_the_nearest_name_is_asked_about(run, arguments, near):
+    ran = run(*arguments)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1), ran.err
+    assert f"did you mean '{near}'? " in ran.err
+
+
+def test_a_kind_that_exists_elsewhere_is_not_asked_about(run):
+    assert (
+        "no decoder attention: this model has encoder attention" in run("show", TEXT, "--kind", "decoder").err
+    )
+
+
+def test_a_role_is_no_measure_to_sort_by(run):
+    ran = run("stats", TEXT, "--sort", "role")
+    assert (ran.code, ran.out) == (1, "")
+    assert "no measure 'role': there are entropy" in ran.err

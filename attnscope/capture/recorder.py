@@ -21,15 +21,14 @@ from attnscope.capture.lineage.layout import Sides
 from attnscope.capture.lineage.pieces import Pieces
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
+from attnscope.capture.placing.opaque import find_opaque
 from attnscope.capture.placing.sites import Sites
 from attnscope.capture.placing.without_attention import find_layers, mixed_heads
 from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
 from attnscope.capture.rows.capture import Capture, Unknown
-from attnscope.capture.rows.fast_path import capture_fast_path
 from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
 from attnscope.capture.rows.mapped import count_hidden
-from attnscope.capture.rows.mapped_calls import capture_mapped_sdpa, capture_mapped_weighing
-from attnscope.capture.rows.projection import bind, capture_projection
+from attnscope.capture.rows.mapped_calls import capture_mapped_weighing
 from attnscope.capture.rows.proof import tolerance
 from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
@@ -49,7 +48,7 @@ class Recorder:
     record: Record = field(default_factory=Record)
 
     def __post_init__(self) -> None:
-        self.guard = Guard(self.record, self._owner)
+        self.guard = Guard(self.record, lambda: self.owner)
         compiled = partial(self.record.note_change, COMPILED)
         self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
         self.notes: Notes | None = None  # of the running module, if it attends in chunks
@@ -73,6 +72,11 @@ class Recorder:
         """The modules that are running, outermost first, without those that hold one function."""
         return tuple(call.name for call in self.stack.calls if not isinstance(call.module, PLAIN))
 
+    @property
+    def owner(self) -> str:
+        """The innermost of them."""
+        return self.path[-1] if self.path else ""
+
     # what the pass shows
 
     def kernel_call(
@@ -90,7 +94,7 @@ class Recorder:
                 output, capture = self._fuse(Capture.of_call(formula(frame, causal=False), name))
             refusal = capture.refusal
             if output is not None:
-                self._take(capture, path)
+                self.take(capture, path)
                 return output.transpose(1, 2).contiguous(), None  # [batch, query, head, size]
         self._frames.append(frame)
         try:
@@ -103,7 +107,7 @@ class Recorder:
                 self._count += 1
                 self.record.without_attention.append(without_formula(frame, path))
             else:
-                self._take(replace(concluded, refusal=concluded.refusal or refusal), path)
+                self.take(replace(concluded, refusal=concluded.refusal or refusal), path)
         return result
 
     def sdpa(self, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -121,11 +125,7 @@ class Recorder:
         with quietly():
             if output is None and not call.dropout:
                 capture = capture.proved(call.value, result.reshape(*call.query.shape[:3], -1))
-            if frame is None:
-                sides = Sides.of_kernel(self.lineage, args, kwargs, len(call.query))
-                self._take(capture, self._owner(), sides)
-            else:
-                frame.sdpa.append(capture)
+            self.take_kernel(capture, args, kwargs)
         return result
 
     def see_weighing(self, weighing: Weighing) -> None:
@@ -140,24 +140,19 @@ class Recorder:
             return self.record.note(mixed_heads(owner))
         heads = heads_of(getattr(self._call_of(owner), "module", None))
         if count_hidden(weighing.weights):
-            return self._take(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
+            return self.take(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
         sides = Sides.of_weighing(self.lineage, weighing, batch, heads)
-        self._take(Capture.of_weighing(weighing, batch, heads), owner, sides, weighing.trail.softmax)
+        self.take(Capture.of_weighing(weighing, batch, heads), owner, sides, weighing.trail.softmax)
 
-    def see_projection(self, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """Torch's multi_head_attention_forward ran, which projects and attends in one go."""
-        with quietly():
-            self._take(capture_projection(bind(args, kwargs), result[0]), self._owner())
-
-    def see_fast_path(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """One of torch's fused functions ran: a whole encoder layer, or its attention alone."""
-        with quietly():
-            self._take(*capture_fast_path(name, args, kwargs, result, self.stack.calls))
-
-    def see_mapped(self, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
-        """Torch's own kernel ran inside of ``torch.vmap``."""
-        self._take(capture_mapped_sdpa(args, kwargs, result, self.stack.calls), self._owner())
+    def take_kernel(self, capture: Capture | Unknown, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
+        if not self._frames:
+            batch = 0 if isinstance(capture, Unknown) else capture.batch
+            sides = Sides.of_kernel(self.lineage, args, kwargs, batch) if batch else None
+            self.take(capture, self.owner, sides)
+        elif isinstance(capture, Capture) and isinstance(capture.read, ScoredRows):
+            self._frames[-1].sdpa.append(capture)
 
     def see_gate(self) -> None:
         """A softmax made gates, which a module may show as it would show attention."""
@@ -166,6 +161,7 @@ class Recorder:
     def finish(self) -> None:
         """Release what is held yet, and note the layers that ran without attention."""
         self._pieces.finish()
+        self.record.without_attention += find_opaque(self.model, self.ran)
         known = {site.site.name for site in self.record.sites}
         known |= {layer.name for layer in self.record.without_attention}
         known |= {failure.name for failure in self.record.failures}
@@ -188,10 +184,10 @@ class Recorder:
             return None, replace(capture, refusal=reason)
         return output, fused
 
-    def _take(
+    def take(
         self, capture: Capture | Unknown, name: str, sides: Sides | None = None, softmax: int = 0
     ) -> None:
-        """Release what was captured, or hold a piece until its siblings ran; note what cannot be shown."""
+        """Release what a module showed, or hold a piece until its siblings ran; note what cannot be shown."""
         self._count += 1
         if isinstance(capture, Unknown):
             return self.record.note(LayerWithoutAttention.at(name, capture.reason))
@@ -209,9 +205,6 @@ class Recorder:
             self.record.sites.append(SiteRecord.of(attention, self._step, *notes))  # seen by all of them
 
     # where the pass is
-
-    def _owner(self) -> str:
-        return self.path[-1] if self.path else ""
 
     def _call_of(self, name: str) -> Call | None:
         return next((call for call in reversed(self.stack.calls) if call.name == name), None)
@@ -242,9 +235,9 @@ class Recorder:
             if layout is not None and notes is not None:
                 self.notes = None
                 rows = layout(call.module, call.tensors, notes)
-                self._take(from_chunks(rows, type(call.module).__name__), call.name)
+                self.take(from_chunks(rows, type(call.module).__name__), call.name)
             if self._counts.pop(call, None) == self._count and listens:
                 shown = outputs.capture_weights(self.stack.calls, output)
                 if shown is not None:
-                    self._take(shown, call.name)
+                    self.take(shown, call.name)
             self._pieces.leave(call)

@@ -6,7 +6,7 @@ from torch import nn
 
 from attnscope.capture import Keep, recorder, recording
 from attnscope.capture.hooks import modules as stack
-from attnscope.capture.hooks import outputs, softmax
+from attnscope.capture.hooks import outputs, softmax, torch_functions
 from attnscope.capture.placing import sites
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
@@ -72,10 +72,10 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (recorder, "texts_in_batch", softmaxed),
     (recorder, "sdpa_call", gpt2),
     (recorder, "conclude", gpt2),
-    (recorder, "capture_fast_path", projecting),
+    (torch_functions, "capture_fast_path", projecting),
     (recorder.Frame, "of", gpt2),
     (recorder.Sites, "begin_pass", gpt2),
-    (recorder.Recorder, "_take", gpt2),
+    (recorder.Recorder, "take", gpt2),
     (recorder.Repeats, "holds", gpt2),
     (recorder, "find_layers", gpt2),
     (recorder, "layout_of", gpt2),

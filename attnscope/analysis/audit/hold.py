@@ -20,9 +20,10 @@ from attnscope.capture import Record
 from attnscope.capture.hooks.interface import attention_functions
 from attnscope.capture.hooks.softmax import SOFTMAX
 from attnscope.capture.observer import is_quiet, quietly
+from attnscope.capture.rows import aten
 from attnscope.errors import ModelError
 
-KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")
+KERNELS = {*aten.KERNELS, "flex_attention", "multi_head_attention_forward"}
 """Functions of torch whose first argument is the queries, and whose result has a row for each."""
 
 RowOf = Callable[[Tensor], Tensor]
@@ -96,7 +97,7 @@ class Hold(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one of torch's functions, or answer for it."""
-        name = getattr(func, "__name__", "")
+        name = getattr(func, "__name__", "").partition(".")[0]
         return self._answer(name, Tensor.detach if name in KERNELS else None, func, args, kwargs or {})
 
     def _answer(

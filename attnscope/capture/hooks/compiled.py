@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
+
+from attnscope.capture.hooks.tap import Tap
 
 COMPILED = "compiled modules were watched uncompiled: what they compute when compiled may differ in rounding"
 
@@ -20,14 +23,20 @@ _stances: list[Any] = []  # one for each recording that runs, on whatever thread
 def uncompiled() -> Iterator[None]:
     """Let compiled functions and modules run as they were written while the block runs.
 
-    Torch knows one stance for all threads: it is taken by the first block and given back by the last one.
-    Nothing happens, and torch's compiler is not imported, if the program has not imported it.
+    Torch's compiler is not imported, if the program has not imported it: then the stance is taken as soon as
+    the block's thread compiles something, as ``flex_attention`` does whenever it runs.
     """
-    if "torch._dynamo" not in sys.modules:
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(_eager_stance())
+        else:
+            stack.enter_context(_tap.listening(torch, lambda: stack.enter_context(_eager_stance())))
         yield
-        return
-    import torch
 
+
+@contextmanager
+def _eager_stance() -> Iterator[None]:
+    """Torch knows one stance for all threads: the first block takes it, the last one gives it back."""
     with _lock:
         _stances.append(None if _stances else torch.compiler.set_stance("force_eager"))
     try:
@@ -38,6 +47,22 @@ def uncompiled() -> Iterator[None]:
             _stances.pop()
             if not _stances:
                 first.__exit__(None, None, None)
+
+
+def _watch(
+    original: Callable[..., Any], listeners: Callable[[], list[Callable[[], None]]]
+) -> Callable[..., Any]:
+    """``torch.compile``, which lets listeners take the stance before it compiles anything."""
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        for listener in listeners():
+            listener()
+        return original(*args, **kwargs)
+
+    return compile
+
+
+_tap: Tap[Callable[[], None]] = Tap("compile", _watch)
 
 
 def is_compiled(module: nn.Module) -> bool:

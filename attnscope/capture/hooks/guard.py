@@ -26,7 +26,7 @@ class Guard:
     that is not there. ``place`` names the module that runs.
 
     >>> with guard:
-    ...     recorder.see_projection(args, kwargs, result)
+    ...     recorder.take(capture_projection(bind(args, kwargs), result[0]), recorder.owner)
     """
 
     record: Record

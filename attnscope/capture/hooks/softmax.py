@@ -5,7 +5,7 @@ element-wise masks, is one side of a product with something that is no parameter
 picks experts, an output head's is returned, an indexer's ranks keys: none of them gets there. Gates do
 (the kernels of a dynamic convolution, the mixing of parallel streams), but they come straight from a
 linear layer with several outputs, where attention scores are products of two activations or, in additive
-attention, one output a pair of positions. So a softmax of such a layer's output is not followed, unless
+attention, made of pairs of them (``pairs.py``). So a softmax of such a layer's output is not followed, unless
 the layer mixed the heads of a product (talking heads). A layer that mixes heads behind the softmax leaves
 weights that may be negative: no distribution, which the record names in the place of a picture.
 
@@ -19,9 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from attnscope.capture.hooks.pairs import PAIRING, Pairs
+from attnscope.capture.hooks.parameters import is_parameter
 from attnscope.capture.rows.mapped import reveal
 from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, masked_keys
 
@@ -48,6 +50,8 @@ ELEMENTWISE = frozenset((
 # fmt: on
 """Functions that keep weights in their places."""
 
+CARRYING = RESHAPING | ELEMENTWISE
+
 
 class Trails:
     """The tensors of one pass that hold softmax results; gone as soon as the model drops them."""
@@ -56,12 +60,15 @@ class Trails:
         self._trails: Any = WeakTensorKeyDictionary()
         self._softmaxes = 0
         self._gates: Any = WeakTensorKeyDictionary()
-        self._scores: Any = WeakTensorKeyDictionary()  # products of two activations, with four axes or more
+        self._scores: Any = WeakTensorKeyDictionary()  # products of two activations (four axes), and pairs
+        self._pairs = Pairs()
 
     def project(self, source: Tensor, weight: Tensor, result: Tensor) -> None:
         """Note the output of a linear layer: gates, unless it mixes the heads of scores or of weights."""
         self.mix(source, result)
-        if weight.shape[0] > 1 and is_parameter(weight) and source not in self._scores:
+        if source in self._scores:
+            self._scores[result] = True
+        elif weight.shape[0] > 1 and is_parameter(weight):
             self._gates[result] = True
 
     def multiply(self, args: Sequence[Any], result: Tensor) -> None:
@@ -93,7 +100,11 @@ class Trails:
         self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Carry the trail of the first followed argument on to the result of a harmless function."""
-        if self._gates and _holds_tensors(result) and self._are_gates(args):
+        if name in PAIRING and isinstance(result, Tensor) and self._pairs.are_made(args, result):
+            self._scores[result] = True
+        elif name == "repeat":
+            self._pairs.repeat(args[0], result)
+        elif name in CARRYING and self._gates and _holds_tensors(result) and self._are_gates(args):
             for part in (result,) if isinstance(result, Tensor) else result:
                 self._gates[part] = True
         if (
@@ -233,8 +244,3 @@ def _holds_tensors(result: Any) -> bool:
     if isinstance(result, (tuple, list)):
         return bool(result) and all(isinstance(part, Tensor) for part in result)
     return isinstance(result, Tensor)
-
-
-def is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter or a view of one."""
-    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)

@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, WatchingMode
-from attnscope.capture.hooks.softmax import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Trails
+from attnscope.capture.hooks.pairs import ACTIVATIONS, PAIRING
+from attnscope.capture.hooks.softmax import CARRYING, PRODUCTS, SOFTMAX, Trails
 from attnscope.capture.lineage.written import find_written
+from attnscope.capture.observer import quietly
+from attnscope.capture.placing.opaque import why_opaque
+from attnscope.capture.rows import aten
+from attnscope.capture.rows.fast_path import capture_fast_path
+from attnscope.capture.rows.flex import capture_flex
 from attnscope.capture.rows.mapped import count_hidden
+from attnscope.capture.rows.mapped_calls import capture_mapped_sdpa
+from attnscope.capture.rows.projection import bind, capture_projection
 
 if TYPE_CHECKING:
     from attnscope.capture.recorder import Recorder
 
-FOLLOWED = RESHAPING | ELEMENTWISE
+FOLLOWED = CARRYING | PAIRING | ACTIVATIONS | {"repeat"}
 
 
 class AttentionMode(WatchingMode):
@@ -72,9 +80,22 @@ class AttentionMode(WatchingMode):
             self.trails.project(source, args[1] if len(args) > 1 else kwargs["weight"], result)
         elif name in ("conv1d", "conv2d"):
             self.trails.mix(args[0] if args else kwargs["input"], result)
-        elif name == "scaled_dot_product_attention":
-            recorder.see_mapped(args, kwargs, result)
-        elif name in FUSED_FUNCTIONS:
-            recorder.see_fast_path(name, args, kwargs, result)
+        elif name in FUSED_FUNCTIONS or "attention" in name:
+            with quietly():
+                self._see_attention(name.partition(".")[0], args, kwargs, result)
+
+    def _see_attention(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """A function of torch attended all by itself."""
+        recorder, calls = self.recorder, self.recorder.stack.calls
+        if name == "scaled_dot_product_attention" and count_hidden(*args[:3]):
+            recorder.take(capture_mapped_sdpa(args, kwargs, result, calls), recorder.owner)
         elif name == "multi_head_attention_forward":
-            recorder.see_projection(args, kwargs, result)
+            recorder.take(capture_projection(bind(args, kwargs), result[0]), recorder.owner)
+        elif name in FUSED_FUNCTIONS:
+            recorder.take(*capture_fast_path(name, args, kwargs, result, calls))
+        elif name == "flex_attention":
+            recorder.take_kernel(capture_flex(args, kwargs, result[0]), args, kwargs)
+            recorder.lineage.attend(args, kwargs, result[0])
+        elif name in aten.KERNELS | aten.PACKED and why_opaque(calls[-1].module) is None:
+            recorder.take_kernel(aten.capture_aten(name, args, kwargs, result), args, kwargs)
+            recorder.lineage.attend(args, kwargs, result if isinstance(result, Tensor) else result[0])

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.hooks.softmax import PRODUCTS, is_parameter
+from attnscope.capture.hooks.parameters import is_parameter
+from attnscope.capture.hooks.softmax import PRODUCTS
 from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, REDUCING
 from attnscope.capture.lineage.nodes import Moved, Node, Spread
 from attnscope.capture.lineage.products import spell
@@ -98,6 +99,10 @@ class Lineage:
             self._pad(func, args, kwargs, result)
         elif name not in MIXING:
             self._keep(args, result)
+
+    def attend(self, args: Sequence[Any], kwargs: dict[str, Any], output: Tensor) -> None:
+        """Follow what one of torch's kernels returned, which has a row for each query."""
+        self._multiply("scaled_dot_product_attention", args, kwargs, output)
 
     def _set(self, result: Tensor, origin: Origin) -> None:
         if origin.node.depth <= DEEPEST:

@@ -29,6 +29,10 @@ PARTS = (
 CHANNELS = "it attends from channel to channel, not from token to token"
 MOST = 2**24
 """Rows and slots up to which a call's places are looked at."""
+LARGE = (
+    f"attention from more than {MOST:,} rows at once is not followed to where its queries and keys come "
+    "from: its maps have the axes that torch's function was given"
+)
 
 
 @dataclass(eq=False)
@@ -63,12 +67,15 @@ class Pieces:
     ) -> bool:
         """Take a call if it may be a part of one attention, or lies in axes of its own; say whether."""
         layout = None
-        if sides is not None and capture.queries * capture.batch * capture.heads <= MOST:
+        if sides is not None:
             known = sides.signature
             known = None if known is None else (known, capture.batch, capture.heads)
             if known is not None and known in self._passing:
                 return self._pass(capture, name, calls, *self._passing[known])
-            layout = _survey(sides, capture)
+            if capture.queries * capture.batch * capture.heads <= MOST:
+                layout = _survey(sides, capture)
+            else:
+                self.record.note_change(LARGE)
             if layout is not None and layout.usual and layout.complete:
                 self._passing[known] = layout.apart and capture.queries != capture.keys, layout.of_itself
                 return self._pass(capture, name, calls, *self._passing[known])

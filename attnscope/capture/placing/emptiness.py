@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
-from torch.fx import GraphModule
 
+from attnscope.capture.placing.opaque import why_opaque
 from attnscope.capture.record import Record
 
 
@@ -17,10 +16,9 @@ def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
     if record.failures:
         return "; ".join(record.notes)
     modules = list(model.modules())
-    if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
-        return _unwatched("traced or scripted (torch.jit)", "runs outside of Python")
-    if any(isinstance(module, GraphModule) and _is_exported(module) for module in modules):
-        return _unwatched("exported (torch.export)", "calls torch's kernels directly")
+    for module in modules:
+        if (reason := why_opaque(module)) is not None:
+            return reason
     if not ran:
         return "it was not called while it was watched, or not on the thread that watches"
     if record.without_attention:
@@ -31,12 +29,3 @@ def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
         return f"its forward pass ({type(model).__name__}) computes none"
     inside = {type(part).__name__ for block in blocks for layer in block for part in layer.children()}
     return f"its layers are made of {', '.join(sorted(inside))}"
-
-
-def _unwatched(made: str, how: str) -> str:
-    return f"it is {made}, which {how}: watch the module that it was made from"
-
-
-def _is_exported(module: GraphModule) -> bool:
-    """Whether the operators of a graph are those of torch's core."""
-    return any(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes)

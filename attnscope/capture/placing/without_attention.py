@@ -25,6 +25,8 @@ ORDINARY = re.compile(
     r"norm|mlp|feed_?forward|ffn|dropout|drop_?path|linear$|identity|activation|expert|moe", re.I
 )
 
+FEED_FORWARD = re.compile(r"feed_?forward|mlp|ffn|glu", re.I)
+
 
 def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[LayerWithoutAttention]:
     """The layers of the model that ran without attention, in the order of the model.
@@ -52,6 +54,8 @@ def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[Lay
         without = [(index, name) for index, name in called if not _inside(name, attended)]
         if len(without) == len(called) and attended:
             continue
+        if _has_numbers_inside(prefix, attended):  # its layers are not numbered by their places in it
+            without = [(index, name) for index, name in without if not _is_feed_forward(module[index])]
         outer.append(prefix)
         layers += [LayerWithoutAttention(name, index, describe(module[index])) for index, name in without]
     return layers
@@ -113,6 +117,21 @@ def _mixers(layer: nn.Module) -> Iterator[nn.Module]:
     for child in layer.children():
         if not ORDINARY.search(type(child).__name__):
             yield child
+
+
+def _has_numbers_inside(prefix: str, attended: set[str]) -> bool:
+    """Whether attention was seen in lists inside of the entries of a list."""
+    inside = (path.removeprefix(prefix) for path in attended if path.startswith(prefix))
+    return any(part.isdigit() for path in inside for part in path.split(".")[1:])
+
+
+def _is_feed_forward(layer: nn.Module) -> bool:
+    """Whether all matrices in a layer are those of one feed-forward network."""
+    networks = [part for part in layer.modules() if FEED_FORWARD.search(type(part).__name__)]
+    if not networks:
+        return False
+    own = {id(weights) for weights in networks[0].parameters()}
+    return all(weights.ndim < 2 or id(weights) in own for weights in layer.parameters())
 
 
 def _plain(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from attnscope.attention import AttentionCall, OpenKeys
 from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.flex import open_rows
 from attnscope.capture.rows.proof import tolerance
 from attnscope.capture.rows.weighing import ROUNDING, Weighing
 
@@ -144,7 +145,9 @@ def formula(frame: Frame, causal: bool) -> AttentionCall:
         mask = frame.mask[..., :keys]
         masks, biases = ((mask,), ()) if mask.dtype == torch.bool else ((), (mask,))
     elif frame.mask is not None:
-        masks = (_block_mask(frame.mask.mask_mod, frame),)
+        masks = (
+            open_rows(frame.mask.mask_mod, len(frame.query), frame.query.shape[1], keys, frame.key.device),
+        )
     elif causal and queries > 1:
         diagonal = 0
     return AttentionCall(
@@ -180,20 +183,5 @@ def _band(window: int, keys: int, offset: int, device: torch.device) -> Callable
     def open_keys(start: int, stop: int) -> Tensor:
         row = torch.arange(start, stop, device=device)[:, None] + offset
         return ((torch.arange(keys, device=device) - row).abs() < window)[None, None]
-
-    return open_keys
-
-
-def _block_mask(mask_mod: Callable[..., Tensor], frame: Frame) -> Callable[[int, int], Tensor]:
-    """Keys that a flex attention mask leaves open, for a block of rows.  -> [batch, head, row, key]"""
-    batch, heads, keys, device = *frame.query.shape[:2], frame.key.shape[2], frame.key.device
-    over_keys = torch.vmap(mask_mod, in_dims=(None, None, None, 0))
-    over_rows = torch.vmap(over_keys, in_dims=(None, None, 0, None))
-    over_heads = torch.vmap(over_rows, in_dims=(None, 0, None, None))
-    over_batch = torch.vmap(over_heads, in_dims=(0, None, None, None))
-
-    def open_keys(start: int, stop: int) -> Tensor:
-        axes = (torch.arange(n, device=device) for n in (batch, heads))
-        return over_batch(*axes, torch.arange(start, stop, device=device), torch.arange(keys, device=device))
 
     return open_keys

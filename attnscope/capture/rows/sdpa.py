@@ -25,7 +25,7 @@ def sdpa_call(
     query axis, ``[batch, key_head, group, size]``, and are moved back.
     """
     given = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
-    query, key, value = (_cast(given[name]) for name in ARGUMENTS[:3])
+    query, key, value = (cast(given[name]) for name in ARGUMENTS[:3])
     mask: Tensor | None = given.get("attn_mask")
     if heads is not None and query.ndim == 4 and query.shape[1] != heads:
         grouped = query.shape[1:3]
@@ -43,7 +43,7 @@ def sdpa_call(
     if mask is not None and mask.dtype == torch.bool:
         masks = (mask,)
     elif mask is not None:
-        biases = (_cast(mask),)
+        biases = (cast(mask),)
     return AttentionCall(
         query,
         key,
@@ -56,7 +56,7 @@ def sdpa_call(
     )
 
 
-def _cast(states: Tensor) -> Tensor:
+def cast(states: Tensor) -> Tensor:
     """What the kernel sees under autocast."""
     device = states.device.type
     if states.dtype == torch.float32 and torch.is_autocast_enabled(device):

@@ -9,6 +9,8 @@ from attnscope.analysis.audit.audit import audit
 from attnscope.errors import InputError
 from attnscope.models import ModelInput, load
 from tests.analysis.audit.tiny import IDS, SIZES, Bare, audited, missing
+from tests.capture.hooks.test_aten import CALLS, Direct
+from tests.capture.hooks.test_flex import Flexible, is_past
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 
@@ -163,3 +165,11 @@ def test_a_recorded_pass_is_refused(tmp_path):
 def test_own_models_mix_by_attention_alone(name):
     model = load(name)
     assert audit(model, model.prepare("The cat sat on the mat because it was tired.")).complete
+
+
+@pytest.mark.parametrize(
+    "module", [Flexible(is_open=is_past), Direct(CALLS["flash"])], ids=["flex_attention", "aten"]
+)
+def test_kernels_that_modules_call_themselves_are_held(module):
+    seen = audited(nn.Sequential(module).eval(), torch.randn(1, 7, 16))
+    assert (len(seen.sites), seen.complete) == (1, True)

@@ -40,15 +40,15 @@ def audited(module: nn.Module, *arguments: torch.Tensor, **inputs: torch.Tensor)
 @contextlib.contextmanager
 def missing(path: str):
     """A capture that misses whatever attends at one module."""
-    take = Recorder._take
+    take = Recorder.take
 
     def take_others(recorder, capture, name, *more):
         if name != path:
             return take(recorder, capture, name, *more)
         return recorder.see_gate()  # so that nobody looks for it in what the module returns
 
-    Recorder._take = take_others
+    Recorder.take = take_others
     try:
         yield
     finally:
-        Recorder._take = take
+        Recorder.take = take

@@ -408,3 +408,11 @@ def test_learned_keys_in_front_make_no_cross_attention():
     (site,) = record.sites
     assert torch.equal(kept.weights, model[0].attend.kept)
     assert (site.site.kind, site.offset, kept.queries, kept.keys) == ("decoder", 3, range(3, 15), range(15))
+
+
+def test_more_rows_than_are_followed_are_said(monkeypatch):
+    monkeypatch.setattr("attnscope.capture.lineage.pieces.MOST", HEADS)
+    model = nn.Sequential(Attending(chunked_queries, "softmax")).eval()
+    with torch.inference_mode(), recording(model, warn=False) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert any("is not followed to where its queries and keys come from" in note for note in record.notes)

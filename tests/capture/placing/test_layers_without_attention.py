@@ -114,3 +114,50 @@ def test_row_sums_are_one_without_a_sink():
     for noted in sums.sums:
         assert abs(noted.low - 1) < 1e-5
         assert abs(noted.high - 1) < 1e-5
+
+
+class FeedForward(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+
+
+class Convolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Conv1d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return self.mix(x.mT).mT
+
+
+class SelfAttention(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class Alternating(nn.Module):
+    """Attention and feed-forward networks by turns, each in a list with its norm, as in x-transformers."""
+
+    def __init__(self, *blocks):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([nn.LayerNorm(8), block]) for block in blocks)
+
+    def forward(self, x):
+        for norm, block in self.layers:
+            x = x + block(norm(x))
+        return x
+
+
+def test_feed_forward_networks_between_lists_of_attention_are_no_layers():
+    model = Alternating(SelfAttention(), FeedForward(), SelfAttention(), FeedForward()).eval()
+    with torch.inference_mode(), recording(model) as record:
+        model(torch.randn(2, 5, 8))
+    assert [site.site.layer for site in record.sites] == [0, 1]
+    assert record.without_attention == []
+
+
+def test_another_mixer_between_lists_of_attention_is_a_layer():
+    model = Alternating(SelfAttention(), Convolution(), SelfAttention(), FeedForward()).eval()
+    with torch.inference_mode(), recording(model) as record:
+        model(torch.randn(2, 5, 8))
+    assert [layer.name for layer in record.without_attention] == ["layers.1"]

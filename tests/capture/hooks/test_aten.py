@@ -1,0 +1,125 @@
+"""Kernels that a module calls by ``torch.ops.aten``, and modules whose own code does not run in Python."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnscope.capture import Keep, recording
+
+SIZE, HEADS, COUNT = 16, 4, 7
+MASK = torch.linspace(-2, 2, COUNT * COUNT).view(COUNT, COUNT)
+
+aten = torch.ops.aten
+CALLS = {
+    "flash": lambda q, k, v: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0],
+    "flash, causal": lambda q, k, v: aten._scaled_dot_product_flash_attention_for_cpu.default(
+        q, k, v, 0.0, True
+    )[0],
+    "flash, mask": lambda q, k, v: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=MASK)[
+        0
+    ],
+    "flash, scale": lambda q, k, v: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=0.1)[0],
+    "plain": lambda q, k, v: aten.scaled_dot_product_attention.default(q, k, v, MASK),
+    "math": lambda q, k, v: torch._scaled_dot_product_attention_math(q, k, v, MASK)[0],
+}
+
+
+class Direct(nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.qkv, self.attend = nn.Linear(SIZE, 3 * SIZE), attend
+
+    def project(self, x):
+        return [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)]
+
+    def forward(self, x):
+        return self.attend(*self.project(x)).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_that_are_called_directly_are_seen(name):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Direct(CALLS[name]), Direct(CALLS[name])).eval(), torch.randn(2, COUNT, SIZE)
+    keep = Keep(lambda site: range(HEADS))
+    with torch.inference_mode():
+        plain = model(x)
+        with recording(model, [keep]) as record:
+            assert torch.equal(model(x), plain)
+        q, k, _ = model[0].project(x)
+    scores = q @ k.mT * (0.1 if name == "flash, scale" else 0.5)
+    if name == "flash, causal":
+        scores = scores.masked_fill(torch.ones(COUNT, COUNT).triu(1).bool(), -torch.inf)
+    elif name in ("flash, mask", "plain", "math"):
+        scores = scores + MASK
+    assert [site.site.layer for site in record.sites] == [0, 1]
+    assert not record.failures
+    assert all(site.difference < 1e-6 for site in record.sites)
+    torch.testing.assert_close(keep.maps[0].weights, scores.softmax(-1))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.norm = Direct(F.scaled_dot_product_attention), nn.LayerNorm(SIZE)
+
+    def forward(self, x):
+        return self.norm(x + self.attention(x))
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+X = torch.zeros(2, COUNT, SIZE)
+MADE = {
+    "traced or scripted": lambda module: torch.jit.trace(module, X),
+    "exported": lambda module: torch.export.export(module, (X,)).module(),
+    "exported (torch.export)": lambda module: torch.export.export(module, (X,)).run_decompositions().module(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("how", MADE)
+def test_a_traced_or_exported_part_is_named_with_the_reason(how):
+    torch.manual_seed(0)
+    model = Stack().eval()
+    model.layers[1] = MADE[how](model.layers[1])
+    with torch.inference_mode(), recording(model) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert [site.site.layer for site in record.sites] == [0, 2]
+    (layer,) = record.without_attention
+    assert (layer.name, layer.layer) == ("layers.1", 1)
+    assert how in layer.reason
+    assert "watch the module that it was made from" in layer.reason
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("how", MADE)
+def test_a_model_that_is_traced_or_exported_as_a_whole_says_so(how):
+    model = MADE[how](Stack().eval())
+    said = pytest.warns(UserWarning, match="watch the module that it was made from")
+    with said, torch.inference_mode(), recording(model) as record:
+        model(X)
+    assert record.sites == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_part_without_attention_is_not_mentioned():
+    model = Stack().eval()
+    model.norm = torch.jit.trace(nn.LayerNorm(SIZE), X)
+    plain = model.forward
+    model.forward = lambda x: model.norm(plain(x))
+    with warnings.catch_warnings(), torch.inference_mode(), recording(model) as record:
+        model(X)
+    assert len(record.sites) == 3
+    assert record.without_attention == []

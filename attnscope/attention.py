@@ -156,7 +156,8 @@ class Attention:
     ``offset`` is the position of query 0 on the key axis: 0 for plain self-attention, the number of
     cached tokens in a generation step, and ``None`` where queries and keys are different sequences.
     ``kernel`` names what computed the layer's output ("sdpa", "eager", "softmax", ...), ``dtype`` is
-    the type it computed in. Readers never write into what comes out. ``statistics`` are the fused pass's.
+    the type it computed in. Readers never write into what comes out. ``statistics`` are the fused pass's,
+    ``values`` what all heads mixed, ``None`` where nobody saw it.
     """
 
     site: Site
@@ -171,6 +172,7 @@ class Attention:
     dtype: torch.dtype
     read: RowSource
     statistics: Any = None  # attnscope.fused.statistics.Statistics, which stands on a floor above
+    values: Tensor | None = None  # [batch, key_head, key, size]
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None = None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``, of ``heads`` or all.  -> [batch, head, row, key]"""
@@ -191,16 +193,14 @@ class Attention:
         """The same call with these heads alone, numbered anew from 0."""
         self._check(heads)
         made = self.statistics and self.statistics.only(heads)
-        read = _HeadRows(self.read, tuple(heads))
-        return replace(self, heads=len(heads), key_heads=len(heads), read=read, statistics=made)
+        alone = replace(self, heads=len(heads), key_heads=len(heads), statistics=made, values=None)
+        return replace(alone, read=_HeadRows(self.read, tuple(heads)))
 
     def with_axes(self, queries: Axis, keys: Axis) -> Attention:
         """The same attention with other labels on its axes; the lengths must agree."""
         if (len(queries), len(keys)) != (len(self.queries), len(self.keys)):
-            raise ValueError(
-                f"a map of {len(self.queries)} × {len(self.keys)} cannot be labelled "
-                f"with {len(queries)} × {len(keys)} tokens"
-            )
+            shape = f"{len(self.queries)} × {len(self.keys)}"
+            raise ValueError(f"a map of {shape} cannot be labelled with {len(queries)} × {len(keys)} tokens")
         return replace(self, queries=queries, keys=keys)
 
     def _check(self, heads: Sequence[int] | None) -> None:

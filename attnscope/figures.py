@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from attnscope.attention import Head, Site
+
+Weigh: TypeAlias = Literal["raw", "norm"]
+"""What weights are weighed by, so that they say more; ``raw``: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from attnscope.answers.compared import (
     pair_table,
     round_values,
 )
+from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.models.file import FileModel
 from attnscope.views import Ranked, Ranking
@@ -120,7 +121,12 @@ def of_models(seen: ModelComparison) -> Compared:
 def compare_passes(
     model: Model, prepared: ModelInput, rival: FileModel, selection: Selection, opening: str | None
 ) -> Compared:
-    """A pass and one that was kept: two texts where the model is of one name, else two models."""
+    """A pass and one that was kept: two texts where the model is of one name, else two models.
+
+    Raises ``ModelError`` for a model that is weighed: what was kept is not, and cannot be.
+    """
+    if model.weigh != "raw":
+        raise ModelError(f"{rival.name} keeps no values to weigh by: compare it without --weigh")
     if rival.name == model.name and rival.prepared.tokens != prepared.tokens:
         other = replace(rival.prepared, notes=(*rival.notes, *rival.prepared.notes))
         return of_texts(compare_texts(model, prepared, other, selection), opening)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.analysis.layers import WholeLayers
 from attnscope.answers.answer import Answer
+from attnscope.cli.options.model import Said
 from attnscope.cli.options.picture import PrintedOptions
 from attnscope.cli.plain import print_plain
 from attnscope.render.terminal import print_view
@@ -41,9 +42,9 @@ def print_written(prepared: ModelInput) -> None:
     Console(highlight=False).print(line, end="\n\n")
 
 
-def print_json(answer: Answer) -> None:
-    """Write the numbers to standard output."""
-    print_plain(answer.numbers)
+def print_json(answer: Answer, said: Said) -> None:
+    """Write the numbers to standard output, and what is ``said`` of them all."""
+    print_plain({**answer.numbers, **said})
 
 
 def save(answer: Answer, out: Path, picture: PrintedOptions) -> None:

@@ -9,7 +9,7 @@ from attnscope.cli.command import command
 from attnscope.cli.heads import select
 from attnscope.cli.options.declare import option
 from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import MapOptions, PictureOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.source import read_source, reading
@@ -30,7 +30,7 @@ def browse(
     axes: MapOptions,
     output: BrowseOutput,
     picture: PictureOptions,
-    model: ModelOptions,
+    model: WeighedModelOptions,
 ) -> None:
     """Browse all heads of a text in the terminal.
 

@@ -15,7 +15,7 @@ from attnscope.cli.heads import select
 from attnscope.cli.options.corpus import CorpusOptions
 from attnscope.cli.options.declare import argument, option
 from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import NumbersOptions
 from attnscope.cli.options.source import TextNamed
 from attnscope.cli.plain import print_plain
@@ -54,7 +54,7 @@ def check(
     corpus: CorpusOptions,
     attention: LayerOptions,
     output: NumbersOptions,
-    model: ModelOptions,
+    model: WeighedModelOptions,
 ) -> None:
     """Check claims about heads: exit code 0 if all of them hold, 1 if not.
 
@@ -91,7 +91,7 @@ def check(
         _print_verdicts(verdicts)
     differences = None if asked.against is None else changes(seen, asked.against, asked.tolerance)
     if first and output.as_json:
-        print_plain(_numbers(verdicts, differences))
+        print_plain(_numbers(verdicts, differences) | model.said)
     elif first and differences is not None:
         _print_differences(differences, asked)
     if first and asked.save is not None:
@@ -100,7 +100,9 @@ def check(
     raise typer.Exit(0 if all(verdict.holds for verdict in verdicts) and not differences else 1)
 
 
-def _measure(source: TextNamed, model: ModelOptions, selection: Selection, names: tuple[str, ...]) -> Stats:
+def _measure(
+    source: TextNamed, model: WeighedModelOptions, selection: Selection, names: tuple[str, ...]
+) -> Stats:
     """The figures of one text."""
     from attnscope.analysis.stats import stats
 

@@ -17,7 +17,7 @@ from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options.corpus import TextsOptions
 from attnscope.cli.options.declare import argument, flag, option
 from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.model import Said, WeighedModelOptions
 from attnscope.cli.options.picture import (
     PICTURES,
     AxisOptions,
@@ -82,7 +82,7 @@ def compare(
     axes: AxisOptions,
     output: CompareOutput,
     picture: PrintedOptions,
-    model: ModelOptions,
+    model: WeighedModelOptions,
 ) -> None:
     """Compare attention heads: all of them, two, or all of them on two texts or in two models.
 
@@ -117,8 +117,9 @@ def compare(
         anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
         again, same = reopen(source, model)
         opening = repeat("compare", again, *anew, axes, picture, same)
-    how = {"one": corpus.texts is None, "everything": output.everything}
-    _print(_compare(given, selection, pair, contrast, opening, **how), output, picture)
+    one = corpus.texts is None
+    seen = _compare(given, selection, pair, contrast, opening, one=one, everything=output.everything)
+    _print(seen, output, picture, model.said)
 
 
 def _names_head(source: SecondNamed, corpus: TextsOptions) -> bool:
@@ -178,7 +179,7 @@ def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, select
         )
 
 
-def _texts(corpus: TextsOptions, source: SecondNamed, model: ModelOptions) -> list[Source]:
+def _texts(corpus: TextsOptions, source: SecondNamed, model: WeighedModelOptions) -> list[Source]:
     """The texts of a corpus. Raises ``InputError`` where one cannot be read, or where there is none."""
     from attnscope.storage.corpus import read_corpus
 
@@ -230,12 +231,12 @@ def _compare(
         return of_heads(compare_all(loaded, prepared, selection), opening, everything=everything)
 
 
-def _print(compared: Compared, output: CompareOutput, picture: PrintedOptions) -> None:
+def _print(compared: Compared, output: CompareOutput, picture: PrintedOptions, said: Said) -> None:
     """Print a comparison, or save it."""
     from attnscope.cli import answers
 
     if output.as_json:
-        answers.print_json(compared.answer)
+        answers.print_json(compared.answer, said)
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(compared.table)
     elif output.out is None:

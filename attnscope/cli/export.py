@@ -15,7 +15,7 @@ from attnscope.cli.command import command, write
 from attnscope.cli.heads import parse_numbers, select
 from attnscope.cli.options.declare import REQUIRED, WHERE, flag, option
 from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import MapOptions, NumbersOptions, PictureOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
@@ -54,7 +54,7 @@ def export(
     axes: MapOptions,
     output: ExportOutput,
     picture: PictureOptions,
-    model: ModelOptions,
+    model: WeighedModelOptions,
 ) -> None:
     """Write every head as a file: for a paper, a web page, or the next program.
 

@@ -14,7 +14,7 @@ from attnscope.cli.command import command, repeat
 from attnscope.cli.heads import select
 from attnscope.cli.options.declare import argument, flag, option
 from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.model import Said, WeighedModelOptions
 from attnscope.cli.options.picture import NumbersOptions, PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions, TextNamed
 from attnscope.cli.plain import print_plain
@@ -52,7 +52,7 @@ def find(
     attention: LayerOptions,
     output: FindOutput,
     picture: PrintedOptions,
-    model: ModelOptions,
+    model: WeighedModelOptions,
 ) -> None:
     """Find the heads that look from one part of a text to another.
 
@@ -89,15 +89,20 @@ def find(
         from attnscope.analysis.questions.find import find as find_heads
 
         answers = find_heads(loaded, prepared, questions, select(attention))
-    write_answers(answers, output, picture, repeat("show", SourceOptions(**vars(source)), picture, model))
+    opening = repeat("show", SourceOptions(**vars(source)), picture, model)
+    write_answers(answers, output, picture, model.said, opening)
 
 
 def write_answers(
-    answers: Answers, output: FindOutput, picture: PrintedOptions, opening: str | None = None
+    answers: Answers,
+    output: FindOutput,
+    picture: PrintedOptions,
+    said: Said,
+    opening: str | None = None,
 ) -> None:
-    """Print or save the answers; ``opening`` is a command that shows one of the heads."""
+    """Print or save the answers; ``said`` goes into JSON, ``opening`` is a command that shows a head."""
     if output.as_json:
-        print_plain(_numbers(answers))
+        print_plain(_numbers(answers) | said)
     elif output.as_csv:
         _print_csv(answers)
     elif output.out is not None:

@@ -12,7 +12,7 @@ from attnscope.cli.command import command, repeat
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options.declare import option
 from attnscope.cli.options.heads import ShownHeads
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import WHOLE, MapOptions, NumbersOptions, PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.source import read_source, reading, reopen
@@ -37,7 +37,7 @@ def show(
     axes: MapOptions,
     output: ShowOutput,
     picture: PrintedOptions,
-    model: ModelOptions,
+    model: WeighedModelOptions,
 ) -> None:
     """Show what the attention heads do on a text.
 
@@ -90,7 +90,7 @@ def show(
             opening = repeat("show", again, axes, picture, anew)
             answer = of_overview(overview(loaded, prepared, selection), opening)
     if output.as_json:
-        answers.print_json(answer)
+        answers.print_json(answer, model.said)
     elif output.out is not None:
         answers.save(answer, output.out, picture)
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.model import ModelOptions, WeighedModelOptions
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
@@ -105,7 +105,13 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> Source:
     text = asked.text is not None or asked.file is not None
     if asked.image is not None and (writes or asked.inputs is not None):
         raise typer.BadParameter("it does not go with --chat, --generate or --inputs", param_hint="--image")
-    if asked.saved is not None and (replace(asked, saved=None) != type(asked)() or model != ModelOptions()):
+    weighed = isinstance(model, WeighedModelOptions) and model.weigh != "raw"
+    if weighed and (asked.saved is not None or asked.keep is not None):
+        raise typer.BadParameter(
+            "a file keeps no values to weigh by: give the text and the model, without --keep",
+            param_hint="--weigh",
+        )
+    if asked.saved is not None and (replace(asked, saved=None) != type(asked)() or model != type(model)()):
         raise typer.BadParameter(
             "a file of weights, or a trace, has no need of a text or a model: leave them out",
             param_hint="--from",
@@ -155,7 +161,7 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
     from attnscope.models import load
 
     with waiting(f"loading {asked.name}"):
-        return load(
+        model = load(
             asked.name,
             tokenizer=asked.tokenizer,
             device=asked.device,
@@ -167,3 +173,8 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
             generative=generative,
             predicting=predicting,
         )
+    if not isinstance(asked, WeighedModelOptions) or asked.weigh == "raw":
+        return model
+    from attnscope.models.weighed import WeighedModel
+
+    return WeighedModel(model, asked.weigh)

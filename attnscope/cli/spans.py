@@ -15,7 +15,7 @@ from attnscope.cli.find import FindOutput, write_answers
 from attnscope.cli.heads import select
 from attnscope.cli.options.declare import MODEL, WHERE, flag, option
 from attnscope.cli.options.heads import HeadOptions
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
@@ -51,7 +51,7 @@ def spans(
     attention: HeadOptions,
     output: FindOutput,
     picture: PrintedOptions,
-    model: ModelOptions,
+    model: WeighedModelOptions,
 ) -> None:
     """Show how much each part of a text looks at each: sentences, lines, paragraphs, or parts with names.
 
@@ -77,9 +77,9 @@ def spans(
         seen = span_maps(loaded, prepared, cut, select(attention), exact_kernel=parts.exact_kernel)
     if questions:
         asked = tuple(seen.pair(question) for question in questions)
-        write_answers(Answers(asked, seen.title, (seen.ran, *seen.notes)), output, picture)
+        write_answers(Answers(asked, seen.title, (seen.ran, *seen.notes)), output, picture, model.said)
     elif output.as_json:
-        print_plain(_numbers(seen))
+        print_plain(_numbers(seen) | model.said)
     elif output.as_csv:
         _print_csv(seen)
     else:

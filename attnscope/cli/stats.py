@@ -19,7 +19,7 @@ from attnscope.cli.options.complete import complete_explained, complete_measure
 from attnscope.cli.options.corpus import CorpusOptions
 from attnscope.cli.options.declare import MODEL, PICTURE, WHERE, flag, option
 from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import NumbersOptions, PrintedOptions, check_data, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
@@ -72,7 +72,9 @@ class StatsOutput(NumbersOptions):
         "Draw one measure of all heads, layers down and heads across.", "--map", complete=complete_measure
     )
     out: Path | None = option("Save the map as .png, .svg or .pdf.", "--out", "-o")
-    explain: str | None = option("Say what a measure or a role means, and stop.", complete=complete_explained)
+    explain: str | None = option(
+        "Say what a measure, a role or a weighing means, and stop.", complete=complete_explained
+    )
     list: bool = flag("List all measures, and stop.")
 
 
@@ -84,7 +86,7 @@ def stats(
     output: StatsOutput,
     asked: StatsOptions,
     picture: PrintedOptions,
-    model: ModelOptions,
+    model: WeighedModelOptions,
 ) -> None:
     """Measure every head on a text, at any length that the model reads, or over all texts of a corpus.
 
@@ -135,7 +137,7 @@ def stats(
     heads = [head for head in seen.heads if all(condition.meets(head) for condition in met)]
     heads = (figures.sort_heads(seen, heads, sort) if sort else heads)[: attention.top]
     if output.as_json:
-        print_plain(figures.numbers_of(seen, heads))
+        print_plain(figures.numbers_of(seen, heads) | model.said)
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(figures.table_of(seen, heads, names))
     else:

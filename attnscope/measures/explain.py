@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnscope.errors import SelectionError
 from attnscope.measures.measure import MEASURES
 from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, PATTERNS, POSITION, POSITIONAL, ROLES
+from attnscope.measures.weighing import WEIGHINGS
 from attnscope.registry import nearest_name
 
 NEEDS = {
@@ -16,16 +17,17 @@ NEEDS = {
 
 
 def explain(name: str) -> str:
-    """What a measure or a role means: value, unit, formula, rows, baseline, source, threshold.
+    """What a measure, a role or a weighing means: value, unit, formula, rows, baseline, source, threshold.
 
     Raises ``SelectionError`` naming what exists.
     """
-    parts = [text for text in (_measure(name), _role(name)) if text]
+    parts = [text for text in (_measure(name), _role(name), _weighing(name)) if text]
     if not parts:
-        near = nearest_name(name, (*MEASURES, *ROLES))
+        near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS))
         measures = ", ".join((*MEASURES, *MEASURES.families))
         raise SelectionError(
-            f"no measure or role {name!r}: {near}measures are {measures}; roles are {', '.join(ROLES)}"
+            f"no measure, role or weighing {name!r}: {near}measures are {measures}; roles are "
+            f"{', '.join(ROLES)}; weighings are {', '.join(WEIGHINGS)}"
         )
     return "\n".join(parts)
 
@@ -65,3 +67,17 @@ def _role(name: str) -> str:
     if name == "mixed":
         return f"mixed: no pattern passes its threshold, and the spread does not exceed {BROAD}."
     return ""
+
+
+def _weighing(name: str) -> str:
+    if name not in WEIGHINGS:
+        return ""
+    weighing = WEIGHINGS[name]
+    lines = [
+        f"{name} (--weigh {name}): a cell is the share {weighing.share}.",
+        f"  formula   {weighing.formula}",
+        "  unit      share of a row; a row sums to 1, so that measures and baselines mean the same",
+        "  needs     the model itself: no file keeps the values",
+        f"  source    {weighing.source}",
+    ]
+    return "\n".join(lines)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.figures import Weigh
 from attnscope.memory import out_of_memory, require
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.kinds import show_kinds
@@ -36,8 +37,8 @@ class Model(ABC):
     ("untrained: ..."), ``positions`` the most tokens that it can read (``None``: no limit known).
     """
 
-    stateless = False
-    """Whether the module is known to keep nothing of a pass, so that several threads may run it at once."""
+    stateless = False  # known to keep nothing of a pass, so that several threads may run it at once
+    weigh: Weigh = "raw"  # what its attention is weighed by
 
     def __init__(
         self, name: str, module: nn.Module, positions: int | None, notes: Sequence[str] = ()
@@ -188,9 +189,8 @@ class Model(ABC):
             if out_of_memory(error):
                 raise
             shapes = ", ".join(str(list(x.shape)) for x in (*prepared.arguments, *prepared.inputs.values()))
-            raise ModelError(
-                f"{self.name} fails on inputs of shape {shapes}: {type(error).__name__}: {error}"
-            ) from error
+            said = f"{type(error).__name__}: {error}"
+            raise ModelError(f"{self.name} fails on inputs of shape {shapes}: {said}") from error
 
     def _require_attention(self, record: Record) -> Record:
         """The record, if there is any attention in it. Raises ``ModelError``."""

@@ -149,6 +149,7 @@ def _manifest(model: Model, prepared: ModelInput, seen: AllHeads, command: str |
     return {
         "attnscope": __version__,
         "command": command,
+        **({} if model.weigh == "raw" else {"weigh": model.weigh}),
         "model": {name.rstrip("_"): value for name, value in asdict(describe_model(model)).items()},
         "versions": {"python": platform.python_version(), **_versions()},
         "texts": texts,

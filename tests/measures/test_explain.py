@@ -52,8 +52,8 @@ def test_an_explanation_reads_as_a_whole() -> None:
     assert "\n  needs     token labels\n" in explain("special")
 
 
-def test_a_misspelled_name_hears_every_role() -> None:
-    with pytest.raises(SelectionError, match=f"; roles are {', '.join(ROLES)}$"):
+def test_a_misspelled_name_hears_every_role_and_weighing() -> None:
+    with pytest.raises(SelectionError, match=f"; roles are {', '.join(ROLES)}; weighings are norm"):
         explain("spred")
 
 

@@ -82,6 +82,7 @@ def corpus_stats(
         "limit": [limit, max_tokens, truncate],
         "kernel": exact_kernel,
         "importance": importance,
+        "weighing": None if model.weigh == "raw" else model.weigh,
     }
     with together() as processes:
         kept = Kept(checkpoint, identity, processes)

@@ -5,7 +5,7 @@ A release that takes a field away, or changes what one means, raises ``VERSION``
 
 from attnscope.answers.schemas.looks import FIND, INFO, SHOW, SPANS, STATS
 from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT
-from attnscope.answers.schemas.shape import Shape
+from attnscope.answers.schemas.shape import TEXT, Shape, extended
 
 __all__ = ["VERSION", "schema_of"]
 
@@ -21,6 +21,8 @@ SCHEMAS = {
     "check": CHECK,
     "export": EXPORT,
 }
+WEIGH = (TEXT, "what the weights are weighed by (--weigh); absent where they are not")
+SCHEMAS |= {name: extended(SCHEMAS[name], weigh=WEIGH) for name in SCHEMAS if name != "info"}
 
 
 def schema_of(command: str) -> Shape:

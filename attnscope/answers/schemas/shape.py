@@ -34,6 +34,14 @@ def record(description: str, optional: tuple[str, ...] = (), /, **fields_: tuple
     }
 
 
+def extended(shape: Shape, **fields: tuple[Shape, str]) -> Shape:
+    """The same objects, which may have these fields too."""
+    if "anyOf" in shape:
+        return shape | {"anyOf": [extended(each, **fields) for each in shape["anyOf"]]}
+    more = {name: described(*field) for name, field in fields.items()}
+    return shape | {"properties": shape["properties"] | more}
+
+
 def listed(items: Shape, count: int | None = None) -> Shape:
     """A list of one shape, of so many entries if that is given."""
     size = {} if count is None else {"minItems": count, "maxItems": count}

@@ -66,6 +66,7 @@ def join(pieces: Sequence[Piece]) -> Capture:
         apart=apart,
         offset=None if apart else offset,
         statistics=None,
+        values=None,
         difference=max(gaps) if gaps else None,
     )
 

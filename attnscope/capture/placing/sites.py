@@ -44,6 +44,7 @@ class Sites:
             dtype=capture.dtype,
             read=capture.read,
             statistics=capture.statistics,
+            values=capture.values,
         )
         call = next((call for call in reversed(calls) if call.name == name), None)
         around = [entry for entry in calls if not entry.name or f"{name}.".startswith(f"{entry.name}.")]

@@ -30,6 +30,7 @@ class Capture:
     the fused pass computed the call; ``refusal`` says why it left the call to the kernel, if it was asked.
     ``difference`` is that of ``compare_rows``, None where nothing could be compared. ``offset`` is the
     position of query 0 among the keys, None where nobody said so; ``apart``: queries have no such positions.
+    ``values`` are what the weights were multiplied with, None where nobody saw it.
     """
 
     source: Source
@@ -48,6 +49,7 @@ class Capture:
     difference: float | None = None
     offset: int | None = None
     apart: bool = False
+    values: Tensor | None = None  # [batch, key_head, key, size]
 
     @classmethod
     def of_call(cls, call: AttentionCall, kernel: str) -> Capture:
@@ -64,6 +66,7 @@ class Capture:
             dtype=call.query.dtype,
             read=ScoredRows(call),
             window=call.window,
+            values=call.value,
         )
 
     @classmethod
@@ -96,7 +99,7 @@ class Capture:
         shape = self.batch, self.heads, self.queries, value.shape[-1]
         if not isinstance(output, Tensor) or output.shape != shape or not output.numel():
             return self
-        return replace(self, difference=compare_rows(self.read, value, output))
+        return replace(self, difference=compare_rows(self.read, value, output), values=value)
 
 
 FUSED = "fused pass"

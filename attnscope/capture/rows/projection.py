@@ -58,6 +58,7 @@ def capture_projection(given: Mapping[str, Any], output: Tensor) -> Capture:
         read=ScoredRows(call),
         crossed=None if query is key or torch.equal(query, key) else True,
         difference=difference,
+        values=call.value,
     )
 
 

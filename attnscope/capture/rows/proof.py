@@ -48,11 +48,7 @@ def compare_rows(
     """
     places = few(output.shape[2])
     largest = float((value if finish is None else output.nan_to_num()).abs().amax())
-    weights = _few_rows(rows, places)  # [batch, head, row, key]
-    batch, heads, count, keys = weights.shape
-    values = value.to(weights.dtype)
-    grouped = weights.reshape(batch, values.shape[1], -1, keys)  # [batch, key_head, group·row, key]
-    mixed = (grouped @ values).view(batch, heads, count, -1)  # [batch, head, row, size]
+    mixed = mix(few_rows(rows, places), value)  # [batch, head, row, size]
     mixed = mixed if finish is None else finish(mixed, places).unsqueeze(1)
     given = output[:, :, list(places)]
     gap = (mixed - given).abs().where(given.isfinite(), 0)
@@ -60,8 +56,19 @@ def compare_rows(
     return worst / largest if largest else worst
 
 
-def _few_rows(rows: RowSource, places: tuple[int, ...]) -> Tensor:
-    """-> [batch, head, row, key]"""
+def mix(weights: Tensor, values: Tensor) -> Tensor:
+    """Weights times values, which several heads may share.
+
+    [batch, head, row, key], [batch, key_head, key, size] -> [batch, head, row, size]
+    """
+    batch, heads, count, keys = weights.shape
+    values = values.to(weights.dtype)
+    grouped = weights.reshape(batch, values.shape[1], -1, keys)  # [batch, key_head, group·row, key]
+    return (grouped @ values).view(batch, heads, count, -1)
+
+
+def few_rows(rows: RowSource, places: tuple[int, ...]) -> Tensor:
+    """The weights of a few queries.  -> [batch, head, row, key]"""
     if isinstance(rows, ScoredRows):
         return rows.pick(places)
     return torch.cat([rows.rows(row, row + 1, None) for row in places], 2)

@@ -76,7 +76,8 @@ class SingleHeads:
         one_each = len({pending.entry for pending in group}) == len(group)
         if len(group) > 1 and alike and one_each:
             joined = JoinedHeads(tuple(p.capture.read for p in group), tuple(1 for _ in group))
-            self.release(replace(first, heads=len(group), key_heads=len(group), read=joined), parent)
+            whole = replace(first, heads=len(group), key_heads=len(group), read=joined, values=_values(group))
+            self.release(whole, parent)
         else:
             for pending in group:
                 self.release(pending.capture, pending.name)
@@ -95,3 +96,9 @@ def _child(outer: Call, path: str) -> nn.Module | None:
 
 def _size(capture: Capture) -> tuple[int, int, int]:
     return capture.batch, capture.queries, capture.keys
+
+
+def _values(group: Sequence[Pending]) -> Tensor | None:
+    """The values of all heads, where those of each were seen.  -> [batch, head, key, size]"""
+    values = [held.capture.values for held in group if held.capture.values is not None]
+    return torch.cat(values, 1) if len(values) == len(group) else None

@@ -105,7 +105,7 @@ class _Steps:
         elif isinstance(read, HeldRows):
             opened = None if read.open_keys is None else read.open_keys.clone()
             read = HeldRows(read.weights.clone(), opened)
-        self.calls.append(replace(attention, read=read))
+        self.calls.append(replace(attention, read=read, values=None))
         self.spans.append(span)
 
     def joined(self) -> Attention:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 Complete: TypeAlias = Callable[[Any, str], list[str]]
 """From the words so far, as Typer has them, and the beginning of one: what it may become."""
@@ -47,8 +47,10 @@ def complete_measure(ctx: Any, incomplete: str) -> list[str]:
 
 
 def complete_explained(ctx: Any, incomplete: str) -> list[str]:
-    """Measures and roles."""
-    return complete_measure(ctx, incomplete) + _begun(incomplete, ROLES)
+    """Measures, roles and weighings."""
+    from attnscope.figures import Weigh
+
+    return complete_measure(ctx, incomplete) + _begun(incomplete, (*ROLES, *get_args(Weigh)[1:]))
 
 
 def complete_model(ctx: Any, incomplete: str) -> list[str]:

@@ -1,9 +1,14 @@
 """Which model, and how it is loaded."""
 
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from attnscope.cli.options.complete import complete_model
-from attnscope.cli.options.declare import MODEL, flag, option
+from attnscope.cli.options.declare import MODEL, WHERE, flag, option
+from attnscope.figures import Weigh
+
+Said: TypeAlias = dict[str, Any]
+"""What JSON says of all its numbers."""
 
 
 def _stay_offline(asked: bool) -> bool:
@@ -45,3 +50,20 @@ class ModelOptions:
     def name(self) -> str:
         """The model that is meant."""
         return "own" if self.model is None else self.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeighedModelOptions(ModelOptions):
+    """Which model, and what its attention is weighed by."""
+
+    weigh: Weigh = option(
+        "What a cell is: the weight itself (raw), or the share of its row in what the head adds to the "
+        "token (norm: the weight times the length of the value behind the output projection).",
+        panel=WHERE,
+        default="raw",
+    )
+
+    @property
+    def said(self) -> Said:
+        """What JSON says of it: nothing of the weights themselves."""
+        return {} if self.weigh == "raw" else {"weigh": self.weigh}

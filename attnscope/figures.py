@@ -33,12 +33,17 @@ class Figure:
         return self.value - self.baseline
 
 
+WEAK = "weak "
+"""How the name of a role begins that stands out among the model's heads, and not by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Role:
     """What a head does, by the strongest pattern that passes its threshold.
 
-    ``score``, ``baseline`` and ``rows`` belong to that pattern (for ``broad`` and ``mixed`` see
-    ``attnscope.measures.roles``); ``sentence`` says it in plain words.
+    ``score``, ``baseline`` and ``rows`` belong to that pattern (for ``broad`` and ``none`` see
+    ``attnscope.measures.roles``); ``sentence`` says it in plain words. A role that passes no threshold, while
+    hardly another head of the model is like it, has a name that begins with ``WEAK``.
     """
 
     name: str
@@ -51,6 +56,11 @@ class Role:
     def lift(self) -> float:
         """How far the score stands above its baseline: ``score - baseline``."""
         return self.score - self.baseline
+
+    @property
+    def pattern(self) -> str:
+        """The name without the word for weak ones."""
+        return self.name.removeprefix(WEAK)
 
 
 @dataclass(frozen=True, slots=True)

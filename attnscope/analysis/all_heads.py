@@ -13,7 +13,7 @@ from attnscope.analysis.sentences import kind_title, provenance
 from attnscope.analysis.words import measure_words
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
-from attnscope.measures import HeadFigures, Measurement
+from attnscope.measures import HeadFigures, Measurement, name_weak
 from attnscope.models import Model, ModelInput
 from attnscope.views import Focus, Grid, Heatmap, focus, grid
 
@@ -81,7 +81,7 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     measured = Measurement()
     layers = whole_layers(model, prepared, selection, [measured])
     figures: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
-    for head in measured.figures():
+    for head in name_weak(measured.figures()):
         place = head.site.kind, head.site.layer
         figures[place] = (*figures.get(place, ()), head)
     spoken: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}

@@ -36,7 +36,7 @@ class Condition:
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
-    """Read ``entropy<1 and previous>0.5 and role=mixed``. It is parsed, never run as code.
+    """Read ``entropy<1 and previous>0.5 and role=none``. It is parsed, never run as code.
 
     Raises ``SelectionError`` for anything else.
     """
@@ -44,7 +44,7 @@ def parse_conditions(text: str) -> tuple[Condition, ...]:
 
 
 def _condition(text: str) -> Condition:
-    match = re.fullmatch(r"(offset=[+-]?\d+|\w+)\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+)", text, re.ASCII)
+    match = re.fullmatch(r"(offset=[+-]?\d+|\w+)\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", text, re.ASCII)
     if match is None:
         raise SelectionError(f"cannot read {text!r}: write conditions like entropy<1 and role=previous")
     name, sign, wanted = match.groups()

@@ -18,7 +18,7 @@ from attnscope.analysis.sentences import (
 from attnscope.capture import Record
 from attnscope.capture.observers.near import Near
 from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
-from attnscope.measures import DEFAULT, HeadFigures, Measurement
+from attnscope.measures import DEFAULT, HeadFigures, Measurement, name_weak
 from attnscope.models import Model, ModelInput
 from attnscope.views import Grid, grid
 from attnscope.views.grid import CELLS
@@ -64,5 +64,5 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
         )
         grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=selection.every_layer)
         notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
-    heads = tuple(measured.figures()) if known is None else pick_figures(known, record, selection)
-    return Overview(grids, heads, record, tuple(notes))
+    heads = measured.figures() if known is None else pick_figures(known, record, selection)
+    return Overview(grids, name_weak(heads), record, tuple(notes))

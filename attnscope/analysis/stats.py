@@ -18,7 +18,7 @@ from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers.coarsen import Coarsen, How, cells
 from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
 from attnscope.fused.fused_pass import SHORTEST, FusedPass
-from attnscope.measures import DEFAULT, HeadFigures, Measurement, fused_request
+from attnscope.measures import DEFAULT, HeadFigures, Measurement, fused_request, name_weak
 from attnscope.models import Model, ModelInput
 
 
@@ -75,7 +75,7 @@ def stats(
         batch = join_texts([prepared])
         important.add(model, batch.prepared, batch.labels)
     return Stats(
-        heads,
+        name_weak(heads),
         f"{model.title} · {provenance(record.sites)}",
         what_ran(taken, len(record.sites), record.sites),
         (*model.notes, *prepared.notes, *record.notes),

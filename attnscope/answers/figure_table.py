@@ -28,6 +28,7 @@ def print_table(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, con
     from rich.table import Table
     from rich.text import Text
 
+    from attnscope.measures.roles import NONE
     from attnscope.text import round_short
 
     console.print(Text(seen.title), style="bold")
@@ -36,8 +37,8 @@ def print_table(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, con
         [head.name, *([head.site.kind] if several else [])]
         + (
             [head.role.name, f"{head.role.score:.2f} ({round_short(head.role.baseline)})"]
-            if head.role
-            else ["", ""]
+            if head.role and head.role.name != NONE
+            else ["–", ""]
         )
         for head in heads
     ]
@@ -60,13 +61,16 @@ def print_table(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, con
 def _choose_columns(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, room: int) -> list[str]:
     """What was asked for, the measures of the roles that were found, and others while there is room."""
     from attnscope.measures import MEASURES
+    from attnscope.measures.measurement import TWO_AWAY
     from attnscope.measures.roles import PATTERNS
 
-    roles = Counter(head.role.name for head in heads if head.role is not None and head.role.name in MEASURES)
+    roles = Counter(head.role.pattern for head in heads if head.role and head.role.pattern in MEASURES)
     asked = [sort] if sort else []
     asked += [IMPORTANCE] if seen.importance else []
     others = sorted(PATTERNS, key=lambda name: -_largest(seen, heads, name))
-    wanted = dict.fromkeys((*asked, *(name for name, _ in roles.most_common()), *FIRST, *others, *MEASURES))
+    found = [name for name, _ in roles.most_common()]
+    found += [name for name in TWO_AWAY if any(_is_positional(head) for head in heads)]
+    wanted = dict.fromkeys((*asked, *found, *FIRST, *others, *MEASURES))
     chosen: list[str] = []
     for name in wanted:
         width = _width(seen, heads, name) + 1
@@ -74,8 +78,12 @@ def _choose_columns(seen: Stats, heads: Sequence[HeadFigures], sort: str | None,
         if tells and width <= room:
             chosen.append(name)
             room -= width
-    order = [*dict.fromkeys((*asked, *FIRST, *MEASURES))]
+    order = [*dict.fromkeys((*asked, *FIRST, *TWO_AWAY, *MEASURES))]
     return sorted(chosen, key=order.index)
+
+
+def _is_positional(head: HeadFigures) -> bool:
+    return head.role is not None and head.role.pattern == "positional"
 
 
 def _largest(seen: Stats, heads: Sequence[HeadFigures], name: str) -> float:

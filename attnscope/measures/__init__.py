@@ -14,7 +14,8 @@ from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.explain import explain
 from attnscope.measures.measure import MEASURES, Measure, fused_request, measure
 from attnscope.measures.measurement import DEFAULT, Measurement
-from attnscope.measures.roles import PATTERNS, ROLES, role, worth_a_look
+from attnscope.measures.roles import PATTERNS, role, worth_a_look
+from attnscope.measures.weak import ROLES, name_weak
 
 __all__ = [
     "DEFAULT",
@@ -31,6 +32,7 @@ __all__ = [
     "explain",
     "fused_request",
     "measure",
+    "name_weak",
     "role",
     "worth_a_look",
 ]

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from attnscope.errors import SelectionError
+from attnscope.figures import WEAK
 from attnscope.measures.measure import MEASURES
-from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, PATTERNS, POSITION, POSITIONAL, ROLES
+from attnscope.measures.roles import (
+    BROAD,
+    CHANCE,
+    FEWEST_ROWS,
+    LEAST_LIFT,
+    NONE,
+    PATTERNS,
+    POSITION,
+    POSITIONAL,
+)
+from attnscope.measures.weak import BEST, OUTLYING, PART, ROLES, TIMES
 from attnscope.measures.weighing import WEIGHINGS
 from attnscope.registry import nearest_name
 
@@ -54,18 +65,25 @@ def _role(name: str) -> str:
         pattern = PATTERNS[name]
         return (
             f"  role      a head {pattern.words} when this is at least {pattern.threshold}, at least "
-            f"{LEAST_LIFT} above\n            the baseline, in {FEWEST_ROWS} rows or more with a choice, "
-            "and no other pattern stands farther above its baseline"
+            f"{LEAST_LIFT} and\n            {CHANCE} times what chance could do above the baseline, in "
+            f"{FEWEST_ROWS} rows or more with a choice,\n            and no other pattern stands farther "
+            "above its baseline"
         )
     if name == POSITIONAL:
         return (
-            f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION}; only "
-            "distances that are measured count, such as --sort offset=-2."
+            f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION}; two "
+            "are always measured, farther ones when asked for, such as --sort offset=-3."
         )
     if name == "broad":
         return f"broad: no pattern passes its threshold, and the spread exceeds {BROAD}."
-    if name == "mixed":
-        return f"mixed: no pattern passes its threshold, and the spread does not exceed {BROAD}."
+    if name.startswith(WEAK) and name in ROLES:
+        return (
+            f"{name}: below the threshold of {name.removeprefix(WEAK)}, but at least {PART:g} of it and "
+            f"{TIMES} times the baseline,\n  {OUTLYING} median deviations above the model's median head, and "
+            f"among its best {BEST:.0%}."
+        )
+    if name == NONE:
+        return f"none: no pattern passes its threshold or is rare among the heads; spread at most {BROAD}."
     return ""
 
 

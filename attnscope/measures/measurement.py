@@ -19,7 +19,10 @@ from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.setting import Setting
 from attnscope.measures.sums import Sums, read_site
 
-DEFAULT = tuple(name for name, measure in MEASURES.items() if measure.form.fused)
+TWO_AWAY = ("offset=-2", "offset=2")
+"""The distances that are measured beside the next ones: a head that looks two back is no `previous` one."""
+
+DEFAULT = (*(name for name, measure in MEASURES.items() if measure.form.fused), *TWO_AWAY)
 """What is measured unless asked otherwise: everything but what has to see every row."""
 
 BLOCK_ELEMENTS = 1 << 21

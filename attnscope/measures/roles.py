@@ -1,11 +1,14 @@
 """Roles: what a head does in one word and one sentence, from its figures.
 
 A head's role is its strongest pattern. A pattern passes when its score reaches its threshold, stands at
-least ``LEAST_LIFT`` above the baseline (on three tokens even attention puts 0.67 on two special ones) and
-counted in at least ``FEWEST_ROWS`` rows. The strongest of those that pass is the one with the greatest lift,
-score minus baseline: [CLS] is the first token and a special one, and the lift names the head `first` unless
-[SEP] adds more to `special` than to its baseline. Equal lifts fall to the pattern named first below. Without
-a pattern, a head is `broad` when its spread exceeds ``BROAD``, else `mixed`.
+least ``LEAST_LIFT`` and ``CHANCE`` times its error by chance above the baseline (on three tokens even
+attention puts 0.67 on two special ones), and counted in at least ``FEWEST_ROWS`` rows. The strongest of those
+that pass is the one with the greatest lift, score minus baseline: [CLS] is the first token and a special one,
+and the lift names the head `first` unless [SEP] adds more to `special` than to its baseline. Equal lifts fall
+to the pattern named first below. Without a pattern, a head is `broad` when its spread exceeds ``BROAD``.
+
+Of the heads that are left, those that hardly any other head of the model is like have a weak role: see
+``weak.py``. All others have the role `none`.
 
 Rows with one open key have no choice and are left out, so that a role's score can differ a little from
 the figure of the same name.
@@ -35,8 +38,19 @@ BROAD = 0.9
 LEAST_LIFT = 0.1
 """A pattern's score must stand this far above its baseline."""
 
+CHANCE = 5
+"""And so many times the error that chance could give the score: of rows between 0 and 1, their mean being
+the baseline b, the standard error is at most sqrt(b (1 - b) / rows)."""
+
 FEWEST_ROWS = 3
 """A pattern must count in as many rows."""
+
+SHOULDER = 3
+"""Whatever a head does, it does with a third of its largest weights: else it does something else that is not
+measured, and the next token but two is no previous one."""
+
+NONE = "none"
+"""The role of a head without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +76,6 @@ PATTERNS: Mapping[str, Pattern] = {
 POSITIONAL = "positional"
 """The role of a head that looks at another fixed distance, where it was measured: ``offset=-2``."""
 
-ROLES = (*PATTERNS, POSITIONAL, "broad", "mixed")
-"""Every role."""
-
 ROLE_MEASURES = (*PATTERNS, "spread")
 """The measures that make up roles."""
 
@@ -74,54 +85,73 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
 
     A head with a figure that is no finite number, because a weight is none, has no role either.
     Figures that do not exist for the head (positions in cross-attention) are simply not in ``figures``.
-    For ``broad`` and ``mixed``, score and baseline are those of the spread.
+    For ``broad`` and ``none``, score and baseline are those of the spread.
     """
     if not all(isfinite(figure.value) for figure in figures.values()):
         return None
-    patterns = {**PATTERNS, **_distances(figures)}
-    known = {name: figures[name] for name in patterns if name in figures}
-    passing = [name for name, figure in known.items() if _passes(patterns[name], figure)]
+    patterns = patterns_of(figures)
+    passing = [name for name, pattern in patterns.items() if _passes(pattern, figures[name])]
     if passing:
-        name = max(passing, key=lambda name: known[name].lift)
-        figure, sentence = known[name], _pattern_sentence(patterns[name], known[name])
-        return Role(
-            name if name in PATTERNS else POSITIONAL, figure.value, figure.baseline, figure.rows, sentence
-        )
+        name = max(passing, key=lambda name: figures[name].lift)
+        figure = figures[name]
+        sentence = f"{pattern_words(patterns[name], figure)} {score(figure)}"
+        return Role(role_name(name), figure.value, figure.baseline, figure.rows, sentence)
     spread = figures.get("spread")
     if spread is None:
         return None
     if spread.value > BROAD:
         words = f"spreads over all tokens (spread {spread.value:.2f}, 1.00 is even)"
         return Role("broad", spread.value, spread.baseline, spread.rows, words)
-    words = "mixes several patterns"
-    nearest = max(known, key=lambda name: known[name].lift, default=None)
-    if nearest is not None and known[nearest].lift > 0:
-        figure = known[nearest]
-        words = f"no single pattern stands out; most of all it {patterns[nearest].words} {_score(figure)}"
-    return Role("mixed", spread.value, spread.baseline, spread.rows, words)
+    words = "no pattern stands out"
+    most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
+    if most:
+        name = max(most, key=lambda name: figures[name].lift)
+        words += f"; most of all it {patterns[name].words} {score(figures[name])}"
+    return Role(NONE, spread.value, spread.baseline, spread.rows, words)
 
 
-def _passes(pattern: Pattern, figure: Figure) -> bool:
-    return figure.value >= pattern.threshold and figure.lift >= LEAST_LIFT and figure.rows >= FEWEST_ROWS
-
-
-def _distances(figures: Iterable[str]) -> dict[str, Pattern]:
-    """The measured distances that have no name of their own, as patterns."""
+def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
+    """The patterns that were measured, and the measured distances that have no name of their own."""
+    known = {name: pattern for name, pattern in PATTERNS.items() if name in figures}
     steps = {name: int(name.removeprefix("offset=")) for name in figures if name.startswith("offset=")}
-    return {
+    return known | {
         name: Pattern(POSITION, f"looks {abs(step):,} tokens {'back' if step < 0 else 'ahead'}")
         for name, step in steps.items()
         if abs(step) > 1
     }
 
 
-def _pattern_sentence(pattern: Pattern, figure: Figure) -> str:
-    where = f" in the {figure.rows} rows that have one" if pattern.threshold == REPEAT else ""
-    return f"{pattern.words}{where} {_score(figure)}"
+def role_name(measure: str) -> str:
+    """What a head is called whose pattern is the strongest."""
+    return measure if measure in PATTERNS else POSITIONAL
 
 
-def _score(figure: Figure) -> str:
+def is_beyond_chance(figure: Figure) -> bool:
+    """Whether heads that look anywhere at all would hardly reach the score in so many rows."""
+    error = (max(figure.baseline * (1 - figure.baseline), 0.0) / figure.rows) ** 0.5
+    return figure.rows >= FEWEST_ROWS and figure.lift >= CHANCE * error
+
+
+def is_no_shoulder(figures: Mapping[str, Figure], name: str) -> bool:
+    """Whether a good part of the largest weights goes to what the measure looks at."""
+    confidence = figures.get("confidence")
+    return confidence is None or SHOULDER * figures[name].value >= confidence.value
+
+
+def pattern_words(pattern: Pattern, figure: Figure) -> str:
+    """What the head does, and in how many rows, where that is not in all."""
+    return pattern.words + (
+        f" in the {figure.rows:,} rows that have one" if pattern.threshold == REPEAT else ""
+    )
+
+
+def score(figure: Figure) -> str:
+    """A score beside its baseline."""
     return f"({figure.value:.2f}, baseline {round_short(figure.baseline)})"
+
+
+def _passes(pattern: Pattern, figure: Figure) -> bool:
+    return figure.value >= pattern.threshold and figure.lift >= LEAST_LIFT and is_beyond_chance(figure)
 
 
 def worth_a_look(heads: Iterable[HeadFigures], count: int) -> list[HeadFigures]:
@@ -129,7 +159,7 @@ def worth_a_look(heads: Iterable[HeadFigures], count: int) -> list[HeadFigures]:
 
     Heads are dealt in rounds: each round takes the best head left of every role, ordered by lift, so that
     thirty heads on [CLS] do not hide the one that copies. Roles with a pattern rank by lift, `broad` heads
-    by spread after them in each round; `mixed` heads come last of all, by how uneven they are.
+    by spread after them in each round; heads without a role come last of all, by how uneven they are.
     """
     by_role: dict[str, list[HeadFigures]] = {}
     for head in heads:
@@ -137,17 +167,17 @@ def worth_a_look(heads: Iterable[HeadFigures], count: int) -> list[HeadFigures]:
             by_role.setdefault(head.role.name, []).append(head)
     for group in by_role.values():
         group.sort(key=_interest, reverse=True)
-    mixed = by_role.pop("mixed", [])
+    nameless = by_role.pop(NONE, [])
     chosen: list[HeadFigures] = []
     while any(by_role.values()) and len(chosen) < count:
         round_ = [group.pop(0) for group in by_role.values() if group]
         chosen += sorted(round_, key=_interest, reverse=True)
-    return (chosen + mixed)[:count]
+    return (chosen + nameless)[:count]
 
 
 def _interest(head: HeadFigures) -> float:
-    """Lift of a pattern (0.1 to 1); below every pattern: broad heads by spread, mixed ones by unevenness."""
+    """Lift of a pattern (up to 1); below every pattern: broad heads by spread, others by unevenness."""
     assert head.role is not None
     if head.role.name == "broad":
         return head.role.score - 2
-    return head.role.lift if head.role.name != "mixed" else -head.role.score
+    return head.role.lift if head.role.name != NONE else -head.role.score

@@ -10,7 +10,7 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Figure, HeadFigures, Role
 
 
-def head(layer, number, kind="encoder", role="mixed", **figures):
+def head(layer, number, kind="encoder", role="none", **figures):
     return HeadFigures(
         Site(f"layers.{layer}", 0, kind, layer),
         number,
@@ -36,7 +36,7 @@ HEADS = (
         ("L0H1.previous >= 0.95", True, "0.95 ±0.01"),
         ("l0h0.entropy < 2.5", False, "2.5 ±0.01"),
         ("L0H1.role = previous", True, "previous"),
-        ("L0H0.role != mixed", False, "mixed"),
+        ("L0H0.role != none", False, "none"),
         ("L0H0.segment > 0", False, "there is one text"),
         ("encoder.L1H0.entropy > 1", True, "1.5 ±0.01"),
         ("cross.L1H0.entropy > 1", False, "0.25 ±0.01"),
@@ -47,9 +47,9 @@ HEADS = (
         ("all.entropy <= 2.5", True, "2.5 ±0.01, encoder L0H0"),
         ("any.induction > 0.1", False, "no head has it: no row has one"),
         ("any.role = previous", True, "1 of 4 heads"),
-        ("all.role = mixed", False, "3 of 4 heads"),
+        ("all.role = none", False, "3 of 4 heads"),
         ("count(previous > 0.5) >= 2", True, "2: L0H1, L1H0"),
-        ("count(previous > 0.5 and role=mixed) > 1", False, "1: L1H0"),
+        ("count(previous > 0.5 and role=none) > 1", False, "1: L1H0"),
         ("count(entropy > 9) < 1", True, "0"),
         ("count(previous > 0.5) = 2", True, "2: L0H1, L1H0"),
         ("count(previous > 0.5) == 35", False, "2: L0H1, L1H0"),
@@ -85,8 +85,8 @@ def test_a_head_that_does_not_exist_or_is_not_one_is_met_with_those_that_are():
 
 
 def test_a_claim_says_which_measures_it_needs():
-    assert claim("count(previous > 0.5 and role=mixed and span<3) >= 2").names == ("previous", "span")
-    assert claim("L0H0.role = mixed").names == ()
+    assert claim("count(previous > 0.5 and role=none and span<3) >= 2").names == ("previous", "span")
+    assert claim("L0H0.role = none").names == ()
     assert claim("any.coverage90 < 3").names == ("coverage90",)
 
 

@@ -73,7 +73,7 @@ def test_the_table_has_the_measures_of_the_roles_and_none_that_are_zero_everywhe
         ran = run("stats", TEXT, "-m", "own-causal")
         named = ran.out.splitlines()[1 if width == 160 else 2].split()
         roles = {line.split()[1] for line in ran.out.splitlines() if line.startswith("L")}
-        assert roles - {"mixed", "broad"} <= set(named)
+        assert roles - {"–", "broad"} <= set(named)
         assert "next" not in named  # nothing lies ahead of a causal head
         assert set(more) <= set(named)
         assert max(len(line) for line in ran.out.splitlines()) <= width

@@ -28,7 +28,7 @@ def test_thresholds_are_printed_as_defined() -> None:
 
 
 def test_an_unknown_name_says_what_exists() -> None:
-    with pytest.raises(SelectionError, match=r"did you mean 'spread'.*roles are previous.*mixed"):
+    with pytest.raises(SelectionError, match=r"did you mean 'spread'.*roles are previous.*none"):
         explain("spred")
 
 
@@ -44,9 +44,9 @@ def test_an_explanation_reads_as_a_whole() -> None:
     assert explain("duplicate").endswith(
         "\n  needs     queries and keys on one sequence and token labels\n"
         "  source    TransformerLens, head detector (duplicate token heads)\n"
-        "  role      a head looks at the same token elsewhere when this is at least 0.4, at least 0.1 above\n"
-        "            the baseline, in 3 rows or more with a choice, and no other pattern stands farther "
-        "above its baseline"
+        "  role      a head looks at the same token elsewhere when this is at least 0.4, at least 0.1 and\n"
+        "            5 times what chance could do above the baseline, in 3 rows or more with a choice,\n"
+        "            and no other pattern stands farther above its baseline"
     )
     assert "\n  needs     queries and keys on one sequence\n" in explain("previous")
     assert "\n  needs     token labels\n" in explain("special")

@@ -55,7 +55,7 @@ def strip(layers: int = 4) -> Strip:
     series = (Series("from before", "nats", (None, *values[1:])), Series("entropy", "nats", values))
     return Strip(
         names=tuple(f"L{number}H3" for number in range(layers)),
-        roles=("previous", *["mixed"] * (layers - 1)),
+        roles=("previous", *["none"] * (layers - 1)),
         thumbnails=grid(stacked),
         series=series,
         apart=distances(layers),

@@ -19,7 +19,7 @@ from attnscope.analysis.sentences import describe_kernels, extent, require_selec
 from attnscope.analysis.stats import Stats, measuring_pass, what_ran
 from attnscope.capture import Record
 from attnscope.errors import InputError
-from attnscope.measures import DEFAULT, Measurement
+from attnscope.measures import DEFAULT, Measurement, name_weak
 from attnscope.models import Model, ModelInput
 from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.corpus import Corpus, Entry
@@ -232,7 +232,7 @@ class _Run:
         if seen.cut:
             notes += (f"{_texts(seen.cut)} {'was' if seen.cut == 1 else 'were'} cut at the limit of tokens",)
         return Stats(
-            tuple(total.measured.figures()),
+            name_weak(total.measured.figures()),
             " · ".join(part for part in parts if part),
             what_ran(seen.taken, seen.calls),
             notes,

@@ -19,7 +19,8 @@ PACKAGE = Path(__file__).parents[2]
 SIZES = (("layers", "heads"), ("num_hidden_layers", "num_attention_heads"), ("n_layer", "n_head"))
 """What configs call the number of layers and of heads."""
 
-ROLES = ("positional", "broad", "mixed")
+WEAK = ("previous", "next", "self", "induction", "duplicate", "positional")
+ROLES = ("positional", *(f"weak {name}" for name in WEAK), "broad", "none")
 """Roles that are no measures."""
 
 LARGEST = 1 << 20

@@ -131,7 +131,7 @@ def test_heads_lie_as_their_points_do():
 
 def test_a_strip_has_a_thumbnail_a_role_and_figures_for_each_layer():
     out = printed(strip(4), width=80)
-    for text in ("L0H3", "L3H3", "previous", "mixed", "0.43", "–"):
+    for text in ("L0H3", "L3H3", "previous", "none", "0.43", "–"):
         assert text in out
     assert re.search(r"entropy +▁▃▆█  0.00 to 0.43 nats", out)
 

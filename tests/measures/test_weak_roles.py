@@ -1,0 +1,156 @@
+"""Heads that are weak at something, but unlike the model's other heads, are named; random ones are not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.stats import stats
+from attnscope.attention import Attention, HeldRows, Site, Token
+from attnscope.figures import Figure, HeadFigures, Role
+from attnscope.measures import Measurement, name_weak, role
+from attnscope.models import load
+
+SAMPLES = Path(__file__).parents[2] / "sample_inputs"
+DULL = {"previous": 0.02, "next": 0.02, "induction": 0.01, "first": 0.2}
+
+
+def head(rows: int = 100, **scores: float) -> dict[str, Figure]:
+    values = {"confidence": 0.4, **DULL, **scores}
+    return {
+        "spread": Figure(0.5, 1.0, rows, 1),
+        **{name: Figure(value, 0.01, rows, 1) for name, value in values.items()},
+    }
+
+
+def last(heads: list[dict[str, Figure]]) -> Role:
+    site = Site("layer", 0, "encoder", 0)
+    found = name_weak([HeadFigures(site, number, each, {}, role(each)) for number, each in enumerate(heads)])
+    assert found[-1].role is not None
+    return found[-1].role
+
+
+def test_a_weak_induction_head_among_heads_that_do_nothing_like_it_is_told_with_its_rank() -> None:
+    found = last([head() for _ in range(20)] + [head(induction=0.35), head(induction=0.3)])
+    assert (found.name, found.pattern, found.score) == ("weak induction", "induction", 0.3)
+    assert found.sentence == (
+        "weakly looks at what followed the same token earlier in the 100 rows that have one "
+        "(0.30, baseline 0.01), 2nd of 22 heads"
+    )
+
+
+def test_the_same_head_among_its_like_is_nothing_of_its_own() -> None:
+    assert (
+        last([head(induction=0.3 + number / 100) for number in range(20)] + [head(induction=0.3)]).name
+        == "none"
+    )
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [
+        pytest.param(head(induction=0.09), id="too little of the threshold"),
+        pytest.param(head(rows=4, induction=0.15), id="too few rows"),
+        pytest.param(head(previous=0.2, confidence=0.9), id="a shoulder of something else"),
+        pytest.param(head(first=0.55), id="a resting place"),
+        pytest.param(head(previous=0.3, first=0.2) | {"previous": Figure(0.3, 0.11, 100, 1)}, id="baseline"),
+    ],
+)
+def test_what_may_be_chance_is_no_weak_role(weak: dict[str, Figure]) -> None:
+    assert last([head() for _ in range(20)] + [weak]).name == "none"
+
+
+def test_of_a_few_heads_none_is_unlike_the_others() -> None:
+    assert last([head() for _ in range(6)] + [head(previous=0.3)]).name == "none"
+    assert last([head() for _ in range(7)] + [head(previous=0.3)]).name == "weak previous"
+
+
+def test_a_weak_head_two_tokens_back_is_not_called_previous() -> None:
+    found = last(
+        [head() for _ in range(20)] + [head(previous=0.2) | {"offset=-2": Figure(0.3, 0.01, 100, 1)}]
+    )
+    assert found.name in ("none", "weak positional")
+    others = [{**head(), "offset=-2": Figure(0.02, 0.01, 100, 1)} for _ in range(20)]
+    found = last([*others, head(previous=0.2) | {"offset=-2": Figure(0.3, 0.01, 100, 1)}])
+    assert found.name == "weak positional"
+    assert found.sentence == "weakly looks 2 tokens back (0.30, baseline 0.01), 1st of 21 heads"
+
+
+def test_the_bundled_induction_head_is_named_on_an_article_that_repeats_itself() -> None:
+    model = load("own-causal")
+    text = (SAMPLES / "repeated.txt").read_text("utf-8")
+    seen = {
+        head.name: head.role for head in stats(model, model.prepare(text, truncate=True), Selection()).heads
+    }
+    named = {name: role.name for name, role in seen.items() if role and role.name not in ("none", "broad")}
+    assert named == {"L1H0": "weak induction"}
+    assert seen["L1H0"] is not None
+    assert seen["L1H0"].score > 3 * seen["L1H0"].baseline
+
+
+@pytest.mark.parametrize("longest", [1, 3])
+def test_a_true_induction_head_is_named_where_common_words_repeat(longest: int) -> None:
+    """It looks at what followed the ``longest`` last tokens earlier, evenly, and else at the first token."""
+    model = load("own-causal")
+    tokens = model.prepare((SAMPLES / "repeated.txt").read_text("utf-8"), truncate=True).tokens
+    ids = [token.id for token in tokens]
+    weights = torch.zeros(1, 1, len(ids), len(ids))
+    for row in range(len(ids)):
+        same = [
+            key + 1
+            for key in range(longest - 1, row)
+            if ids[key - longest + 1 : key + 1] == ids[row - longest + 1 : row + 1]
+        ]
+        weights[0, 0, row, same or [0]] = 1 / len(same or [0])
+    figures = measure(weights, tokens, causal=True)
+    assert figures[0].role is not None
+    assert figures[0].role.name == "induction"
+    assert figures[0].figures["induction"].baseline < 0.05
+
+
+def measure(weights: torch.Tensor, tokens: tuple[Token, ...], causal: bool, into: Measurement | None = None):
+    measurement = into or Measurement()
+    allowed = torch.ones(1, 1, len(tokens), len(tokens), dtype=torch.bool)
+    layer = len({each.site for each in measurement.figures()})
+    site = Site(f"layer.{layer}", 0, "decoder" if causal else "encoder", layer)
+    rows = HeldRows(weights, allowed.tril() if causal else allowed)
+    heads = weights.shape[1]
+    measurement.observe(
+        Attention(site, "kernel", "eager", 1, heads, heads, tokens, tokens, 0, torch.float32, rows)
+    )
+    return measurement.figures()
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["encoder", "decoder"])
+@pytest.mark.parametrize("sharp", [0.02, 0.1])
+def test_of_a_thousand_heads_with_random_weights_at_most_one_in_a_hundred_has_a_role(causal, sharp) -> None:
+    """Two kinds of model, with weights as they are drawn before training, and five times as wide."""
+    from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 31000, "initializer_range": sharp, "attn_implementation": "eager"}
+    net = (
+        GPT2Model(GPT2Config(n_embd=252, n_layer=6, n_head=42, **sizes))
+        if causal
+        else BertModel(
+            BertConfig(
+                hidden_size=252, num_hidden_layers=6, num_attention_heads=42, intermediate_size=256, **sizes
+            )
+        )
+    ).eval()
+    read = load("own-causal")
+    named = heads = 0
+    for name in ("article", "repeated"):
+        text = (SAMPLES / f"{name}.txt").read_text("utf-8")
+        tokens = read.prepare(text, truncate=True).tokens[:200]
+        with torch.inference_mode():
+            layers = net(torch.tensor([[token.id for token in tokens]]), output_attentions=True).attentions
+        measurement = Measurement()
+        for weights in layers:
+            measure(weights, tokens, causal, measurement)
+        roles = [each.role.name for each in name_weak(measurement.figures()) if each.role is not None]
+        named += sum(role not in ("none", "broad") for role in roles)
+        heads += len(roles)
+    assert heads == 504
+    assert named <= heads / 100

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
-from attnscope.analysis.head import head_picture, pick_head
+from attnscope.analysis.head import head_picture, pick_head, readings_of
 from attnscope.analysis.layers import WholeLayers, whole_layers
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, provenance
 from attnscope.analysis.words import measure_words
+from attnscope.attention import Head
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
-from attnscope.measures import HeadFigures, Measurement, name_weak
+from attnscope.measures import HeadFigures, Measurement, name_weak, worth_a_look
 from attnscope.models import Model, ModelInput
-from attnscope.views import Focus, Grid, Heatmap, focus, grid
+from attnscope.views import Described, Focus, Grid, Heatmap, focus, grid
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,16 @@ class AllHeads:
         picture = self.head(kind, layer, head)
         return focus(picture.weights, query=query, key=key, title=picture.title, notes=self.layers.notes)
 
+    @property
+    def described(self) -> Mapping[tuple[str, int], tuple[Described, ...]]:
+        """By kind and layer, what is to be said of each head."""
+        return {place: tuple(map(_describe, heads)) for place, heads in self.figures.items()}
+
+    @property
+    def worth(self) -> tuple[Head, ...]:
+        """The heads most worth a look, most telling first."""
+        return tuple(head.address for head in worth_a_look(chain.from_iterable(self.figures.values())))
+
     @cached_property
     def weights(self) -> Mapping[tuple[str, int], Weights]:
         """By kind and layer, the weights ``[head, query, key]``."""
@@ -71,6 +83,11 @@ class AllHeads:
             notes=self.layers.notes,
         )
         return replace(picture, size=(seen[0].queries, seen[0].keys))
+
+
+def _describe(head: HeadFigures) -> Described:
+    role = head.role
+    return Described(role.name if role else "", role.sentence if role else "", tuple(readings_of(head)))
 
 
 def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHeads:

@@ -100,7 +100,7 @@ def head_picture(
         scale=selection.scale,
         signed=bool((weights.values < 0).any()),
         notes=notes,
-        readings=tuple(_readings(figures)),
+        readings=tuple(readings_of(figures)),
     )
 
 
@@ -110,7 +110,8 @@ def pick_head(weights: Weights, head: int) -> Weights:
     return replace(weights, values=weights.values[head], allowed=allowed)
 
 
-def _readings(head: HeadFigures) -> Iterator[Reading]:
+def readings_of(head: HeadFigures) -> Iterator[Reading]:
+    """The figures that stand beside a head's picture."""
     for name in READINGS:
         figure = head.figures.get(name)
         if figure is not None and not (name == "sink" and abs(figure.value) < 1e-4):

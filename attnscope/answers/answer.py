@@ -17,9 +17,6 @@ from attnscope.views import Bars, Focus, HeadMap, Heatmap, Ranked, Ranking
 if TYPE_CHECKING:
     from attnscope.render.image import Drawable
 
-WORTH = 6
-"""Heads that the overview recommends."""
-
 
 @dataclass(frozen=True, eq=False)
 class Answer:
@@ -37,7 +34,7 @@ def of_overview(seen: Overview, command: str | None, opening: Callable[[Head], s
     """
     several = len(seen.grids) > 1
     ranked = []
-    for head in worth_a_look(seen.heads, WORTH):
+    for head in worth_a_look(seen.heads):
         extra = f" --kind {head.site.kind}" if several else ""
         words = f"{command or '...'} --head {head.name}{extra}"
         if opening is not None:

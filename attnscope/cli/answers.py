@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.analysis.layers import WholeLayers
+from attnscope.analysis.selection import Selection
 from attnscope.answers.answer import Answer
 from attnscope.cli.options.model import Said
 from attnscope.cli.options.picture import PrintedOptions
@@ -15,7 +15,7 @@ from attnscope.cli.plain import print_plain
 from attnscope.render.terminal import print_view
 
 if TYPE_CHECKING:
-    from attnscope.models import ModelInput
+    from attnscope.models import Model, ModelInput
     from attnscope.render.image import Drawable
 
 
@@ -86,9 +86,14 @@ def dress(view: Drawable, picture: PrintedOptions) -> Drawable:
     return dressed
 
 
-def save_layers(layers: WholeLayers, out: Path, cmap: str | None) -> None:
-    """Write all heads as a page or as data, as the suffix says."""
-    from attnscope.render.layers import save_layers as save
+def save_heads(model: Model, prepared: ModelInput, selection: Selection, out: Path, cmap: str | None) -> None:
+    """Write all heads that are meant as a page or as data, as the suffix says."""
+    from attnscope.analysis.all_heads import all_heads
+    from attnscope.analysis.layers import whole_layers
+    from attnscope.render.layers import PAGE, save_layers, save_page
 
-    save(layers, out, cmap)
+    if out.suffix.lower() == PAGE:
+        save_page(all_heads(model, prepared, selection), out, cmap)
+    else:
+        save_layers(whole_layers(model, prepared, selection), out)
     print(f"saved {out}", file=sys.stderr)

@@ -66,7 +66,6 @@ def show(
     given = read_source(source, model)
     check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
     from attnscope.analysis.head import one_head
-    from attnscope.analysis.layers import whole_layers
     from attnscope.analysis.overview import overview
     from attnscope.analysis.token import one_token
     from attnscope.answers.answer import of_head, of_overview, of_token
@@ -79,7 +78,7 @@ def show(
         return
     with reading(loaded, prepared):
         if output.out is not None and output.out.suffix.lower() in WHOLE:
-            answers.save_layers(whole_layers(loaded, prepared, selection), output.out, picture.cmap)
+            answers.save_heads(loaded, prepared, selection, output.out, picture.cmap)
             return
         if selection.token is not None:
             answer = of_token(one_token(loaded, prepared, selection))

@@ -79,6 +79,9 @@ POSITIONAL = "positional"
 ROLE_MEASURES = (*PATTERNS, "spread")
 """The measures that make up roles."""
 
+WORTH = 6
+"""Heads that are recommended."""
+
 
 def role(figures: Mapping[str, Figure]) -> Role | None:
     """The role of a head, from its figures over rows with a choice; ``None`` if none of them counts.
@@ -154,7 +157,7 @@ def _passes(pattern: Pattern, figure: Figure) -> bool:
     return figure.value >= pattern.threshold and figure.lift >= LEAST_LIFT and is_beyond_chance(figure)
 
 
-def worth_a_look(heads: Iterable[HeadFigures], count: int) -> list[HeadFigures]:
+def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadFigures]:
     """The ``count`` heads most worth a look, most telling first, of as many different roles as there are.
 
     Heads are dealt in rounds: each round takes the best head left of every role, ordered by lift, so that

@@ -12,7 +12,7 @@ from attnscope.notebook.shown import HeadPicture, Picture, Shown
 from attnscope.notebook.tables import Page, Table
 
 if TYPE_CHECKING:
-    from attnscope.analysis.layers import WholeLayers
+    from attnscope.analysis.all_heads import AllHeads
     from attnscope.analysis.selection import Selection
     from attnscope.models.file import FileModel
 
@@ -133,17 +133,18 @@ class Run(Shown):
         """All heads as one page to explore. Raises ``OutputError`` for numbers that are no attention."""
         from attnscope.render.layers import page_of
 
-        layers = self._layers(words=words, hide_special=hide_special)
-        return Page(page_of(layers, cmap), layers.title)
+        heads = self._all(words=words, hide_special=hide_special)
+        return Page(page_of(heads, cmap), heads.layers.title)
 
     def save(self, path: str | Path) -> None:
         """Write a ``.trace``, a page (.html), all weights (.npz, ...), or the picture (.png, ...).
 
         Raises ``OutputError``.
         """
+        from attnscope.analysis.layers import whole_layers
         from attnscope.models.trace import TracedModel, keep_trace
         from attnscope.render.image import FORMATS
-        from attnscope.render.layers import save_layers
+        from attnscope.render.layers import PAGE, save_layers, save_page
         from attnscope.storage.arrays import FORMATS as DATA
         from attnscope.storage.trace import SUFFIX, write_trace
 
@@ -153,18 +154,20 @@ class Run(Shown):
             write_trace(
                 kept.trace if isinstance(kept, TracedModel) else keep_trace(kept, kept.prepared), path
             )
-        elif suffix == ".html" or suffix.removeprefix(".") in DATA:
-            save_layers(self._layers(), path)
+        elif suffix == PAGE:
+            save_page(self._all(), path)
+        elif suffix.removeprefix(".") in DATA:
+            save_layers(whole_layers(kept, kept.prepared, _select()), path)
         elif suffix.removeprefix(".") in FORMATS:
             self.overview().save(path)
         else:
-            known = ", ".join([SUFFIX, ".html", *(f".{form}" for form in (*DATA, *FORMATS))])
+            known = ", ".join([SUFFIX, PAGE, *(f".{form}" for form in (*DATA, *FORMATS))])
             raise OutputError(f"{path} cannot be written: its name must end in one of {known}")
 
-    def _layers(self, **asked: Any) -> WholeLayers:
-        from attnscope.analysis.layers import whole_layers
+    def _all(self, **asked: Any) -> AllHeads:
+        from attnscope.analysis.all_heads import all_heads
 
-        return whole_layers(self._pass, self._pass.prepared, _select(**asked))
+        return all_heads(self._pass, self._pass.prepared, _select(**asked))
 
     def _text(self) -> str:
         return "a run whose with block has not ended" if self.kept is None else self.overview()._text()

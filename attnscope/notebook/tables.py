@@ -88,9 +88,9 @@ class Page(Shown):
         return f"a page of all heads of {self.title}: save it, and open it in a browser"
 
     def _repr_html_(self) -> str:
-        """A frame that may run the page's own script, and reach nothing."""
+        """A frame that may run the page's own script and save its pictures, and reach nothing."""
         return (
-            f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.html)}" '
+            f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(self.html)}" '
             f'style="width:100%;height:{FRAME}px;border:0"></iframe>'
         )
 

@@ -24,7 +24,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.trace import describe_model
 from attnscope.progress import tell
 from attnscope.render.image import DPI, Album, Drawable
-from attnscope.render.layers import save_layers
+from attnscope.render.layers import PAGE, save_layers, save_page
 from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.folder import (
     ALL,
@@ -99,7 +99,10 @@ def export(
                 tell("file", len(files), total)
         for form in contents.wholes:
             path = folder / f"{ALL}.{form}"
-            save_layers(seen.layers, path, cmap)
+            if path.suffix == PAGE:
+                save_page(seen, path, cmap)
+            else:
+                save_layers(seen.layers, path)
             files.append(describe_file(path))
             tell("file", len(files), total)
         manifest = _manifest(model, prepared, seen, command) | {"warnings": list(warnings), "files": files}

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from attnscope.analysis.all_heads import AllHeads
 from attnscope.analysis.layers import WholeLayers
 from attnscope.errors import OutputError
 from attnscope.storage.whole import write_whole
 
+PAGE = ".html"
+"""The suffix of a page."""
 
-def save_layers(layers: WholeLayers, path: Path, cmap: str | None = None) -> None:
-    """Write all heads as a page (.html) or as data, as the suffix says; ``cmap`` is for the page.
+
+def save_layers(layers: WholeLayers, path: Path) -> None:
+    """Write all heads as data, as the suffix says.
 
     Raises ``OutputError`` for a place that cannot be written to, or a suffix that does not exist.
     """
-    if path.suffix.lower() == ".html":
-        write_whole(path, page_of(layers, cmap).encode())
-    else:
-        from attnscope.storage.arrays import save as save_data
+    from attnscope.storage.arrays import save as save_data
 
-        save_data(layers.kinds, path, title=layers.title, notes=layers.notes)
+    save_data(layers.kinds, path, title=layers.title, notes=layers.notes)
 
 
-def page_of(layers: WholeLayers, cmap: str | None = None) -> str:
+def save_page(heads: AllHeads, path: Path, cmap: str | None = None) -> None:
+    """Write all heads as a page. Raises ``OutputError`` for a place that cannot be written to."""
+    write_whole(path, page_of(heads, cmap).encode())
+
+
+def page_of(heads: AllHeads, cmap: str | None = None) -> str:
     """All heads as a page. Raises ``OutputError`` for numbers that are no weights."""
+    layers = heads.layers
     if layers.least < 0:
         raise OutputError(
             "a page shows weights from 0 up, and there are negative ones; save a picture or .npz"
@@ -38,4 +45,6 @@ def page_of(layers: WholeLayers, cmap: str | None = None) -> str:
         cmap=cmap,
         top=layers.top,
         proofs=layers.proofs,
+        described=heads.described,
+        worth=heads.worth,
     )

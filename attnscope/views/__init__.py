@@ -8,7 +8,7 @@ A view is built once by its function and drawn by any room of ``attnscope.render
 
 from attnscope.views.focus import Bar, Bars, Focus, focus, rank_places
 from attnscope.views.grid import Grid, GridLayer, grid
-from attnscope.views.heads import HeadMap, Ranked, Ranking, head_map
+from attnscope.views.heads import Described, HeadMap, Ranked, Ranking, head_map
 from attnscope.views.heatmap import SCALES, Heatmap, Reading, Scale, heatmap
 from attnscope.views.overlay import Overlay
 
@@ -16,6 +16,7 @@ __all__ = [
     "SCALES",
     "Bar",
     "Bars",
+    "Described",
     "Focus",
     "Grid",
     "GridLayer",

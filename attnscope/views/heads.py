@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnscope.axes.weights import Array
+from attnscope.views.heatmap import Reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,15 @@ def number(value: float) -> str:
     if abs(value) < 9.995:
         return f"{value:.2f}"
     return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What stands beside a head's picture: its role in a word and in a sentence, and its figures."""
+
+    role: str
+    sentence: str
+    readings: tuple[Reading, ...]
 
 
 @dataclass(frozen=True, slots=True)

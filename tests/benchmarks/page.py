@@ -25,12 +25,7 @@ TIMED = """(async () => {
   return await %s - begun;
 })()"""
 
-CLICK = """(() => {
-  const box = element("grid").getBoundingClientRect(), half = overview.pitch / 2;
-  const at = (left, number) => left + overview.pitch * number + half;
-  element("grid").dispatchEvent(new MouseEvent("click", {
-    clientX: box.left + at(overview.left, %d), clientY: box.top + at(overview.top, %d) }));
-})()"""
+CLICK = "overview.cells[%d][%d].click()"
 
 KEY = 'document.dispatchEvent(new KeyboardEvent("keydown", { key: "%s" }))'
 
@@ -60,7 +55,7 @@ def main() -> None:
                 shown.until("location.href === 'about:blank'")
             shown.open(path)
             clicks = [
-                shown.run(TIMED % (CLICK % (head, 11 - head), f"L{11 - head}H{head}", FRAME))
+                shown.run(TIMED % (CLICK % (11 - head, head), f"L{11 - head}H{head}", FRAME))
                 for head in range(12)
             ]
             keys = [shown.run(TIMED % (KEY % "ArrowDown", f"L{layer}H11", FRAME)) for layer in range(1, 12)]

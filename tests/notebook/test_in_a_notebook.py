@@ -57,7 +57,11 @@ def test_a_picture_is_an_image_and_the_text_of_it(outputs, cell):
 def test_tables_pages_and_figures_are_shown_as_notebooks_show_them(outputs):
     assert outputs["run.stats()"][0].data["text/html"].startswith("<table>")
     assert "previous" in outputs["run.stats().frame()"][0].data["text/html"]
-    assert outputs["run.page()"][0].data["text/html"].startswith('<iframe sandbox="allow-scripts" srcdoc="')
+    assert (
+        outputs["run.page()"][0]
+        .data["text/html"]
+        .startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
+    )
     plotted = outputs[CELLS[-2]][-1]
     assert "image/png" in plotted.data
 

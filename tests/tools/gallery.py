@@ -15,11 +15,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from attnscope.analysis.all_heads import all_heads
 from attnscope.analysis.comparison.compare import compare
 from attnscope.analysis.comparison.depth import through_layers
 from attnscope.analysis.comparison.two_heads import compare_heads
 from attnscope.analysis.head import one_head
-from attnscope.analysis.layers import whole_layers
 from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
@@ -28,7 +28,7 @@ from attnscope.answers.figure_table import print_table
 from attnscope.attention import Head
 from attnscope.models import load
 from attnscope.render.image import save
-from attnscope.render.layers import save_layers
+from attnscope.render.layers import save_page
 from attnscope.render.terminal import Picture
 from attnscope.views import grid
 from tests.benchmarks.pictures import made
@@ -104,7 +104,7 @@ def photograph_pages(folder: Path) -> None:
     """The page of all heads in a browser, at every width in both themes."""
     model = load("own")
     page = folder / "page.html"
-    save_layers(whole_layers(model, model.prepare(CAT), Selection()), page)
+    save_page(all_heads(model, model.prepare(CAT), Selection()), page)
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as seen:
         for width in PAGES:
             for dark in (False, True):

@@ -2,9 +2,10 @@
 
     save(kinds, "page.html", title="bert-base-uncased")
 
-where ``kinds`` maps a kind of attention to pairs of a layer's number and its weights. The page shows an
-overview of all heads, a head's heatmap with the value under the pointer, lines between two columns of
-tokens, and the focus of a token. Weights are stored in eight bits and decoded when a head is opened.
+where ``kinds`` maps a kind of attention to pairs of a layer's number and its weights. The page opens at the
+head most worth a look, and shows beside an overview of all heads its map, several heads on one token in
+colours of their own, the text, roles and figures. Weights are stored in eight bits and decoded when a head
+is opened.
 """
 
 from __future__ import annotations
@@ -13,28 +14,24 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from attnscope.axes.places import Place
-from attnscope.axes.weights import Weights, shrink
+from attnscope.attention import Head
 from attnscope.errors import OutputError
 from attnscope.render.colour import OFFERED, choose_map, table
-from attnscope.render.page.encode import POWER, Code, pack
+from attnscope.render.page.content import Contents, Layers, Words, list_worth
+from attnscope.render.page.encode import POWER, Code
 from attnscope.storage.whole import write_whole
 from attnscope.text import clean
+from attnscope.views.heatmap import FAINT, FEW
 
-SCRIPTS = ("data.js", "canvas.js", "overview.js", "heatmap.js", "lines.js", "focus.js", "app.js")
-THUMBNAIL = 32
-"""Rows and columns of a thumbnail in the overview."""
-
-Layers = Iterable[tuple[int, Weights]]
-Axes = dict[tuple[tuple[Place, ...], tuple[Place, ...]], int]
-"""The labels of queries and keys that occur in a page, and the number of each pair."""
+SCRIPTS = (
+    "data.js", "canvas.js", "overview.js", "heatmap.js", "compared.js", "lines.js", "legend.js", "side.js",
+    "vector.js", "save.js", "app.js", "listen.js",
+)  # fmt: skip
 
 
 def save(
@@ -62,40 +59,39 @@ def page(
     cmap: str | None = None,
     top: float = 1.0,
     proofs: Mapping[tuple[str, int], str] | None = None,
+    described: Words | None = None,
+    worth: Sequence[Head] = (),
 ) -> str:
     """The page as text. ``kinds`` maps "encoder", "decoder" or "cross" to its layers, ``[head, query, key]``.
 
     Layers may come from a generator; each is encoded and let go before the next one is asked for.
-    ``top`` is the largest weight that occurs, 1 for weights that sum to 1; ``proofs`` are sentences on the
-    weights of a kind and layer, which stand under its heads. Raises ``ValueError`` for
-    weights that are negative or beyond it.
+    ``top`` is the largest weight that occurs, 1 for weights that sum to 1. By kind and layer, ``proofs`` are
+    sentences on the weights and ``described`` what is said of each head. The page opens at the first
+    head of ``worth``, or else at the first of all. Raises ``ValueError`` for weights that are negative or
+    beyond ``top``.
     """
     chosen = choose_map(cmap, signed=False)
     code = Code(max(top, 1.0))
-    axes: Axes = {}
-    heads: list[str] = []
-    described = [
-        {
-            "kind": kind,
-            "layers": [
-                layer | {"proof": clean((proofs or {}).get((kind, layer["layer"]), ""))}
-                for layer in _layers(layers, number, axes, heads, code)
-            ],
-        }
-        for number, (kind, layers) in enumerate(kinds.items())
-    ]
+    contents = Contents(code, described or {}, proofs or {})
+    layers = contents.add(kinds)
+    worth_a_look = list_worth(worth, contents, list(kinds))
     content = {
         "title": clean(title),
         "subtitle": clean(subtitle),
         "notes": [*map(clean, notes), _exactness(code)],
         "top": code.top,
         "power": POWER,
-        "axes": [_axes(queries, keys) for queries, keys in axes],
-        "kinds": described,
+        "faint": [FAINT, FEW],
+        "axes": contents.labels(),
+        "kinds": layers,
+        "worth": worth_a_look,
         "cmap": chosen,
         "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
     }
-    return _assemble(title, content, heads)
+    heads = dict(contents.heads)
+    opened = "w{}-{}-{}".format(*worth_a_look[0]) if worth_a_look else next(iter(heads), "")
+    first = {opened: heads.pop(opened)} if opened else {}
+    return _assemble(title, content, _elements(first), _elements(heads))
 
 
 def _exactness(code: Code) -> str:
@@ -105,39 +101,11 @@ def _exactness(code: Code) -> str:
     )
 
 
-def _layers(layers: Layers, kind: int, axes: Axes, heads: list[str], code: Code) -> Iterator[dict[str, Any]]:
-    """Describe each layer, and file its heads as elements of the page."""
-    for number, weights in layers:
-        if weights.values.ndim != 3:
-            raise ValueError(f"a page shows heads [head, query, key], not {weights.values.shape}")
-        codes = code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
-        for head, one in enumerate(codes):
-            heads.append(f'<script type="text/plain" id="w{kind}-{number}-{head}">{pack(one)}</script>')
-        values = np.where(np.isfinite(weights.values), weights.values, 0)
-        small, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
-        small = np.clip(small, 0, code.top)  # groups of keys may sum to more than the largest weight
-        thumbnails = code.bytes_of(small, np.broadcast_to(allowed, small.shape))
-        yield {
-            "layer": number,
-            "heads": len(codes),
-            "axes": axes.setdefault((weights.queries, weights.keys), len(axes)),
-            "small": [*small.shape[1:], base64.b64encode(thumbnails.tobytes()).decode()],
-        }
+def _elements(heads: Mapping[str, str]) -> str:
+    return "\n".join(f'<script type="text/plain" id="{name}">{text}</script>' for name, text in heads.items())
 
 
-def _axes(queries: tuple[Place, ...], keys: tuple[Place, ...]) -> dict[str, Any]:
-    return {
-        "queries": [_place(place) for place in queries],
-        "keys": [_place(place) for place in keys],
-        "square": queries == keys,
-    }
-
-
-def _place(place: Place) -> list[Any]:
-    return [place.label, place.start]
-
-
-def _assemble(title: str, content: dict[str, Any], heads: list[str]) -> str:
+def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> str:
     """The template with style, script and data put in; nothing else may run or be loaded."""
     own = files(__package__)
     style = (own / "page.css").read_text("utf-8")
@@ -148,8 +116,8 @@ def _assemble(title: str, content: dict[str, Any], heads: list[str]) -> str:
         "POLICY": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}",
         "STYLE": style,
         "DATA": data,
-        "FIRST": heads[0] if heads else "",  # before the script, which can draw it at once
-        "OTHERS": "\n".join(heads[1:]),
+        "FIRST": first,  # before the script, which can draw it at once
+        "OTHERS": others,
         "SCRIPT": script,
     }
     whole = ""

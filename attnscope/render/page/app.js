@@ -1,13 +1,18 @@
 "use strict";
 // What is open, and everything that changes it. Each change draws what depends on it, once a frame.
 
-const state = { kind: 0, row: 0, head: 0, mode: "map", scale: "fixed", cmap: PAGE.cmap,
+const state = { kind: 0, row: 0, head: 0, mode: "map", scale: "auto", cmap: PAGE.cmap,
   token: null, side: "query", cell: null, pointer: null };
-let current = null; // the open head: bytes, rows, columns, axes
-const element = (id) => document.getElementById(id);
+let current = null; // the open head: bytes, rows, columns, axes, and the scale that is shown
 
 const layerNow = () => PAGE.kinds[state.kind].layers[state.row];
-const headName = () => `L${layerNow().layer}H${state.head}`;
+const nameOf = ({ row, head }) => `L${PAGE.kinds[state.kind].layers[row].layer}H${head}`;
+const headName = () => nameOf(state);
+
+function headShape(row, head) {
+  const axes = PAGE.axes[PAGE.kinds[state.kind].layers[row].axes];
+  return { kind: state.kind, row, head, axes, rows: axes.queries.length, columns: axes.keys.length };
+}
 
 let asked = 0;
 async function openHead(row, head) {
@@ -17,42 +22,41 @@ async function openHead(row, head) {
   const number = ++asked;
   const bytes = await headBytes(state.kind, layerNow(), state.head);
   if (number !== asked) return; // another head was chosen meanwhile
-  const axes = PAGE.axes[layerNow().axes];
+  current = { ...headShape(state.row, state.head), bytes };
+  const { axes } = current;
+  if (compared.length && compared[0].axes !== axes) compared.length = 0; // of other tokens
   const limit = (state.side === "query" ? axes.queries : axes.keys).length;
   if (state.token !== null && state.token >= limit) state.token = null;
-  current = { bytes, axes, rows: axes.queries.length, columns: axes.keys.length };
+  state.pointer = null;
   settleMap();
   drawAll();
+  say([headName(), ...(layerNow().about[state.head] ?? []).slice(0, 2)].filter(Boolean).join(", "));
   performance.mark("drawn");
   if (location.protocol !== "about:") // inside of a frame there is no address to be kept
     history.replaceState(null, "", `#${PAGE.kinds[state.kind].kind}-${headName()}`);
 }
 
 function drawAll() {
-  element("name").textContent = `${headName()} · ${PAGE.kinds[state.kind].kind}`;
+  const kind = PAGE.kinds[state.kind].kind;
+  element("name").textContent = `${headName()} · ${kind}`;
+  element("stage").setAttribute("aria-label", `map of ${headName()}: rows look at columns`);
+  element("lined").setAttribute("aria-label", `lines of ${drawnHeads().map(nameOf).join(", ")}`);
   element("proof").textContent = layerNow().proof;
-  element("mode").textContent = state.mode === "map" ? "lines" : "map";
-  element("zoom").hidden = state.mode !== "map";
-  element("closed").hidden = !current.bytes.includes(CLOSED);
-  element("high").textContent =
-    state.scale === "head" ? shortly(largest(current.bytes)) : { fixed: "1", row: "largest of the row" }[state.scale];
-  drawRamp();
+  element("mode").value = state.mode;
+  element("pictures").className = state.mode;
+  element("stage").hidden = state.mode === "lines";
+  element("lined").hidden = state.mode === "map";
   drawOverview();
-  drawPicture();
-  drawFocus();
+  markCells();
+  drawChips();
+  drawPictures();
+  drawSide();
 }
 
-function drawPicture() {
-  if (state.mode === "map") drawMap();
-  else drawLines();
-}
-
-function drawRamp() {
-  const context = element("ramp").getContext("2d");
-  const colours = palette(state.cmap);
-  const image = context.createImageData(256, 1);
-  new Uint32Array(image.data.buffer).set(colours);
-  context.putImageData(image, 0, 0);
+function drawPictures() {
+  if (state.mode !== "lines") drawMap();
+  if (state.mode !== "map") drawLines();
+  drawLegend();
 }
 
 let waiting = false;
@@ -61,13 +65,14 @@ function soon() {
   waiting = true;
   requestAnimationFrame(() => {
     waiting = false;
-    drawPicture();
+    drawPictures();
   });
 }
 
 function restyle(change) {
   Object.assign(state, change);
   element("scale").value = state.scale;
+  for (const each of compared) delete each.scale, delete each.full;
   settleOverview();
   settleMap();
   drawAll();
@@ -76,30 +81,21 @@ function restyle(change) {
 function pin(token, side = state.side) {
   state.token = token;
   state.side = side;
-  drawPicture();
-  drawFocus();
+  state.pointer = null;
+  hideTip();
+  drawPictures();
+  drawSide();
+  if (token !== null) say([element("token").textContent, ...[...document.querySelectorAll("#lists ol")].map((list, i) =>
+    `${document.querySelectorAll("#lists h3")[i].textContent} ${list.querySelector("button")?.textContent ?? "nothing"}`)].join(", "));
 }
 
-function point(event) {
-  const found = state.mode === "map" ? cellAt(event) : tokenAt(event);
-  const over = found && (found.row !== null || found.column !== null) ? found : null;
-  state.pointer = over;
-  element("value").textContent = over ? said(over) : "";
-  soon();
-}
-
-// The two tokens under the pointer and the weight between them.
-function said({ row, column }) {
-  const { axes, bytes, columns } = current;
-  const name = ([text, number]) => `\u2068${text}\u2069 ${number}`;
-  if (row === null) return name(axes.keys[column]);
-  if (column === null) return name(axes.queries[row]);
-  const byte = bytes[row * columns + column];
-  const weight = byte === CLOSED ? "masked" : WEIGHT[byte].toFixed(WEIGHT[byte] < 0.01 ? 5 : 3);
-  return `${name(axes.queries[row])} → ${name(axes.keys[column])}  ${weight}`;
+function step(by) {
+  const count = state.side === "query" ? current.rows : current.columns;
+  pin(state.token === null ? 0 : (state.token + by + count) % count);
 }
 
 function zoom(factor) {
+  if (state.mode === "lines") return;
   const stage = element("stage"), before = map.cell;
   state.cell = Math.min(Math.max(before * factor, SMALLEST), WIDEST);
   drawMap();
@@ -108,101 +104,76 @@ function zoom(factor) {
   soon();
 }
 
+const system = matchMedia("(prefers-color-scheme: dark)");
+let chosenTheme = null;
+function dress() {
+  document.documentElement.dataset.theme = chosenTheme ?? (system.matches ? "dark" : "light");
+  if (current) drawAll();
+}
+
 function flip() {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-  drawAll();
+  chosenTheme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  dress();
 }
 
-function changeMode() {
-  state.mode = state.mode === "map" ? "lines" : "map";
+const MODES = ["map", "lines", "both"];
+function changeMode(mode = MODES[(MODES.indexOf(state.mode) + 1) % MODES.length]) {
+  state.mode = mode;
   state.pointer = null;
+  hideTip();
   drawAll();
 }
 
-const KEYS = {
-  ArrowLeft: () => openHead(state.row, state.head - 1),
-  ArrowRight: () => openHead(state.row, state.head + 1),
-  ArrowUp: () => openHead(state.row - 1, state.head),
-  ArrowDown: () => openHead(state.row + 1, state.head),
-  j: () => step(1),
-  k: () => step(-1),
-  l: changeMode,
-  s: () => restyle({ scale: { fixed: "row", row: "head", head: "fixed" }[state.scale] }),
-  d: flip,
-  "+": () => state.mode === "map" && zoom(1.4),
-  "-": () => state.mode === "map" && zoom(1 / 1.4),
-  Escape: () => pin(null),
-};
-
-function step(by) {
-  const count = state.side === "query" ? current.rows : current.columns;
-  pin(state.token === null ? 0 : (state.token + by + count) % count);
+// For those who listen: one sentence on what has changed.
+function say(sentence) {
+  element("live").textContent = sentence;
 }
 
-function listen() {
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
-    const act = KEYS[event.key];
-    if (!act || !current) return;
-    event.preventDefault();
-    act();
-  });
-  element("grid").addEventListener("click", (event) => {
-    const found = headAt(event);
-    if (found) openHead(found.row, found.head);
-  });
-  const picture = element("picture");
-  picture.addEventListener("pointermove", point);
-  picture.addEventListener("pointerdown", point);
-  picture.addEventListener("pointerleave", () => { state.pointer = null; element("value").textContent = ""; soon(); });
-  picture.addEventListener("click", (event) => {
-    const found = state.mode === "map" ? cellAt(event) : tokenAt(event);
-    if (found?.row !== null && found?.row !== undefined) pin(found.row, "query");
-    else if (found?.column !== null && found?.column !== undefined) pin(found.column, "key");
-  });
-  element("stage").addEventListener("scroll", soon);
-  element("kind").addEventListener("change", (event) => openKind(+event.target.value));
-  window.addEventListener("hashchange", followLink);
-  element("scale").addEventListener("change", (event) => restyle({ scale: event.target.value }));
-  element("cmap").addEventListener("change", (event) => restyle({ cmap: event.target.value }));
-  element("mode").addEventListener("click", changeMode);
-  element("theme").addEventListener("click", flip);
-  element("in").addEventListener("click", () => zoom(1.4));
-  element("out").addEventListener("click", () => zoom(1 / 1.4));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  new ResizeObserver(() => current && drawAll()).observe(document.body);
+// What is under the pointer, beside it: two tokens and the weight between them, of each head that is drawn.
+function showTip(at, over) {
+  const { row, column } = over, { axes, bytes, columns } = current;
+  const label = ([text, number]) => [isolated(text), ` ${number}`];
+  const written = (byte) => (byte === CLOSED ? "masked" : closely(WEIGHT[byte]));
+  const tip = element("tip");
+  tip.replaceChildren(...(row === null ? label(axes.keys[column]) : label(axes.queries[row])));
+  if (row !== null && column !== null) {
+    tip.append(" → ", ...label(axes.keys[column]));
+    if (compared.some((each) => each.on)) {
+      const shares = made("div");
+      for (const each of sharesOf(row, column)) {
+        const swatch = made("i", { class: "own" });
+        swatch.style.setProperty("--own", `var(--head${each.slot})`);
+        shares.append(swatch, nameOf(each), made("span", {}, written(each.byte)));
+      }
+      tip.append(shares);
+    } else tip.append(`  ${written(bytes[row * columns + column])}`);
+  }
+  tip.hidden = false;
+  const { width, height } = tip.getBoundingClientRect();
+  const left = Math.max(4, Math.min(at.x + 14, innerWidth - width - 4));
+  const top = at.y - height - 12 < 4 ? Math.min(at.y + 18, innerHeight - height - 4) : at.y - height - 12;
+  Object.assign(tip.style, { left: `${left}px`, top: `${top}px` });
 }
 
-// Open the head that the address names, as in #encoder-L3H5, or the first one.
+function hideTip() {
+  element("tip").hidden = true;
+}
+
+// Open the head that the address names, as in #encoder-L3H5, or the one most worth a look.
 function followLink() {
   const [, kind, layer, head] = decodeURIComponent(location.hash).match(/^#(\w+)-L(\d+)H(\d+)$/) ?? [];
-  openKind(Math.max(PAGE.kinds.findIndex((one) => one.kind === kind), 0), +(layer ?? 0), +(head ?? 0));
+  const named = PAGE.kinds.findIndex((one) => one.kind === kind);
+  if (named >= 0) return openKind(named, +layer, +head);
+  openKind(...(PAGE.worth[0] ?? [0]));
 }
 
-function openKind(kind, layer = 0, head = 0) {
-  state.kind = kind;
+function openKind(kind, layer = PAGE.kinds[kind].layers[0].layer, head = 0) {
+  if (state.kind !== kind || !overview.layers.length) {
+    state.kind = kind;
+    compared.length = 0;
+    buildOverview();
+    settleOverview();
+  }
   element("kind").value = kind;
-  settleOverview();
   openHead(PAGE.kinds[kind].layers.findIndex((one) => one.layer === layer), head);
 }
-
-function start() {
-  element("title").textContent = PAGE.title;
-  element("subtitle").textContent = PAGE.subtitle;
-  for (const note of PAGE.notes) {
-    const item = document.createElement("li");
-    item.textContent = note;
-    element("notes").append(item);
-  }
-  const options = (id, names) => element(id).append(...names.map(([text, value]) => new Option(text, value)));
-  options("kind", PAGE.kinds.map(({ kind }, i) => [kind, i]));
-  options("cmap", Object.keys(PAGE.cmaps).map((name) => [name, name]));
-  element("cmap").value = state.cmap;
-  element("kinds").hidden = PAGE.kinds.length === 1;
-  listen();
-  followLink();
-}
-
-start();

@@ -1,5 +1,17 @@
 "use strict";
-// What all canvases share: sharp pixels, the theme's colours, text that is cut.
+// What all pictures share: elements, sharp pixels, the theme's colours, text that is cut.
+
+const element = (id) => document.getElementById(id);
+
+// A new element; its text is text and nothing else.
+function made(tag, attributes = {}, ...inside) {
+  const one = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) one.setAttribute(name, value);
+  one.append(...inside);
+  return one;
+}
+
+const isolated = (text) => made("bdi", {}, text);
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -18,6 +30,9 @@ function sized(canvas, width, height) {
   context.clearRect(0, 0, width, height);
   return context;
 }
+
+const shortly = (weight) => (weight >= 0.0995 || weight === 0 ? weight.toFixed(2) : weight.toPrecision(1));
+const closely = (weight) => weight.toFixed(weight < 0.01 ? 5 : 3);
 
 // How tall the part of a picture that is in view may be.
 function tallest(stage) {

@@ -4,23 +4,33 @@
 const map = { cell: 0, left: 0, top: 0, picture: null };
 const LABEL = 11, SMALLEST = 1, WIDEST = 40;
 
-// For each row, what a byte looks like, in the scale that was chosen.
-function rowPixels(bytes, rows, columns) {
-  if (state.scale === "row")
-    return Array.from({ length: rows }, (_, row) =>
-      pixelsOf(state.cmap, largest(bytes.subarray(row * columns, (row + 1) * columns))));
-  return Array(rows).fill(pixelsOf(state.cmap, state.scale === "head" ? largest(bytes) : 1));
+// For each row, what a byte looks like, in a scale.
+function rowPixels(bytes, rows, columns, scale) {
+  if (scale === "row")
+    return Array.from({ length: rows }, (_, row) => pixelsOf(state.cmap, largestOfRow(bytes, row, columns) || 1));
+  return Array(rows).fill(pixelsOf(state.cmap, scale === "head" ? largest(bytes) || 1 : 1));
 }
 
 function largest(bytes) {
   let top = 0;
   for (const byte of bytes) if (byte !== CLOSED && byte > top) top = byte;
-  return WEIGHT[top] || 1;
+  return WEIGHT[top];
+}
+
+const largestOfRow = (bytes, row, columns) => largest(bytes.subarray(row * columns, (row + 1) * columns));
+
+// "auto" is 0 to 1, or the largest of the head where nearly no row has a weight that could be seen so.
+function shownScale({ bytes, rows, columns }) {
+  if (state.scale !== "auto") return state.scale;
+  let clear = 0;
+  for (let row = 0; row < rows; row++) if (largestOfRow(bytes, row, columns) > PAGE.faint[0]) clear++;
+  return clear >= PAGE.faint[1] * rows ? "fixed" : "head";
 }
 
 function settleMap() {
   const { bytes, rows, columns } = current;
-  map.picture = cells(bytes, rows, columns, rowPixels(bytes, rows, columns));
+  current.scale = shownScale(current);
+  map.picture = cells(bytes, rows, columns, rowPixels(bytes, rows, columns, current.scale));
   const context = document.createElement("canvas").getContext("2d");
   context.font = font(LABEL);
   const { axes } = current;
@@ -32,30 +42,34 @@ function settleMap() {
 }
 
 function fittingCell() {
-  const stage = document.getElementById("stage");
+  const stage = element("stage");
   const across = (stage.clientWidth - map.left - 2) / current.columns;
   const down = (tallest(stage) - map.top - 2) / current.rows;
   return Math.min(Math.max(Math.min(across, down), SMALLEST), WIDEST);
 }
 
+const wholeMap = () => ({ width: map.left + map.cell * current.columns, height: map.top + map.cell * current.rows });
+
 function drawMap() {
-  const stage = document.getElementById("stage");
+  const stage = element("stage");
   map.cell = state.cell ?? fittingCell();
-  const { cell, left, top } = map;
-  const full = { width: left + cell * current.columns, height: top + cell * current.rows };
-  const room = document.getElementById("room");
-  room.style.width = `${full.width}px`;
-  room.style.height = `${full.height}px`;
+  const full = wholeMap();
+  element("room").style.width = `${full.width}px`;
+  element("room").style.height = `${full.height}px`;
   const width = Math.min(stage.clientWidth, full.width);
   const height = Math.min(tallest(stage), full.height);
-  const context = sized(document.getElementById("picture"), width, height);
-  const x = stage.scrollLeft, y = stage.scrollTop;
+  paintMap(sized(element("picture"), width, height), width, height, stage.scrollLeft, stage.scrollTop);
+}
+
+// The part of the map that begins at x and y, with its labels.
+function paintMap(context, width, height, x = 0, y = 0) {
+  const { cell, left, top } = map, full = wholeMap();
   context.save();
   context.beginPath();
   context.rect(left, top, width - left, height - top);
   context.clip();
   context.fillStyle = hatching(context);
-  context.fillRect(left, top, full.width, full.height);
+  context.fillRect(left, top, full.width - left, full.height - top);
   context.imageSmoothingEnabled = false;
   context.drawImage(map.picture, left - x, top - y, cell * current.columns, cell * current.rows);
   drawCross(context, left - x, top - y);
@@ -65,17 +79,16 @@ function drawMap() {
   drawColumnLabels(context, x, width);
 }
 
-// The pinned token and what the pointer is over, as lines along row and column.
+// The row and the column that are marked: under the pointer, or of the pinned token.
+const markedRow = () => state.pointer?.row ?? (state.side === "query" ? state.token : null);
+const markedColumn = () => state.pointer?.column ?? (state.side === "key" ? state.token : null);
+
 function drawCross(context, left, top) {
-  const { cell } = map;
+  const { cell } = map, row = markedRow(), column = markedColumn();
   context.strokeStyle = css("--mark");
   context.lineWidth = 1.5;
-  const row = state.pointer?.row ?? (state.side === "query" ? state.token : null);
-  const column = state.pointer?.column ?? (state.side === "key" ? state.token : null);
-  if (row !== null && row !== undefined)
-    context.strokeRect(left, top + row * cell, cell * current.columns, cell);
-  if (column !== null && column !== undefined)
-    context.strokeRect(left + column * cell, top, cell, cell * current.rows);
+  if (row !== null) context.strokeRect(left, top + row * cell, cell * current.columns, cell);
+  if (column !== null) context.strokeRect(left + column * cell, top, cell, cell * current.rows);
 }
 
 // Which labels of an axis to write: each, or every nth, and always the marked one.
@@ -89,7 +102,7 @@ function* labelsInView(count, scrolled, room, marked) {
 
 function drawRowLabels(context, scrolled, height) {
   const { cell, left, top } = map;
-  const marked = state.pointer?.row ?? (state.side === "query" ? state.token : null);
+  const marked = markedRow(), plain = css("--text"), strong = css("--mark");
   context.save();
   context.beginPath();
   context.rect(0, top - 4, left, height);
@@ -98,7 +111,7 @@ function drawRowLabels(context, scrolled, height) {
   context.textBaseline = "middle";
   for (const i of labelsInView(current.rows, scrolled, height - top, marked)) {
     const [text, number] = current.axes.queries[i];
-    context.fillStyle = css(i === marked ? "--mark" : "--text");
+    context.fillStyle = i === marked ? strong : plain;
     const shown = cutTo(context, text, left - 10 - context.measureText(` ${number}`).width);
     context.fillText(`\u2068${shown}\u2069 ${number}`, left - 5, top - scrolled + (i + 0.5) * cell);
   }
@@ -107,7 +120,7 @@ function drawRowLabels(context, scrolled, height) {
 
 function drawColumnLabels(context, scrolled, width) {
   const { cell, left, top } = map;
-  const marked = state.pointer?.column ?? (state.side === "key" ? state.token : null);
+  const marked = markedColumn(), plain = css("--text"), strong = css("--mark");
   context.save();
   context.beginPath();
   context.rect(left - 4, 0, width, top);
@@ -119,7 +132,7 @@ function drawColumnLabels(context, scrolled, width) {
     context.save();
     context.translate(left - scrolled + (i + 0.5) * cell, top - 5);
     context.rotate(-Math.PI / 2);
-    context.fillStyle = css(i === marked ? "--mark" : "--text");
+    context.fillStyle = i === marked ? strong : plain;
     const shown = cutTo(context, text, top - 8 - context.measureText(` ${number}`).width);
     context.fillText(`\u2068${shown}\u2069 ${number}`, 0, 0);
     context.restore();
@@ -129,11 +142,21 @@ function drawColumnLabels(context, scrolled, width) {
 
 // Row and column under a pointer; either is null over labels.
 function cellAt(event) {
-  const stage = document.getElementById("stage");
+  const stage = element("stage");
   const row = Math.floor((event.offsetY - map.top + stage.scrollTop) / map.cell);
   const column = Math.floor((event.offsetX - map.left + stage.scrollLeft) / map.cell);
-  return {
+  const found = {
     row: event.offsetY >= map.top && row < current.rows ? row : null,
     column: event.offsetX >= map.left && column < current.columns ? column : null,
   };
+  return found.row === null && found.column === null ? null : found;
+}
+
+// Where the middle of a cell is in the window, scrolled to be seen.
+function showCell({ row, column }) {
+  const stage = element("stage"), { cell, left, top } = map;
+  const seen = (at, start, room, scrolled) => Math.min(Math.max(scrolled, (at + 1) * cell - (room - start)), at * cell);
+  stage.scrollTo(seen(column, left, stage.clientWidth, stage.scrollLeft), seen(row, top, stage.clientHeight, stage.scrollTop));
+  const box = stage.getBoundingClientRect();
+  return { x: box.left + left + (column + 0.5) * cell - stage.scrollLeft, y: box.top + top + row * cell - stage.scrollTop };
 }

@@ -1,55 +1,116 @@
 "use strict";
-// Two columns of tokens, and a line for every weight: queries on the left look at keys on the right.
+// Two columns of tokens, and a line for every weight: queries on the left look at keys on the right. Of one
+// token each head has a lane of its own, so that none hides another, and bars beside the tokens at the other end.
 
-const LINE = 19, FAINTEST = 0.02;
-const lines = { left: 0, right: 0, width: 0 };
+const LINE = 20, BAR = 9;
+const lines = { left: 0, right: 0, width: 0, labels: 0, bar: 0 };
+
+// The token whose lines are drawn alone, the pinned one or else the one under the pointer; and the token at the
+// other end that the pointer is over.
+function focusNow() {
+  const { row, column } = state.pointer ?? { row: null, column: null };
+  if (state.token !== null && state.side === "query") return { row: state.token, column: null, other: column };
+  if (state.token !== null) return { row: null, column: state.token, other: row };
+  return row === null ? { row, column, other: null } : { row, column: null, other: column };
+}
 
 function drawLines() {
-  const stage = document.getElementById("stage");
-  const { rows, columns, bytes, axes } = current;
-  const tall = Math.max(rows, columns) * LINE + 8;
-  const room = document.getElementById("room");
-  room.style.width = "100%";
-  room.style.height = `${tall}px`;
-  const width = stage.clientWidth;
-  const height = Math.min(tallest(stage), tall);
-  const context = sized(document.getElementById("picture"), width, height);
-  const side = Math.min(150, width * 0.32);
-  Object.assign(lines, { left: side, right: width - side, width });
-  const y = (i) => 4 + (i + 0.5) * LINE - stage.scrollTop;
+  const stage = element("lined"), tall = tallLines();
+  element("strand").style.width = "100%";
+  element("strand").style.height = `${tall}px`;
+  const width = stage.clientWidth, height = Math.min(tallest(stage), tall);
+  paintLines(sized(element("strokes"), width, height), width, height, stage.scrollTop);
+}
+
+const tallLines = () => Math.max(current.rows, current.columns) * LINE + 8;
+
+function settleLines(context, width, heads) {
+  context.font = font(13);
+  const { axes } = current;
+  axes.label ??= Math.max(...[...axes.queries, ...axes.keys].map(([text, number]) => context.measureText(`${text} ${number}`).width));
+  const labels = Math.min(axes.label + 12, 150, width * 0.3);
+  const bar = state.token === null ? 0 : Math.max(4, Math.min(BAR, (width * 0.2) / heads));
+  const bars = bar && bar * heads + 6;
+  const left = labels + (state.side === "key" ? bars : 0), right = width - labels - (state.side === "query" ? bars : 0);
+  Object.assign(lines, { left, right, width, labels, bar });
+}
+
+// How a weight is drawn that is a share of the full one: of all tokens strong lines hide faint ones, of one
+// token all are in full colour and thicker or thinner within their lane.
+function strokeOf(strength, alone, heads) {
+  if (!alone) return { alpha: strength, width: 0.6 + 2.2 * strength };
+  return { alpha: 1, width: 0.8 + strength * Math.max(1.4, Math.min(7, (LINE - 5) / heads - 0.8)) };
+}
+
+function paintLines(context, width, height, scrolled = 0) {
+  const { rows, columns, axes } = current;
+  const heads = drawnHeads(), focus = focusNow();
+  settleLines(context, width, heads.length);
+  const y = (i) => 4 + (i + 0.5) * LINE - scrolled;
   const inView = (i) => y(i) > -LINE && y(i) < height + LINE;
-  const focus = state.pointer ?? (state.token === null ? null
-    : state.side === "query" ? { row: state.token, column: null } : { row: null, column: state.token });
-  const scales = state.scale === "row"
-    ? Array.from({ length: rows }, (_, row) => largest(bytes.subarray(row * columns, (row + 1) * columns)))
-    : Array(rows).fill(state.scale === "head" ? largest(bytes) : 1);
-  context.strokeStyle = css("--bar");
-  const line = (row, column) => {
-    const byte = bytes[row * columns + column];
-    const strength = byte === CLOSED ? 0 : Math.min(WEIGHT[byte] / scales[row], 1);
-    if (strength < FAINTEST || !(inView(row) || inView(column))) return;
-    context.globalAlpha = strength;
-    context.lineWidth = 0.6 + 2.2 * strength;
-    context.beginPath();
-    context.moveTo(lines.left, y(row));
-    context.lineTo(lines.right, y(column));
-    context.stroke();
-  };
-  const some = (chosen, count) => (chosen === null || chosen === undefined ? [...Array(count).keys()] : [chosen]);
-  for (const row of some(focus?.row, rows)) for (const column of some(focus?.column, columns)) line(row, column);
+  const alone = focus.row !== null || focus.column !== null;
+  const some = (chosen, count) => (chosen === null ? [...Array(count).keys()] : [chosen]);
+  heads.forEach((head, place) => {
+    const lane = alone ? (place - (heads.length - 1) / 2) * ((LINE - 5) / heads.length) : 0;
+    context.strokeStyle = css(`--head${head.slot}`);
+    for (const row of some(focus.row, rows)) for (const column of some(focus.column, columns)) {
+      const strength = strengthOf(head, row, column);
+      if (strength < faintest(heads.length) || !(inView(row) || inView(column))) continue;
+      const stroke = strokeOf(strength, alone, heads.length);
+      context.globalAlpha = stroke.alpha;
+      context.lineWidth = stroke.width;
+      context.beginPath();
+      context.moveTo(lines.left, y(row) + lane);
+      context.lineTo(lines.right, y(column) + lane);
+      context.stroke();
+    }
+  });
   context.globalAlpha = 1;
+  if (state.token !== null) paintBars(context, heads, y, inView);
   context.font = font(13);
   context.textBaseline = "middle";
-  drawTokens(context, axes.queries, "right", lines.left - 6, y, inView, focus?.row);
-  drawTokens(context, axes.keys, "left", lines.right + 6, y, inView, focus?.column);
+  drawTokens(context, axes.queries, "right", lines.labels - 6, y, inView, focus.row ?? focus.other);
+  drawTokens(context, axes.keys, "left", width - lines.labels + 6, y, inView, focus.column ?? focus.other);
+}
+
+// Weaker lines than that are not drawn: where many heads are, the bars tell them.
+const faintest = (heads) => (heads > 3 ? 0.05 : 0.02);
+
+// How much of the full line or bar a weight is.
+function strengthOf(head, row, column) {
+  const byte = head.bytes[row * head.columns + column];
+  if (byte === CLOSED) return 0;
+  head.scale ??= shownScale(head);
+  head.full ??= head.scale === "row" ? new Map() : head.scale === "head" ? largest(head.bytes) || 1 : 1;
+  if (head.scale === "row" && !head.full.has(row)) head.full.set(row, largestOfRow(head.bytes, row, head.columns) || 1);
+  return Math.min(WEIGHT[byte] / (head.scale === "row" ? head.full.get(row) : head.full), 1);
+}
+
+// The pinned token's weights at the other end: a column of bars for each head.
+function paintBars(context, heads, y, inView) {
+  const query = state.side === "query", start = query ? lines.right + 3 : lines.labels + 3;
+  const count = query ? current.columns : current.rows;
+  for (let i = 0; i < count; i++) {
+    if (!inView(i)) continue;
+    heads.forEach((head, place) => {
+      const strength = strengthOf(head, query ? state.token : i, query ? i : state.token);
+      const tall = Math.max(strength * (LINE - 4), strength >= 0.02 ? 1.5 : 0);
+      context.fillStyle = css(`--head${head.slot}`);
+      context.fillRect(start + place * lines.bar, y(i) + LINE / 2 - 2 - tall, lines.bar - 1, tall);
+    });
+  }
+  context.fillStyle = css("--edge");
+  for (let i = 0; i < count; i++)
+    if (inView(i)) context.fillRect(start, y(i) + LINE / 2 - 2, lines.bar * heads.length - 1, 0.5);
 }
 
 function drawTokens(context, places, align, x, y, inView, marked) {
+  const plain = css("--text"), strong = css("--mark");
   context.textAlign = align;
   places.forEach(([text, number], i) => {
     if (!inView(i)) return;
-    context.fillStyle = css(i === marked ? "--mark" : "--text");
-    const room = lines.left - 10 - context.measureText(` ${number}`).width;
+    context.fillStyle = i === marked ? strong : plain;
+    const room = lines.labels - 10 - context.measureText(` ${number}`).width;
     const shown = `\u2068${cutTo(context, text, room)}\u2069`;
     context.fillText(align === "right" ? `${shown} ${number}` : `${number} ${shown}`, x, y(i));
   });
@@ -57,8 +118,8 @@ function drawTokens(context, places, align, x, y, inView, marked) {
 
 // The token under a pointer: on the left a query, on the right a key.
 function tokenAt(event) {
-  const i = Math.floor((event.offsetY - 4 + document.getElementById("stage").scrollTop) / LINE);
-  if (event.offsetX < lines.left && i < current.rows) return { row: i, column: null };
-  if (event.offsetX > lines.right && i < current.columns) return { row: null, column: i };
+  const i = Math.floor((event.offsetY - 4 + element("lined").scrollTop) / LINE);
+  if (event.offsetX < lines.left && i >= 0 && i < current.rows) return { row: i, column: null };
+  if (event.offsetX > lines.right && i >= 0 && i < current.columns) return { row: null, column: i };
   return null;
 }

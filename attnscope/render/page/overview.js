@@ -1,40 +1,65 @@
 "use strict";
-// Every head as a thumbnail on one canvas: layers down, heads across.
+// Every head as a thumbnail: all are drawn on one canvas, and over it lies a grid of cells that can be reached.
 
-const overview = { width: 0, tile: 0, gap: 0, left: 30, top: 18, rows: [], pictures: [] };
+const overview = { pitch: 0, gap: 0, left: 30, top: 18, layers: [], heads: 0, pictures: [], cells: [] };
+const SMALL_PITCH = 9, TOUCHED_PITCH = 24, LARGE_PITCH = 84;
+
+// The grid of cells for one kind of attention.
+function buildOverview() {
+  overview.layers = PAGE.kinds[state.kind].layers;
+  overview.heads = Math.max(...overview.layers.map((layer) => layer.heads));
+  const row = (...inside) => made("div", { role: "row" }, ...inside);
+  const heading = (head) => made("span", { role: "columnheader", "aria-colindex": head + 2 });
+  const cell = (layer, at) => (_, head) => {
+    const role = layer.about[head]?.[0] || "";
+    const sentence = layer.about[head]?.[1] || "";
+    return made("span", { role: "gridcell", tabindex: -1, "aria-colindex": head + 2, "aria-selected": false,
+      "aria-label": [`L${layer.layer}H${head}`, role, sentence].filter(Boolean).join(", "),
+      "data-row": at, "data-head": head });
+  };
+  overview.columns = Array.from({ length: overview.heads }, (_, head) => heading(head));
+  overview.names = overview.layers.map((layer) => made("span", { role: "rowheader", "aria-colindex": 1 }, `L${layer.layer}`));
+  overview.cells = overview.layers.map((layer, at) => Array.from({ length: layer.heads }, cell(layer, at)));
+  element("heads").setAttribute("aria-colcount", overview.heads + 1);
+  element("heads").replaceChildren(row(...overview.columns),
+    ...overview.layers.map((_, at) => row(overview.names[at], ...overview.cells[at])));
+}
 
 function settleOverview() {
-  const layers = PAGE.kinds[state.kind].layers;
-  overview.rows = layers;
-  overview.pictures = layers.map((layer) => {
+  const faint = state.scale === "auto" && !standsOut();
+  overview.pictures = overview.layers.map((layer) => {
     const [rows, columns, text] = layer.small;
     const bytes = bytesOf(text), size = rows * columns;
     const look = Array.from({ length: layer.heads }, (_, head) =>
-      rowPixels(bytes.subarray(head * size, (head + 1) * size), rows, columns));
+      rowPixels(bytes.subarray(head * size, (head + 1) * size), rows, columns,
+        state.scale === "auto" ? (faint ? "head" : "fixed") : state.scale));
     return cells(bytes, layer.heads * rows, columns, look.flat()); // the heads of a layer stand below each other
   });
 }
 
+// Whether enough heads have a weight that is seen where full colour is 1.
+function standsOut() {
+  let clear = 0, all = 0;
+  for (const layer of overview.layers) {
+    const [rows, columns, text] = layer.small;
+    const bytes = bytesOf(text), size = rows * columns;
+    for (let head = 0; head < layer.heads; head++, all++)
+      if (largest(bytes.subarray(head * size, (head + 1) * size)) > PAGE.faint[0]) clear++;
+  }
+  return clear >= PAGE.faint[1] * all;
+}
+
 function drawOverview() {
-  const canvas = document.getElementById("grid");
-  const width = canvas.parentElement.clientWidth;
-  const heads = Math.max(...overview.rows.map((layer) => layer.heads));
-  const pitch = Math.min((width - overview.left) / heads, 84);
-  Object.assign(overview, { width, pitch, gap: Math.max(1, pitch * 0.08) });
-  const context = sized(canvas, width, overview.top + pitch * overview.rows.length);
+  const room = element("shelf").clientWidth - 8 - overview.left;
+  const least = matchMedia("(pointer: coarse)").matches ? TOUCHED_PITCH : SMALL_PITCH;
+  const pitch = Math.min(Math.max(room / overview.heads, least), LARGE_PITCH);
+  const gap = Math.max(1, pitch * 0.08), side = pitch - gap;
+  Object.assign(overview, { pitch, gap });
+  const canvas = element("grid");
+  const context = sized(canvas, overview.left + pitch * overview.heads, overview.top + pitch * overview.layers.length);
   const hatch = hatching(context);
-  const side = pitch - overview.gap;
-  context.imageSmoothingEnabled = false;
-  context.font = font(Math.min(11, Math.max(8, pitch * 0.38)));
-  context.fillStyle = css("--quiet");
-  context.textAlign = "center";
-  for (let head = 0; head < heads; head++)
-    context.fillText(pitch < 24 ? head : `H${head}`, overview.left + pitch * head + side / 2, overview.top - 6);
-  overview.rows.forEach((layer, row) => {
+  overview.layers.forEach((layer, row) => {
     const y = overview.top + pitch * row;
-    context.fillStyle = css("--quiet");
-    context.textAlign = "right";
-    context.fillText(`L${layer.layer}`, overview.left - 5, y + side / 2 + 4);
     const [rows, columns] = layer.small;
     context.imageSmoothingEnabled = side < columns;
     for (let head = 0; head < layer.heads; head++) {
@@ -44,16 +69,36 @@ function drawOverview() {
       context.drawImage(overview.pictures[row], 0, head * rows, columns, rows, x, y, side, side);
     }
   });
-  context.strokeStyle = css("--mark");
-  context.lineWidth = 2;
-  const x = overview.left + pitch * state.head, y = overview.top + pitch * state.row;
-  context.strokeRect(x - 1, y - 1, side + 2, side + 2);
-  canvas.setAttribute("aria-label", `thumbnails of all heads; ${headName()} is open`);
+  placeCells(pitch, side);
 }
 
-function headAt(event) {
-  const head = Math.floor((event.offsetX - overview.left) / overview.pitch);
-  const row = Math.floor((event.offsetY - overview.top) / overview.pitch);
-  const layer = overview.rows[row];
-  return layer && head >= 0 && head < layer.heads ? { row, head } : null;
+function placeCells(pitch, side) {
+  const across = pitch < 24 ? "" : "H", size = Math.min(11, Math.max(9, pitch * 0.45));
+  const every = Math.ceil((across ? 24 : 14) / pitch), down = Math.ceil((size + 1) / pitch);
+  const place = (one, left, top, width, height) => Object.assign(one.style,
+    { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px`, fontSize: `${size}px` });
+  overview.columns.forEach((one, head) => {
+    one.textContent = head % every ? "" : `${across}${head}`;
+    one.style.textAlign = "center";
+    place(one, overview.left + pitch * head - (pitch * (every - 1)) / 2, 3, side + pitch * (every - 1), size);
+  });
+  overview.names.forEach((one, at) => {
+    one.hidden = at % down > 0;
+    place(one, 0, overview.top + pitch * at + side / 2 - size / 2, overview.left - 4, size);
+    one.style.textAlign = "right";
+  });
+  overview.cells.forEach((cells, at) => cells.forEach((one, head) =>
+    place(one, overview.left + pitch * head, overview.top + pitch * at, side, side)));
+}
+
+// Which cell is open, which are ticked and in which colour, and which one Tab comes to.
+function markCells() {
+  overview.cells.forEach((cells, row) => cells.forEach((one, head) => {
+    const open = row === state.row && head === state.head;
+    const ticked = compared.find((each) => each.on && each.row === row && each.head === head);
+    one.setAttribute("aria-current", open);
+    one.setAttribute("aria-selected", Boolean(ticked));
+    one.tabIndex = open ? 0 : -1;
+    if (ticked) one.style.setProperty("--own", `var(--head${ticked.slot})`);
+  }));
 }

@@ -14,6 +14,9 @@ from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+ACTING = {"Tab": 9, " ": 32}
+"""Keys that do something in any page, and their numbers."""
+
 
 class Browser:
     """One page in one browser, without any network."""
@@ -103,8 +106,9 @@ class Browser:
 
     def press(self, key: str) -> None:
         text = {"text": key} if len(key) == 1 else {}
-        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-        self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+        code = {"windowsVirtualKeyCode": ACTING[key]} if key in ACTING else {}
+        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text, **code)
+        self.send("Input.dispatchKeyEvent", type="keyUp", key=key, **code)
 
     def photograph(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))

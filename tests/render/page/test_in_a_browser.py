@@ -88,6 +88,15 @@ def over_cell(page, row: int, column: int) -> tuple[float, float]:
     )
 
 
+def over_thumbnail(page, row: int, head: int) -> tuple[float, float]:
+    return middle(
+        page,
+        "grid",
+        f"overview.left + {head + 0.5} * overview.pitch",
+        f"overview.top + {row + 0.5} * overview.pitch",
+    )
+
+
 def test_it_opens_the_first_head_and_says_what_it_shows(opened) -> None:
     assert opened.run("element('name').textContent") == "L0H0 · encoder"
     assert opened.run("element('title').textContent") == "<i>a model</i>"
@@ -114,9 +123,7 @@ def test_heads_that_are_stored_as_differences_come_back(opened) -> None:
 
 
 def test_a_click_on_a_thumbnail_opens_its_head(opened) -> None:
-    opened.click(
-        *middle(opened, "grid", "overview.left + 2.4 * overview.pitch", "overview.top + 1.4 * overview.pitch")
-    )
+    opened.click(*over_thumbnail(opened, 1, 2))
     opened.until("element('name').textContent === 'L2H2 · encoder'")
     np.testing.assert_allclose(shown(opened), exact(heads(2)[2]), atol=1e-7)
 
@@ -136,8 +143,8 @@ def test_keys_move_over_layers_and_heads_and_stop_at_the_edge(opened) -> None:
 
 def test_the_value_under_the_pointer_is_the_weight(opened) -> None:
     opened.move(*over_cell(opened, 5, 1))
-    opened.until("element('value').textContent !== ''")
-    text = opened.run("element('value').textContent").replace("\u2068", "").replace("\u2069", "")
+    opened.until("!element('tip').hidden")
+    text = opened.run("element('tip').textContent").replace("\u2068", "").replace("\u2069", "")
     value = exact(heads(0)[0])[5, 1]
     assert text == f"sat 5 → <b>cat</b> 1  {value:.{5 if value < 0.01 else 3}f}"
 
@@ -161,10 +168,10 @@ def _screen(page) -> bytes:
 def test_a_pinned_token_lists_its_row_and_its_column(opened) -> None:
     opened.click(*over_cell(opened, 3, 0))
     opened.until("state.token === 3")
-    assert opened.run("element('token').textContent") == "猫 (token 3)"
+    assert opened.run("element('token').textContent") == "猫 (token 3) in L0H0"
     values = exact(heads(0)[0])
     names = opened.run(
-        "[...document.querySelectorAll('#lists ol')].map((list) => [...list.querySelectorAll('bdi')]"
+        "[...document.querySelectorAll('#lists ol')].map((list) => [...list.querySelectorAll('.place')]"
         ".map((name) => +name.textContent.split(' ').at(-1)))"
     )
     assert names == [
@@ -174,7 +181,7 @@ def test_a_pinned_token_lists_its_row_and_its_column(opened) -> None:
     opened.press("j")
     assert opened.run("state.token") == 4
     opened.press("Escape")
-    assert opened.run("element('token').textContent") == "No token pinned"
+    assert opened.run("element('token').textContent") == "No token chosen"
 
 
 def test_cross_attention_lists_one_side_only(opened) -> None:
@@ -187,9 +194,9 @@ def test_cross_attention_lists_one_side_only(opened) -> None:
 def test_lines_are_drawn_and_a_token_of_either_side_can_be_pinned(opened) -> None:
     opened.press("l")
     assert opened.run("state.mode") == "lines"
-    opened.click(*middle(opened, "picture", "lines.right + 20", "4 + 2.5 * LINE"))
+    opened.click(*middle(opened, "strokes", "lines.right + 20", "4 + 2.5 * LINE"))
     opened.until("state.token === 2 && state.side === 'key'")
-    column = "element('picture').getContext('2d').getImageData"
+    column = "element('strokes').getContext('2d').getImageData"
     drawn = opened.run(
         f"new Uint32Array({column}(lines.left + 20, 0, 2, 160).data.buffer).some((pixel) => pixel)"
     )
@@ -197,21 +204,25 @@ def test_lines_are_drawn_and_a_token_of_either_side_can_be_pinned(opened) -> Non
 
 
 def test_scales_change_what_full_colour_means(opened) -> None:
+    high = "element('high').textContent"
+    assert opened.run(high) == "1"  # the weights are strong, so that the automatic scale is 0 to 1
     opened.press("s")
-    assert opened.run("element('high').textContent") == "largest of the row"
+    assert opened.run("state.scale") == "fixed"
     opened.press("s")
-    assert float(opened.run("element('high').textContent")) == pytest.approx(
-        exact(heads(0)[0]).max(), abs=0.01
-    )
+    assert opened.run(high) == "largest of the row"
     opened.press("s")
-    assert opened.run("element('high').textContent") == "1"
+    largest, _, words = opened.run(high).partition(", ")
+    assert float(largest) == pytest.approx(exact(heads(0)[0]).max(), abs=0.01)
+    assert words == "this head's largest"
+    opened.press("s")
+    assert opened.run("state.scale") == "auto"
 
 
 def test_light_and_dark_follow_the_system_until_they_are_chosen(opened) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     assert opened.run(ground) == "rgb(255, 255, 255)"
     opened.dark()
-    assert opened.run(ground) == "rgb(22, 22, 26)"
+    opened.until(f"{ground} === 'rgb(22, 22, 26)'")
     opened.press("d")
     assert opened.run(ground) == "rgb(255, 255, 255)"
 

@@ -1,0 +1,44 @@
+"use strict";
+// What colours and lines mean, true to what is drawn.
+
+const MEANING = { fixed: "1", row: "largest of the row" };
+const highest = () => current.scale === "head" ? `${shortly(largest(current.bytes))}, this head's largest` : MEANING[current.scale];
+
+function drawLegend() {
+  const map = state.mode !== "lines", drawn = state.mode !== "map";
+  element("mapped").hidden = element("zoom").hidden = !map;
+  element("closed").hidden = !map || !current.bytes.includes(CLOSED);
+  element("drawn").hidden = !drawn;
+  element("high").textContent = highest();
+  element("direction").textContent = map ? "rows look at columns" : "left looks at right";
+  element("least").textContent = leastLine();
+  const context = element("ramp").getContext("2d"), image = context.createImageData(256, 1);
+  new Uint32Array(image.data.buffer).set(palette(state.cmap));
+  context.putImageData(image, 0, 0);
+  if (drawn) paintSamples(sized(element("samples"), SAMPLES, 16), 0, 8);
+}
+
+const leastLine = () => `of ${highest()}; below ${faintest(drawnHeads().length)} none`;
+
+// Lines of three strengths as they are drawn now, each with its number.
+const SAMPLES = 190;
+function paintSamples(context, x, y) {
+  const focus = focusNow(), alone = focus.row !== null || focus.column !== null;
+  const heads = drawnHeads();
+  context.font = font(12);
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  for (const [place, strength] of [0.1, 0.5, 1].entries()) {
+    const stroke = strokeOf(strength, alone, heads.length), start = x + place * 64;
+    context.strokeStyle = css(heads.length === 1 ? `--head${heads[0].slot}` : "--text");
+    context.globalAlpha = stroke.alpha;
+    context.lineWidth = stroke.width;
+    context.beginPath();
+    context.moveTo(start, y);
+    context.lineTo(start + 30, y);
+    context.stroke();
+    context.globalAlpha = 1;
+    context.fillStyle = css("--quiet");
+    context.fillText(strength, start + 35, y + 1);
+  }
+}

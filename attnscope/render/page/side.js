@@ -1,0 +1,99 @@
+"use strict";
+// Beside the pictures: the text, the pinned token and what it looks at, the head's role and figures, and the
+// heads that are worth a look.
+
+const SHOWN = 10;
+
+function drawSide() {
+  const [role, sentence, figures] = layerNow().about[state.head] ?? ["", "", []];
+  element("role").textContent = [role, sentence].filter(Boolean).join(": ");
+  element("measured").hidden = !figures.length;
+  element("figures").replaceChildren(...figures.map(([name, value, baseline, unit]) => made("tr", {},
+    made("th", { scope: "row" }, name), made("td", {}, `${value} ${unit}`.trim()), made("td", {}, baseline || "–"))));
+  for (const button of element("worth").querySelectorAll("button"))
+    button.setAttribute("aria-current", button.dataset.head === [state.kind, layerNow().layer, state.head].join());
+  element("side").style.setProperty("--one", openColour());
+  drawText();
+  drawLists();
+}
+
+function buildWorth() {
+  element("advice").hidden = !PAGE.worth.length;
+  element("worth").append(...PAGE.worth.map(([kind, layer, head]) => {
+    const found = PAGE.kinds[kind].layers.find((one) => one.layer === layer);
+    const where = PAGE.kinds.length > 1 ? ` ${PAGE.kinds[kind].kind}` : "";
+    const button = made("button", { type: "button", "data-head": [kind, layer, head].join() },
+      made("b", {}, `L${layer}H${head}${where}`), found.about[head]?.[1] || "");
+    button.addEventListener("click", () => openKind(kind, layer, head));
+    return made("li", {}, button);
+  }));
+}
+
+// The text as the model read it. A token of it can be chosen; a bar under each is its weight with the chosen one.
+function drawText() {
+  const { axes } = current;
+  if (drawText.axes !== axes) {
+    drawText.axes = axes;
+    element("reading").replaceChildren(...(axes.square ? [newText("Text", axes.queries, "query")]
+      : [newText("Text that looks", axes.queries, "query"), newText("Text that is looked at", axes.keys, "key")]).flat());
+  }
+  for (const list of document.querySelectorAll(".text")) {
+    const side = axes.square ? state.side : list.dataset.side;
+    for (const [i, one] of [...list.querySelectorAll("[role=option]")].entries()) {
+      const chosen = state.token === i && side === state.side;
+      one.setAttribute("aria-selected", chosen);
+      one.tabIndex = chosen || (i === 0 && (state.token === null || side !== state.side)) ? 0 : -1;
+      const row = state.side === "query" ? state.token : i, column = state.side === "query" ? i : state.token;
+      const other = state.token !== null && (axes.square || side !== state.side);
+      const weight = other ? strengthOf({ ...current }, row, column) : 0;
+      one.style.setProperty("--tall", `${(5 * weight).toFixed(1)}px`);
+    }
+  }
+}
+
+function newText(title, places, side) {
+  const list = made("div", { role: "listbox", class: "text", "aria-label": title, "data-side": side });
+  places.forEach(([text, number, glued], i) => {
+    if (i && !glued) list.append(" ");
+    const one = made("span", { role: "option", "data-at": i, "aria-label": `${text}, token ${number}` }, isolated(text));
+    list.append(one);
+  });
+  return made("div", {}, made("h2", {}, title), list);
+}
+
+// What the pinned token looks at, and who looks at it, ranked.
+function drawLists() {
+  const title = element("token"), lists = element("lists");
+  if (state.token === null) {
+    title.textContent = "No token chosen";
+    lists.replaceChildren(made("p", { class: "quiet" }, "Choose one in the text, the map or the lines, or press j."));
+    return;
+  }
+  const { axes, columns } = current;
+  const [text, number] = (state.side === "query" ? axes.queries : axes.keys)[state.token];
+  title.replaceChildren(isolated(text), ` (token ${number}) in ${headName()}`);
+  lists.replaceChildren();
+  if (state.side === "query" || axes.square)
+    lists.append(...ranking("looks at", axes.keys, "key", (i) => state.token * columns + i));
+  if (state.side === "key" || axes.square)
+    lists.append(...ranking("is looked at by", axes.queries, "query", (i) => i * columns + state.token));
+}
+
+function ranking(verb, places, side, at) {
+  const found = places
+    .map(([text, number], i) => ({ text, number, i, byte: current.bytes[at(i)] }))
+    .filter(({ byte }) => byte !== CLOSED)
+    .sort((a, b) => b.byte - a.byte || a.i - b.i);
+  const list = made("ol");
+  for (const { text, number, i, byte } of found.slice(0, SHOWN)) {
+    const bar = made("i");
+    bar.style.setProperty("--share", WEIGHT[byte] / PAGE.top);
+    const button = made("button", { type: "button" }, made("span", { class: "place" }, isolated(text), ` ${number}`),
+      made("span", {}, shortly(WEIGHT[byte])), bar);
+    button.addEventListener("click", () => pin(i, current.axes.square ? state.side : side));
+    list.append(made("li", {}, button));
+  }
+  const rest = found.length > SHOWN
+    ? [made("p", { class: "quiet" }, `and ${found.length - SHOWN} more, each at most ${shortly(WEIGHT[found[SHOWN].byte])}`)] : [];
+  return [made("h3", {}, verb), list, ...rest];
+}

@@ -1,0 +1,266 @@
+"""The page by keyboard alone, for a screen reader, in both themes and at every size; no text on another."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from importlib.resources import files
+
+import numpy as np
+import pytest
+
+from attnscope.analysis.all_heads import all_heads
+from attnscope.analysis.selection import Selection
+from attnscope.models import load
+from attnscope.render.layers import save_page
+from tests.render.page.browser import CHROMIUM, browser
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
+]
+
+CAT = "The cat sat on the mat because it was tired."
+TEXTS = {
+    "short": CAT,
+    "long": " ".join([CAT] * 12),
+    "mixed": "猫は 疲れて いた。 جلست القطة على السجادة The 🐈 sat on 🧶 Donaudampfschifffahrtskapitän",
+}
+SIZES = ((1400, 900), (1024, 768), (400, 844))
+
+RECORDED = """
+for (const name of ["clearRect", "fillText"]) {
+  const before = CanvasRenderingContext2D.prototype[name];
+  CanvasRenderingContext2D.prototype[name] = function (...given) {
+    if (name === "clearRect") this.canvas.written = [];
+    else {
+      const [text, x, y] = given, size = this.measureText(text), at = this.getTransform();
+      const corners = [[x - size.actualBoundingBoxLeft, y - size.actualBoundingBoxAscent],
+        [x + size.actualBoundingBoxRight, y + size.actualBoundingBoxDescent]]
+        .map(([left, top]) => new DOMPoint(left, top).matrixTransform(at));
+      const xs = corners.map((corner) => corner.x), ys = corners.map((corner) => corner.y);
+      (this.canvas.written ??= []).push(
+        [text, Math.min(...xs), Math.min(...ys), Math.max(...xs), Math.max(...ys)]);
+    }
+    return before.apply(this, given);
+  };
+}
+"""
+"""Makes each canvas remember which text it has written where."""
+
+VISIBLE = """(() => {
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, parent = node.parentElement;
+    if (!node.textContent.trim() || parent.closest("script, select, .heard, [hidden]")) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    let clip = { left: -1e9, top: -1e9, right: 1e9, bottom: 1e9 };
+    for (let up = parent; up !== document.body; up = up.parentElement)
+      if (getComputedStyle(up).overflowX !== "visible") {
+        const { left, top, right, bottom } = up.getBoundingClientRect();
+        clip = { left: Math.max(clip.left, left), top: Math.max(clip.top, top),
+          right: Math.min(clip.right, right), bottom: Math.min(clip.bottom, bottom) };
+      }
+    for (const { left, top, right, bottom } of range.getClientRects()) {
+      const box = [Math.max(left, clip.left), Math.max(top, clip.top),
+        Math.min(right, clip.right), Math.min(bottom, clip.bottom)];
+      if (box[2] - box[0] > 1 && box[3] - box[1] > 1) found.push([node.textContent.trim(), ...box]);
+    }
+  }
+  return found;
+})()"""
+"""The boxes of all text that is seen, line by line."""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder, model = tmp_path_factory.mktemp("pages"), load("own")
+    for name, text in TEXTS.items():
+        save_page(all_heads(model, model.prepare(text), Selection()), folder / f"{name}.html")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        found.send("Page.addScriptToEvaluateOnNewDocument", source=RECORDED)
+        yield found
+
+
+def opened(chromium, path, size=SIZES[0], dark=False):
+    chromium.size(*size, mobile=size[0] < 500)
+    chromium.dark(dark)
+    chromium.send("Page.navigate", url="about:blank")
+    chromium.open(path)
+    return chromium
+
+
+def show_all(page) -> None:
+    """Everything at once: a chosen token, a layer compared, the map and the lines."""
+    page.run("tickLayer()")
+    page.run("pin(3)")
+    page.run("changeMode('both')")
+    page.run("new Promise((done) => setTimeout(done, 60))")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]} pixels")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing(chromium, pages, size, dark) -> None:
+    pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+    page = opened(chromium, pages / "short.html", size, dark)
+    page.send(
+        "Runtime.evaluate", expression=(files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
+    )
+    for act in (lambda _: None, show_all):
+        act(page)
+        found = page.run(
+            "axe.run().then(({ violations }) => violations.map((one) => `${one.id}: ${one.help}`))"
+        )
+        assert found == []
+    assert page.troubles == []
+
+
+def test_every_control_is_reached_with_tab(chromium, pages) -> None:
+    page = opened(chromium, pages / "short.html")
+    show_all(page)
+    wanted = page.run(
+        "(window.wanted = [...document.querySelectorAll("
+        "'select, button, input, [tabindex=\"0\"]')].filter((one) => one.checkVisibility())).length"
+    )
+    page.run("document.activeElement.blur()")
+    for _ in range(wanted + 2):
+        page.press("Tab")
+        page.run("wanted = wanted.filter((one) => one !== document.activeElement)")
+    assert page.run("wanted.map((one) => one.outerHTML)") == []
+
+
+def test_the_overview_is_walked_and_ticked_with_keys(chromium, pages) -> None:
+    page = opened(chromium, pages / "short.html")
+    page.run("openKind(0, 1, 2)")
+    page.until("headName() === 'L1H2'")
+    page.run("document.querySelector('[role=gridcell][tabindex=\"0\"]').focus()")
+    page.press("ArrowRight")
+    page.until("document.activeElement.getAttribute('aria-label')?.startsWith('L1H3, ')")
+    assert page.run("document.activeElement.getAttribute('aria-current')") == "true"
+    page.until("element('live').textContent.startsWith('L1H3')")
+    page.press(" ")
+    page.until("document.activeElement.getAttribute('aria-selected') === 'true'")
+    assert page.run("element('live').textContent") == "L1H3 ticked"
+
+
+def test_the_map_is_walked_cell_by_cell_and_says_each_weight(chromium, pages) -> None:
+    page = opened(chromium, pages / "short.html")
+    page.run("element('stage').focus()")
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        page.press(key)
+    assert page.run("[state.pointer.row, state.pointer.column]") == [0, 2]
+    weight = page.run("WEIGHT[current.bytes[2]]")
+    said = page.run("element('live').textContent")
+    assert said.startswith("[CLS] 0 → cat 2")
+    assert float(said.split()[-1]) == pytest.approx(weight, abs=6e-4)
+    assert page.run("element('tip').hidden") is False
+    page.press("Enter")
+    assert page.run("[state.token, state.side]") == [0, "query"]
+
+
+def test_the_text_is_a_list_in_which_tokens_are_chosen(chromium, pages) -> None:
+    page = opened(chromium, pages / "short.html")
+    assert page.run("document.querySelector('.text').textContent") == f"[CLS] {CAT[:-1]} . [SEP]"
+    page.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
+    page.press("ArrowRight")
+    page.press("ArrowRight")
+    assert page.run("document.activeElement.textContent") == "cat"
+    assert page.run("[state.token, document.activeElement.getAttribute('aria-selected')]") == [2, "true"]
+    assert page.run("element('live').textContent").startswith("cat (token 2)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]} pixels")
+def test_no_text_lies_on_another_or_leaves_the_window(chromium, pages, text, size) -> None:
+    page = opened(chromium, pages / f"{text}.html", size)
+    for act in (lambda _: None, show_all):
+        act(page)
+        boxes = page.run(VISIBLE)
+        assert len(boxes) > 30
+        assert max(right for _, _, _, right, _ in boxes) <= size[0]
+        assert min(left for _, left, *_ in boxes) >= 0
+        assert overlapping(boxes) == []
+        for name in ("picture", "strokes"):
+            written = page.run(f"element('{name}').checkVisibility() ? element('{name}').written : []")
+            assert all(left >= 0 and top >= 0 for _, left, top, *_ in written if top > -20)
+            assert overlapping(written) == []
+
+
+def overlapping(boxes: list) -> list[tuple[str, str]]:
+    """Texts of which one lies on the other by more than a pixel both ways."""
+    pairs = itertools.combinations(boxes, 2)
+    return [
+        (one[0], other[0])
+        for one, other in pairs
+        if min(one[3], other[3]) - max(one[1], other[1]) > 1
+        and min(one[4], other[4]) - max(one[2], other[2]) > 1
+    ]
+
+
+def themes() -> list[dict[str, str]]:
+    """The colours of both themes by their names."""
+    css = (files("attnscope.render.page") / "page.css").read_text("utf-8")
+    blocks = re.findall(r"^:root(?:\[data-theme=\"dark\"\])? \{(.*?)\}", css, re.DOTALL | re.MULTILINE)
+    return [dict(re.findall(r"--(\w+): #(\w{6})", block)) for block in blocks]
+
+
+def light(colours: list[str]) -> np.ndarray:
+    """Linear light of colours.  -> [colour, red green blue]"""
+    srgb = np.array([[int(colour[at : at + 2], 16) for at in (0, 2, 4)] for colour in colours]) / 255
+    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours as WCAG 2 defines it, 1 to 21."""
+    low, high = sorted(light([one, other]) @ [0.2126, 0.7152, 0.0722])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", themes(), ids=["light", "dark"])
+def test_text_and_lines_stand_out_from_the_ground(theme) -> None:
+    for name in ("text", "quiet", "mark"):
+        assert contrast(theme[name], theme["ground"]) >= 4.5
+    for name in ("edge", *(f"head{place}" for place in range(12))):
+        assert contrast(theme[name], theme["ground"]) >= 3, name
+
+
+# Machado, Oliveira and Fernandes 2009: what is seen without one kind of cones, in linear light
+SEEN = {
+    "all cones": np.eye(3),
+    "no long": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "no middle": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "no short": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+
+
+@pytest.mark.parametrize("eyes", SEEN)
+@pytest.mark.parametrize("theme", themes(), ids=["light", "dark"])
+def test_twelve_heads_have_colours_that_every_eye_tells_apart(theme, eyes) -> None:
+    from attnscope.render.colour import _lab
+
+    seen = np.clip(light([theme[f"head{place}"] for place in range(12)]) @ np.array(SEEN[eyes]).T, 0, 1)
+    srgb = np.where(seen <= 0.0031308, 12.92 * seen, 1.055 * seen ** (1 / 2.4) - 0.055) * 255
+    lab = _lab(srgb)
+    apart = np.linalg.norm(lab[:, None] - lab, axis=-1) + np.eye(12)
+    assert apart.min() > 0.08  # four times what is just seen

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from attnscope.analysis.selection import Selection
     from attnscope.analysis.stats import Stats
     from attnscope.models import Model
-    from attnscope.storage.corpus import Corpus
 
 MOST_REPORTED = 20
 """Texts that are reported one by one when they cannot be read; further ones are only counted."""
@@ -69,8 +68,8 @@ def measure_corpus(
                 strict=asked.strict,
                 limit=asked.limit,
                 checkpoint=asked.checkpoint,
-                report=_Report(),
-                watch=_watch(corpus, asked.limit, draw),
+                report=Report(),
+                watch=watch_progress(corpus.size, asked.limit, draw),
             )
         except KeyboardInterrupt:
             hint = "give --checkpoint FILE to go on from where it stopped"
@@ -80,13 +79,14 @@ def measure_corpus(
             raise typer.Exit(STOPPED) from None
 
 
-class _Report:
+class Report:
     """Says what is wrong with a text, for the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def __call__(self, sentence: str) -> None:
+        """Say what is wrong with one text."""
         from attnscope.axes import visible
 
         self.count += 1
@@ -96,7 +96,7 @@ class _Report:
             print("attnscope: further texts that are skipped are only counted", file=sys.stderr)
 
 
-def _watch(corpus: Corpus, limit: int | None, draw: Draw | None) -> Callable[[Progress], None]:
+def watch_progress(size: int, limit: int | None, draw: Draw | None) -> Callable[[Progress], None]:
     """What draws the progress of a corpus, with tokens a second; nothing where nobody is looking."""
     start, first = time.monotonic(), -1
 
@@ -107,7 +107,7 @@ def _watch(corpus: Corpus, limit: int | None, draw: Draw | None) -> Callable[[Pr
         if first < 0:  # a checkpoint's tokens were read in another run
             first = progress.tokens
         pace = (progress.tokens - first) / max(time.monotonic() - start, 1e-9)
-        done = progress.done / max(corpus.size, 1)
+        done = progress.done / max(size, 1)
         if limit is not None:
             done = max(done, progress.texts / limit)
         draw(done, f"{progress.texts:,} texts  {progress.tokens:,} tokens  {pace:,.0f} tokens/s")

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attnscope.cli.command import command, repeat
+from attnscope.cli.gold import answer_gold, check_gold
 from attnscope.cli.heads import select
 from attnscope.cli.options.declare import argument, flag, option
+from attnscope.cli.options.gold import GoldOptions
 from attnscope.cli.options.heads import LayerOptions
 from attnscope.cli.options.model import Said, WeighedModelOptions
 from attnscope.cli.options.picture import NumbersOptions, PrintedOptions, check_picture
@@ -27,11 +29,15 @@ if TYPE_CHECKING:
     from attnscope.views import HeadMap
 
 
+LISTED = 8
+"""Heads that are listed of each question."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions:
     """What is asked, and of which text."""
 
-    asked: list[str] = argument(
+    asked: list[str] | None = argument(
         'Questions such as "it -> cat", "it <-> cat", "\'the mat\' -> [SEP]", "* -> -2", and the text.'
     )
 
@@ -40,7 +46,7 @@ class QuestionOptions:
 class FindOutput(NumbersOptions):
     """How many heads are listed, and where the answer goes."""
 
-    top: int = option("List so many heads of each question.", min=1, default=8)
+    top: int | None = option("List so many heads of each question: 8, or 1 with --gold.", min=1)
     as_csv: bool = flag("Print all heads of all questions as CSV.", "--csv")
     out: Path | None = option("Save the map of all heads as .png, .svg or .pdf.", "--out", "-o")
 
@@ -48,6 +54,7 @@ class FindOutput(NumbersOptions):
 @command
 def find(
     asked: QuestionOptions,
+    gold: GoldOptions,
     source: TextNamed,
     attention: LayerOptions,
     output: FindOutput,
@@ -64,6 +71,12 @@ def find(
     stand the baseline, which is the same share of even attention, and the rank of the right part among all
     words: 1 if no word gets more.
 
+    With --gold the questions and their answers come from a file: a treebank (.conllu, each dependency
+    relation is a question), JSON lines with pairs of words (.jsonl), or word alignments of translations. A
+    head is right where a word's largest weight, special tokens and the word itself aside, goes to the answer.
+    Beside it stand the best fixed distance, chosen on the same data, and even attention; ± is the standard
+    error over texts.
+
     Examples:
 
     attnscope find "it -> cat" "The cat sat on the mat because it was tired."
@@ -71,17 +84,25 @@ def find(
     attnscope find "* -> -2" "* -> special" -f sample_inputs/article.txt --truncate --top 3
 
     attnscope find "it <-> cat" "The cat sat on the mat because it was tired." -m my-bert -o it-cat.png
+
+    attnscope find --gold english.conllu --relation nsubj,obj --held-out -m my-bert
+
+    attnscope find --gold pairs.txt --alignments links.txt -m my-translator
     """
     from attnscope.analysis.questions.parts import is_question, parse_questions
 
-    texts = [each for each in asked.asked if not is_question(each)]
-    if len(texts) == len(asked.asked):
+    given_words = asked.asked or []
+    if check_gold(gold, given_words, source, output):
+        answer_gold(gold, source, attention, output, model)
+        return
+    texts = [each for each in given_words if not is_question(each)]
+    if len(texts) == len(given_words):
         raise typer.BadParameter("ask something: 'it -> cat'", param_hint="ASKED")
     if len(texts) > 1 or (texts and source.text is not None):
         raise typer.BadParameter("give one text; a question has an arrow, ->", param_hint="ASKED")
     if texts:
         source = replace(source, text=texts[0])
-    questions = [question for each in asked.asked if is_question(each) for question in parse_questions(each)]
+    questions = [question for each in given_words if is_question(each) for question in parse_questions(each)]
     check_picture(output.out, picture.cmap, one=True)
     given = read_source(source, model)
     loaded, prepared = given.open()
@@ -108,7 +129,7 @@ def write_answers(
     elif output.out is not None:
         _save(answers, output.out, picture)
     else:
-        _print(answers, output.top, picture, opening)
+        _print(answers, output.top or LISTED, picture, opening)
 
 
 def _numbers(answers: Answers) -> dict[str, Any]:

@@ -73,16 +73,16 @@ class Model(ABC):
         """
 
     def prepare_all(
-        self, texts: Sequence[str], *, max_tokens: int | None = None, truncate: bool = False
+        self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
     ) -> list[ModelInput | InputError]:
-        """``prepare`` for many texts, with what it raised in the place of a text that it refused."""
+        """``prepare`` for many texts or pairs, with what it raised in the place of one that it refused."""
         return [self._prepare_or_refuse(text, max_tokens, truncate) for text in texts]
 
     def _prepare_or_refuse(
-        self, text: str, max_tokens: int | None, truncate: bool
+        self, text: tuple[str, ...], max_tokens: int | None, truncate: bool
     ) -> ModelInput | InputError:
         try:
-            return self.prepare(text, max_tokens=max_tokens, truncate=truncate)
+            return self.prepare(*text, max_tokens=max_tokens, truncate=truncate)
         except InputError as error:
             return error
 

@@ -38,12 +38,12 @@ class OwnModel(ReaderModel):
         self.encoder = module
 
     def prepare_all(
-        self, texts: Sequence[str], *, max_tokens: int | None = None, truncate: bool = False
+        self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
     ) -> list[ModelInput | InputError]:
-        """``prepare`` for many texts, tokenized together."""
+        """``prepare`` for many texts or pairs, tokenized together."""
         limit = min(limit for limit in (max_tokens, self.positions) if limit is not None)
 
-        def prepare(text: str, reading: Reading) -> ModelInput | InputError:
+        def prepare(text: tuple[str, ...], reading: Reading) -> ModelInput | InputError:
             if len(reading.ids) > limit:
                 return self._prepare_or_refuse(text, max_tokens, truncate)
             return self.label(reading.tokens, reading.notes)

@@ -58,11 +58,12 @@ class Reader:
         reading = self._reading(encoding, [text] if second is None else [text, second])
         return reading._replace(ids=reading.ids[:keep], tokens=reading.tokens[:keep])  # special tokens, too
 
-    def read_all(self, texts: Sequence[str]) -> Iterator[Reading]:
-        """The ids and tokens of many texts."""
-        self._try([(text,) for text in texts])
-        for text, encoding in zip(texts, self.tokenizer.encode_batch(list(texts)), strict=True):
-            yield self._reading(encoding, [text])
+    def read_all(self, texts: Sequence[tuple[str, ...]]) -> Iterator[Reading]:
+        """The ids and tokens of many texts or pairs."""
+        self._try(list(texts))
+        plain = [text if len(text) > 1 else text[0] for text in texts]
+        for text, encoding in zip(texts, self.tokenizer.encode_batch(plain), strict=True):
+            yield self._reading(encoding, text)
 
     def _reading(self, encoding: Encoding, texts: Sequence[str]) -> Reading:
         spelling = getattr(self.tokenizer.model, "unk_token", None)

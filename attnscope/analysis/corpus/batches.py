@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from attnscope.attention import Kind, Token
 from attnscope.models import ModelInput
 from attnscope.storage.corpus import Entry
+from attnscope.storage.gold import GoldText
 
 WINDOW_TEXTS = 8192
 WINDOW_CHARACTERS = 1 << 20
@@ -19,6 +20,9 @@ BATCH_TOKENS = 4096
 """Tokens that go through a model together: enough to keep the processor busy, few enough for its caches."""
 
 
+Item = TypeVar("Item", Entry, GoldText)
+
+
 class Batch(NamedTuple):
     """Texts of one length: what the model reads, and the tokens of the queries and keys of each text."""
 
@@ -26,11 +30,12 @@ class Batch(NamedTuple):
     labels: Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
     texts: int
     tokens: int
+    numbers: Sequence[int] = ()  # of the texts, among those that were put into batches
 
 
-def windows(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+def windows(entries: Iterable[Item]) -> Iterator[list[Item]]:
     """Cut a stream of texts where enough are together."""
-    window: list[Entry] = []
+    window: list[Item] = []
     characters = 0
     for entry in entries:
         window.append(entry)
@@ -44,16 +49,17 @@ def windows(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
     """The texts in batches, the longest texts first; the same texts always make the same batches."""
-    alike: dict[tuple[object, ...], list[ModelInput]] = {}
-    for one in prepared:
-        alike.setdefault(_shape(one), []).append(one)
-    groups = sorted(alike.values(), key=lambda group: -len(group[0].tokens))
-    return [
-        join_texts(group[start : start + size])
-        for group in groups
-        for size in [max(1, BATCH_TOKENS // len(group[0].tokens))]
-        for start in range(0, len(group), size)
-    ]
+    alike: dict[tuple[object, ...], list[tuple[int, ModelInput]]] = {}
+    for number, one in enumerate(prepared):
+        alike.setdefault(_shape(one), []).append((number, one))
+    groups = sorted(alike.values(), key=lambda group: -len(group[0][1].tokens))
+    made = []
+    for group in groups:
+        size = max(1, BATCH_TOKENS // len(group[0][1].tokens))
+        for start in range(0, len(group), size):
+            numbers, texts = zip(*group[start : start + size], strict=True)
+            made.append(join_texts(texts)._replace(numbers=numbers))
+    return made
 
 
 def join_texts(texts: Sequence[ModelInput]) -> Batch:

@@ -184,7 +184,7 @@ class _Run:
         readable = [entry for entry in window if not entry.fault]
         made = iter(
             self.model.prepare_all(
-                [entry.text for entry in readable], max_tokens=self.max_tokens, truncate=self.truncate
+                [(entry.text,) for entry in readable], max_tokens=self.max_tokens, truncate=self.truncate
             )
         )
         self.progress.entries += len(window)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal, TypeAlias
 
+from attnscope.analysis.questions.locate import locate_tokens
 from attnscope.attention import Token
 from attnscope.errors import InputError
 
@@ -26,11 +27,6 @@ MARK = re.compile(r"\[\[([^\[\]:]{1,40}):((?:(?!\[\[).)*?)\]\]", re.S)
 """A part that the text itself names: ``[[question: Who slept?]]``; one that never ends stops at the next."""
 
 LONGEST_NAME = 24
-
-SPACE = re.compile(r"\s*")
-
-NEAR = 16
-"""Characters that may stand between a token and the next, for each that was not found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +69,16 @@ def cut_text(text: str, way: Way) -> tuple[tuple[str, int], ...]:
 def spans_of(tokens: Sequence[Token], text: str, parts: Sequence[tuple[str, int]]) -> tuple[Span, ...]:
     """The parts of a text as runs of its tokens; each special token is a part of its own.
 
-    ``parts`` are names and where in the text they begin. Tokens are looked for in the text one after the
-    other, near where the last one ended, and the farther the more were not found since: a tokenizer leaves
-    out spaces, writes some letters otherwise, and marks words that it lacks behind their text.
+    ``parts`` are names and where in the text they begin.
     """
     begins = [begin for _, begin in parts]
     labels: list[tuple[int, str]] = []
-    at = near = 0
-    for number, token in enumerate(tokens):
-        if token.special:
+    for number, (token, place) in enumerate(zip(tokens, locate_tokens(tokens, text), strict=True)):
+        if place is None:
             labels.append((-number - 1, token.text))
             continue
-        spelled = token.text.strip()
-        at = SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
-        near += NEAR + len(spelled)
-        for piece in dict.fromkeys((spelled, spelled.partition(" ")[0])):
-            place = text.find(piece, at, at + near) if piece else -1
-            if place >= 0:
-                break
-        at, near = (at, near) if place < 0 else (place, 0)
-        part = max(0, bisect_right(begins, at) - 1)
+        part = max(0, bisect_right(begins, place[0]) - 1)
         labels.append((part, parts[part][0] or f"rest {part + 1}"))
-        at += 0 if place < 0 else len(piece)
     return _runs(labels)
 
 

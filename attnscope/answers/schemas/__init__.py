@@ -3,9 +3,10 @@
 A release that takes a field away, or changes what one means, raises ``VERSION``.
 """
 
+from attnscope.answers.schemas.gold import GOLD
 from attnscope.answers.schemas.looks import FIND, INFO, SHOW, SPANS, STATS
 from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT
-from attnscope.answers.schemas.shape import TEXT, Shape, extended
+from attnscope.answers.schemas.shape import TEXT, Shape, either, extended
 
 __all__ = ["VERSION", "schema_of"]
 
@@ -15,7 +16,7 @@ SCHEMAS = {
     "show": SHOW,
     "stats": STATS,
     "compare": COMPARE,
-    "find": FIND,
+    "find": either(FIND, GOLD),
     "spans": SPANS,
     "info": INFO,
     "check": CHECK,

@@ -75,11 +75,12 @@ class HuggingFaceModel(Model):
         return self._one_side(encoded, "get_text_features" if self._towers else "__call__")
 
     def prepare_all(
-        self, texts: Sequence[str], *, max_tokens: int | None = None, truncate: bool = False
+        self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
     ) -> list[ModelInput | InputError]:
-        """``prepare`` for many texts, of which the tokenizer has one trial."""
+        """``prepare`` for many texts or pairs, of which the tokenizer has one trial."""
         if "input_ids" in self._reads:
-            self.reader.trial.require([(text,) for text in texts])
+            parts = [(one,) for text in texts for one in text]
+            self.reader.trial.require(parts if self.encoder_decoder else texts)
         return super().prepare_all(texts, max_tokens=max_tokens, truncate=truncate)
 
     def prepare_image(self, path: Path, text: str | None = None) -> ModelInput:
@@ -243,8 +244,7 @@ class HuggingFaceModel(Model):
         return {end for one in ends for end in (one if isinstance(one, list) else [one]) if end is not None}
 
     def _tensors(self, fields: Mapping[str, list[int]], entry: str = "__call__") -> dict[str, Tensor]:
-        names = [name for name in fields if accepts(self.module, name, entry)]
-        return {name: self._tensor(fields[name]) for name in names}
+        return {name: self._tensor(ids) for name, ids in fields.items() if accepts(self.module, name, entry)}
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], device=self.device)  # [1, token]

@@ -138,7 +138,7 @@ def test_windows_hold_so_many_texts_or_characters(monkeypatch):
 def test_only_texts_of_one_length_go_together_and_none_is_lost(monkeypatch):
     monkeypatch.setattr("attnscope.analysis.corpus.batches.BATCH_TOKENS", 12)
     texts = ["a cat", "it", "the dog", "a long story of a cat", "on it", "so what", "no", "off"]
-    made = batches(load("own").prepare_all(texts))
+    made = batches(load("own").prepare_all([(text,) for text in texts]))
     for batch in made:
         assert batch.prepared.inputs["ids"].shape == (batch.texts, batch.tokens // batch.texts)
         assert batch.texts == 1 or batch.tokens <= 12

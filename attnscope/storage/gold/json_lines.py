@@ -1,0 +1,110 @@
+"""JSON lines: ``{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}``."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from attnscope.storage.gold.texts import GoldFile, GoldText, Pair, Span, clean_label, lines_of, words_of
+
+EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
+
+UNNAMED = "all"
+"""The label of a pair that has none."""
+
+
+class JsonLines(GoldFile):
+    """An object a line: ``text``, ``pairs`` of from, to and a label, and for translations a ``target``.
+
+    From and to are each the number of a word (what stands between spaces, from 0) or the characters
+    ``[first, behind the last]``.
+    """
+
+    def texts(self) -> Iterator[GoldText]:
+        """A text a line."""
+        for number, line, done in lines_of(self.path):
+            where = f"line {number:,}"
+            if line is None or line.strip():
+                try:
+                    yield _read(line, where, done)
+                except ValueError as error:
+                    yield GoldText(where, "", done=done, fault=str(error))
+
+
+def _read(line: str | None, where: str, done: int) -> GoldText:
+    """The text of one line. Raises ``ValueError`` with what is wrong."""
+    if line is None:
+        raise ValueError("it is no UTF-8 text")
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("pairs"), list):
+        raise ValueError(f"write {EXAMPLE}")
+    text = _text(fields.get("text"))
+    target = None if fields.get("target") is None else _text(fields["target"])
+    left_text = text if target is None else target
+    asked = [_pair(pair, left_text, text) for pair in fields["pairs"]]
+    rights = [right for _, right, _ in asked]
+    lefts = [left for left, _, _ in asked]
+    words = _cut(text, rights if target is not None else [*lefts, *rights])
+    target_words = words if target is None else _cut(target, lefts)
+    pairs = tuple(
+        Pair(_inside(left, target_words), _inside(right, words), label) for left, right, label in asked
+    )
+    return GoldText(where, text, words, pairs, done, target, () if target is None else target_words)
+
+
+def _text(given: Any) -> str:
+    """A text as JSON holds it. Raises ``ValueError`` for what is none."""
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError("a text is missing or empty")
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character (a lone surrogate)") from None
+    return given
+
+
+def _pair(pair: Any, left: str, right: str) -> tuple[Span, Span, str]:
+    if not isinstance(pair, list) or len(pair) not in (2, 3):
+        raise ValueError("a pair is [from, to] or [from, to, label]")
+    label = pair[2] if len(pair) == 3 else UNNAMED
+    if not isinstance(label, str):
+        raise ValueError("the label of a pair is a text")
+    return _span(pair[0], left), _span(pair[1], right), clean_label(label)
+
+
+def _span(given: Any, text: str) -> Span:
+    """The characters that are meant by the number of a word, or by two numbers."""
+    words = words_of(text)
+    if type(given) is int and 0 <= given < len(words):
+        return words[given]
+    if isinstance(given, list) and len(given) == 2 and all(type(number) is int for number in given):
+        start, stop = given
+        if 0 <= start < stop <= len(text) and text[start:stop].strip():
+            return start, stop
+    raise ValueError(
+        f"{json.dumps(given)[:40]} is no place in its text: name one of the words 0 to {len(words) - 1}, or "
+        f"characters [first, behind the last] up to {len(text)}"
+    )
+
+
+def _cut(text: str, spans: Sequence[Span]) -> tuple[Span, ...]:
+    """The words of a text, cut also where a span begins or ends."""
+    edges = sorted({edge for span in spans for edge in span})
+    words = []
+    for start, stop in words_of(text):
+        inside = edges[bisect_left(edges, start + 1) : bisect_left(edges, stop)]
+        words += list(pairwise((start, *inside, stop)))
+    return tuple(words)
+
+
+def _inside(span: Span, words: Sequence[Span]) -> tuple[int, ...]:
+    """The words of a span; none of them reaches over its edges."""
+    first = bisect_left(words, span[0], key=lambda word: word[0])
+    last = bisect_left(words, span[1], key=lambda word: word[0])
+    return tuple(range(first, last))

@@ -1,0 +1,96 @@
+"""What a file of questions holds: texts in words, and pairs of these words."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+Span: TypeAlias = tuple[int, int]
+"""Characters of a text: the first, and the one behind the last."""
+
+LONGEST_LABEL = 60
+
+
+class Pair(NamedTuple):
+    """Words that should look at words, by their numbers; any of ``right`` is a right answer.
+
+    ``sure`` is false for a link between translations that annotators call possible.
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    label: str
+    sure: bool = True
+
+
+@dataclass(frozen=True)
+class GoldText:
+    """One text with its words and its pairs, or what is wrong with it.
+
+    ``where`` names its place ("line 17"), ``fault`` is empty for one that can be read, ``done`` says how many
+    bytes of the file lie behind it. With a ``target``, its translation, the left words of the pairs are the
+    target's and the right words the text's; else both are the text's.
+    """
+
+    where: str
+    text: str
+    words: tuple[Span, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    done: int = 0
+    target: str | None = None
+    target_words: tuple[Span, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class GoldFile(ABC):
+    """A file of texts with pairs. ``ways`` names the directions that are asked: left to right, and back.
+
+    ``links`` says that the pairs are a whole alignment of two texts, which has an error rate.
+    """
+
+    path: Path
+    ways: tuple[str, ...] = ("from → to", "to → from")
+    links: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return str(self.path)
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.path.stat().st_size
+
+    @abstractmethod
+    def texts(self) -> Iterator[GoldText]:
+        """The texts one after the other, the same at every call."""
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str | None, int]]:
+    """The lines of a file: number, text (``None`` for what is no UTF-8), and bytes up to its end."""
+    done = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            done += len(line)
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"), done
+            except UnicodeDecodeError:
+                yield number, None, done
+
+
+def words_of(text: str) -> tuple[Span, ...]:
+    """What stands between spaces."""
+    return tuple(match.span() for match in re.finditer(r"\S+", text))
+
+
+def clean_label(label: str) -> str:
+    """A label that a table can print. Raises ``ValueError``."""
+    if not label or len(label) > LONGEST_LABEL or not label.isprintable():
+        raise ValueError(f"a label is 1 to {LONGEST_LABEL} characters that can be printed")
+    return label

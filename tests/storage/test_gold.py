@@ -1,0 +1,141 @@
+"""Files of questions: what they hold, and what is said of lines that nobody can read."""
+
+import pytest
+
+from attnscope.errors import InputError
+from attnscope.storage.gold import read_gold
+from tests.analysis.gold import treebank
+
+ENTITY = """# newdoc id = one
+# global.Entity = eid-etype-head-other
+1	Ann	_	PROPN	_	_	2	nsubj	_	Entity=(e1-person-1-)
+2	saw	_	VERB	_	_	0	root	_	_
+3	the	_	DET	_	_	5	det	_	Entity=(e2-animal-3-
+4	old	_	ADJ	_	_	5	amod	_	_
+5	dog	_	NOUN	_	_	2	obj	_	Entity=e2)
+
+1	She	_	PRON	_	_	2	nsubj	_	Entity=(e1-person-1-)
+2	fed	_	VERB	_	_	0	root	_	_
+3	her	_	PRON	_	_	4	nmod:poss	_	Entity=(e2-animal-2-(e1-person-1-)
+4	pet	_	NOUN	_	_	2	obj	_	Entity=e2)|SpaceAfter=No
+5	.	_	PUNCT	_	_	2	punct	_	_
+
+# newdoc id = two
+1	She	_	PRON	_	_	0	root	_	Entity=(e1-person-1-)
+
+"""
+
+
+def words(text, spans):
+    return [text[start:stop] for start, stop in spans]
+
+
+def test_a_treebank_is_read_word_by_word(tmp_path):
+    (tmp_path / "small.conllu").write_text(treebank.conllu(), "utf-8")
+    texts = list(read_gold(tmp_path / "small.conllu").texts())
+    for number, gold in enumerate(texts):
+        text, spans, links = treebank.plain(number)
+        assert gold.fault == ""
+        assert gold.text == text
+        assert list(gold.words) == spans
+        assert [(pair.left[0], pair.right[0], pair.label) for pair in gold.pairs] == links
+    assert texts[-1].done == (tmp_path / "small.conllu").stat().st_size
+
+
+def test_a_word_that_is_not_spelled_out_gives_its_characters_to_the_first(tmp_path):
+    lines = ["1-2\tdu\t", "1\tde\t0\troot", "2\tle\t1\tdet", "3\tchat\t1\tobl"]
+    rows = []
+    for line in lines:
+        number, form, *rest = line.split("\t")
+        head, relation = rest if len(rest) == 2 else ("_", "_")
+        rows.append(f"{number}\t{form}\t_\t_\t_\t_\t{head}\t{relation}\t_\t_")
+    (tmp_path / "a.conllu").write_text("\n".join(rows) + "\n")
+    (gold,) = read_gold(tmp_path / "a.conllu").texts()
+    assert gold.text == "du chat"
+    assert words(gold.text, gold.words) == ["du", "", "chat"]
+
+
+def test_mentions_of_a_document_are_asked_for_those_before_them(tmp_path):
+    (tmp_path / "doc.conllu").write_text(ENTITY)
+    first, second = read_gold(tmp_path / "doc.conllu", coreference=True).texts()
+    assert first.text == "Ann saw the old dog She fed her pet."
+    names = words(first.text, first.words)
+    asked = [(names[pair.left[0]], [names[word] for word in pair.right]) for pair in first.pairs]
+    assert asked == [("She", ["Ann"]), ("her", ["Ann", "She"]), ("pet", ["dog"])]
+    assert (second.text, second.pairs) == ("She", ())
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("1\tcat\t_\t_\t_\t_\t0\troot\t_\n", "line 1: it has 9 columns"),
+        ("1\tcat\t_\t_\t_\t_\t7\tdet\t_\t_\n", "no head among the 1 words"),
+        ("1\tcat\t_\t_\t_\t_\t-1\tdet\t_\t_\n", "no head among the 1 words"),
+        ("2\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n", "word '2' does not follow word 0"),
+        ("1\tcat\t_\t_\t_\t_\t0\tro\x07ot\t_\t_\n", "a label is 1 to 60 characters"),
+        ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=e1)\n", "entity 'e1' ends at word 1 and begins nowhere"),
+        ("1\tcat\t_\t_\t_\t_\t" + "9" * 5000 + "\troot\t_\t_\n", "no head among"),
+    ],
+)
+def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fault):
+    (tmp_path / "bad.conllu").write_text(content + "\n1\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n")
+    bad, good = read_gold(tmp_path / "bad.conllu").texts()
+    assert fault in bad.fault
+    assert good.fault == ""
+    assert good.text == "cat"
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("{", "no JSON"),
+        ("[1]", 'write {"text"'),
+        ('{"text": "a cat"}', 'write {"text"'),
+        ('{"text": "", "pairs": []}', "missing or empty"),
+        ('{"text": "\\ud800", "pairs": []}', "half a character"),
+        ('{"text": "a cat", "pairs": [[0]]}', "a pair is"),
+        ('{"text": "a cat", "pairs": [[0, 2]]}', "2 is no place in its text"),
+        ('{"text": "a cat", "pairs": [[0, true]]}', "true is no place"),
+        ('{"text": "a cat", "pairs": [[0, [1, 2]]]}', "[1, 2] is no place"),
+        ('{"text": "a cat", "pairs": [[0, [3, 99]]]}', "[3, 99] is no place"),
+        ('{"text": "a cat", "pairs": [[0, 1, 5]]}', "a label is a text"),
+    ],
+)
+def test_a_line_that_says_nothing_is_a_sentence(tmp_path, line, fault):
+    (tmp_path / "a.jsonl").write_text(line + "\n")
+    (gold,) = read_gold(tmp_path / "a.jsonl").texts()
+    assert fault.replace("a label is a text", "the label of a pair is a text") in gold.fault
+
+
+@pytest.mark.parametrize(
+    ("text", "links", "fault"),
+    [
+        ("a cat", "0-0", "write source ||| target"),
+        ("a ||| b ||| c", "0-0", "write source ||| target"),
+        ("a ||| b", "0-1", "outside of 1 source and 1 target words"),
+        ("a ||| b", "0:0", "'0:0' is no link"),
+    ],
+)
+def test_links_that_lead_nowhere_are_said(tmp_path, text, links, fault):
+    (tmp_path / "texts").write_text(text + "\n")
+    (tmp_path / "links").write_text(links + "\n")
+    (gold,) = read_gold(tmp_path / "texts", alignments=tmp_path / "links").texts()
+    assert fault in gold.fault
+
+
+def test_a_file_of_links_that_is_too_short_is_said(tmp_path):
+    (tmp_path / "texts").write_text("a ||| b\nc ||| d\n")
+    (tmp_path / "links").write_text("0-0\n")
+    first, second = read_gold(tmp_path / "texts", alignments=tmp_path / "links").texts()
+    assert first.fault == ""
+    assert "ends before" in second.fault
+
+
+def test_what_is_no_file_of_questions_is_said(tmp_path):
+    (tmp_path / "a.txt").write_text("a cat\n")
+    with pytest.raises(InputError, match="--alignments FILE"):
+        read_gold(tmp_path / "a.txt")
+    with pytest.raises(InputError, match="no such file"):
+        read_gold(tmp_path / "b.conllu")
+    with pytest.raises(InputError, match="Entity column"):
+        read_gold(tmp_path / "a.txt", coreference=True)

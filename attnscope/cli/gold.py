@@ -13,7 +13,7 @@ from attnscope.cli.corpus import Report, watch_progress
 from attnscope.cli.heads import select
 from attnscope.cli.options.gold import GoldOptions
 from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
 from attnscope.cli.source import load_model
@@ -57,7 +57,11 @@ def check_gold(gold: GoldOptions, words: list[str], source: SourceOptions, outpu
 
 
 def answer_gold(
-    gold: GoldOptions, source: SourceOptions, attention: LayerOptions, output: Output, model: ModelOptions
+    gold: GoldOptions,
+    source: SourceOptions,
+    attention: LayerOptions,
+    output: Output,
+    model: WeighedModelOptions,
 ) -> None:
     """Ask all heads the questions of a file, and print how well they do."""
     from attnscope.analysis.gold.gold import find_gold
@@ -83,7 +87,7 @@ def answer_gold(
             watch=watch_progress(file.size, gold.limit, draw),
         )
     if output.as_json:
-        print_plain(answers.numbers_of(seen))
+        print_plain(answers.numbers_of(seen) | model.said)
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(seen))
     else:

@@ -73,7 +73,7 @@ class WeighedModel(Model):
         return self.model.prepare(text, second, max_tokens=max_tokens, truncate=truncate)
 
     def prepare_all(
-        self, texts: Sequence[str], *, max_tokens: int | None = None, truncate: bool = False
+        self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
     ) -> list[ModelInput | InputError]:
         """As the model does."""
         return self.model.prepare_all(texts, max_tokens=max_tokens, truncate=truncate)

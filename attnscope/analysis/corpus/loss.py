@@ -42,7 +42,7 @@ def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:
     total, tokens, vocabulary = 0.0, 0, 0
     masked = model.objective.mask is not None
     for start in range(0, len(lines), WINDOW):
-        window = lines[start : start + WINDOW]
+        window = [(line,) for line in lines[start : start + WINDOW]]
         read = model.prepare_all(window, max_tokens=length, truncate=True)
         for batch in batches(text for text in read if isinstance(text, ModelInput)):
             texts = predicted_side(batch.labels)

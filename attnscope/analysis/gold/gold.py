@@ -167,15 +167,15 @@ class _Run:
                 self.progress.places += [gold.where] if len(self.progress.places) < PLACES else []
                 self.report(f"{gold.where}: {prepared}")
                 continue
+            if gold.target is not None and "cross" not in prepared.axes:
+                raise InputError(f"{self.model.name} is no encoder-decoder: it reads no text and its target")
             self.progress.notes += [note for note in prepared.notes if note not in self.progress.notes]
             read.append(_Read(self._meant(gold), prepared, 1 - self.progress.entries % 2))
         return read
 
     def _inputs(self, golds: Sequence[GoldText]) -> list[ModelInput | InputError]:
-        targets = [gold.target for gold in golds if gold.target is not None]
-        if targets and not getattr(self.model, "encoder_decoder", False):
-            raise InputError(f"{self.model.name} is no encoder-decoder: it does not read a text and a target")
-        if targets and len(targets) < len(golds):
+        targets = sum(gold.target is not None for gold in golds)
+        if 0 < targets < len(golds):
             raise InputError(f"{self.file.name} has texts with a target and without: part them in two files")
         return self.model.prepare_all(
             [(gold.text,) if gold.target is None else (gold.text, gold.target) for gold in golds],

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from attnscope.attention import Attention, Site
 from attnscope.capture.hooks.guard import Guard
@@ -31,12 +32,17 @@ RECENT = 8
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """The output projection of one call, head by head; ``difference`` is that of the proof."""
+    """The output projection of one call, head by head; ``difference`` is that of the proof.
+
+    ``edge`` is where a gradient reaches what it gave, if the pass kept gradients.
+    """
 
     name: str
     weight: Tensor  # [head, size, width]
     bias: Tensor | None  # [width]
     difference: float
+    edge: GradientEdge | None = None
+    turned: bool = False  # whether queries stand before the batch
 
 
 class _Pending(NamedTuple):
@@ -125,27 +131,42 @@ def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> P
         return None
     if not isinstance(bias, Tensor) or bias.shape != (width,):
         bias = None
-    given = output.reshape(batch, queries, width)[:, places].to(mixed.dtype)  # [batch, row, width]
-    turned = (
-        [output.transpose(0, 1)[:, places].to(mixed.dtype)] if output.shape[:2] == (queries, batch) else []
-    )
-    largest, within = (
-        float(given.abs().amax()),
-        max(PROOF, 0 if _is_full(output) else tolerance(output.dtype)),
-    )
+    ways = [output.reshape(batch, queries, width)]
+    ways += [output.transpose(0, 1)] if output.shape == (queries, batch, width) else []
+    within = PROOF if output.dtype in (torch.float32, torch.float64) else tolerance(output.dtype)
     for lies in [weight.mT, weight]:  # a linear layer's, and that of GPT-2
         if lies.shape != (heads * size, width):
             continue
         parts = lies.reshape(heads, size, width)
         sum_ = torch.einsum("bhrs,hsw->brw", mixed, parts.to(mixed.dtype))
         sum_ = sum_ if bias is None else sum_ + bias.to(mixed.dtype)
-        for rows in [given, *turned]:
-            gap = float((sum_ - rows).abs().amax())
+        for turned, rows in enumerate(ways):
+            given = rows[:, places].to(mixed.dtype)  # [batch, row, width]
+            gap, largest = float((sum_ - given).abs().amax()), float(given.abs().amax())
             if largest > 0 and gap <= within * largest:
                 bias = None if bias is None else bias.detach()
-                return Projection(name, parts.detach(), bias, gap / largest)
+                edge = get_gradient_edge(output) if output.requires_grad else None
+                return Projection(name, parts.detach(), bias, gap / largest, edge, bool(turned))
     return None
 
 
-def _is_full(output: Tensor) -> bool:
-    return output.dtype in (torch.float32, torch.float64)
+def head_gradients(projections: Projections, score: Tensor) -> dict[Site, Tensor]:
+    """By site, how a score changes with what each head gives: of a pass that kept gradients.
+
+    It is the gradient behind the projection, taken back through its weight.  -> [batch, head, query, size]
+    """
+    found = {site: each for site, each in projections.found.items() if each.edge is not None}
+    edges = [each.edge for each in found.values() if each.edge is not None]
+    slopes = torch.autograd.grad(score, edges, allow_unused=True) if edges else ()
+    return {
+        site: _through(each, slope)
+        for (site, each), slope in zip(found.items(), slopes, strict=True)
+        if slope is not None
+    }
+
+
+def _through(projection: Projection, slope: Tensor) -> Tensor:
+    """A gradient behind a projection as one before it.  [..., width] -> [batch, head, query, size]"""
+    slope = slope.transpose(0, 1) if projection.turned else slope
+    slope = slope.flatten(1, -2) if slope.ndim > 3 else slope
+    return torch.einsum("bqw,hsw->bhqs", slope, projection.weight.to(slope))

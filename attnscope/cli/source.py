@@ -16,6 +16,7 @@ from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
 from attnscope.errors import OutputError
+from attnscope.figures import Weigh
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
@@ -160,6 +161,12 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
     """The model that options name, with a sign of life while it loads. Raises ``ModelError``."""
     from attnscope.models import load
 
+    weigh: Weigh = "raw"
+    target = None
+    if isinstance(asked, WeighedModelOptions):
+        weigh, target = asked.weigh, asked.target
+    if target is not None and weigh != "gradient":
+        raise typer.BadParameter("it goes with --weigh gradient", param_hint="--target")
     with waiting(f"loading {asked.name}"):
         model = load(
             asked.name,
@@ -171,10 +178,10 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
             trust_remote_code=asked.trust_remote_code,
             allow_pickle=asked.allow_pickle,
             generative=generative,
-            predicting=predicting,
+            predicting=predicting or weigh == "gradient",
         )
-    if not isinstance(asked, WeighedModelOptions) or asked.weigh == "raw":
+    if weigh == "raw":
         return model
     from attnscope.models.weighed import WeighedModel
 
-    return WeighedModel(model, asked.weigh)
+    return WeighedModel(model, weigh, target)

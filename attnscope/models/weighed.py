@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from attnscope.attention import Attention
-from attnscope.capture.projections import Projections
+import torch
+from torch import Tensor
+
+from attnscope.attention import Attention, Site
+from attnscope.capture import recording
+from attnscope.capture.projections import Projections, head_gradients
 from attnscope.errors import InputError, ModelError
 from attnscope.figures import Weigh
-from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_norm
+from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
 from attnscope.models.file import FileModel
 from attnscope.models.inputs import ModelInput, Objective
+from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
+from attnscope.models.target import score_prediction
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from torch import Tensor
 
     from attnscope.capture import Observer, Record
     from attnscope.fused.fused_pass import FusedPass
@@ -31,7 +35,7 @@ class WeighedModel(Model):
     weighing, and the notes say what a cell holds.
     """
 
-    def __init__(self, model: Model, weigh: Weigh) -> None:
+    def __init__(self, model: Model, weigh: Weigh, target: str | None = None) -> None:
         if isinstance(model, FileModel):
             raise ModelError(
                 f"{model.name} is {model.what} and keeps no values: give the model itself for --weigh {weigh}"
@@ -39,6 +43,7 @@ class WeighedModel(Model):
         notes = (*model.notes, f"weighed: a cell is the share {WEIGHINGS[weigh].share}")
         super().__init__(model.name, model.module, model.positions, notes)
         self.model, self.weigh, self.stateless = model, weigh, model.stateless
+        self.target = target  # the prediction that a gradient is of
         self._without = False  # whether a pass had no output projection somewhere
 
     @property
@@ -55,16 +60,32 @@ class WeighedModel(Model):
         What was kept of a pass runs again. Raises ``ModelError`` where the values of a call cannot be seen.
         """
         prepared = replace(prepared, replay=None, figures=None)
-        projections = Projections()
+        projections, slopes, said = Projections(), dict[Site, Tensor](), ""
         with projections.watching(self.module):
-            self.model.run(prepared, [projections])
-        record = self.model.run(prepared, [_Weighed(self, projections, observers)])
+            if self.weigh == "gradient":
+                slopes, said = self._slopes(prepared, projections)
+            else:
+                self.model.run(prepared, [projections])
+        record = self.model.run(prepared, [_Weighed(self, projections, slopes, observers)])
+        if said:
+            record.note_change(said)
         without = {site.layer for site in projections.sites if site not in projections.found}
         self._without = self._without or bool(without)
         if without:
             layers = ", ".join(map(str, sorted(without)))
             record.note_change(f"no output projection was found in layer {layers}: it is left out there")
         return record
+
+    def _slopes(self, prepared: ModelInput, projections: Projections) -> tuple[dict[Site, Tensor], str]:
+        """The gradients of a prediction by what each head gives, by site, and which prediction that is."""
+        show_kinds(self.module, prepared)
+        with (
+            torch.enable_grad(),
+            self.model.threads(prepared),
+            recording(self.module, [projections], prepared.axes, warn=False),
+        ):
+            score, said = score_prediction(self.model, prepared, self.target)
+            return head_gradients(projections, score), said
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
@@ -108,16 +129,32 @@ class _Weighed:
 
     model: WeighedModel
     projections: Projections
+    slopes: Mapping[Site, Tensor]
     observers: Sequence[Observer]
 
     def observe(self, attention: Attention) -> None:
         """Show one call. Raises ``ModelError`` if its values are not known."""
         found = self.projections.found.get(attention.site)
         values = Values.of(self._values(attention), attention.heads, None if found is None else found.weight)
-        read = WeighedRows(attention.read, by_norm(values))
+        if self.model.weigh == "gradient":
+            amounts = by_gradient(values, self._slope(attention, values))
+        else:
+            amounts = (by_zeroing if self.model.weigh == "zeroing" else by_norm)(values)
+        read = WeighedRows(attention.read, amounts, may_be_none=self.model.weigh != "norm")
         weighed = replace(attention, read=read, statistics=None)
         for observer in self.observers:
             observer.observe(weighed)
+
+    def _slope(self, attention: Attention, values: Values) -> Tensor:
+        """-> [batch, head, query, size]; 0 where the prediction does not hang on it"""
+        if attention.site not in self.projections.found:
+            raise ModelError(
+                f"layer {attention.site.layer} of {self.model.name} cannot be weighed by gradient: no output "
+                "projection was found through which it could be taken; --weigh norm needs none"
+            )
+        shape = (len(values.values), attention.heads, len(attention.queries), values.values.shape[-1])
+        slope = self.slopes.get(attention.site)
+        return values.values.new_zeros(shape) if slope is None else slope
 
     def _values(self, attention: Attention) -> Tensor:
         """-> [batch, key_head, key, size]"""

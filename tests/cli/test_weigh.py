@@ -29,6 +29,28 @@ def test_the_title_and_the_json_name_the_weighing_and_the_numbers_are_others(run
     assert norm.keys() == raw.keys()
 
 
+def test_a_gradient_is_of_the_prediction_that_is_named(run):
+    words = ("show", "The cat sat on the", "-m", "own-causal", "--weigh", "gradient", "--target", "mat")
+    seen = json.loads(run(*words, "--json").out)
+    assert (seen["weigh"], seen["target"]) == ("gradient", "mat")
+    assert any("the prediction: 'mat'" in note for note in seen["notes"])
+    ran = run("show", TEXT, "--target", "mat")
+    assert ran.code == 2
+    assert "it goes with --weigh gradient" in ran.err
+
+
+def test_a_corpus_is_weighed_by_the_prediction_of_each_text(run, tmp_path):
+    corpus = tmp_path / "texts.txt"
+    corpus.write_text("The cat sat on the\nThe dog sat on the\n")
+    words = ("stats", "-m", "own-causal", "--weigh", "gradient", "--csv")
+    both = run(*words, "--texts", corpus).out
+    corpus.write_text("The cat sat on the\nThe cat sat on the\n")
+    twice, once = run(*words, "--texts", corpus).out, run(*words, "The cat sat on the").out
+    assert both != twice
+    last = [line.split(",")[4:6] for line in once.splitlines()]
+    assert len(last) == len(twice.splitlines())
+
+
 def test_the_overview_and_find_recommend_commands_that_weigh_alike(run):
     assert f"attnscope show --weigh norm '{TEXT}' --head" in run("show", TEXT, "--weigh", "norm").out
     assert "--weigh norm" in run("find", "it -> cat", TEXT, "--weigh", "norm").out.splitlines()[-1]

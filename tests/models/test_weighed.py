@@ -8,11 +8,14 @@ from torch import nn
 from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
-from attnscope.capture import Keep
-from attnscope.errors import ModelError
+from attnscope.capture import Keep, recording
+from attnscope.capture.projections import Projections, head_gradients
+from attnscope.errors import ModelError, SelectionError
+from attnscope.measures.weighing import Values
 from attnscope.models import load
 from attnscope.models.module import ModuleModel
 from attnscope.models.weighed import WeighedModel
+from tests.capture.tiny import FAMILIES, inputs, own_attentions
 from tests.models.folders import minilm
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -45,6 +48,114 @@ def test_norm_is_the_length_of_each_vector_as_a_share_of_its_row():
         vectors = np.einsum("bhij,bhjs,hsw->bhijw", weights, values, projection)
         norms = np.linalg.norm(vectors, axis=-1)
         np.testing.assert_allclose(weighed, norms / norms.sum(-1, keepdims=True), atol=1e-6)
+
+
+def test_zeroing_is_how_far_the_output_turns_when_a_value_is_really_zero():
+    model, raw = load("own"), _Raw()
+    model.run(model.prepare(TEXT), [raw])
+    ours = _maps(WeighedModel(model, "zeroing"))
+    modules = [m for m in model.module.modules() if hasattr(m, "out_proj")]
+    for (weights, values), module, weighed in zip(raw.seen, modules, ours, strict=True):
+        projection = module.out_proj.weight.detach().double().numpy().T.reshape(8, 24, 192)
+        weights, values = weights.astype(float), values.astype(float)
+        whole = np.einsum("bhij,bhjs,hsw->bhiw", weights, values, projection)
+        turned = np.zeros(weights.shape)
+        for key in range(weights.shape[-1]):
+            without = values.copy()
+            without[:, :, key] = 0
+            left = np.einsum("bhij,bhjs,hsw->bhiw", weights, without, projection)
+            lengths = np.linalg.norm(whole, axis=-1) * np.linalg.norm(left, axis=-1)
+            turned[..., key] = 1 - (whole * left).sum(-1) / lengths
+        total = turned.sum(-1, keepdims=True)
+        moved = total[..., 0] > 1e-3
+        assert moved.mean() > 0.9
+        still = 13e-6 / total[moved]  # what turns it by less than 1e-6 counts as nothing
+        assert (np.abs(weighed - turned / total)[moved] <= still + 1e-6).all()
+        assert (weighed[total[..., 0] < 1e-6] == 0).all()  # "The" and "the" of the first layer are the same
+
+
+def _sum_of_states(model, given, states="last_hidden_state"):
+    """A score that hangs on every row of the last layer, each by another slope."""
+    last = getattr(model(**given), states)
+    return (last * torch.linspace(-1, 2, last.numel()).view_as(last)).sum()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_gradient_is_that_of_autograd_on_an_eager_copy(name):
+    family = FAMILIES[name]
+    model, eager = family.build(), family.build("eager")
+    eager.load_state_dict(model.state_dict())
+    given = inputs(family.inputs)
+    theirs = eager(**given, output_attentions=True)
+    flat = [each for kind in own_attentions(theirs).values() for each in kind]
+    last = theirs.last_hidden_state
+    score = (last * torch.linspace(-1, 2, last.numel()).view_as(last)).sum()
+    slopes = dict(zip(map(id, flat), torch.autograd.grad(score, flat), strict=True))
+    by_kind = {kind: [slopes[id(each)] for each in of] for kind, of in own_attentions(theirs).items()}
+
+    projections, seen = Projections(), {}
+    with projections.watching(model), recording(model, [projections]):
+        score = _sum_of_states(model, given)
+    gradients = head_gradients(projections, score)
+
+    class Hold:
+        def observe(self, attention):
+            values = Values.of(attention.values, attention.heads, None).values
+            slope = gradients[attention.site] @ values.mT  # [batch, head, query, key]
+            kind = "self" if "self" in by_kind else attention.site.kind
+            seen.setdefault(kind, []).append((slope, attention.weights()))
+
+    with torch.inference_mode(), recording(model, [Hold()]):
+        model(**given)
+    assert {kind: len(each) for kind, each in seen.items()} == {kind: len(of) for kind, of in by_kind.items()}
+    for kind, calls in seen.items():
+        for (slope, weights), other in zip(calls, by_kind[kind], strict=True):
+            gap = ((slope - other) * (weights > 0)).abs().max() / other.abs().max()
+            assert gap <= 1e-4, kind
+
+
+def test_the_rows_by_gradient_are_the_positive_part_of_weight_times_slope():
+    model = load("own-causal")
+    prepared = model.prepare("The cat sat on the")
+    shown = _Raw()
+    WeighedModel(model, "gradient", "mat").run(prepared, [shown])
+    raw = _Raw()
+    model.run(prepared, [raw])
+    outputs = []
+    modules = [m for m in model.module.modules() if hasattr(m, "out_proj")]
+    hooks = [m.out_proj.register_forward_pre_hook(lambda _, given: outputs.append(given[0])) for m in modules]
+    logits = model.encoder.logits(model.encoder(**prepared.inputs))[0, 5]
+    for hook in hooks:
+        hook.remove()
+    slopes = torch.autograd.grad(logits[model.reader.tokenizer.token_to_id("mat")], outputs)
+    for (weighed, _), (weights, values), slope in zip(shown.seen, raw.seen, slopes, strict=True):
+        heads = slope.unflatten(-1, (weights.shape[1], -1)).transpose(1, 2).numpy()
+        share = np.maximum(0, weights * (heads @ values.swapaxes(-1, -2)))
+        total = share.sum(-1, keepdims=True)
+        np.testing.assert_allclose(weighed, share / np.where(total > 0, total, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [(None, "behind token 5, 'the'"), ("2", "behind token 2, 'cat'"), ("mat", "the prediction: 'mat'")],
+)
+def test_a_note_names_the_prediction(target, said):
+    model = load("own-causal")
+    record = WeighedModel(model, "gradient", target).run(model.prepare("The cat sat on the"), [])
+    assert any(said in note for note in record.notes)
+
+
+def test_a_masked_word_is_the_prediction_of_a_model_that_predicts_such():
+    model = load("own")
+    record = WeighedModel(model, "gradient").run(model.prepare("The [MASK] sat on the mat."), [])
+    assert any("in the place of token 2, '[MASK]'" in note for note in record.notes)
+
+
+@pytest.mark.parametrize(("target", "said"), [("99", "has the tokens 0-6"), ("xyzzyx", "one token")])
+def test_a_target_that_is_not_there_is_refused(target, said):
+    model = load("own-causal")
+    with pytest.raises(SelectionError, match=said):
+        WeighedModel(model, "gradient", target).run(model.prepare("The cat sat on the"), [])
 
 
 def test_the_special_tokens_of_a_trained_model_take_far_less_by_norm_than_by_weight():

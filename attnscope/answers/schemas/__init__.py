@@ -23,7 +23,8 @@ SCHEMAS = {
     "export": EXPORT,
 }
 WEIGH = (TEXT, "what the weights are weighed by (--weigh); absent where they are not")
-SCHEMAS |= {name: extended(SCHEMAS[name], weigh=WEIGH) for name in SCHEMAS if name != "info"}
+TARGET = (TEXT, "the prediction that a gradient is of (--target); absent where none was named")
+SCHEMAS |= {name: extended(SCHEMAS[name], weigh=WEIGH, target=TARGET) for name in SCHEMAS if name != "info"}
 
 
 def schema_of(command: str) -> Shape:

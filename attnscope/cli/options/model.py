@@ -57,13 +57,19 @@ class WeighedModelOptions(ModelOptions):
     """Which model, and what its attention is weighed by."""
 
     weigh: Weigh = option(
-        "What a cell is: the weight itself (raw), or the share of its row in what the head adds to the "
-        "token (norm: the weight times the length of the value behind the output projection).",
+        "A cell is the weight itself (raw), or its share in what the head adds (norm), in how far that turns "
+        "without the key (zeroing), or in what raises a prediction (gradient); stats --explain says more.",
         panel=WHERE,
         default="raw",
+    )
+    target: str | None = option(
+        "With --weigh gradient: the prediction, a word at the end of the text or the number of a token; the "
+        "likeliest at the end if not given.",
+        panel=WHERE,
     )
 
     @property
     def said(self) -> Said:
         """What JSON says of it: nothing of the weights themselves."""
-        return {} if self.weigh == "raw" else {"weigh": self.weigh}
+        target = {} if self.target is None else {"target": self.target}
+        return {} if self.weigh == "raw" else {"weigh": self.weigh, **target}

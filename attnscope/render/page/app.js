@@ -43,7 +43,7 @@ function drawAll() {
   element("lined").setAttribute("aria-label", `lines of ${drawnHeads().map(nameOf).join(", ")}`);
   element("proof").textContent = layerNow().proof;
   element("mode").value = state.mode;
-  element("pictures").className = state.mode;
+  element("pictures").className = state.mode === "both" && current.columns <= BESIDE ? "beside" : "";
   element("stage").hidden = state.mode === "lines";
   element("lined").hidden = state.mode === "map";
   drawOverview();
@@ -116,6 +116,7 @@ function flip() {
   dress();
 }
 
+const BESIDE = 24; // columns of a map that has room beside the lines
 const MODES = ["map", "lines", "both"];
 function changeMode(mode = MODES[(MODES.indexOf(state.mode) + 1) % MODES.length]) {
   state.mode = mode;

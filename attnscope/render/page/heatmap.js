@@ -2,7 +2,7 @@
 // One head: a frozen row and column of labels around the part of the map that is in view.
 
 const map = { cell: 0, left: 0, top: 0, picture: null };
-const LABEL = 11, SMALLEST = 1, WIDEST = 40;
+const LABEL = 11, SMALLEST = 1, WIDEST = 40, OUT = 0.75;
 
 // For each row, what a byte looks like, in a scale.
 function rowPixels(bytes, rows, columns, scale) {
@@ -86,9 +86,10 @@ const markedColumn = () => state.pointer?.column ?? (state.side === "key" ? stat
 function drawCross(context, left, top) {
   const { cell } = map, row = markedRow(), column = markedColumn();
   context.strokeStyle = css("--mark");
-  context.lineWidth = 1.5;
-  if (row !== null) context.strokeRect(left, top + row * cell, cell * current.columns, cell);
-  if (column !== null) context.strokeRect(left + column * cell, top, cell, cell * current.rows);
+  context.lineWidth = 2 * OUT;
+  const frame = (x, y, width, height) => context.strokeRect(x - OUT, y - OUT, width + 2 * OUT, height + 2 * OUT);
+  if (row !== null) frame(left, top + row * cell, cell * current.columns, cell);
+  if (column !== null) frame(left + column * cell, top, cell, cell * current.rows);
 }
 
 // Which labels of an axis to write: each, or every nth, and always the marked one.

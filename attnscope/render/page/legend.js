@@ -18,7 +18,10 @@ function drawLegend() {
   if (drawn) paintSamples(sized(element("samples"), SAMPLES, 16), 0, 8);
 }
 
-const leastLine = () => `of ${highest()}; below ${faintest(drawnHeads().length)} none`;
+function leastLine() {
+  const least = faintest(drawnHeads().length);
+  return current.scale === "fixed" ? `below ${least} no line` : `of the largest; below ${least} of it no line`;
+}
 
 // Lines of three strengths as they are drawn now, each with its number.
 const SAMPLES = 190;

@@ -1,13 +1,13 @@
 "use strict";
 // The view as a picture of its own: whole, with its title and its legend, as PNG or as SVG.
 
-const EDGE = 14, NARROW = 460, LARGEST_SIDE = 16000;
+const EDGE = 14, NARROW = 460, LEAST_LINES = 420, LARGEST_SIDE = 16000;
 
 // The pictures of the view side by side, with the size and the brush of each.
 function shownParts() {
   const parts = [];
   if (state.mode !== "lines") parts.push({ ...wholeMap(), paint: paintMap });
-  if (state.mode !== "map") parts.push({ width: Math.max(element("lined").clientWidth, 320), height: tallLines(), paint: paintLines });
+  if (state.mode !== "map") parts.push({ width: Math.max(element("lined").clientWidth, LEAST_LINES), height: tallLines(), paint: paintLines });
   return parts;
 }
 

@@ -34,8 +34,8 @@ function drawText() {
   const { axes } = current;
   if (drawText.axes !== axes) {
     drawText.axes = axes;
-    element("reading").replaceChildren(...(axes.square ? [newText("Text", axes.queries, "query")]
-      : [newText("Text that looks", axes.queries, "query"), newText("Text that is looked at", axes.keys, "key")]).flat());
+    element("reading").replaceChildren(...(axes.square ? [newText("Tokens", axes.queries, "query")]
+      : [newText("Tokens that look", axes.queries, "query"), newText("Tokens that are looked at", axes.keys, "key")]).flat());
   }
   for (const list of document.querySelectorAll(".text")) {
     const side = axes.square ? state.side : list.dataset.side;
@@ -46,7 +46,7 @@ function drawText() {
       const row = state.side === "query" ? state.token : i, column = state.side === "query" ? i : state.token;
       const other = state.token !== null && (axes.square || side !== state.side);
       const weight = other ? strengthOf({ ...current }, row, column) : 0;
-      one.style.setProperty("--tall", `${(5 * weight).toFixed(1)}px`);
+      one.style.setProperty("--tall", `${Math.round(5 * weight)}px`);
     }
   }
 }

@@ -79,7 +79,7 @@ class Vector {
     const context = large.getContext("2d");
     context.imageSmoothingEnabled = false;
     context.drawImage(canvas, 0, 0, large.width, large.height);
-    this.add("image", { x, y, width, height, preserveAspectRatio: "none", style: "image-rendering: pixelated",
+    this.add("image", { x, y, width, height, preserveAspectRatio: "none", "image-rendering": "pixelated",
       href: large.toDataURL() });
   }
 

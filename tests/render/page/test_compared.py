@@ -1,0 +1,239 @@
+"""Several heads on one token, the view as a picture of its own, and the page under a finger."""
+
+from __future__ import annotations
+
+import base64
+import io
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from attnscope.attention import Head
+from attnscope.axes import weights
+from attnscope.render.colour import steps, table
+from attnscope.render.page import page
+from attnscope.render.page.encode import Code
+from attnscope.views import Described, Reading
+from tests.render.page.browser import CHROMIUM, browser
+from tests.render.screen import random_head, tokens
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
+]
+
+COUNT = 8
+TEXT = tokens("the", "<b>cat</b>", "</text>", "猫", "مرحبا", "sat", "\n", "🐱")
+LAYERS, HEADS = 2, 13
+
+
+def head(layer: int, number: int) -> np.ndarray:
+    """What the page can hold of a head.  [query, key]"""
+    values = random_head(COUNT, seed=100 * layer + number).values
+    return Code().weights_of(Code().bytes_of(values, np.ones_like(values, bool)))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    layers = [
+        (layer, weights(np.stack([head(layer, number) for number in range(HEADS)]), TEXT, TEXT))
+        for layer in range(LAYERS)
+    ]
+    said = {
+        ("encoder", layer): [
+            Described("mixed", f"says {layer}, {number}", (Reading("entropy", number, 2.0, "nats"),))
+            for number in range(HEADS)
+        ]
+        for layer in range(LAYERS)
+    }
+    found = tmp_path_factory.mktemp("page") / "page.html"
+    worth = (Head(1, 5, "encoder"), Head(0, 2, "encoder"))
+    found.write_text(page({"encoder": layers}, title="a <i>model</i>", described=said, worth=worth), "utf-8")
+    return found
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture
+def opened(chromium, path):
+    chromium.size(1400, 900)
+    chromium.dark(False)
+    chromium.send("Page.navigate", url="about:blank")
+    chromium.open(path)
+    yield chromium
+    assert chromium.troubles == []
+
+
+def over_key(page, key: int) -> tuple[float, float]:
+    return page.run(
+        f"((box) => [box.left + lines.right + 40, box.top + 4 + {key + 0.5} * LINE])"
+        "(element('strokes').getBoundingClientRect())"
+    )
+
+
+def test_it_opens_at_the_head_most_worth_a_look_and_says_why(opened) -> None:
+    assert opened.run("element('name').textContent") == "L1H5 · encoder"
+    assert opened.run("element('role').textContent") == "mixed: says 1, 5"
+    assert opened.run("[...document.querySelectorAll('#figures td')].map((one) => one.textContent)") == [
+        "5.00 nats",
+        "2.00",
+    ]
+    assert opened.run("[...document.querySelectorAll('#worth b')].map((one) => one.textContent)") == [
+        "L1H5",
+        "L0H2",
+    ]
+    opened.run("document.querySelectorAll('#worth button')[1].click()")
+    opened.until("element('name').textContent === 'L0H2 · encoder'")
+    assert opened.run("element('role').textContent") == "mixed: says 0, 2"
+
+
+def test_the_pointer_says_the_share_of_each_head_that_is_ticked(opened) -> None:
+    for row, number in ((0, 3), (1, 7), (1, 12)):
+        opened.run(f"tick({row}, {number})")
+    opened.run("pin(2)")
+    opened.run("changeMode('lines')")
+    opened.move(*over_key(opened, 4))
+    opened.until("!element('tip').hidden")
+    shown = opened.run("element('tip').querySelector('div').textContent")
+    shares = {"L0H3": head(0, 3)[2, 4], "L1H7": head(1, 7)[2, 4], "L1H12": head(1, 12)[2, 4]}
+    ranked = sorted(shares, key=lambda name: -shares[name])
+    written = [f"{name}{shares[name]:.{5 if shares[name] < 0.01 else 3}f}" for name in ranked]
+    assert shown == "".join(written)
+
+
+def test_a_head_whose_tick_is_taken_away_has_no_lines(opened) -> None:
+    colours = opened.run("[css('--head0'), css('--head1')]")
+    opened.run("tick(0, 3)")
+    opened.run("tick(1, 7)")
+    opened.run("pin(2)")
+    opened.run("changeMode('lines')")
+    assert drawn_colours(opened) >= {*colours}
+    opened.run("document.querySelector('#chips input').click()")
+    opened.until("!compared[0].on")
+    assert colours[0] not in drawn_colours(opened)
+    assert colours[1] in drawn_colours(opened)
+    assert opened.run("[...document.querySelectorAll('#chips input')].map((one) => one.checked)") == [
+        False,
+        True,
+    ]
+
+
+def drawn_colours(page) -> set[str]:
+    data = page.run(
+        "((canvas) => [...new Set(new Uint32Array(canvas.getContext('2d')"
+        ".getImageData(0, 0, canvas.width, canvas.height).data.buffer))])(element('strokes'))"
+    )
+    pixels = np.array(data, np.uint32).view(np.uint8).reshape(-1, 4)
+    return {f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue, alpha in pixels if alpha == 255}
+
+
+def test_twelve_heads_have_colours_and_a_thirteenth_is_told_so(opened) -> None:
+    opened.run("tickLayer()")
+    opened.until("compared.length === 12 && element('chips').children.length === 12")
+    assert len(set(opened.run("compared.map((one) => css(`--head${one.slot}`))"))) == 12
+    opened.run("tick(0, 0)")
+    assert opened.run("compared.length") == 12
+    assert "12 heads are compared at most" in opened.run("element('live').textContent")
+    opened.run("tick(1, 4)")  # a tick taken away makes room, and its colour is free again
+    slot = opened.run("compared[4].slot")
+    opened.run("tick(0, 0)")
+    opened.until("compared.some((one) => one.row === 0 && one.bytes)")
+    assert opened.run("compared.find((one) => one.row === 0).slot") == slot
+    opened.run("tickNone()")
+    assert opened.run("element('chips').children.length") == 0
+
+
+def test_the_legend_says_what_is_drawn(opened) -> None:
+    seen = {
+        mode: opened.run(
+            f"(changeMode('{mode}'), ['mapped', 'drawn', 'zoom'].map((id) => element(id).checkVisibility()))"
+        )
+        for mode in ("map", "lines", "both")
+    }
+    assert seen == {"map": [True, False, True], "lines": [False, True, False], "both": [True, True, True]}
+    assert opened.run("element('least').textContent") == "below 0.02 no line"
+    opened.run("tickLayer()")
+    opened.until("compared.length === 12")
+    assert opened.run("element('least').textContent") == "below 0.05 no line"
+
+
+def saved(page, form: str) -> bytes:
+    return base64.b64decode(
+        page.run(
+            f"posterAs('{form}').then((blob) => blob.arrayBuffer()).then((found) => "
+            "btoa(Array.from(new Uint8Array(found), (byte) => String.fromCharCode(byte)).join('')))"
+        )
+    )
+
+
+def test_the_view_is_saved_as_svg_with_its_words_as_words(opened) -> None:
+    opened.run("tick(0, 3)")
+    opened.run("tick(1, 7)")
+    opened.run("pin(2)")
+    root = ElementTree.fromstring(saved(opened, "svg"))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = [one.text.replace("\u2068", "").replace("\u2069", "") for one in root.iter() if one.text]
+    assert texts[0] == "L1H5 · encoder · a <i>model</i>"
+    assert texts.count("<b>cat</b> 1") == 3  # a row, a column and a query; the key has its number first
+    assert {"</text> 2", "L0H3", "L1H7", "rows look at columns"} <= {*texts}
+    tags = {one.tag.rpartition("}")[2] for one in root.iter()}
+    assert tags <= {"svg", "rect", "text", "image", "path", "pattern"}
+    links = [one.get("href") for one in root.iter() if one.get("href")]
+    assert all(link.startswith("data:image/png;base64,") for link in links)
+
+
+def test_the_view_is_saved_as_png_in_the_colours_of_the_weights(opened) -> None:
+    picture = imread(io.BytesIO(saved(opened, "png")))[..., :3] * 255
+    left, top, cell = opened.run("[map.left, map.top, map.cell]")
+    start = opened.run("14 + posterLines(made('canvas').getContext('2d'), 900).length * 18 + 6")
+    expected = table("ember")[steps(head(1, 5))]
+    for row in range(COUNT):
+        for column in range(COUNT):
+            x, y = 2 * (14 + left + (column + 0.5) * cell), 2 * (start + top + (row + 0.5) * cell)
+            np.testing.assert_allclose(picture[int(y), int(x)], expected[row, column], atol=3)
+
+
+@pytest.mark.parametrize("key", ["p", "v"])
+def test_a_key_saves_it(opened, key) -> None:
+    opened.run(
+        "(window.links = [], HTMLAnchorElement.prototype.click = function () { links.push(this.download) })"
+    )
+    opened.press(key)
+    opened.until("links.length === 1")
+    assert opened.run("links") == [f"encoder-L1H5.{ {'p': 'png', 'v': 'svg'}[key] }"]
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (1024, 768), (400, 844)])
+def test_thumbnails_are_in_the_first_window_at_every_size(opened, width, height) -> None:
+    opened.size(width, height, mobile=width < 500)
+    opened.until(f"innerWidth === {width}")
+    box = opened.run("((b) => [b.left, b.top, b.right, b.bottom])(element('board').getBoundingClientRect())")
+    assert 0 <= box[0] < box[2]
+    assert 0 <= box[1] < box[3] <= height
+
+
+def test_a_tap_says_the_weight_and_it_stays(opened) -> None:
+    opened.size(400, 844, 2, mobile=True)
+    opened.send("Emulation.setTouchEmulationEnabled", enabled=True)
+    opened.until("innerWidth === 400 && !waiting")
+    opened.run("element('stage').scrollIntoView()")
+    opened.run("new Promise((done) => setTimeout(done, 100))")
+    x, y = opened.run(
+        "((box) => [box.left + map.left + 2.5 * map.cell, box.top + map.top + 3.5 * map.cell])"
+        "(element('picture').getBoundingClientRect())"
+    )
+    opened.send("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+    opened.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    opened.until("!element('tip').hidden && state.token === 3")
+    said = opened.run("element('tip').textContent")
+    box = opened.run("((b) => [b.left, b.top, b.right, b.bottom])(element('tip').getBoundingClientRect())")
+    opened.send("Emulation.setTouchEmulationEnabled", enabled=False)
+    assert float(said.split()[-1]) == pytest.approx(head(1, 5)[3, 2], abs=6e-4)
+    assert 0 <= box[0] < box[2] <= 400
+    assert 0 <= box[1] < box[3] <= 844

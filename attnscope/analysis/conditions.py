@@ -18,6 +18,9 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 
+NAME = r"offset=[+-]?\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
+CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", re.ASCII)
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -44,7 +47,7 @@ def parse_conditions(text: str) -> tuple[Condition, ...]:
 
 
 def _condition(text: str) -> Condition:
-    match = re.fullmatch(r"(offset=[+-]?\d+|\w+)\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", text, re.ASCII)
+    match = CONDITION.fullmatch(text)
     if match is None:
         raise SelectionError(f"cannot read {text!r}: write conditions like entropy<1 and role=previous")
     name, sign, wanted = match.groups()

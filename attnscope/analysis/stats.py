@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from attnscope.analysis.by_rows import SomeRows, no_rows
 from attnscope.analysis.corpus.batches import join_texts
 from attnscope.analysis.intervention.importance import Importance, Importances
 from attnscope.analysis.kept_figures import find_figures, pick_figures
@@ -47,6 +48,7 @@ def stats(
     exact_kernel: bool = False,
     importance: bool = False,
     pool: How | None = None,
+    rows: range | None = None,
 ) -> Stats:
     """Run the model once and measure every head that is meant.
 
@@ -54,18 +56,21 @@ def stats(
     the layer's output (within 1e-4) and the figures together, where computing the scores again beside the
     kernel would cost several times as much. ``exact_kernel`` always leaves the kernel alone. ``importance``
     asks for each head's importance, too, of a model with an output head, ``pool`` for a small map of every
-    head out of the same pass (``Coarsen`` says what its cells may hold). Raises ``SelectionError`` for a
+    head out of the same pass (``Coarsen`` says what its cells may hold), ``rows`` for the figures of those
+    rows alone. Raises ``SelectionError`` for a
     layer, kind or measure that does not exist.
     """
-    known = None if pool else find_figures(prepared, names)
+    known = None if pool or rows else find_figures(prepared, names)
     measured = Measurement(names)
     maps = Coarsen(cells(CELLS), pool) if pool else None
     texts = [prepared.tokens]
     if known is None:
         record, taken = measuring_pass(
-            model, prepared, measured, selection, texts, exact_kernel=exact_kernel, maps=maps
+            model, prepared, measured, selection, texts, exact_kernel=exact_kernel, maps=maps, rows=rows
         )
         heads = tuple(measured.figures())
+        if rows is not None and not heads:
+            raise no_rows(rows, record)
     else:
         record, taken = model.run(prepared, []), 0
         heads = pick_figures(known, record, selection)
@@ -93,17 +98,21 @@ def measuring_pass(
     *,
     exact_kernel: bool = False,
     maps: Coarsen | None = None,
+    rows: range | None = None,
 ) -> tuple[Record, int]:
     """One forward pass, measured; how many calls of it the fused pass computed.
 
     ``texts`` are the tokens of each text of the batch; ``maps`` sees the same heads. The kernel runs where
-    the fused pass could not tell all measures: every row must then be read beside it.
+    the fused pass could not tell all measures: every row must then be read beside it. Only ``rows`` count,
+    if some are named; the fused pass tells of all rows together.
     """
     long = any(len(text) >= SHORTEST for text in texts)
     side = CELLS if maps and maps.how != "max" else None
-    request = fused_request(measured.measures, texts, side) if long and not exact_kernel else None
+    long = long and not exact_kernel and rows is None
+    request = fused_request(measured.measures, texts, side) if long else None
     fused = None if request is None else FusedPass(request)
-    observers: list[RowObserver] = [measured, *([maps] if maps else [])]
+    figures = measured if rows is None else SomeRows(measured, rows.start, rows.stop)
+    observers: list[RowObserver] = [figures, *([maps] if maps else [])]
     chosen = [SharedRows(observers, None if selection == Selection() else selection.heads)]
     record = model.run(prepared, chosen, fused)
     return record, sum(call.kernel == FUSED for call in record.sites)

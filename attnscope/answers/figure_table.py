@@ -61,7 +61,7 @@ def print_table(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, con
 def _choose_columns(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, room: int) -> list[str]:
     """What was asked for, the measures of the roles that were found, and others while there is room."""
     from attnscope.measures import MEASURES
-    from attnscope.measures.measurement import TWO_AWAY
+    from attnscope.measures.position import TWO_AWAY
     from attnscope.measures.roles import PATTERNS
 
     roles = Counter(head.role.pattern for head in heads if head.role and head.role.pattern in MEASURES)

@@ -12,6 +12,7 @@ import typer
 
 from attnscope.answers import figures
 from attnscope.answers.figure_table import print_table
+from attnscope.cli.by_position import check_parts, parse_rows, show_curves
 from attnscope.cli.command import command
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.heads import select
@@ -60,6 +61,14 @@ class StatsOptions:
         panel=PICTURE,
         default="share",
     )
+    rows: str | None = option(
+        "Figures of some rows alone, one run of tokens as they are numbered: 30-46.", panel=WHERE
+    )
+    by_position: str | None = option(
+        "How one measure of the heads changes along the text, as a curve a head.",
+        panel=WHERE,
+        complete=complete_measure,
+    )
     exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
 
 
@@ -99,6 +108,8 @@ def stats(
 
     attnscope stats -f book.txt -m openai-community/gpt2 --truncate --where "entropy<1 and role!=first"
 
+    attnscope stats -f sample_inputs/repeated.txt -m own-causal --truncate --by-position induction
+
     attnscope stats -f book.txt --sort induction --pooled book.npz
 
     attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
@@ -111,6 +122,7 @@ def stats(
         _explain(output.explain)
         return
     check_texts(corpus, source)
+    check_parts(asked.rows, asked.by_position, one=corpus.texts is None)
     given = None if corpus.texts else read_source(source, model)
     from attnscope.analysis.conditions import parse_conditions
     from attnscope.analysis.corpus.processes import torchrun_processes
@@ -121,6 +133,10 @@ def stats(
     names = tuple(dict.fromkeys(names))
     _check_output(output, asked.pooled, picture.cmap, one=corpus.texts is None)
     selection = select(attention)
+    if given is not None and asked.by_position is not None:
+        said = model.said if output.as_json else None
+        show_curves(given, selection, asked.by_position, attention.top, picture, said)
+        return
     if given is not None:
         seen = _measure(given, selection, names, asked)
     else:
@@ -187,6 +203,7 @@ def _measure(given: Source, selection: Selection, names: tuple[str, ...], asked:
             exact_kernel=asked.exact_kernel,
             importance=asked.importance,
             pool=asked.cell if asked.pooled else None,
+            rows=parse_rows(asked.rows),
         )
         if asked.pooled is not None:
             from attnscope.render.layers import save_layers
@@ -220,3 +237,4 @@ def _explain(name: str | None) -> None:
     for name, measure in MEASURES.items():
         print(f"{name:{width}}  {measure.unit:6}  {measure.formula}")
     print(f"{'offset=K':{width}}  {'share':6}  A[i, i+K], for any K: offset=-2")
+    print(f"{'[NAME]':{width}}  {'share':6}  Σ A[i, j] over special tokens of that name: [CLS], </s>")

@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -17,13 +18,15 @@ from attnscope.attention import Token
 class TokenFacts:
     """What the measures need to know of the tokens along one axis, of one or several texts.
 
-    ``ids`` are int64, the other three bool or int64, each ``[text, token]``; one text serves a whole batch.
+    ``ids`` and ``names`` are int64, the others bool or int64, each ``[text, token]``; one text serves a whole
+    batch. ``names`` tells special tokens apart by their text, see ``number_of``; it is -1 for all others.
     """
 
     ids: Tensor
     special: Tensor
     punctuation: Tensor
     segment: Tensor
+    names: Tensor
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
@@ -33,18 +36,26 @@ class TokenFacts:
             special=torch.tensor([[token.special for token in text] for text in texts]),
             punctuation=torch.tensor([[is_punctuation(token) for token in text] for text in texts]),
             segment=torch.tensor([[token.segment for token in text] for text in texts]),
+            names=torch.tensor(
+                [[number_of(token.text) if token.special else -1 for token in text] for text in texts]
+            ),
         )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All four facts."""
-        return self.ids, self.special, self.punctuation, self.segment
+        """All facts."""
+        return self.ids, self.special, self.punctuation, self.segment, self.names
 
     def part(self, start: int, stop: int, device: torch.device) -> TokenFacts:
         """The facts of the tokens ``start`` to ``stop``, on ``device``.  -> [text, stop - start]"""
         if (start, stop, device) == (0, self.ids.shape[1], self.ids.device):
             return self
         return TokenFacts(*(facts[:, start:stop].to(device) for facts in self.tensors))
+
+
+def number_of(name: str) -> int:
+    """A number for the text of a special token."""
+    return crc32(name.encode("utf-8", "surrogatepass"))
 
 
 def is_punctuation(token: Token) -> bool:
@@ -68,6 +79,7 @@ class Block:
                   sequences, so that positions cannot be compared
     ``queries``   facts about the tokens of the rows, ``None`` where the rows are no tokens
     ``keys``      facts about the tokens of all keys, ``None`` where the keys are no tokens
+    ``before``    the row before the first, a block of its own; ``None`` where none was read
     """
 
     rows: Tensor
@@ -75,6 +87,7 @@ class Block:
     start: int | None = 0
     queries: TokenFacts | None = None
     keys: TokenFacts | None = None
+    before: Block | None = None
 
     @cached_property
     def open_keys(self) -> Tensor:
@@ -107,7 +120,12 @@ class Block:
     def baseline(self) -> Block:
         """The same block with even attention, ``1 / n_i`` on each of its open keys."""
         share = self.allowed.to(finest(self.rows.device)) / self.open_keys.clamp_min(1)[..., None]
-        return Block(share, self.allowed, self.start, self.queries, self.keys)
+        before = None if self.before is None else self.before.baseline()
+        return Block(share, self.allowed, self.start, self.queries, self.keys, before)
+
+    def last(self) -> Block:
+        """The last row, to stand before the next block."""
+        return Block(self.rows[..., -1:, :].clone(), self.allowed[..., -1:, :].clone())
 
 
 def finest(device: torch.device) -> torch.dtype:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnscope.measures.block import Block, finest
 from attnscope.measures.form import Row
-from attnscope.measures.forms import OfEveryRow, OfRow, OfWeights
+from attnscope.measures.forms import OfEveryRow, OfRow, OfTwoRows, OfWeights
 from attnscope.measures.measure import measure
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
@@ -62,6 +62,23 @@ def coverage90(block: Block) -> Tensor:
     reached = rows.sort(-1, descending=True).values.cumsum(-1)  # [batch, head, row, key]
     short = reached < (COVERED - ROUNDING) * reached[..., -1:]
     return (short.sum(-1) + 1).to(block.rows.dtype)
+
+
+@measure(
+    "monotonic",
+    OfTwoRows,
+    formula="share of rows whose largest key is at or after that of the row before",
+    source="monotonic alignment: Raffel et al. 2017, Online and Linear-Time Attention",
+)
+def monotonic(rows: Tensor, before: Tensor) -> Tensor:
+    """Whether the row's largest key is at or after that of the row before; only when asked for.
+
+    [batch, head, row, key] twice -> [batch, head, row]. Where several keys are equally large, each counts as
+    the largest for its part, so that even attention scores (n + 1) / 2n, as one key drawn anew each row does.
+    """
+    here, there = (each == each.amax(-1, keepdim=True) for each in (rows, before))
+    reached = there.cumsum(-1, dtype=rows.dtype) / there.sum(-1, keepdim=True)
+    return (here * reached).sum(-1) / here.sum(-1)
 
 
 @measure("sink", OfEveryRow, formula="1 - Σ_j A", source=SINK)

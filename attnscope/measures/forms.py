@@ -25,6 +25,25 @@ class OfWeights(Form):
         return PerRow(self.function(block), block.open_keys > 1)
 
 
+class OfTwoRows(OfWeights):
+    """A function of rows and of the rows before them, [batch, head, row, key] each, -> [batch, head, row].
+
+    A row counts if there is one before it.
+    """
+
+    rows = "rows after the first"
+
+    def of_block(self, block: Block) -> PerRow:
+        """Measure the rows of a block."""
+        before = block.rows if block.before is None else torch.cat([block.before.rows, block.rows], -2)
+        value = self.function(before[..., 1:, :], before[..., :-1, :])
+        counts = torch.ones_like(block.open_keys, dtype=torch.bool)
+        if block.before is None:
+            value = torch.nn.functional.pad(value, (1, 0))
+            counts[..., 0] = False
+        return PerRow(value, counts)
+
+
 class OfRow(Form):
     """A function of the entropy, largest weight, total and number of open keys of rows, elementwise."""
 
@@ -124,6 +143,26 @@ class OnKeys(Form):
         number = self.function(facts).double()  # [text, key]
         value = (statistics.column.double() * number[:, None]).sum(-1)
         return _of_runs(statistics, value, number, torch.zeros_like(statistics.positions))
+
+
+class OnTokens(OnKeys):
+    """The weight on keys of one sort: a function of the keys' tokens, -> bool, [text, key].
+
+    Rows of texts that have such a key count.
+    """
+
+    rows = "rows of texts that have such a token"
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        sums = super().of_block(block)
+        return KeySum(sums.number, sums.counts & sums.number.any(-1)[:, None])
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
+        """Measure all rows at once."""
+        total = super().of_statistics(name, statistics, facts)
+        there = self.function(facts).any(-1)[:, None, None]  # [text, 1, 1]
+        return total._replace(counts=total.counts & there)
 
 
 class OnPairs(Form):

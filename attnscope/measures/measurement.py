@@ -15,12 +15,10 @@ from attnscope.figures import Figure, HeadFigures
 from attnscope.fused.statistics import Statistics
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.measure import MEASURES, Measure
+from attnscope.measures.position import TWO_AWAY
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.setting import Setting
 from attnscope.measures.sums import Sums, read_site
-
-TWO_AWAY = ("offset=-2", "offset=2")
-"""The distances that are measured beside the next ones: a head that looks two back is no `previous` one."""
 
 DEFAULT = (*(name for name, measure in MEASURES.items() if measure.form.fused), *TWO_AWAY)
 """What is measured unless asked otherwise: everything but what has to see every row."""
@@ -191,6 +189,7 @@ class _Reading:
         self.measurement, self.attention, self.absent = measurement, attention, absent
         self.measures, self.queries, self.keys = measures, queries, keys
         self.wanted = None if measures else ()
+        self.last: Block | None = None
         wide = max(attention.heads, len(measures))  # a block's table has a column a measure beside its heads
         self.step = measurement.block_elements // (attention.batch * wide * max(1, len(attention.keys)))
         # [choice | lone, rows | value | baseline, measure, text, head]
@@ -210,7 +209,9 @@ class _Reading:
             start=None if offset is None else offset + start,
             queries=self.queries and self.queries.part(start, stop, rows.device),
             keys=self.keys and self.keys.part(0, len(self.attention.keys), rows.device),
+            before=self.last,
         )
+        self.last = block.last()
         self.sums += self.measurement._setting(block, self.measures).sums(block)
 
     def end(self) -> None:

@@ -14,6 +14,10 @@ VIG = "Vig & Belinkov 2019, Analyzing the Structure of Attention"
 SINKS = "attention sinks: Xiao et al. 2023; Gu et al. 2024"
 
 
+TWO_AWAY = ("offset=-2", "offset=2")
+"""The distances that are measured beside the next ones: a head that looks two back is no `previous` one."""
+
+
 @measure("distance", ByGap, unit="tokens", bounds="0 to N - 1", formula="Σ_j A |i - j|", source=VIG)
 def distance(gap: Tensor) -> Tensor:
     """Mean distance between a query and the keys it looks at.  -> [batch, head, row]"""

@@ -78,6 +78,7 @@ class Setting:
             and _same(own.queries, block.queries)
             and _same(own.keys, block.keys)
             and torch.equal(own.allowed, block.allowed)
+            and _same_open(own.before, block.before)
         )
 
     def sums(self, block: Block) -> Tensor:
@@ -106,6 +107,12 @@ def _table(numbers: Sequence[Tensor], rows: Tensor) -> Tensor:
         return rows.new_empty(1, *rows.shape[-2:], 0)
     shape = max(len(number) for number in numbers), *rows.shape[-2:]
     return torch.stack([number.to(rows.dtype).expand(shape) for number in numbers], -1)
+
+
+def _same_open(one: Block | None, other: Block | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one.allowed, other.allowed)
 
 
 def _same(one: TokenFacts | None, other: TokenFacts | None) -> bool:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from attnscope.fused.pairs import Pairs
-from attnscope.measures.block import TokenFacts
-from attnscope.measures.forms import OnKeys, OnOthers, OnPairs
-from attnscope.measures.measure import measure
+from attnscope.measures.block import TokenFacts, number_of
+from attnscope.measures.forms import OnKeys, OnOthers, OnPairs, OnTokens
+from attnscope.measures.measure import MEASURES, Measure, measure
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
 
@@ -25,6 +25,18 @@ def special(keys: TokenFacts) -> Tensor:
 def punctuation(keys: TokenFacts) -> Tensor:
     """Weight on tokens that hold nothing but punctuation.  -> [batch, head, row]"""
     return keys.punctuation
+
+
+@MEASURES.register_family("[NAME]", r"(\[[^\[\]\s]{1,40}\]|<[^<>\s]{1,40}>)")
+def on_special(name: str, token: str) -> Measure:
+    """The weight on one special token by its name: ``[CLS]``, ``</s>``."""
+
+    def keys_with_it(keys: TokenFacts) -> Tensor:
+        return keys.names == number_of(token)
+
+    keys_with_it.__doc__ = f"Weight on the special token {token}  -> [batch, head, row]"
+    formula = f"Σ A[i, j] over the tokens j that are {token}"
+    return Measure(name, OnTokens(keys_with_it), "share", "0 to 1", formula, OnTokens.rows, CLARK)
 
 
 @measure(

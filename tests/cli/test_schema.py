@@ -20,7 +20,7 @@ ASKED = {
         ["--token", "cat"],
         ["--ablate", "L2H1"],
     ],
-    "stats": [[], ["--importance"], ["--sort", "coverage90", "--layer", "1"]],
+    "stats": [[], ["--importance"], ["--sort", "coverage90", "--layer", "1"], ["--by-position", "previous"]],
     "compare": [[], ["--head", "1"], OTHER, [*OTHER, "--head", "L1H1"], ["--with-model", "own"]],
     "find": [["it -> cat"]],
     "spans": [[]],

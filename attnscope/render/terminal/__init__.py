@@ -21,6 +21,7 @@ from rich.segment import Segment
 
 from attnscope.render.terminal.aligned import aligned_lines
 from attnscope.render.terminal.bars import focus_lines, ranking_lines
+from attnscope.render.terminal.curves import curves_lines
 from attnscope.render.terminal.distances import distance_lines
 from attnscope.render.terminal.grid import grid_lines
 from attnscope.render.terminal.head_map import head_map_lines
@@ -30,6 +31,7 @@ from attnscope.render.terminal.plane import plane_lines
 from attnscope.render.terminal.strip import strip_lines
 from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface
 from attnscope.views.aligned import AlignedTexts
+from attnscope.views.curves import Curves
 from attnscope.views.distances import DistanceMap, HeadPlane
 from attnscope.views.focus import Focus
 from attnscope.views.grid import Grid
@@ -43,6 +45,7 @@ TEXT_OF = itemgetter(0)
 
 View: TypeAlias = (
     "Heatmap | Grid | Focus | HeadMap | Ranking | DistanceMap | HeadPlane | Strip | HeadPair | AlignedTexts"
+    " | Curves"
 )
 
 DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
@@ -56,6 +59,7 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
     Strip: strip_lines,
     HeadPair: pair_lines,
     AlignedTexts: aligned_lines,
+    Curves: curves_lines,
 }
 """What draws each view."""
 

@@ -1,0 +1,177 @@
+"""Figures of some rows alone, of special tokens by name, and of the way that the largest keys go."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.stats import stats
+from attnscope.attention import Attention, HeldRows, Site
+from attnscope.measures import Measurement
+from attnscope.models import load
+from tests.cli.run import runner
+
+TEXT = "The cat sat on the mat because it was tired, and the dog sat on the cat."
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    return runner(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load("own-causal")
+
+
+@pytest.fixture(scope="module")
+def prepared(model):
+    return model.prepare(TEXT)
+
+
+class Whole:
+    """Observer: every layer's weights."""
+
+    def __init__(self):
+        self.layers = {}
+
+    def observe(self, attention):
+        self.layers[attention.site.layer] = attention.weights()[0].double().numpy()
+
+
+@pytest.fixture(scope="module")
+def weights(model, prepared):
+    seen = Whole()
+    model.run(prepared, [seen])
+    return seen.layers
+
+
+def observed(rows, block=1 << 21, kind="encoder", allowed=None):
+    rows = torch.as_tensor(np.array(rows), dtype=torch.float64)[None]
+    measured = Measurement(["monotonic"], block)
+    open_ = (
+        torch.ones(rows.shape, dtype=torch.bool) if allowed is None else torch.as_tensor(allowed)[None, None]
+    )
+    heads, queries, keys = rows.shape[1:]
+    offset = None if kind == "cross" else 0
+    measured.observe(
+        Attention(
+            Site("x", 0, kind, 0), "kernel", "eager", 1, heads, heads, range(queries), range(keys), offset,
+            torch.float64, HeldRows(rows, open_),
+        )
+    )  # fmt: skip
+    return [head.figures["monotonic"] for head in measured.figures()]
+
+
+def test_figures_of_some_rows_are_those_of_the_rows_of_the_weights(model, prepared, weights):
+    seen = stats(model, prepared, Selection(), rows=range(5, 12)).heads
+    for head in seen:
+        own = weights[head.site.layer][head.head]
+        assert head.figures["previous"].rows == 7
+        assert head.figures["previous"].value == pytest.approx(
+            np.mean([own[i, i - 1] for i in range(5, 12)]), abs=1e-6
+        )
+        assert head.figures["first"].baseline == pytest.approx(np.mean([1 / (i + 1) for i in range(5, 12)]))
+        assert head.figures["confidence"].value == pytest.approx(own[5:12].max(-1).mean(), abs=1e-6)
+
+
+def test_figures_of_all_parts_add_up_to_those_of_the_text(model, prepared):
+    size = len(prepared.tokens)
+    whole = stats(model, prepared, Selection()).heads
+    parts = [stats(model, prepared, Selection(), rows=rows).heads for rows in (range(9), range(9, size))]
+    for head, one, other in zip(whole, *parts, strict=True):
+        for name in ("entropy", "previous", "special", "duplicate", "induction", "offset"):
+            pair = [each.figures[name] for each in (one, other) if name in each.figures]
+            rows = sum(figure.rows for figure in pair)
+            assert rows == head.figures[name].rows
+            total = sum(figure.value * figure.rows for figure in pair) / rows
+            assert total == pytest.approx(head.figures[name].value, abs=1e-6)
+
+
+def test_rows_that_do_not_exist_are_met_with_those_that_do(run):
+    assert "there are rows 0-8, one a token" in run("stats", "The cat sat on the mat.", "--rows", "20-30").err
+    assert "name one run of rows" in run("stats", TEXT, "--rows", "1,5").err
+    assert "not with --texts" in run("stats", "--texts", "x.txt", "--rows", "1-5").err
+
+
+def test_a_curve_has_a_measure_of_each_row(run, weights):
+    ran = run("stats", TEXT, "-m", "own-causal", "--by-position", "previous", "--top", "12", "--json")
+    seen = json.loads(ran.out)
+    curves = {each["head"]: each["values"] for each in seen["curves"]}
+    assert len(curves) == 12
+    for layer, heads in weights.items():
+        for number, own in enumerate(heads):
+            values = curves[f"L{layer}H{number}"]
+            assert values[0] is None  # nothing stands before the first token
+            assert values[1:] == pytest.approx([own[i, i - 1] for i in range(1, len(own))], abs=1e-6)
+    means = [np.mean(each["values"][1:]) for each in seen["curves"]]
+    assert means == sorted(means, reverse=True)
+
+
+@pytest.mark.parametrize("width", [50, 80, 160])
+def test_curves_are_drawn_as_wide_as_the_terminal_at_most(run, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run(
+        "stats", TEXT * 4, "-m", "own-causal", "--by-position", "distance", "--top", "2"
+    ).out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("L") for line in lines) == 2
+    assert any(line.startswith("baseline") for line in lines)
+
+
+def test_special_tokens_are_told_apart_by_their_names(run, prepared):
+    model = load("own")
+    text = model.prepare(TEXT)
+    seen = Whole()
+    model.run(text, [seen])
+    at = {name: [token.text == name for token in text.tokens] for name in ("[CLS]", "[SEP]")}
+    heads = json.loads(
+        run("stats", TEXT, "--where", "[CLS]>=0 and [SEP]>=0", "--sort", "[SEP]", "--json").out
+    )["heads"]
+    assert len(heads) == 32
+    for head in heads:
+        own = seen.layers[head["layer"]][head["head"]]
+        for name, there in at.items():
+            assert head["figures"][name]["value"] == pytest.approx(own[:, there].sum(-1).mean(), abs=1e-6)
+            assert head["figures"][name]["baseline"] == pytest.approx(1 / len(own))
+        both = sum(head["figures"][name]["value"] for name in at)
+        assert both == pytest.approx(head["figures"]["special"]["value"], abs=1e-6)
+    assert run("check", "any.[SEP] > 0.1", "--text", TEXT).code == 0
+    assert "[SEP]" in run("stats", TEXT, "--sort", "[SEP]", "--top", "1").out
+
+
+@pytest.mark.parametrize("times", [1, 40], ids=["beside the kernel", "fused"])
+def test_a_special_token_that_a_text_lacks_has_no_figure(run, times):
+    model = load("own-causal")
+    seen = stats(model, model.prepare(TEXT * times, truncate=True), Selection(), names=("[CLS]", "</s>"))
+    for each in seen.heads:
+        assert each.figures["[CLS]"].value > 0
+        assert "</s>" not in each.figures
+        assert (
+            each.absent["</s>"]
+            == "</s> is taken over rows of texts that have such a token, and there are none"
+        )
+    assert ("fused" in seen.ran) == (times > 1)
+
+
+def test_monotonic_counts_the_rows_whose_largest_key_does_not_go_back():
+    rows = np.eye(6)[[[0, 1, 1, 3, 2, 5], [5, 4, 3, 2, 1, 0]]]
+    for block in (1 << 21, 12, 24):  # blocks of all rows, of one, of two
+        for kind in ("encoder", "cross"):
+            one, other = observed(rows, block, kind)
+            assert (one.value, one.rows) == (pytest.approx(4 / 5), 5)
+            assert other.value == 0
+            assert one.baseline == pytest.approx(7 / 12)  # (n + 1) / 2n
+
+
+def test_the_baseline_of_monotonic_is_that_of_keys_drawn_anew_each_row():
+    random = np.random.default_rng(0)
+    (found,) = observed(random.random((1, 4000, 5)))
+    assert found.value == pytest.approx(found.baseline, abs=0.02)
+    allowed = np.tril(np.ones((300, 300), bool))
+    rows = np.where(allowed, random.random((300, 300)), 0)
+    (found,) = observed(rows[None], allowed=allowed)
+    exact = np.mean([(np.add.outer(np.arange(i + 1), -np.arange(i)) >= 0).mean() for i in range(1, 300)])
+    assert found.baseline == pytest.approx(exact)

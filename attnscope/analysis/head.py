@@ -57,7 +57,7 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     coarse, measured = selection.coarsen(LARGEST), Measurement()
     record = model.run(prepared, [SharedRows([coarse, measured], selection.heads)])
     require_selected(coarse.maps, record, selection)
-    kinds = kinds_of(made.site for made in coarse.maps)
+    kinds = kinds_of((made.site for made in coarse.maps), prepared.lead)
     made = next(made for made in coarse.maps if made.site.kind == kinds[0])
     (alone,) = (head for head in measured.figures() if head.site == made.site)
     figures = replace(alone, head=selection.head.head)  # alone among those measured it was number 0

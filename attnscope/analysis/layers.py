@@ -69,7 +69,7 @@ def whole_layers(
     require_selected(coarse.maps, record, selection)
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
-    for kind in kinds_of(made.site for made in coarse.maps):
+    for kind in kinds_of((made.site for made in coarse.maps), prepared.lead):
         maps = [made for made in coarse.maps if made.site.kind == kind]
         pairs, shares = zip(*(made.label() for made in maps), strict=True)
         kinds[kind] = [(made.site.layer, weights) for made, weights in zip(maps, pairs, strict=True)]

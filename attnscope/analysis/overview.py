@@ -49,7 +49,7 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
     require_selected(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
-    for kind in kinds_of(made.site for made in coarse.maps):
+    for kind in kinds_of((made.site for made in coarse.maps), prepared.lead):
         maps = [made for made in coarse.maps if made.site.kind == kind]
         thumbnails, shares = zip(*(made.label() for made in maps), strict=True)
         layers = [(made.site.layer, weights) for made, weights in zip(maps, thumbnails, strict=True)]

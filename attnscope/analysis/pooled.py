@@ -26,7 +26,7 @@ def pooled_layers(pool: Coarsen, model: Model, prepared: ModelInput, record: Rec
     """
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
-    for kind in kinds_of(made.site for made in pool.maps):
+    for kind in kinds_of((made.site for made in pool.maps), prepared.lead):
         maps = [made for made in pool.maps if made.site.kind == kind]
         kinds[kind] = [(made.site.layer, made.label()[0]) for made in maps]
         queries, keys = maps[0].queries.size, maps[0].keys.size

@@ -20,10 +20,10 @@ SHARED = "keys of a cell are summed, queries averaged"
 """What the cells of a pooled map hold, unless something else was asked for."""
 
 
-def kinds_of(sites: Iterable[Site]) -> tuple[str, ...]:
-    """The kinds of attention among the sites, in the order in which they are shown."""
+def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[str, ...]:
+    """The kinds of attention among the sites, in the order in which they are shown; ``lead`` comes first."""
     present = {site.kind for site in sites}
-    return tuple(kind for kind in KINDS if kind in present)
+    return tuple(kind for kind in sorted(KINDS, key=lambda kind: kind != lead) if kind in present)
 
 
 def kind_title(kind: str) -> str:

@@ -48,12 +48,11 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
     record = model.run(prepared, [SharedRows([rows, columns], selection.heads)])
     seen = [site for site in record.sites if selection.heads(site.site, site.heads)]
     require_selected(seen, record, selection)
-    kind = kinds_of(site.site for site in seen)[0]
-    seen = [site for site in seen if site.site.kind == kind]
-    size = seen[0].queries, seen[0].keys  # towers and stages of other sizes have other tokens
-    seen = [site for site in seen if (site.queries, site.keys) == size]
-    meant_sites = {site.site for site in seen}
-    queries, keys = (selection.coarsening(axis) for axis in _axes(prepared, seen[0]))
+    groups = _groups(seen, prepared)
+    found = (group for group in groups if any(_meant(*_coarsenings(group, prepared, selection), selection)))
+    seen = next(found, groups[0])
+    kind, meant_sites = seen[0].site.kind, {site.site for site in seen}
+    queries, keys = _coarsenings(seen, prepared, selection)
     meant = _meant(queries, keys, selection)
     if meant.row:
         place, again = queries.places[meant.row[0]], [queries.places[other].start for other in meant.row[1:]]
@@ -67,6 +66,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
     notes += tuple(note_maps(looks_at or looked_at_by, prepared))
     if again:
         notes += (f"token {place.start} is shown; the same text stands at {number_ranges(again)} too",)
+    notes += _box(prepared.picture, place)
     overlay = _overlay(prepared.picture, place, looks_at, looked_at_by, keys.places, queries.places)
     top = TOP if overlay is None else BESIDE
     return Focus(
@@ -78,6 +78,24 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
         notes=notes,
         overlay=overlay,
     )
+
+
+def _groups(seen: Sequence[SiteRecord], prepared: ModelInput) -> list[list[SiteRecord]]:
+    """Sites that have one kind and one size: towers and stages of other sizes have other tokens."""
+    groups: dict[tuple[str, int, int], list[SiteRecord]] = {}
+    for kind in kinds_of((site.site for site in seen), prepared.lead):
+        for site in seen:
+            if site.site.kind == kind:
+                groups.setdefault((kind, site.queries, site.keys), []).append(site)
+    return list(groups.values())
+
+
+def _coarsenings(
+    seen: Sequence[SiteRecord], prepared: ModelInput, selection: Selection
+) -> tuple[Coarsening, Coarsening]:
+    """The rows and the columns of sites of one size, as they are shown."""
+    queries, keys = _axes(prepared, seen[0])
+    return selection.coarsening(queries), selection.coarsening(keys)
 
 
 def _axes(prepared: ModelInput, seen: SiteRecord) -> tuple[Axis, Axis]:
@@ -121,6 +139,8 @@ def _loosely(axis: Coarsening, wanted: str) -> list[int]:
 def _names(place: Place) -> tuple[str, ...]:
     """What a place may be called: its text, and a special token also without its brackets."""
     name = place.text.strip().casefold()
+    if place.pictured:
+        return name, name.removeprefix("image 1 · ")
     return (name, name.strip("[]<>|")) if place.special else (name,)
 
 
@@ -167,7 +187,8 @@ def _which(selection: Selection, seen: Sequence[SiteRecord]) -> str:
     if selection.head is not None:
         return selection.head.name
     heads = sum(site.heads for site in seen)
-    where = f"{len(seen)} layers" if selection.layers is None else layers_of(site.site for site in seen)
+    count = f"{len(seen)} layer{'s' * (len(seen) > 1)}"
+    where = count if selection.layers is None else layers_of(site.site for site in seen)
     return f"mean of {heads} heads of {where}"
 
 
@@ -201,15 +222,25 @@ def _overlay(
     )
     if row is None and column is None:
         return None
-    before = next(number for number, token in enumerate(picture.tokens) if not token.special)
-    patch = None if place.special else divmod(place.start - before, picture.grid[1])
+    patches = [token.id for token in picture.tokens if not token.special]
+    patch = divmod(patches.index(place.id), picture.grid[1]) if place.id in patches else None
     return Overlay(picture.pixels, row, column, patch)
 
 
+def _box(picture: Picture | None, place: Place) -> tuple[str, ...]:
+    """Which part of the picture a token stands for, as a sentence; none for a token of the text."""
+    if picture is None or place.id is None or place.id not in picture.boxes:
+        return ()
+    left, top, right, bottom = (round(edge) for edge in picture.boxes[place.id])
+    return (f"{place.label} is {left}-{right} across, {top}-{bottom} down, in pixels of the picture",)
+
+
 def _on_grid(picture: Picture, maps: Sequence[CoarseMap], places: Sequence[Place]) -> Array | None:
-    """A weight a patch.  -> [patch row, patch column]"""
-    patches = [number for number, place in enumerate(places) if not place.special]
+    """A weight a patch, where all of them are on the axis.  -> [patch row, patch column]"""
     assert picture.grid is not None
-    if not maps or len(patches) != picture.grid[0] * picture.grid[1]:
+    numbers = {place.id: number for number, place in enumerate(places)}
+    tokens = [token.id for token in picture.tokens if not token.special]
+    if not maps or not numbers.keys() >= set(tokens):
         return None
-    return _mean(maps)[patches].reshape(picture.grid)
+    weights = _mean(maps)[[numbers[id_] for id_ in tokens]]
+    return weights.reshape(picture.grid) if weights.any() else None  # a text behind it is seen by no patch

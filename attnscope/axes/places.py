@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+PICTURED = 1 << 20
+"""The first id of tokens that stand for a part of a picture; no vocabulary has so many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -33,6 +36,11 @@ class Place:
     pooled: bool = False
     id: int | None = None
     count: int = 1
+
+    @property
+    def pictured(self) -> bool:
+        """Whether it stands for a part of a picture."""
+        return self.id is not None and self.id >= PICTURED
 
     @property
     def label(self) -> str:

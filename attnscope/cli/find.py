@@ -64,8 +64,8 @@ def find(
     """Find the heads that look from one part of a text to another.
 
     A part is a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), a
-    special token ([CLS]), special, punctuation, /regex/, or * for every word. Behind the arrow it may be a
-    distance: * -> -2 asks which heads look two tokens back.
+    special token ([CLS]), special, punctuation, image, /regex/, or * for every word. Behind the arrow it may
+    be a distance: * -> -2 asks which heads look two tokens back.
 
     Each head's figure is the share of the attention of the left part that goes to the right part. Beside it
     stand the baseline, which is the same share of even attention, and the rank of the right part among all

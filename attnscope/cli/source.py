@@ -83,7 +83,10 @@ class Source:
             assert isinstance(model, FileModel)
             return model.prepared
         if asked.image is not None:
-            return model.prepare_image(asked.image, self.text or None)
+            from attnscope.models.inputs import Chat
+
+            chat = Chat(asked.system, asked.generate is not None) if asked.chat else None
+            return model.prepare_image(asked.image, self.text or None, chat)
         if asked.inputs is not None:
             from attnscope.models import prepare_tensors
 
@@ -104,8 +107,11 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> Source:
     """
     writes = asked.chat or asked.generate is not None
     text = asked.text is not None or asked.file is not None
-    if asked.image is not None and (writes or asked.inputs is not None):
-        raise typer.BadParameter("it does not go with --chat, --generate or --inputs", param_hint="--image")
+    if asked.image is not None and (asked.inputs is not None or (writes and not text)):
+        raise typer.BadParameter(
+            "without a text, it does not go with --chat or --generate; with --inputs, never",
+            param_hint="--image",
+        )
     weighed = isinstance(model, WeighedModelOptions) and model.weigh != "raw"
     if weighed and (asked.saved is not None or asked.keep is not None):
         raise typer.BadParameter(

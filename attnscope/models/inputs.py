@@ -21,13 +21,24 @@ if TYPE_CHECKING:
 class Picture:
     """An image as the model sees it: cropped and scaled, in ``grid`` patches, rows by columns.
 
-    ``tokens`` are the patches row by row, named ``row,column``, with the special ones before them. ``grid``
-    is ``None``, and ``tokens`` are none, where the module does not say how it cuts the image.
+    ``tokens`` are the patches row by row, named by row and column, with the special ones before them.
+    ``grid`` is ``None``, and ``tokens`` are none, where the module does not say how it cuts the image.
+    ``boxes`` has left, top, right and bottom of what a token stands for, by the token's id, in pixels of the
+    image as it was given.
     """
 
     pixels: Array  # [row, column, 3], uint8
     grid: tuple[int, int] | None
     tokens: tuple[Token, ...]
+    boxes: Mapping[int, tuple[float, float, float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """That a text is a user's message, after that of a ``system``; ``reply`` opens the model's turn."""
+
+    system: str | None = None
+    reply: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,12 @@ class ModelInput:
     entry: str = "__call__"
     figures: tuple[HeadFigures, ...] | None = None
     written: int | None = None
+
+    @property
+    def lead(self) -> Kind | None:
+        """The kind of attention to show first: of a text with a picture in it, that of the text."""
+        inside = self.picture is not None and self.tokens != self.picture.tokens
+        return "decoder" if inside else None
 
 
 class Objective(NamedTuple):

@@ -28,6 +28,8 @@ def show_kinds(module: nn.Module, prepared: ModelInput) -> None:
     """
     from attnscope.capture import recording
 
+    if len(prepared.tokens) > 1:
+        return
     short = [name for name, tensor in prepared.inputs.items() if _is_one_token(tensor)]
     if not (short or any(map(_is_one_token, prepared.arguments))) or module in _asked:
         return

@@ -29,7 +29,7 @@ class _OutOfTime(BaseException):
 
 @contextmanager
 def bounded(what: str, memory: int, seconds: float | None = None) -> Iterator[None]:
-    """Raise ``ModelError`` for Python code that takes more than ``memory`` bytes or ``seconds``.
+    """Raise ``ModelError`` for Python code that takes more than ``memory`` bytes or processor ``seconds``.
 
     For code of libraries whose work a foreign file chooses. The memory counts from what the process has
     already, and is limited where the system knows it (Linux); the time, on the main thread of any Unix.
@@ -94,20 +94,20 @@ def _time_limited(seconds: float | None) -> Iterator[None]:
     if seconds is None or not main or not hasattr(signal, "setitimer"):
         yield
         return
-    if signal.getitimer(signal.ITIMER_REAL)[0]:  # somebody else's clock runs
+    if signal.getitimer(signal.ITIMER_PROF)[0]:  # somebody else's clock runs
         yield
         return
 
     def stop(number: int, frame: Any) -> None:
         raise _OutOfTime
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.memory import out_of_memory, require
-from attnscope.models.inputs import ModelInput, Objective
+from attnscope.models.inputs import Chat, ModelInput, Objective
 from attnscope.models.kinds import show_kinds
 from attnscope.models.layers_done import LayersDone
 from attnscope.models.size import pass_size
@@ -102,8 +102,8 @@ class Model(ABC):
         """
         raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
 
-    def prepare_image(self, path: Path, text: str | None = None) -> ModelInput:
-        """An image file, or a text and an image, as the model reads them. Raises ``InputError``."""
+    def prepare_image(self, path: Path, text: str | None = None, chat: Chat | None = None) -> ModelInput:
+        """An image file, alone or with a text, as the model reads them. Raises ``InputError``."""
         raise InputError(f"{self.name} reads text, not images: leave out --image, or choose a vision model")
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:

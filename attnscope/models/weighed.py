@@ -16,7 +16,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
 from attnscope.models.file import FileModel
-from attnscope.models.inputs import ModelInput, Objective
+from attnscope.models.inputs import Chat, ModelInput, Objective
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
 from attnscope.models.target import score_prediction
@@ -103,9 +103,9 @@ class WeighedModel(Model):
         """As the model does."""
         return self.model.prepare_chat(text, **how)
 
-    def prepare_image(self, path: Path, text: str | None = None) -> ModelInput:
+    def prepare_image(self, path: Path, text: str | None = None, chat: Chat | None = None) -> ModelInput:
         """As the model does."""
-        return self.model.prepare_image(path, text)
+        return self.model.prepare_image(path, text, chat)
 
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0

@@ -37,6 +37,11 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
     from attnscope.models.huggingface.load import find_positions
     from attnscope.models.huggingface.model import HuggingFaceModel
 
+    def load_processor(with_text: bool = False) -> Any:
+        if processor is None:
+            raise InputError(f"{name} was wrapped without what prepares images: give wrap a processor")
+        return processor
+
     writes = getattr(module, "can_generate", None)
     return HuggingFaceModel(
         name,
@@ -44,5 +49,5 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
         tokenizer,
         positions=find_positions(module),
         writer=module if writes is not None and writes() else None,
-        load_processor=None if processor is None else lambda: processor,
+        load_processor=load_processor,
     )

@@ -18,10 +18,13 @@ Group: TypeAlias = tuple[int, ...]
 
 HELP = (
     "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "
-    "special, punctuation, /regex/, or *; behind the arrow also a number of tokens from here (-2, +1)"
+    "special, punctuation, image, /regex/, or *; behind the arrow also a number of tokens from here (-2, +1)"
 )
 
 CLASSES = ("special", "punctuation")
+
+PICTURE = "image"
+"""All that stands for a part of a picture; without a picture, a word like others."""
 
 DIGITS = 9
 """Digits of a token's number or a distance: no text is longer."""
@@ -57,6 +60,9 @@ class Part:
             return tuple(group for place, group in words if pattern.search(place.text.strip()))
         if self.text in CLASSES:
             return tuple(group for place, group in words if _belongs(place, self.text))
+        pictured = tuple(group for place, group in words if place.pictured)
+        if self.text == PICTURE and pictured:
+            return pictured
         name, _, place = self.text.rpartition("#")
         number = _number(place)
         if name and number is not None:
@@ -127,7 +133,7 @@ def _word(name: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
 
 def _names(place: Place) -> tuple[str, ...]:
     name = place.text.strip().casefold()
-    return name, name.strip(punctuation), name.removeprefix("patch ")
+    return name, name.strip(punctuation), name.removeprefix("patch "), name.removeprefix("image 1 · ")
 
 
 def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:

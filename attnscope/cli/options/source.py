@@ -29,7 +29,8 @@ class SourceOptions:
         panel=TEXT,
     )
     image: Path | None = option(
-        "An image for a model that reads them; with a text, for one that reads both.", panel=TEXT
+        "An image for a model that reads them; with a text, for one that reads both.",
+        panel=TEXT,
     )
     inputs: Path | None = option(
         "Tensors for the model's forward instead of a text, .safetensors, .npz or .pt.", panel=TEXT

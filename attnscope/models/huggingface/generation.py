@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Site
+from attnscope.attention import Site, Token
 from attnscope.capture import Record, Steps, recording
 from attnscope.models.generation import Sampling
+from attnscope.models.inputs import ModelInput, text_axes
 from attnscope.progress import tell
 
 
@@ -65,6 +66,30 @@ class _Written:
 
     def end(self) -> None:
         """Take the end of the text."""
+
+
+def extend_input(prepared: ModelInput, side: str, new: Tensor, whole: tuple[Token, ...]) -> ModelInput:
+    """The input with the tokens that were written, ``new`` ``[1, token]``, which end ``whole``.
+
+    ``side`` names the ids that they follow. Of one text, every input with a number for each token grows too.
+    """
+    inputs, count = dict(prepared.inputs), prepared.inputs[side].shape[1]
+    two_sided = side != "input_ids"
+    for name, tensor in inputs.items():
+        if name == side or (not two_sided and is_row(tensor, count)):
+            more = new if name == side else tensor[:, -1:].expand(-1, new.shape[1])
+            inputs[name] = torch.cat([tensor, more.to(tensor.dtype)], 1)
+    axes = dict(prepared.axes)
+    axes |= {"decoder": (whole, whole)} if two_sided else text_axes(whole)
+    if "cross" in axes:
+        axes["cross"] = whole, axes["cross"][1]
+    tokens = prepared.tokens if two_sided else whole
+    return replace(prepared, inputs=inputs, axes=axes, tokens=tokens, written=count)
+
+
+def is_row(tensor: Tensor, tokens: int) -> bool:
+    """Whether a tensor has a number for each token of one text, [1, token]; pixels have not."""
+    return tensor.ndim == 2 and tensor.shape[1] == tokens
 
 
 def _is_cached(record: Record) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
+from attnscope.axes.places import PICTURED
 from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.inputs import ModelInput, Picture
@@ -96,7 +97,7 @@ def _picture(image: Image, values: Any, processor: Any, module: nn.Module) -> Pi
     grid = patch_grid(module, rows, columns)
     tokens: tuple[Token, ...] = ()
     if grid is not None:
-        before, after = special_tokens(module, BEFORE), special_tokens(module, AFTER, 1 << 19)
+        before, after = special_tokens(module, BEFORE), special_tokens(module, AFTER, PICTURED // 2)
         tokens = (*before, *patch_tokens(*grid), *after)
     return Picture(_pixels(values[0], processor), grid, tokens)
 
@@ -143,7 +144,7 @@ def special_tokens(module: nn.Module, called: Mapping[str, str], first: int = 0)
     return tuple(Token(name, number, special=True) for number, name in enumerate(names, first))
 
 
-def patch_tokens(rows: int, columns: int, first: int = 1 << 20) -> tuple[Token, ...]:
+def patch_tokens(rows: int, columns: int, first: int = PICTURED) -> tuple[Token, ...]:
     """A token for each patch, row by row; no two are equal, as no two patches count as one word."""
     return tuple(
         Token(f"{row},{column}", first + row * columns + column)

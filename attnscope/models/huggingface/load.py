@@ -141,6 +141,8 @@ def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
         return transformers.AutoModel
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
+    if type(config) in transformers.AutoModelForImageTextToText._model_mapping:
+        return transformers.AutoModelForImageTextToText
     saved = config.architectures or ()
     causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in saved)
     masked = type(config) in transformers.AutoModelForMaskedLM._model_mapping

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.generation import Sampling, describe_generation, strip_end
-from attnscope.models.huggingface.generation import generate_cached
+from attnscope.models.huggingface.generation import extend_input, generate_cached, is_row
 from attnscope.models.huggingface.images import read_image
+from attnscope.models.huggingface.picture_text import PictureText, stands_for_pictures
 from attnscope.models.huggingface.reader import Encoded, FolderReader, has_separator, start_token
-from attnscope.models.inputs import ModelInput, Objective, text_axes
+from attnscope.models.inputs import Chat, ModelInput, Objective, text_axes
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model, accepts
 
@@ -27,8 +27,8 @@ from attnscope.models.model import Model, accepts
 class HuggingFaceModel(Model):
     """A transformers model with its tokenizer, if it reads text, and its image processor, if it reads images.
 
-    ``load_processor`` brings the latter when the first image is read; ``writer`` is the model with its
-    language-model head.
+    ``load_processor`` brings the latter when the first image is read, or what joins it with a text if that
+    is asked for; ``writer`` is the model with its language-model head.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class HuggingFaceModel(Model):
         *,
         positions: int | None = None,
         writer: Any = None,
-        load_processor: Callable[[], Any] | None = None,
+        load_processor: Callable[..., Any],
     ) -> None:
         config: Any = module.config
         super().__init__(name, module, positions, notes)
@@ -83,8 +83,8 @@ class HuggingFaceModel(Model):
             self.reader.trial.require(parts if self.encoder_decoder else texts)
         return super().prepare_all(texts, max_tokens=max_tokens, truncate=truncate)
 
-    def prepare_image(self, path: Path, text: str | None = None) -> ModelInput:
-        """An image for the image tower of a model that has one, or with a text for both of its towers."""
+    def prepare_image(self, path: Path, text: str | None = None, chat: Chat | None = None) -> ModelInput:
+        """An image for the image tower of a model that has one, or with a text for what reads both."""
         if "pixel_values" not in self._reads:
             return super().prepare_image(path)
         if "input_ids" not in self._reads:
@@ -92,6 +92,13 @@ class HuggingFaceModel(Model):
                 raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
             return self._read_image(path)
         alone = hasattr(self.module, "get_image_features")
+        if text is not None and stands_for_pictures(self.module) and not self.encoder_decoder:
+            reader = PictureText(
+                self.name, self.module, self._load_processor(True), self.reader, self.settings
+            )
+            return reader.read(path, text, chat, self.device)
+        if chat is not None:
+            return super().prepare_chat(text or "")
         if text is not None and alone and not self._towers:
             raise InputError(f"{self.name} reads the image as a part of its text: give --image alone")
         if text is None and not alone:
@@ -114,13 +121,7 @@ class HuggingFaceModel(Model):
         return replace(prepared, axes=text_axes(tokens), tokens=tokens, settings=self.settings)
 
     def _read_image(self, path: Path, entry: str = "__call__") -> ModelInput:
-        return read_image(path, self.processor, self.module, self.device, entry)
-
-    @cached_property
-    def processor(self) -> Any:
-        """What prepares images. Raises ``ModelError``."""
-        assert self._load_processor is not None
-        return self._load_processor()
+        return read_image(path, self._load_processor(), self.module, self.device, entry)
 
     def prepare_chat(
         self,
@@ -153,7 +154,10 @@ class HuggingFaceModel(Model):
         self._require_positions(len(tokens), count)
         inputs = dict(prepared.inputs)
         if not self.encoder_decoder:
-            inputs = {name: tensor[:, : len(tokens)] for name, tensor in inputs.items()}
+            inputs = {
+                name: tensor[:, : len(tokens)] if is_row(tensor, len(start)) else tensor
+                for name, tensor in inputs.items()
+            }
         try:
             show_kinds(self.module, prepared)
             with self.threads(prepared), redirect_stdout(sys.stderr):  # what foreign code prints
@@ -170,22 +174,12 @@ class HuggingFaceModel(Model):
             )
         whole = self.reader.vocabulary.extend(tokens, new)
         note = describe_generation(whole[len(tokens) :], len(tokens), count, sampling)
-        notes = (*prepared.notes, *notes, note)
-        for name, tensor in inputs.items():
-            if name == side or (not self.encoder_decoder and tensor.ndim == 2):
-                more = self._tensor(new) if name == side else tensor[:, -1:].expand(-1, len(new))
-                inputs[name] = torch.cat([tensor, more.to(tensor.dtype)], 1)
-        if self.encoder_decoder:
-            keys = prepared.axes["cross"][1]
-            axes = dict(prepared.axes) | {"decoder": (whole, whole), "cross": (whole, keys)}
-        else:
-            axes = dict(prepared.axes) | text_axes(whole)
-        told = prepared if self.encoder_decoder else replace(prepared, tokens=whole)
-        result = replace(told, inputs=inputs, axes=axes, notes=notes, written=len(tokens))
+        result = extend_input(replace(prepared, inputs=inputs), side, self._tensor(new), whole)
+        result = replace(result, notes=(*prepared.notes, *notes, note))
         if steps is None:
             note = f"{self.name} keeps no cache: shown is one pass over all tokens"
-            return replace(result, notes=(*notes, note))
-        return replace(result, replay=steps.replay(record, axes))
+            return replace(result, notes=(*result.notes, note))
+        return replace(result, replay=steps.replay(record, result.axes))
 
     def _one_side(self, encoded: Encoded, entry: str = "__call__") -> ModelInput:
         inputs, tokens = self._tensors(encoded.fields, entry), encoded.tokens

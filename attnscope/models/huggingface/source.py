@@ -129,13 +129,14 @@ class Source:
                 "would all be unknown"
             )
 
-    def load_processor(self) -> Any:
-        """What prepares images for the model, as transformers loads it. Raises ``ModelError``."""
+    def load_processor(self, with_text: bool = False) -> Any:
+        """What prepares images, or images in texts, as transformers loads it. Raises ``ModelError``."""
         import transformers
 
+        kind = transformers.AutoProcessor if with_text else transformers.AutoImageProcessor
         with self.shielded("the image processor of "):
             try:
-                return transformers.AutoImageProcessor.from_pretrained(self.name, **self.options)
+                return kind.from_pretrained(self.name, **self.options)
             except (OSError, ValueError) as error:
                 if "preprocessor_config" in str(error) or "image processor" in str(error).lower():
                     raise ModelError(

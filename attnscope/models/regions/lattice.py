@@ -1,0 +1,114 @@
+"""From where the numbers of each token come from, to boxes that tile a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnscope.axes.weights import Array
+from attnscope.models.regions.coordinates import Coordinates
+
+LEVEL = 1.15
+"""Tokens of which the pixels are so many times larger belong to a coarser picture of the same thing."""
+
+STEP = 0.25
+"""Edges closer to each other than this share of a token's width are one."""
+
+SNAP = 0.1
+"""An edge so close to the picture's own, in widths of a token, is the picture's."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The part of a picture that one token stands for.
+
+    ``box`` is left, top, right and bottom, in pixels of the picture as it was given. ``row`` and ``column``
+    count within the tokens of the same ``level``: 0 is the finest, the others show the whole.
+    """
+
+    level: int
+    row: int
+    column: int
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """Where the numbers of one token come from: their middle, their extent, and pixels a number."""
+
+    token: int
+    middle: tuple[float, float]
+    size: tuple[float, float]
+    scale: float
+
+
+def find_regions(owners: Array, where: Coordinates, rows: int, columns: int) -> dict[int, Region] | None:
+    """The region of each token that owns numbers of a picture; tokens of padding have none.
+
+    ``owners`` has the number of a token for each number of the prepared picture, or less than 0. ``None`` if
+    two tokens would have the same place.
+    """
+    cells = _cells(owners.ravel(), where.x.ravel(), where.y.ravel())
+    regions: dict[int, Region] = {}
+    for level, group in enumerate(_levels(cells)):
+        placed = _place(group, level, (columns, rows))
+        if len({(region.row, region.column) for region in placed.values()}) < len(placed):
+            return None
+        regions |= placed
+    return regions
+
+
+def _cells(owners: Array, x: Array, y: Array) -> list[_Cell]:
+    inside = (owners >= 0) & np.isfinite(x) & np.isfinite(y)
+    owners, x, y = owners[inside], x[inside], y[inside]
+    tokens, which = np.unique(owners, return_inverse=True)
+    counts = np.bincount(which)
+    middles, sizes = [], []
+    for values in (x, y):
+        middle = np.bincount(which, values) / counts
+        variance = np.bincount(which, (values - middle[which]) ** 2) / counts
+        middles.append(middle)
+        sizes.append(np.sqrt(12 * variance))  # of numbers that are spread evenly
+    scales = np.sqrt(np.maximum(sizes[0] * sizes[1], 1e-12) / counts)
+    columns = (tokens.tolist(), *(each.tolist() for each in (*middles, *sizes, scales)))
+    return [_Cell(token, (a, b), (w, h), s) for token, a, b, w, h, s in zip(*columns, strict=True)]
+
+
+def _levels(cells: Sequence[_Cell]) -> list[list[_Cell]]:
+    """Tokens of one scale each, the finest first."""
+    levels: list[list[_Cell]] = []
+    for cell in sorted(cells, key=lambda cell: cell.scale):
+        if not levels or cell.scale > LEVEL * levels[-1][-1].scale:
+            levels.append([])
+        levels[-1].append(cell)
+    return levels
+
+
+def _place(cells: Sequence[_Cell], level: int, picture: tuple[int, int]) -> dict[int, Region]:
+    """Rows, columns and boxes of the tokens of one level."""
+    (columns, across), (rows, down) = (_edges(cells, axis, picture[axis]) for axis in (0, 1))
+    return {
+        cell.token: Region(level, row, column, (across[column], down[row], across[column + 1], down[row + 1]))
+        for cell, row, column in zip(cells, rows, columns, strict=True)
+    }
+
+
+def _edges(cells: Sequence[_Cell], axis: int, end: int) -> tuple[list[int], list[float]]:
+    """The number of each cell along one axis, and the edges that neighbours share."""
+    middle = np.array([cell.middle[axis] for cell in cells])
+    half = np.array([cell.size[axis] for cell in cells]) / 2
+    width = 2 * float(np.median(half))
+    order = np.argsort(middle - half)
+    begins = np.diff((middle - half)[order], prepend=-np.inf) > STEP * width
+    numbers = np.empty(len(cells), int)
+    numbers[order] = np.cumsum(begins) - 1
+    count = int(numbers.max()) + 1
+    sizes = np.bincount(numbers, minlength=count)
+    starts, stops = (np.bincount(numbers, middle + sign * half) / sizes for sign in (-1, 1))
+    edges = np.concatenate([starts[:1], (stops[:-1] + starts[1:]) / 2, stops[-1:]])
+    for place, bound in ((0, 0.0), (-1, float(end))):
+        if abs(edges[place] - bound) < SNAP * width:
+            edges[place] = bound
+    return numbers.tolist(), edges.tolist()

@@ -1,0 +1,142 @@
+"""Which token each number of a prepared picture ends in, while attention is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Kind
+from attnscope.capture import Record, recording
+
+BASE = 8
+"""Tokens are told apart by the digits of their numbers to this base: few enough for bfloat16."""
+
+APART = 0.2
+"""How far a digit that was read may be from a whole number."""
+
+NOISE = 40
+"""Gradients of so many roundings of a usual one tell nothing: their digits would be read wrong."""
+
+NONE, SEVERAL = -1, -2
+
+
+class Owners(NamedTuple):
+    """The token that each number of a prepared picture ends in, and on which axis it stands.
+
+    ``tokens`` has the shape of the prepared picture; a number that ends in no token has ``NONE``, one that
+    ends in more than one has ``SEVERAL``. ``kind`` is ``"cross"`` where the language model looks across to
+    the picture, of which ``length`` tokens there are.
+    """
+
+    tokens: Tensor
+    kind: Kind
+    length: int
+
+
+class _Reached(Exception):
+    """The language model is about to run: all that was to be seen has been."""
+
+
+def find_owners(module: nn.Module, inputs: Mapping[str, Any], picture: str) -> Owners | None:
+    """Let a model read ``inputs`` up to its language model, and follow the gradients to ``inputs[picture]``.
+
+    What attention returns is held: then a token depends on its own pixels alone. A token is read off as the
+    digits of its number: each digit weighs the gradient of its token, and what a pixel receives, divided by
+    what it receives without any weight, is the digit. ``None`` if nothing that enters the language model
+    depends on the picture.
+    """
+    pixels = inputs[picture].detach().clone().requires_grad_(True)
+    entry = _Entry()
+    with torch.enable_grad(), ExitStack() as stack:
+        record = stack.enter_context(recording(module, [], warn=False))
+        stack.callback(module.get_input_embeddings().register_forward_hook(entry.embed).remove)  # type: ignore[operator]
+        for path, child in module.named_modules():
+            if child is not module:
+                handle = child.register_forward_pre_hook(entry.arrive, with_kwargs=True)
+                stack.callback(handle.remove)
+                stack.callback(child.register_forward_hook(_hold(path, record)).remove)
+        with suppress(_Reached):
+            module(**{**inputs, picture: pixels})
+    if entry.states is None:
+        return None
+    states = entry.states.flatten(0, -2)  # [token, feature]
+    return Owners(_read_off(states, pixels), entry.kind, len(states))
+
+
+class _Entry:
+    """Waits for the module that is given the embedded text, with the picture in it or beside it."""
+
+    def __init__(self) -> None:
+        self.states: Tensor | None = None
+        self.kind: Kind = "decoder"
+        self._embedded: Tensor | None = None
+
+    def embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """Remember the embedded text, so that it is known again in what is made of it."""
+        self._embedded = output.detach().requires_grad_(True)
+        return self._embedded
+
+    def arrive(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Take what depends on the picture, where a module reads the text."""
+        text = kwargs.get("inputs_embeds")
+        if text is None and kwargs.get("input_ids") is None:
+            return
+        if text is not None and not self._holds_text(text):
+            return
+        for name, value in kwargs.items():
+            if isinstance(value, Tensor) and value.requires_grad and value.ndim >= 3:
+                self.states, self.kind = value, "decoder" if name == "inputs_embeds" else "cross"
+                break
+        raise _Reached
+
+    def _holds_text(self, states: Tensor) -> bool:
+        if self._embedded is None or not states.requires_grad:
+            return False
+        (found,) = torch.autograd.grad(states.sum(), self._embedded, retain_graph=True, allow_unused=True)
+        return found is not None
+
+
+def _hold(path: str, record: Record) -> Callable[..., Any]:
+    """A hook that cuts the gradient behind a module in which attention was seen."""
+
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        return _detached(output) if path in record.calls else None
+
+    return leave
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return type(value)(map(_detached, value)) if type(value) in (tuple, list) else value
+
+
+def _read_off(states: Tensor, pixels: Tensor) -> Tensor:
+    """The number of the token that each pixel ends in.  [token, feature], [pixel...] -> [pixel...]"""
+    numbers = torch.arange(len(states), device=states.device)
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(states.shape[-1], generator=generator).to(states)
+
+    def gradient(weights: Tensor) -> Tensor:
+        weighed = weights.to(states)[:, None] * direction  # [token, feature]
+        (found,) = torch.autograd.grad(states, pixels, weighed, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(pixels) if found is None else found
+
+    plain = gradient(torch.ones(len(states)))
+    ends = plain.abs() > NOISE * torch.finfo(plain.dtype).eps * plain.float().square().mean().sqrt()
+    tokens, several = torch.zeros_like(pixels, dtype=torch.long), torch.zeros_like(ends)
+    place = 1
+    check = numbers * 2654435761 % BASE  # two tokens may give whole digits by chance, but not these too
+    while place < len(states):
+        digit = gradient((numbers // place) % BASE) / plain
+        tokens += digit.nan_to_num().round().long() * place
+        several |= (digit - digit.round()).abs() > APART
+        place *= BASE
+    known = ends & ~several & (tokens >= 0) & (tokens < len(states))
+    expected = check[tokens.clamp(0, len(states) - 1)]
+    known &= (gradient(check) / plain - expected).abs() <= APART
+    return tokens.masked_fill(~known, SEVERAL).masked_fill(~ends, NONE)

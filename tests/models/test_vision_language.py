@@ -1,0 +1,220 @@
+"""A picture inside a text: every token of it is named by the part of the picture that it stands for."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from attnscope.analysis.head import one_head
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.token import one_token
+from attnscope.attention import Head
+from attnscope.errors import InputError
+from attnscope.models import load
+from attnscope.models.inputs import Chat
+from tests.models.vision_language import FAMILIES, NEED_TORCHVISION, vision_language
+
+TEXT = "what is on the mat ?"
+SIZES = [(90, 120), (300, 170), (64, 64)]
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} : {% for c in m.content %}"
+    "{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+torchvision = importlib.util.find_spec("torchvision") is not None
+
+
+def families(*left_out: str) -> list:
+    """Every family whose tokens stand for parts of a picture; some processors need torchvision."""
+    need = pytest.mark.skipif(not torchvision, reason="its processor needs torchvision")
+    names = [name for name in FAMILIES if name not in left_out]
+    return [pytest.param(name, marks=need if name in NEED_TORCHVISION else ()) for name in names]
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """The folder of a tiny model of a family, made once."""
+    made: dict[str, str] = {}
+
+    def folder(name: str) -> str:
+        if name not in made:
+            made[name] = vision_language(tmp_path_factory.mktemp(name), name)
+        return made[name]
+
+    return folder
+
+
+def save_noise(path, rows: int, columns: int):
+    """A picture of noise."""
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def boxes_of(prepared) -> dict[str, list[tuple[float, ...]]]:
+    """The boxes of the picture's tokens; those of a small picture of the whole are apart."""
+    named: dict[str, list[tuple[float, ...]]] = {}
+    for axis in {axis for pair in prepared.axes.values() for axis in pair if not isinstance(axis, range)}:
+        for token in axis:
+            if token.id in prepared.picture.boxes:
+                named.setdefault(token.text.split()[0], []).append(prepared.picture.boxes[token.id])
+    return named
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", families("idefics2"))
+def test_the_boxes_of_a_pictures_tokens_tile_it(name, size, folder_of, tmp_path):
+    prepared = load(folder_of(name)).prepare_image(save_noise(tmp_path / "a.png", *size), TEXT)
+    named = boxes_of(prepared)
+    assert "image" in named
+    for boxes in named.values():
+        left, top, right, bottom = np.array(boxes).T
+        assert (right > left).all()
+        assert (bottom > top).all()
+        covered = (right.max() - left.min()) * (bottom.max() - top.min())
+        assert ((right - left) * (bottom - top)).sum() == pytest.approx(covered)  # nothing is left out
+        corners = np.stack([left, top], 1)
+        for i, (a, b) in enumerate(corners):  # and nothing is there twice
+            over = (
+                (a < right - 1e-6) & (b < bottom - 1e-6) & (right[i] > left + 1e-6) & (bottom[i] > top + 1e-6)
+            )
+            assert over.sum() == 1
+        assert min(left.min(), top.min()) >= 0
+        assert right.max() <= size[1]
+        assert bottom.max() <= size[0]
+
+
+@pytest.mark.parametrize("name", families("idefics2", "mllama"))
+def test_what_is_painted_in_a_box_moves_that_token_most(name, folder_of, tmp_path):
+    model = load(folder_of(name))
+    size = (160, 200)
+    grey = np.full((*size, 3), 128, np.uint8)
+    path = tmp_path / "a.png"
+    Image.fromarray(grey).save(path)
+    before = model.prepare_image(path, TEXT)
+    base = embed(model, before)
+    for position, token in enumerate(before.tokens):
+        if token.id not in before.picture.boxes:
+            continue
+        left, top, right, bottom = (round(edge) for edge in before.picture.boxes[token.id])
+        painted = grey.copy()
+        painted[top + 1 : bottom - 1, left + 1 : right - 1] = (250, 10, 90)
+        Image.fromarray(painted).save(path)
+        moved = (embed(model, model.prepare_image(path, TEXT)) - base).norm(dim=-1)  # [token]
+        same = [i for i, other in enumerate(before.tokens) if other.text[:5] == token.text[:5]]
+        assert max(same, key=lambda i: float(moved[i])) == position
+
+
+def embed(model, prepared) -> torch.Tensor:
+    """What the language model is given, by the model's own account.  [token, feature]"""
+    with torch.inference_mode():
+        states = model.module(**prepared.inputs, output_hidden_states=True).hidden_states[0][0]
+    assert len(states) == len(prepared.tokens)
+    return states
+
+
+@pytest.mark.parametrize("name", families())
+def test_weights_are_those_that_the_eager_model_returns(name, folder_of, tmp_path):
+    model, picture = load(folder_of(name)), save_noise(tmp_path / "a.png", 90, 120)
+    prepared = model.prepare_image(picture, TEXT)
+    eager = transformers.AutoModel.from_pretrained(folder_of(name), attn_implementation="eager").eval()
+    with torch.inference_mode():
+        attentions = eager(**prepared.inputs, output_attentions=True).attentions
+    count = len(prepared.tokens)
+    site = next(seen.site for seen in model.run(prepared, []).sites if seen.queries == seen.keys == count)
+    seen = one_head(model, prepared, Selection(Head(site.layer, 1), kind=site.kind))
+    assert [place.text for place in seen.heatmap.weights.keys] == [token.text for token in prepared.tokens]
+    np.testing.assert_allclose(seen.heatmap.values, attentions[0][0, 1].numpy(), atol=1e-5)
+
+
+def test_tokens_are_named_by_their_place_tiles_and_small_pictures_apart(folder_of, tmp_path):
+    prepared = load(folder_of("llava_next")).prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
+    names = [token.text for token in prepared.tokens]
+    assert names[:16] == [f"thumbnail 1 · {row},{column}" for row in range(4) for column in range(4)]
+    rows = [[f"image 1 · {row},{column}" for column in range(8)] + ["image 1 · row end"] for row in range(6)]
+    assert names[16:70] == [name for row in rows for name in row]
+    assert names[70:] == TEXT.split()
+    assert [token.special for token in prepared.tokens[16:25]] == [False] * 8 + [True]
+    assert prepared.picture.grid == (6, 8)
+
+
+def test_learned_queries_have_no_place_and_a_note_says_so(folder_of, tmp_path):
+    prepared = load(folder_of("idefics2")).prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
+    assert [token.text for token in prepared.tokens if token.id >= 1 << 20] == [
+        f"image 1 · {i}" for i in range(8)
+    ]
+    assert not prepared.picture.boxes
+    assert prepared.picture.grid is None
+    assert prepared.notes == (
+        "no token stands for a part of the picture alone: those of the picture are numbered",
+    )
+
+
+def test_a_picture_that_is_looked_at_across_a_model_has_places_too(folder_of, tmp_path):
+    model = load(folder_of("mllama"))
+    prepared = model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
+    seen = one_token(model, prepared, Selection(token="mat", kind="cross"))
+    assert seen.overlay.looks_at.shape == prepared.picture.grid
+    assert {token.text for token in prepared.axes["cross"][1]} >= {"image 1 · 0,0", "image 1 · 5,7"}
+
+
+def test_a_word_lights_the_patches_that_it_looks_at(folder_of, tmp_path):
+    model, picture = load(folder_of("llava_next")), save_noise(tmp_path / "a.png", 90, 120)
+    prepared = model.prepare_image(picture, TEXT)
+    view = one_token(model, prepared, Selection(Head("L1H0"), token="mat", kind="decoder"))
+    weights = one_head(model, prepared, Selection(Head("L1H0"), kind="decoder")).heatmap.values
+    row = weights[[token.text for token in prepared.tokens].index("mat")]
+    patches = [
+        i
+        for i, token in enumerate(prepared.tokens)
+        if token.text.startswith("image 1 · ") and not token.special
+    ]
+    np.testing.assert_allclose(view.overlay.looks_at.ravel(), row[patches], atol=1e-6)
+    assert view.overlay.looked_at_by is None  # it stands behind the picture, which cannot see it
+    corner = one_token(model, prepared, Selection(token="0,7"))
+    assert corner.label == "image 1 · 0,7"
+    assert corner.overlay.patch == (0, 7)
+    assert corner.notes[-1] == "image 1 · 0,7 is 105-120 across, 0-15 down, in pixels of the picture"
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "idefics3"])
+def test_half_precision_finds_the_same_places(name, folder_of, tmp_path):
+    picture = save_noise(tmp_path / "a.png", 90, 120)
+    whole, half = (
+        load(folder_of(name), dtype=dtype).prepare_image(picture, TEXT) for dtype in ("float32", "bfloat16")
+    )
+    assert [token.text for token in half.tokens] == [token.text for token in whole.tokens]
+    for id_, box in whole.picture.boxes.items():
+        assert half.picture.boxes[id_] == pytest.approx(box, abs=1)  # pixels, of tokens 15 to 60 wide
+
+
+def test_a_message_in_a_chat_has_its_picture_where_the_template_puts_it(folder_of, tmp_path):
+    folder = folder_of("llava")
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    processor.chat_template = TEMPLATE
+    with pytest.raises(InputError, match="has no chat format"):
+        load(folder).prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT, Chat())
+    copy = vision_language(tmp_path / "chat", "llava")
+    processor.save_pretrained(copy)
+    prepared = load(copy).prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT, Chat())
+    assert [token.text for token in prepared.tokens[1:4]] == [":", "image 1 · 0,0", "image 1 · 0,1"]
+
+
+def test_a_model_writes_on_about_a_picture(folder_of, tmp_path):
+    model = load(folder_of("llava"), generative=True)
+    prepared = model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
+    written = model.generate(prepared, 3)
+    assert written.written == len(prepared.tokens)
+    assert len(written.tokens) == len(prepared.tokens) + 3
+    expected = model.writer.generate(**prepared.inputs, max_new_tokens=3, do_sample=False)[0, -3:]
+    assert [token.id for token in written.tokens[-3:]] == expected.tolist()
+    seen = one_token(model, written, Selection(token=str(len(prepared.tokens))))
+    assert seen.overlay.looks_at.shape == (4, 4)
+
+
+def test_what_a_processor_refuses_is_a_sentence(folder_of, tmp_path):
+    picture = save_noise(tmp_path / "a.png", 90, 120)
+    with pytest.raises(InputError, match="refuses this"):
+        load(folder_of("llava")).prepare_image(picture, "<image> <image> what")

@@ -27,13 +27,17 @@ LARGEST = 512
 
 @dataclass(frozen=True, eq=False)
 class WholeLayers:
-    """By kind of attention, pairs of a layer's number and weights ``[head, query, key]``; and what ran."""
+    """By kind of attention, pairs of a layer's number and weights ``[head, query, key]``; and what ran.
+
+    ``written`` is the number of the first token that a decoder wrote itself.
+    """
 
     kinds: Mapping[str, list[tuple[int, Weights]]]
     title: str
     subtitle: str
     notes: tuple[str, ...]
     record: Record
+    written: int | None = None
 
     @property
     def proofs(self) -> Mapping[tuple[str, int], str]:
@@ -75,4 +79,5 @@ def whole_layers(
         kinds[kind] = [(made.site.layer, weights) for made, weights in zip(maps, pairs, strict=True)]
         notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
         notes += note_pooling(maps[0], pairs[0])
-    return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)), record)
+    ran = provenance(record.sites)
+    return WholeLayers(kinds, model.title, ran, tuple(dict.fromkeys(notes)), record, prepared.written)

@@ -47,4 +47,5 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
         proofs=layers.proofs,
         described=heads.described,
         worth=heads.worth,
+        written=layers.written,
     )

@@ -61,13 +61,15 @@ def page(
     proofs: Mapping[tuple[str, int], str] | None = None,
     described: Words | None = None,
     worth: Sequence[Head] = (),
+    written: int | None = None,
 ) -> str:
     """The page as text. ``kinds`` maps "encoder", "decoder" or "cross" to its layers, ``[head, query, key]``.
 
     Layers may come from a generator; each is encoded and let go before the next one is asked for.
     ``top`` is the largest weight that occurs, 1 for weights that sum to 1. By kind and layer, ``proofs`` are
     sentences on the weights and ``described`` what is said of each head. The page opens at the first
-    head of ``worth``, or else at the first of all. Raises ``ValueError`` for weights that are negative or
+    head of ``worth``, or else at the first of all. ``written`` is the number of the first token that a
+    decoder wrote itself. Raises ``ValueError`` for weights that are negative or
     beyond ``top``.
     """
     chosen = choose_map(cmap, signed=False)
@@ -85,6 +87,7 @@ def page(
         "axes": contents.labels(),
         "kinds": layers,
         "worth": worth_a_look,
+        "written": written,
         "cmap": chosen,
         "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
     }

@@ -9,6 +9,9 @@ const layerNow = () => PAGE.kinds[state.kind].layers[state.row];
 const nameOf = ({ row, head }) => `L${PAGE.kinds[state.kind].layers[row].layer}H${head}`;
 const headName = () => nameOf(state);
 
+// Whether the model wrote a token itself.
+const wrote = ([, number]) => PAGE.kinds[state.kind].kind === "decoder" && PAGE.written !== null && number >= PAGE.written;
+
 function headShape(row, head) {
   const axes = PAGE.axes[PAGE.kinds[state.kind].layers[row].axes];
   return { kind: state.kind, row, head, axes, rows: axes.queries.length, columns: axes.keys.length };
@@ -29,7 +32,7 @@ async function openHead(row, head) {
   if (state.token !== null && state.token >= limit) state.token = null;
   state.pointer = null;
   settleMap();
-  drawAll();
+  drawHead();
   say([headName(), ...(layerNow().about[state.head] ?? []).slice(0, 2)].filter(Boolean).join(", "));
   performance.mark("drawn");
   if (location.protocol !== "about:") // inside of a frame there is no address to be kept
@@ -37,6 +40,11 @@ async function openHead(row, head) {
 }
 
 function drawAll() {
+  drawOverview();
+  drawHead();
+}
+
+function drawHead() {
   const kind = PAGE.kinds[state.kind].kind;
   element("name").textContent = `${headName()} · ${kind}`;
   element("stage").setAttribute("aria-label", `map of ${headName()}: rows look at columns`);
@@ -46,7 +54,6 @@ function drawAll() {
   element("pictures").className = state.mode === "both" && current.columns <= BESIDE ? "beside" : "";
   element("stage").hidden = state.mode === "lines";
   element("lined").hidden = state.mode === "map";
-  drawOverview();
   markCells();
   drawChips();
   drawPictures();
@@ -83,10 +90,23 @@ function pin(token, side = state.side) {
   state.side = side;
   state.pointer = null;
   hideTip();
+  if (token !== null) showToken();
   drawPictures();
   drawSide();
   if (token !== null) say([element("token").textContent, ...[...document.querySelectorAll("#lists ol")].map((list, i) =>
     `${document.querySelectorAll("#lists h3")[i].textContent} ${list.querySelector("button")?.textContent ?? "nothing"}`)].join(", "));
+}
+
+// Scroll the pictures so that the pinned token is in view.
+function showToken() {
+  const into = (stage, start, size, edge, along = "Top") => {
+    const room = stage[along === "Top" ? "clientHeight" : "clientWidth"] - edge, before = stage[`scroll${along}`];
+    if (start < before || start + size > before + room) stage[`scroll${along}`] = start - room / 2;
+  };
+  if (state.mode !== "map") into(element("lined"), state.token * LINE, LINE, 0);
+  if (state.mode === "lines") return;
+  if (state.side === "query") into(element("stage"), state.token * map.cell, map.cell, map.top);
+  else into(element("stage"), state.token * map.cell, map.cell, map.left, "Left");
 }
 
 function step(by) {
@@ -122,7 +142,7 @@ function changeMode(mode = MODES[(MODES.indexOf(state.mode) + 1) % MODES.length]
   state.mode = mode;
   state.pointer = null;
   hideTip();
-  drawAll();
+  drawHead();
 }
 
 // For those who listen: one sentence on what has changed.
@@ -135,10 +155,9 @@ function showTip(at, over) {
   const { row, column } = over, { axes, bytes, columns } = current;
   const label = ([text, number]) => [isolated(text), ` ${number}`];
   const written = (byte) => (byte === CLOSED ? "masked" : closely(WEIGHT[byte]));
-  const tip = element("tip");
-  tip.replaceChildren(...(row === null ? label(axes.keys[column]) : label(axes.queries[row])));
+  const said = row === null ? label(axes.keys[column]) : label(axes.queries[row]);
   if (row !== null && column !== null) {
-    tip.append(" → ", ...label(axes.keys[column]));
+    said.push(" → ", ...label(axes.keys[column]));
     if (compared.some((each) => each.on)) {
       const shares = made("div");
       for (const each of sharesOf(row, column)) {
@@ -146,9 +165,15 @@ function showTip(at, over) {
         swatch.style.setProperty("--own", `var(--head${each.slot})`);
         shares.append(swatch, nameOf(each), made("span", {}, written(each.byte)));
       }
-      tip.append(shares);
-    } else tip.append(`  ${written(bytes[row * columns + column])}`);
+      said.push(shares);
+    } else said.push(`  ${written(bytes[row * columns + column])}`);
   }
+  putTip(at, ...said);
+}
+
+function putTip(at, ...said) {
+  const tip = element("tip");
+  tip.replaceChildren(...said);
   tip.hidden = false;
   const { width, height } = tip.getBoundingClientRect();
   const left = Math.max(4, Math.min(at.x + 14, innerWidth - width - 4));
@@ -174,6 +199,7 @@ function openKind(kind, layer = PAGE.kinds[kind].layers[0].layer, head = 0) {
     compared.length = 0;
     buildOverview();
     settleOverview();
+    drawOverview();
   }
   element("kind").value = kind;
   openHead(PAGE.kinds[kind].layers.findIndex((one) => one.layer === layer), head);

@@ -72,6 +72,14 @@ function hatching(context) {
   return context.createPattern(tile, "repeat");
 }
 
+// How wide the widest of some places' labels is.
+function longestLabel(context, places, size) {
+  return Math.max(...places.map((place) => {
+    context.font = font(size, wrote(place));
+    return context.measureText(`${place[0]} ${place[1]}`).width;
+  }));
+}
+
 function cutTo(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   const characters = [...text];
@@ -79,4 +87,4 @@ function cutTo(context, text, width) {
   return characters.join("") + "…";
 }
 
-const font = (size) => `${size}px system-ui, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif`;
+const font = (size, bold = false) => `${bold ? "bold " : ""}${size}px system-ui, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif`;

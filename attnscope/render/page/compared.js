@@ -19,7 +19,7 @@ async function tick(row = state.row, head = state.head) {
   else await addHead(row, head);
   const one = compared.find(sameHead(row, head));
   if (one) say(`L${layers[row].layer}H${head} ${one.on ? "ticked" : "not ticked"}`);
-  drawAll();
+  drawHead();
 }
 
 async function addHead(row, head) {
@@ -43,12 +43,12 @@ async function tickLayer() {
   const count = layerNow().heads;
   for (let head = 0; head < Math.min(count, MOST); head++) await addHead(state.row, head);
   say(`${Math.min(count, MOST)} of ${count} heads of layer ${layerNow().layer} are compared`);
-  drawAll();
+  drawHead();
 }
 
 function tickNone() {
   compared.length = 0;
-  drawAll();
+  drawHead();
 }
 
 function drawChips() {

@@ -32,10 +32,8 @@ function settleMap() {
   current.scale = shownScale(current);
   map.picture = cells(bytes, rows, columns, rowPixels(bytes, rows, columns, current.scale));
   const context = document.createElement("canvas").getContext("2d");
-  context.font = font(LABEL);
   const { axes } = current;
-  const longest = (places) => Math.max(...places.map(([text, number]) =>
-    context.measureText(`${text} ${number}`).width));
+  const longest = (places) => longestLabel(context, places, LABEL);
   axes.left ??= Math.min(longest(axes.queries), 120) + 10;
   axes.top ??= Math.min(longest(axes.keys), 110) + 10;
   Object.assign(map, { left: axes.left, top: axes.top });
@@ -74,7 +72,6 @@ function paintMap(context, width, height, x = 0, y = 0) {
   context.drawImage(map.picture, left - x, top - y, cell * current.columns, cell * current.rows);
   drawCross(context, left - x, top - y);
   context.restore();
-  context.font = font(Math.max(Math.min(LABEL, cell * 0.95), 9));
   drawRowLabels(context, y, height);
   drawColumnLabels(context, x, width);
 }
@@ -101,6 +98,8 @@ function* labelsInView(count, scrolled, room, marked) {
   if (marked !== null && marked % every) yield marked;
 }
 
+const labelFont = (place) => font(Math.max(Math.min(LABEL, map.cell * 0.95), 9), wrote(place));
+
 function drawRowLabels(context, scrolled, height) {
   const { cell, left, top } = map;
   const marked = markedRow(), plain = css("--text"), strong = css("--mark");
@@ -112,6 +111,7 @@ function drawRowLabels(context, scrolled, height) {
   context.textBaseline = "middle";
   for (const i of labelsInView(current.rows, scrolled, height - top, marked)) {
     const [text, number] = current.axes.queries[i];
+    context.font = labelFont(current.axes.queries[i]);
     context.fillStyle = i === marked ? strong : plain;
     const shown = cutTo(context, text, left - 10 - context.measureText(` ${number}`).width);
     context.fillText(`\u2068${shown}\u2069 ${number}`, left - 5, top - scrolled + (i + 0.5) * cell);
@@ -130,6 +130,7 @@ function drawColumnLabels(context, scrolled, width) {
   context.textBaseline = "middle";
   for (const i of labelsInView(current.columns, scrolled, width - left, marked)) {
     const [text, number] = current.axes.keys[i];
+    context.font = labelFont(current.axes.keys[i]);
     context.save();
     context.translate(left - scrolled + (i + 0.5) * cell, top - 5);
     context.rotate(-Math.PI / 2);

@@ -10,13 +10,16 @@ function drawLegend() {
   element("closed").hidden = !map || !current.bytes.includes(CLOSED);
   element("drawn").hidden = !drawn;
   element("high").textContent = highest();
-  element("direction").textContent = map ? "rows look at columns" : "left looks at right";
+  element("direction").textContent = direction();
   element("least").textContent = leastLine();
   const context = element("ramp").getContext("2d"), image = context.createImageData(256, 1);
   new Uint32Array(image.data.buffer).set(palette(state.cmap));
   context.putImageData(image, 0, 0);
   if (drawn) paintSamples(sized(element("samples"), SAMPLES, 16), 0, 8);
 }
+
+const direction = () => (state.mode === "lines" ? "left looks at right" : "rows look at columns")
+  + (current.axes.queries.some(wrote) ? "; bold: written by the model" : "");
 
 function leastLine() {
   const least = faintest(drawnHeads().length);

@@ -25,9 +25,8 @@ function drawLines() {
 const tallLines = () => Math.max(current.rows, current.columns) * LINE + 8;
 
 function settleLines(context, width, heads) {
-  context.font = font(13);
   const { axes } = current;
-  axes.label ??= Math.max(...[...axes.queries, ...axes.keys].map(([text, number]) => context.measureText(`${text} ${number}`).width));
+  axes.label ??= longestLabel(context, [...axes.queries, ...axes.keys], 13);
   const labels = Math.min(axes.label + 12, 150, width * 0.3);
   const bar = state.token === null ? 0 : Math.max(4, Math.min(BAR, (width * 0.2) / heads));
   const bars = bar && bar * heads + 6;
@@ -67,7 +66,6 @@ function paintLines(context, width, height, scrolled = 0) {
   });
   context.globalAlpha = 1;
   if (state.token !== null) paintBars(context, heads, y, inView);
-  context.font = font(13);
   context.textBaseline = "middle";
   drawTokens(context, axes.queries, "right", lines.labels - 6, y, inView, focus.row ?? focus.other);
   drawTokens(context, axes.keys, "left", width - lines.labels + 6, y, inView, focus.column ?? focus.other);
@@ -107,8 +105,10 @@ function paintBars(context, heads, y, inView) {
 function drawTokens(context, places, align, x, y, inView, marked) {
   const plain = css("--text"), strong = css("--mark");
   context.textAlign = align;
-  places.forEach(([text, number], i) => {
+  places.forEach((place, i) => {
+    const [text, number] = place;
     if (!inView(i)) return;
+    context.font = font(13, wrote(place));
     context.fillStyle = i === marked ? strong : plain;
     const room = lines.labels - 10 - context.measureText(` ${number}`).width;
     const shown = `\u2068${cutTo(context, text, room)}\u2069`;

@@ -131,6 +131,12 @@ function listen() {
     if (event.shiftKey || event.ctrlKey || event.metaKey) tick(+row, +head);
     else openHead(+row, +head);
   });
+  on("heads", "pointermove", (event) => {
+    const name = event.pointerType !== "touch" && event.target.dataset.row !== undefined && event.target.getAttribute("aria-label");
+    if (name) putTip({ x: event.clientX, y: event.clientY }, name);
+    else hideTip();
+  });
+  on("heads", "pointerleave", hideTip);
   on("reading", "click", (event) => {
     const one = event.target.closest("[role=option]");
     if (one) pin(+one.dataset.at, current.axes.square ? state.side : one.parentNode.dataset.side);

@@ -75,7 +75,6 @@ function legendRows(ruler, width) {
       context.fillStyle = hatching(context);
       context.fillRect(x, y - 5, 11, 11);
     }));
-    all.push(words("rows look at columns", 0, () => null));
   }
   if (state.mode !== "map") {
     all.push(words(leastLine(), SAMPLES, paintSamples));
@@ -84,6 +83,7 @@ function legendRows(ruler, width) {
       context.fillRect(x, y - 5, 11, 11);
     }));
   }
+  all.push(words(direction(), 0, () => null));
   const rows = [[]];
   let left = width;
   for (const one of all) {

@@ -53,10 +53,11 @@ function drawText() {
 
 function newText(title, places, side) {
   const list = made("div", { role: "listbox", class: "text", "aria-label": title, "data-side": side });
-  places.forEach(([text, number, glued], i) => {
+  places.forEach((place, i) => {
+    const [text, number, glued] = place, own = wrote(place);
     if (i && !glued) list.append(" ");
-    const one = made("span", { role: "option", "data-at": i, "aria-label": `${text}, token ${number}` }, isolated(text));
-    list.append(one);
+    list.append(made("span", { role: "option", "data-at": i, class: own ? "wrote" : "",
+      "aria-label": `${text}, token ${number}${own ? ", written by the model" : ""}` }, isolated(text)));
   });
   return made("div", {}, made("h2", {}, title), list);
 }

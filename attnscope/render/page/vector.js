@@ -58,9 +58,9 @@ class Vector {
   }
 
   fillText(text, x, y) {
-    const [size, ...family] = this.font.split("px ");
+    const [, weight, size, family] = this.font.match(/^(bold )?([\d.]+)px (.*)$/);
     const node = this.add("text", { x, y: this.textBaseline === "middle" ? y + 0.35 * size : y, fill: this.fillStyle,
-      "font-size": +size, "font-family": family.join("px "),
+      "font-size": +size, "font-family": family, "font-weight": weight ? "bold" : "normal",
       "text-anchor": { left: "start", right: "end", center: "middle" }[this.textAlign] });
     node.textContent = text;
   }

@@ -237,3 +237,39 @@ def test_a_tap_says_the_weight_and_it_stays(opened) -> None:
     assert float(said.split()[-1]) == pytest.approx(head(1, 5)[3, 2], abs=6e-4)
     assert 0 <= box[0] < box[2] <= 400
     assert 0 <= box[1] < box[3] <= 844
+
+
+def test_tokens_that_the_model_wrote_are_told_apart(chromium, tmp_path) -> None:
+    field = weights(
+        np.tril(random_head(COUNT, seed=1).values)[None], TEXT, TEXT, np.tril(np.ones((COUNT, COUNT), bool))
+    )
+    (tmp_path / "page.html").write_text(page({"decoder": [(0, field)]}, title="x", written=5), "utf-8")
+    chromium.open(tmp_path / "page.html")
+    assert chromium.run("[...document.querySelectorAll('.wrote')].map((one) => one.textContent)") == [
+        "sat",
+        "⏎",
+        "🐱",
+    ]
+    assert (
+        chromium.run("document.querySelector('.wrote').getAttribute('aria-label')")
+        == "sat, token 5, written by the model"
+    )
+    assert (
+        chromium.run("element('direction').textContent") == "rows look at columns; bold: written by the model"
+    )
+    assert chromium.run("labelFont(current.axes.keys[5])").startswith("bold ")
+    assert not chromium.run("labelFont(current.axes.keys[4])").startswith("bold ")
+
+
+def test_a_token_that_is_chosen_in_a_long_text_comes_into_view(chromium, tmp_path) -> None:
+    axis = tokens(*(f"t{i}" for i in range(300)))
+    field = weights(random_head(300, seed=1).values[None], axis, axis)
+    (tmp_path / "page.html").write_text(page({"encoder": [(0, field)]}, title="x"), "utf-8")
+    chromium.size(1400, 900)
+    chromium.open(tmp_path / "page.html")
+    chromium.run("changeMode('lines')")
+    chromium.run("pin(280)")
+    seen = chromium.run(
+        "((stage) => [stage.scrollTop, 280 * LINE, stage.scrollTop + stage.clientHeight])(element('lined'))"
+    )
+    assert seen[0] <= seen[1] < seen[2]

@@ -67,6 +67,7 @@ class Projections:
     found: dict[Site, Projection] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     _pending: _Pending | None = None
+    _running: list[Call] = field(default_factory=list)  # the modules that the pass is inside of
     _recent: deque[tuple[Call, object]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
@@ -79,6 +80,7 @@ class Projections:
         """Watch which modules run inside the block."""
         guard = Guard(Record(), lambda: "")
         stack = ModuleStack(model, lambda: None, lambda call: None, self._leave, lambda: None, guard)
+        self._running = stack.calls
         with stack.watch():
             yield
         self._pending = None

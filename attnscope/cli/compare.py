@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import csv
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from attnscope.attention import Head
 from attnscope.cli.command import command, repeat
+from attnscope.cli.feeds import show_feeds
 from attnscope.cli.heads import parse_head, select
+from attnscope.cli.options.compare import ComparedHeads, CompareOutput, Contrast
 from attnscope.cli.options.corpus import TextsOptions
-from attnscope.cli.options.declare import argument, flag, option
-from attnscope.cli.options.heads import LayerOptions
 from attnscope.cli.options.model import Said, WeighedModelOptions
 from attnscope.cli.options.picture import (
     PICTURES,
     AxisOptions,
-    NumbersOptions,
     PrintedOptions,
     check_picture,
 )
@@ -33,44 +31,7 @@ if TYPE_CHECKING:
     from attnscope.analysis.selection import Selection
     from attnscope.answers.compared import Compared
 
-WITH = "What to compare with"
 SAVED = (*PICTURES, ".npz")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contrast:
-    """What is compared with what."""
-
-    heads: list[str] | None = argument("Two heads, L1H2 L5H3, to be compared with each other.")
-    with_text: str | None = option("The same model on another text: what changes in which head.", panel=WITH)
-    with_model: str | None = option(
-        "Another model on the same text: how far each head drifted, or its best match.", panel=WITH
-    )
-    with_trace: Path | None = option(
-        "A file that --keep made, of another text, model or checkpoint.", panel=WITH
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedHeads(LayerOptions):
-    """Layers, or one head number."""
-
-    head: str | None = option(
-        "3: this head number through all layers. L5H3: with --with-text, its difference map."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareOutput(NumbersOptions):
-    """Where the comparison goes."""
-
-    as_csv: bool = flag("Print the distances as CSV.", "--csv")
-    everything: bool = flag(
-        "Of all heads, print also a plane with every head on it, and singletons.", "--all"
-    )
-    out: Path | None = option(
-        "Save a picture (.png, .svg, .pdf), or the numbers as arrays (.npz).", "--out", "-o"
-    )
 
 
 @command
@@ -97,11 +58,15 @@ def compare(
 
     attnscope compare "The cat sat on the mat." --with-text "The dog sat on the mat."
 
+    attnscope compare L1H0 --feeds -m own-causal
+
     attnscope compare --texts sentences.txt -m my-bert --with-model my-fine-tuned-bert --csv
     """
-    if source.text is not None and _names_head(source, corpus):
+    if source.text is not None and _names_head(source, corpus, contrast):
         contrast = replace(contrast, heads=[source.text, *(contrast.heads or ())])
         source = replace(source, text=None)
+    if contrast.feeds:
+        return show_feeds(source, contrast, output, picture, model)
     selection = _select(attention, axes)
     _check(contrast, corpus, source, selection)
     pair = [parse_head(name, attention) for name in contrast.heads or ()]
@@ -122,12 +87,12 @@ def compare(
     _print(seen, output, picture, model.said)
 
 
-def _names_head(source: SecondNamed, corpus: TextsOptions) -> bool:
+def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -> bool:
     """Whether what stands first is no text: that comes from elsewhere."""
     if any(each is not None for each in (source.file, source.saved, source.inputs, corpus.texts)):
         return True
     try:
-        return source.image is not None and bool(Head(str(source.text)))
+        return (source.image is not None or contrast.feeds) and bool(Head(str(source.text)))
     except SelectionError:
         return False
 

@@ -226,3 +226,34 @@ def test_a_corpus_that_cannot_be_read_says_where(run, tmp_path):
     assert "line 2: byte 0 is no UTF-8 text" in run("compare", "--texts", tmp_path / "bad.txt").err
     (tmp_path / "empty.txt").write_text("\n\n")
     assert "holds no text" in run("compare", "--texts", tmp_path / "empty.txt").err
+
+
+def test_feeds_names_the_heads_that_feed_one_from_the_weights_alone(run):
+    ran = run("compare", "L1H0", "--feeds", "-m", "own-causal")
+    assert ran.code == 0
+    assert "what feeds the keys of L1H0 · K-composition" in ran.out
+    start = next(number for number, line in enumerate(ran.out.splitlines()) if line.startswith("head "))
+    assert ran.out.splitlines()[start + 1].split() == ["L0H0", "keys", "of", "L1H0", "0.116", "0.088"]
+
+
+def test_feeds_of_all_heads_are_ranked_and_printed_as_json_and_csv(run):
+    words = ("compare", "--feeds", "-m", "own-causal")
+    seen = json.loads(run(*words, "--json").out)["feeds"]
+    assert len(seen) == 144
+    lifts = [each["score"] - each["baseline"] for each in seen]
+    assert lifts == sorted(lifts, reverse=True)
+    assert len(run(*words, "--csv").out.splitlines()) == 145
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("L1H0", "L2H0", "--feeds"), "name one head"),
+        (("L1H0", "--feeds", "--weigh", "norm"), "the weights alone tell"),
+        (("--feeds", "-o", "map.png"), "name the head"),
+    ],
+)
+def test_feeds_refuses_what_says_nothing_with_it(run, words, said):
+    ran = run("compare", *words, "-m", "own-causal")
+    assert ran.code == 2
+    assert said in " ".join(ran.err.split())

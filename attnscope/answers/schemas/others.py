@@ -123,7 +123,31 @@ MODELS = record(
     stability=STABILITY,
     notes=NOTED,
 )
-COMPARE = either(ALL, DEPTH, TWO, TEXTS, MODELS)
+ADDRESS = record(
+    "a head",
+    layer=(COUNT, "its layer"),
+    head=(COUNT, "its number in the layer"),
+    kind=(KIND, "its kind of attention"),
+)
+FEEDS = record(
+    "which head feeds which (--feeds)",
+    title=(TEXT, "the model"),
+    notes=(NOTES, "what to know"),
+    feeds=(
+        listed(
+            record(
+                "one way of a pair of heads",
+                head=(ADDRESS, "the earlier head"),
+                fed=(ADDRESS, "the later head"),
+                way=({"enum": ["Q", "K", "V"]}, "what of the later head is made of it"),
+                score=(NUMBER, "how much of what one writes is what the other reads"),
+                baseline=(NUMBER, "the score of random matrices of the same shapes"),
+            )
+        ),
+        "every way of every pair, the one farthest above its baseline first",
+    ),
+)
+COMPARE = either(ALL, DEPTH, TWO, TEXTS, MODELS, FEEDS)
 
 CHECK = record(
     "claims and what became of them",

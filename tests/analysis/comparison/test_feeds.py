@@ -1,0 +1,81 @@
+"""Which head feeds which: the induction pair of the bundled causal encoder, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from attnscope.analysis.comparison.feeds import find_feeds
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.stats import stats
+from attnscope.attention import Head
+from attnscope.errors import ModelError, SelectionError
+from attnscope.models import load
+from tests.models.folders import minilm, t5
+
+SAMPLES = Path(__file__).parents[3] / "sample_inputs"
+TEXT = "The cat sat on the mat. " * 12
+
+
+@pytest.fixture(scope="module")
+def causal():
+    return load("own-causal")
+
+
+def test_the_head_with_most_induction_is_fed_its_keys_by_the_one_that_looks_back_most(causal):
+    """Olsson et al. 2022: an induction head finds its key by what a previous-token head wrote there."""
+    seen = {}
+    for name, text in {"induction": "repeated.txt", "previous": "article.txt"}.items():
+        prepared = causal.prepare((SAMPLES / text).read_text("utf-8"), truncate=True)
+        heads = stats(causal, prepared, Selection()).heads
+        seen[name] = {head.address: head.figures[name].value for head in heads}
+    induction = max(seen["induction"], key=seen["induction"].__getitem__)
+    before = [head for head in seen["previous"] if head.layer < induction.layer]
+    fed = find_feeds(causal, causal.prepare("A cat."), induction).feeds
+    assert fed[0].way == "K"
+    assert fed[0].head == max(before, key=seen["previous"].__getitem__)
+    assert fed[0].lift > 0.02
+
+
+def test_the_text_plays_no_part(causal):
+    one, other = (find_feeds(causal, causal.prepare(text), Head("L1H0")) for text in ("A cat.", TEXT))
+    assert one.feeds == other.feeds
+
+
+def test_all_pairs_are_those_of_each_head(causal):
+    prepared = causal.prepare("A cat.")
+    every = find_feeds(causal, prepared).feeds
+    assert len(every) == 3 * (4 * 4 + 4 * 8)
+    named = find_feeds(causal, prepared, Head("L2H3"))
+    assert named.fed == Head("decoder L2H3")
+    assert set(named.feeds) == {each for each in every if each.fed == named.fed}
+    assert {layer: len(heads) for layer, heads in named.by("Q").items()} == {0: 4, 1: 4}
+
+
+def test_both_sides_of_an_encoder_decoder_are_composed_and_cross_attention_is_left_out(tmp_path):
+    model = load(t5(tmp_path))
+    feeds = find_feeds(model, model.prepare("A cat.", "A dog.")).feeds
+    assert {each.head.kind for each in feeds} == {"encoder", "decoder"}
+    assert all(each.head.kind == each.fed.kind for each in feeds)
+
+
+def test_heads_that_are_not_there_or_have_none_before_them_are_refused(causal):
+    prepared = causal.prepare("A cat.")
+    with pytest.raises(SelectionError, match="layers 0-2 have heads 0-3"):
+        find_feeds(causal, prepared, Head("L2H9"))
+    with pytest.raises(SelectionError, match="no head stands before L0H1"):
+        find_feeds(causal, prepared, Head("L0H1"))
+
+
+def test_a_trained_model_of_another_kind_composes():
+    model = load(minilm())
+    seen = find_feeds(model, model.prepare("A cat."))
+    assert len(seen.feeds) == 3 * 12 * 12 * 15
+    assert seen.feeds[0].lift > 0.05
+
+
+def test_a_file_holds_no_weights_of_a_model(causal):
+    from attnscope.models.trace import TracedModel, keep_trace
+
+    traced = TracedModel(keep_trace(causal, causal.prepare("A cat.")))
+    with pytest.raises(ModelError, match="holds no weights of a model"):
+        find_feeds(traced, traced.prepared)

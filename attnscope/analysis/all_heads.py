@@ -10,7 +10,7 @@ from itertools import chain
 from attnscope.analysis.head import head_picture, pick_head, readings_of
 from attnscope.analysis.layers import WholeLayers, whole_layers
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import kind_title, provenance
+from attnscope.analysis.sentences import kind_title, name_pass, provenance
 from attnscope.analysis.words import measure_words
 from attnscope.attention import Head
 from attnscope.axes import Weights
@@ -24,19 +24,23 @@ from attnscope.views import Described, Focus, Grid, Heatmap, focus, grid
 class AllHeads:
     """Whole layers and the figures of their heads, and the pictures of them.
 
-    ``figures`` maps (kind, layer) to the figures of each head. A picture is built when it is asked for;
+    ``figures`` maps (kind, layer) to the figures of each head, ``name`` names the model and the text,
+    ``written`` is the first token that the model wrote. A picture is built when it is asked for;
     asking for a head that is not there is a ``KeyError`` or ``IndexError``.
     """
 
     layers: WholeLayers
     figures: Mapping[tuple[str, int], tuple[HeadFigures, ...]]
     selection: Selection
+    name: str
+    written: int | None = None
 
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
         """One head with its figures, as ``one_head`` shows it."""
         figures, seen = self.figures[kind, layer][head], self._seen[kind, layer]
         weights = pick_head(self.weights[kind, layer], head)
-        return head_picture(weights, figures, seen, self.layers.title, self.selection, self.layers.notes)
+        picture = head_picture(weights, figures, seen, self.name, self.selection, self.layers.notes)
+        return replace(picture, written=self.written if kind == "decoder" else None)
 
     def layer(self, kind: str, layer: int) -> Grid:
         """The heads of one layer as thumbnails."""
@@ -77,12 +81,14 @@ class AllHeads:
         seen = [self._seen[kind, layer] for layer in layers]
         picture = grid(
             ((layer, self.weights[kind, layer]) for layer in layers),
-            title=f"{led}{self.layers.title} · {kind_title(kind)}",
+            title=f"{led}{self.name} · {kind_title(kind)}",
             subtitle=provenance(seen),
             scale=self.selection.scale,
             notes=self.layers.notes,
         )
-        return replace(picture, size=(seen[0].queries, seen[0].keys))
+        as_read = kind == "decoder" and not (self.selection.words or self.selection.hide_special)
+        size, written = (seen[0].queries, seen[0].keys), self.written if as_read else None
+        return replace(picture, size=size, written=written)
 
 
 def _describe(head: HeadFigures) -> Described:
@@ -111,4 +117,4 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     if selection.words or selection.hide_special:
         said = "words, as the pictures do" if spoken else "every token"
         layers = replace(layers, notes=(*layers.notes, f"the figures count {said}"))
-    return AllHeads(layers, figures, selection)
+    return AllHeads(layers, figures, selection, name_pass(model, prepared), prepared.written)

@@ -11,6 +11,7 @@ from attnscope.analysis.selection import Asked, Selection, selection_of
 from attnscope.analysis.sentences import (
     kind_title,
     kinds_of,
+    name_pass,
     note_differences,
     note_hidden,
     note_maps,
@@ -78,7 +79,8 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
         notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
     notes += note_pooling(made, weights)
     seen = next(site for site in record.sites if site.site == made.site)
-    picture = head_picture(pick_head(weights, 0), figures, seen, model.title, selection, tuple(notes))
+    named = name_pass(model, prepared)
+    picture = head_picture(pick_head(weights, 0), figures, seen, named, selection, tuple(notes))
     if made.site.kind == "decoder":
         picture = replace(picture, written=prepared.written)
     return OneHead(picture, figures, seen)
@@ -92,7 +94,7 @@ def head_picture(
     selection: Selection,
     notes: tuple[str, ...],
 ) -> Heatmap:
-    """A head ``[query, key]`` with what was measured of it; ``title`` names the model."""
+    """A head ``[query, key]`` with what was measured of it; ``title`` names the model and the text."""
     return heatmap(
         weights,
         title=f"{figures.name} · {title} · {kind_title(seen.site.kind)}",

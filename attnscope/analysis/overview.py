@@ -10,6 +10,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     kind_title,
     kinds_of,
+    name_pass,
     note_hidden,
     note_maps,
     provenance,
@@ -57,12 +58,14 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
         seen = [site for site in record.sites if site.site in sites]
         picture = grid(
             layers,
-            title=f"{model.title} · {kind_title(kind)}",
+            title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
             subtitle=provenance(seen),
             scale=selection.scale,
             near=[near.maps[made.site].numpy() for made in maps if made.site in near.maps],
         )
-        grids[kind] = replace(picture, size=(seen[0].queries, seen[0].keys), whole=selection.every_layer)
+        size = seen[0].queries, seen[0].keys
+        written = prepared.written if as_read and kind == "decoder" else None
+        grids[kind] = replace(picture, size=size, whole=selection.every_layer, written=written)
         notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
     heads = measured.figures() if known is None else pick_figures(known, record, selection)
     return Overview(grids, name_weak(heads), record, tuple(notes))

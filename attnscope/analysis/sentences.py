@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from attnscope.analysis.selection import Selection
@@ -11,10 +12,14 @@ from attnscope.axes import Weights
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers.coarsen import CoarseMap
 from attnscope.errors import SelectionError
-from attnscope.models import ModelInput
+from attnscope.models import Model, ModelInput
+from attnscope.models.generation import spell_tokens
 from attnscope.registry import nearest_name
 
 KINDS = ("encoder", "decoder", "cross")
+
+QUOTED = 32
+"""Characters of a text that name it in a title."""
 
 SHARED = "keys of a cell are summed, queries averaged"
 """What the cells of a pooled map hold, unless something else was asked for."""
@@ -29,6 +34,21 @@ def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[str, ...]:
 def kind_title(kind: str) -> str:
     """A kind of attention in words."""
     return "cross-attention" if kind == "cross" else f"{kind} attention"
+
+
+def name_pass(model: Model, prepared: ModelInput) -> str:
+    """The model and the text that it read, in so few words that they stand in a title."""
+    return " · ".join(part for part in (model.title, quote_text(prepared)) if part)
+
+
+def quote_text(prepared: ModelInput) -> str:
+    """The beginning of a text in quotation marks; nothing of an image, or where no tokens are known."""
+    known = [] if prepared.picture is not None else prepared.tokens[: 2 * QUOTED]
+    words = (replace(token, text=(token.text.split() or [token.text])[0]) for token in known)  # without [UNK]
+    text = spell_tokens([token for token in words if not token.special])
+    if len(text) > QUOTED:
+        text = text[: QUOTED - 1].rstrip() + "…"
+    return f"“{text}”" if text else ""
 
 
 def provenance(seen: Sequence[SiteRecord]) -> str:

@@ -13,7 +13,11 @@ from attnscope.analysis.kept_figures import find_figures, pick_figures
 from attnscope.analysis.layers import WholeLayers
 from attnscope.analysis.pooled import CELLS, pooled_layers
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import provenance, require_selected
+from attnscope.analysis.sentences import (
+    name_pass,
+    provenance,
+    require_selected,
+)
 from attnscope.attention import Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers.coarsen import Coarsen, How, cells
@@ -81,7 +85,7 @@ def stats(
         important.add(model, batch.prepared, batch.labels)
     return Stats(
         name_weak(heads),
-        f"{model.title} · {provenance(record.sites)}",
+        f"{name_pass(model, prepared)} · {provenance(record.sites)}",
         what_ran(taken, len(record.sites), record.sites),
         (*model.notes, *prepared.notes, *record.notes),
         important.figures(),

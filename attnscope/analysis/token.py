@@ -12,6 +12,7 @@ from attnscope.analysis.sentences import (
     kind_title,
     kinds_of,
     layers_of,
+    name_pass,
     note_maps,
     number_ranges,
     require_selected,
@@ -74,7 +75,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
         position=place.start,
         looks_at=_rank(looks_at, keys.places, top) if looks_at else None,
         looked_at_by=_rank(looked_at_by, queries.places, top) if looked_at_by else None,
-        title=f"{_which(selection, seen)} · {model.title} · {kind_title(kind)}",
+        title=f"{_which(selection, seen)} · {name_pass(model, prepared)} · {kind_title(kind)}",
         notes=notes,
         overlay=overlay,
     )

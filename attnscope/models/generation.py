@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from attnscope.attention import Token
 from attnscope.axes import visible
 from attnscope.progress import tell
+
+CLOSING = (".", ",", ";", ":", "!", "?", ")", "]", "…")
+"""Tokens that follow a word without a space."""
 
 QUOTED = 100
 """Characters of a generated text that its note quotes."""
@@ -86,5 +90,11 @@ def spell_tokens(tokens: Sequence[Token]) -> str:
     text = ""
     for before, token in zip((None, *tokens), tokens, strict=False):
         apart = before is not None and (token.word is None or token.word != before.word)
+        apart = apart and token.text not in CLOSING and not (_is_wide(text[-1:]) and _is_wide(token.text[:1]))
         text += " " * apart + visible(token.text)
     return text
+
+
+def _is_wide(letter: str) -> bool:
+    """Whether a letter is of a script that sets no spaces between words."""
+    return bool(letter) and unicodedata.east_asian_width(letter) in "WF"

@@ -55,6 +55,7 @@ class Grid:
 
     Of a long text, whose neighbours fall into one cell, ``fit`` puts the keys next to each row beside its
     map: ``beside`` are their offsets, a column each, or ``wide`` columns, before a gap of as many.
+    ``written`` is the number of the first key that the model wrote itself, if it wrote any.
     """
 
     layers: tuple[GridLayer, ...]
@@ -66,6 +67,14 @@ class Grid:
     whole: bool = True
     beside: tuple[int, ...] = ()
     wide: int = 1
+    written: int | None = None
+
+    def written_from(self, columns: int) -> int:
+        """The column of a thumbnail of so many where what the model wrote begins; none is ``columns``."""
+        if self.written is None or self.written >= self.size[1]:
+            return columns
+        start = self.gap.stop
+        return start + -(-(columns - start) * self.written // max(self.size[1], 1))
 
     @property
     def gap(self) -> slice:
@@ -191,10 +200,10 @@ def thumbnail_levels(layer: GridLayer, scale: Scale, signed: bool = False) -> Ar
     return levels(layer.values / np.where(top > 0, top, 1), (low, 1.0), "fixed", signed)
 
 
-def describe(drawn: Grid, cells: tuple[int, ...], mark: str = "") -> list[str]:
+def describe(drawn: Grid, cells: tuple[int, ...], mark: str = "", line: str = "line") -> list[str]:
     """What a thumbnail is, and what its colours are; drawn with so many rows and columns.
 
-    ``mark`` stands above the column of the token itself.
+    ``mark`` stands above the column of the token itself, a ``line`` above those that the model wrote.
     """
     queries, keys = drawn.size
     said = [f"each square is a head: {queries:,} rows look at {keys:,} columns"]
@@ -205,6 +214,8 @@ def describe(drawn: Grid, cells: tuple[int, ...], mark: str = "") -> list[str]:
         said.append(f"left of the gap, the weights {told}; right of it, all {keys:,} columns, summed")
     elif cells != (queries, keys):
         said.append(f"pooled to {cells[0]} × {cells[1]} cells, keys summed and queries averaged")
+    if drawn.written_from(keys) < keys:
+        said.append(f"{line} above columns: written by the model, from token {drawn.written:,} on")
     if drawn.scale == "auto" and drawn.shown_scale == "head":
         said.append(f"nearly nothing is above {FAINT}: full colour is the largest weight of each head, not 1")
     return said

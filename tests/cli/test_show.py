@@ -17,7 +17,7 @@ TEXT = "The cat sat on the mat because it was tired."
 def test_the_first_command_shows_every_head_and_the_ones_worth_a_look(run):
     ran = run("show", TEXT)
     assert (ran.code, ran.err) == (0, "")
-    assert "own · encoder attention" in ran.out
+    assert ran.out.startswith("own · “The cat sat on the mat because…” · encoder attention\n")
     assert "4 layers × 8 heads · 13 tokens" in ran.out
     assert "Worth a look" in ran.out
 

@@ -151,3 +151,48 @@ def test_what_was_read_and_what_was_written_are_told_apart_and_the_text_comes_fi
     assert one.out.splitlines()[0].split(" │ ") == [read, wrote]
     assert "bold, from token 5 on: written by the model" in " ".join(one.out.split())
     assert " │ " not in run("show", "Once upon a time", "-m", "own-causal").out
+
+
+def test_thumbnails_have_a_line_above_what_the_model_wrote(run):
+    out = run("show", "Once upon a time", "-m", "own-causal", "--generate", "4").out
+    (names,) = (line for line in out.splitlines() if line.startswith("   H0"))
+    assert names.split() == [word for head in range(4) for word in (f"H{head}", "━━━━")]
+    assert names.index("━") - names.index("H0") == 5  # [CLS] Once upon a time
+    assert "━ above columns: written by the model, from token 5 on" in " ".join(out.split())
+    assert "━" not in run("show", "Once upon a time", "-m", "own-causal").out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", TEXT),
+        ("show", TEXT, "--head", "L2H1"),
+        ("show", TEXT, "--token", "cat"),
+        ("show", TEXT, "--ablate", "L2H1"),
+        ("compare", TEXT),
+        ("compare", TEXT, "L1H3", "L2H1"),
+        ("compare", TEXT, "--head", "3"),
+        ("compare", TEXT, "--with-model", "own"),
+        ("compare", TEXT, "--with-text", "The dog sat on the mat."),
+        ("stats", TEXT),
+        ("stats", TEXT, "--map", "entropy"),
+        ("find", "cat -> mat", TEXT),
+        ("spans", TEXT),
+    ],
+)
+def test_every_answer_names_the_model_and_the_text(run, arguments):
+    said = " ".join(run(*arguments).out.split())
+    assert "own" in said
+    assert "“The cat sat" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ("Yes, I (he) do!", "own · “Yes, I ( he) do!” · "),
+        ("猫は座った。", "own · “猫は座った。” · "),
+        ("word " * 50, "own · “word word word word word word w…” · "),
+    ],
+)
+def test_a_long_text_is_quoted_by_its_beginning(run, text, quoted):
+    assert run("show", text).out.startswith(quoted)

@@ -19,7 +19,7 @@ from attnscope.axes import weights
 from attnscope.capture.observers.coarsen import Coarsen, cells
 from attnscope.capture.observers.near import Near
 from attnscope.capture.observers.shared_rows import SharedRows
-from attnscope.render.image.maps import fit_image, mosaic
+from attnscope.render.image.grid import fit_image, mosaic
 from attnscope.views import Grid, grid
 from attnscope.views.grid import CELLS
 from attnscope.views.near import NEAR, near_weights

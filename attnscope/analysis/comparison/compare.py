@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attnscope.analysis.comparison.head_rows import head_rows
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import kind_title, provenance
+from attnscope.analysis.sentences import kind_title, name_pass, provenance
 from attnscope.attention import Head
 from attnscope.comparison import (
     Average,
@@ -139,6 +139,7 @@ def compare(
     error = first.spread.error(first.of) if average is None else average.error
     rows, of = sum(text.spread.rows for text in results), sum(text.of for text in results)
     notes = [*model.notes, *(note for text in results for note in text.notes)]
+    named = name_pass(model, given[0]) if len(given) == 1 else model.title
     return Comparison(
         kind=first.kind,
         heads=first.heads,
@@ -150,7 +151,7 @@ def compare(
         of=of,
         texts=len(given),
         stability=None if average is None else average.stability,
-        title=f"{len(first.heads)} heads compared · {model.title} · {kind_title(first.kind)}",
+        title=f"{len(first.heads)} heads compared · {named} · {kind_title(first.kind)}",
         subtitle=first.ran if average is None else f"mean over {len(given):,} texts",
         notes=(*dict.fromkeys(notes), *note_certainty(rows, of, error, average)),
     )

@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from attnscope.analysis.comparison.compare import note_certainty
 from attnscope.analysis.comparison.head_rows import head_rows
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import kind_title, note_hidden, provenance
+from attnscope.analysis.sentences import (
+    kind_title,
+    name_pass,
+    note_hidden,
+    provenance,
+)
 from attnscope.attention import Head
 from attnscope.comparison import measure_distances
 from attnscope.errors import SelectionError
@@ -64,6 +69,7 @@ def through_layers(
         *note_certainty(spread.rows, seen.of, error),
     )
     steps = [float(spread.mean[number, number + 1]) for number in range(len(seen.heads) - 1)]
+    named = name_pass(model, prepared)
     picture = grid([(layer, weights) for layer, weights, _ in thumbnails], scale=selection.scale)
     size = (seen.seen[0].queries, seen.seen[0].keys)
     view = Strip(
@@ -72,7 +78,7 @@ def through_layers(
         thumbnails=replace(picture, size=size, whole=False),
         series=(Series("from before", "nats", (None, *steps)), *_series(figures)),
         apart=spread.mean,
-        title=f"head {head} through {len(seen.heads)} layers · {model.title} · {kind_title(seen.kind)}",
+        title=f"head {head} through {len(seen.heads)} layers · {named} · {kind_title(seen.kind)}",
         subtitle=provenance(seen.seen),
         notes=tuple(dict.fromkeys(notes)),
     )

@@ -12,7 +12,7 @@ from attnscope.analysis.comparison.compare import Pair, note_certainty
 from attnscope.analysis.comparison.head_rows import head_rows, map_of_nats
 from attnscope.analysis.comparison.partners import by_word, paired_rows, pairing
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import kind_title
+from attnscope.analysis.sentences import kind_title, quote_text
 from attnscope.attention import Head, Kind
 from attnscope.comparison import Spread, average_over_texts, match_heads, measure_distances
 from attnscope.errors import InputError, SelectionError
@@ -120,6 +120,7 @@ def compare_models(
         *other.notes,
         *(note for text in results for note in text.notes),
     ]
+    one, quoted = len(texts) == 1, f"{quote_text(texts[0][0])} · ".removeprefix(" · ")
     units = "tokens" if all(text.tokens for text in results) else "words"
     return ModelComparison(
         kind=first.kind,
@@ -134,8 +135,8 @@ def compare_models(
         units=units,
         texts=len(texts),
         stability=None if average is None else average.stability,
-        title=f"{_what(first)} · {kind_title(first.kind)}",
-        subtitle=f"{of:,} {units} compared" if len(texts) == 1 else f"mean over {len(texts):,} texts",
+        title=f"{_what(first)} · {model.title} and {other.title} · {kind_title(first.kind)}",
+        subtitle=f"{quoted}{of:,} {units} compared" if one else f"mean over {len(texts):,} texts",
         notes=(*dict.fromkeys(notes), *note_certainty(rows, of, error, average)),
     )
 

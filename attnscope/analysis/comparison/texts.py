@@ -11,7 +11,7 @@ from attnscope.analysis.comparison.compare import note_certainty
 from attnscope.analysis.comparison.head_rows import head_rows, map_of_nats
 from attnscope.analysis.comparison.partners import by_place, paired_rows, pairing, texts
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import kind_title, provenance, require_selected
+from attnscope.analysis.sentences import kind_title, name_pass, provenance, quote_text, require_selected
 from attnscope.attention import Axis, Head
 from attnscope.capture.observers.sample import Sample
 from attnscope.capture.observers.shared_rows import SharedRows
@@ -98,7 +98,7 @@ def compare_texts(
             one.heads,
             change,
             "change",
-            title="how much each head changes",
+            title=f"how much each head changes · {name_pass(model, prepared)} and {quote_text(other)}",
             subtitle=provenance(one.seen),
             notes=notes,
         ),

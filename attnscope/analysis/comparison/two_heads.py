@@ -13,7 +13,12 @@ from attnscope.analysis.comparison.compare import note_certainty
 from attnscope.analysis.comparison.head_rows import even_rows, evenly, oddities
 from attnscope.analysis.head import LARGEST
 from attnscope.analysis.selection import Selection, head_of
-from attnscope.analysis.sentences import kind_title, note_hidden, require_selected
+from attnscope.analysis.sentences import (
+    kind_title,
+    name_pass,
+    note_hidden,
+    require_selected,
+)
 from attnscope.attention import Axis, Head, Site
 from attnscope.axes import Place, Weights
 from attnscope.capture import Record
@@ -105,7 +110,7 @@ def compare_heads(
         (shown[0], shown[1]),
         partings,
         scale=selection.scale,
-        title=f"{heads[0].name} and {heads[1].name} · {model.title} · {kind_title(kind)}",
+        title=f"{heads[0].name} and {heads[1].name} · {name_pass(model, prepared)} · {kind_title(kind)}",
         subtitle=f"{distance:.3f} nats apart, of {LARGEST_DISTANCE:.3f} at most",
         notes=tuple(dict.fromkeys(notes)),
     )

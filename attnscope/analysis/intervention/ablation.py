@@ -11,7 +11,11 @@ from torch.nn import functional as F
 from attnscope.analysis.corpus.batches import join_texts
 from attnscope.analysis.intervention.importance import gated_sites, predicted_side
 from attnscope.analysis.selection import Asked, selection_of
-from attnscope.analysis.sentences import kind_title, require_selected
+from attnscope.analysis.sentences import (
+    kind_title,
+    name_pass,
+    require_selected,
+)
 from attnscope.attention import Kind
 from attnscope.capture import recording
 from attnscope.capture.hooks.gate import gated, zeroed
@@ -117,7 +121,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
     return Ablation(
         head=selection.head.name,
         kind=kind,
-        title=f"{model.title} · {kind_title(kind)}",
+        title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
         changed=tuple(sorted(changes, key=lambda one: -one.divergence)),
         divergence=sum(one.divergence for one in changes) / len(changes),
         losses=(was, is_),

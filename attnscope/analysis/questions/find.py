@@ -11,7 +11,14 @@ from torch import Tensor
 
 from attnscope.analysis.questions.parts import Group, Question, word_groups
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import kind_title, kinds_of, number_ranges, provenance, require_selected
+from attnscope.analysis.sentences import (
+    kind_title,
+    kinds_of,
+    name_pass,
+    number_ranges,
+    provenance,
+    require_selected,
+)
 from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.capture.observers.coarsen import BLOCK
 from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
@@ -80,7 +87,7 @@ def find(
         answers.append(Answer(question, tuple(heads), tuple(notes)))
     if not any(answer.heads for answer in answers):
         raise SelectionError("; ".join(note for answer in answers for note in answer.notes))
-    title = f"{model.title} · {provenance(chosen)}"
+    title = f"{name_pass(model, prepared)} · {provenance(chosen)}"
     return Answers(tuple(answers), title, (*model.notes, *prepared.notes, *record.notes))
 
 

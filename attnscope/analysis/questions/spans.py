@@ -14,7 +14,11 @@ from attnscope.analysis.questions.cut import Span
 from attnscope.analysis.questions.find import Answer, Looking
 from attnscope.analysis.questions.parts import Question
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import provenance, require_selected
+from attnscope.analysis.sentences import (
+    name_pass,
+    provenance,
+    require_selected,
+)
 from attnscope.analysis.stats import what_ran
 from attnscope.attention import Attention, Head, Kind, Site
 from attnscope.axes import Array, Coarsening, Place, Weights
@@ -109,7 +113,7 @@ def span_maps(
         tuple(heads),
         np.concatenate([each.mean.double().cpu().numpy() for each in observer.pool.maps]),
         np.concatenate(baseline),
-        f"{model.title} · {provenance(chosen)}",
+        f"{name_pass(model, prepared)} · {provenance(chosen)}",
         what_ran(sum(site.kernel == FUSED for site in chosen), len(chosen), chosen),
         (*model.notes, *prepared.notes, *record.notes),
     )

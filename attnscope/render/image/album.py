@@ -156,4 +156,4 @@ def _sheet_key(view: Heatmap, style: Style, fonts: list[str], width: float) -> H
     hatched = bool(view.masked.any())
     titles = bool(view.title), *(text.count("\n") for text in _titles(view, width))
     looks = (view.scale, view.signed, view.limits, hatched, style, tuple(fonts))
-    return (*places, *looks, view.notes, titles, told)
+    return (*places, *looks, view.notes, view.written, titles, told)

@@ -45,12 +45,32 @@ def room(texts: Sequence[str], size: float) -> float:
     return longest * size * POINT + 0.12
 
 
-def put(axes: Axes, rows: Sequence[Place], columns: Sequence[Place], cell: tuple[float, float]) -> None:
-    """Label the rows on the left and the columns above; ``cell`` is (width, height) in inches."""
+def put(
+    axes: Axes,
+    rows: Sequence[Place],
+    columns: Sequence[Place],
+    cell: tuple[float, float],
+    *,
+    written: int | None = None,
+) -> None:
+    """Label the rows on the left and the columns above; ``cell`` is (width, height) in inches.
+
+    The tokens from number ``written`` on, which the model wrote, are bold.
+    """
     shown, texts, size = labels(columns, cell[0])
     above(axes, shown, texts, size, rotation=90)
+    _embolden(axes, columns, shown, written)
     shown, texts, size = labels(rows, cell[1])
     beside(axes, shown, texts, size)
+    _embolden(axes, rows, shown, written)
+
+
+def _embolden(axes: Axes, places: Sequence[Place], shown: Sequence[int], written: int | None) -> None:
+    """Make the latest labels bold that are of tokens from number ``written`` on."""
+    latest = axes.texts[len(axes.texts) - len(shown) :]
+    for text, at in zip(latest, shown, strict=True):
+        if written is not None and places[at].start >= written:
+            text.set_fontweight("bold")
 
 
 def above(axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *, rotation: float = 0) -> None:

@@ -18,7 +18,8 @@ from attnscope.render.colour import choose_map
 from attnscope.render.image.bars import focus_figure
 from attnscope.render.image.distances import distance_figure, distances_figure
 from attnscope.render.image.fonts import families
-from attnscope.render.image.maps import WEIGHT, grid_figure, head_map_figure, heatmap_figure
+from attnscope.render.image.grid import grid_figure
+from attnscope.render.image.maps import WEIGHT, head_map_figure, heatmap_figure
 from attnscope.render.image.pair import pair_figure
 from attnscope.render.image.sheet import Style
 from attnscope.render.image.strip import strip_figure

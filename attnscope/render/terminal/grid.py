@@ -25,6 +25,9 @@ WHOLE = 24
 ITSELF = "▾"
 """Stands above the column of the token itself, between those of the ones before and behind it."""
 
+WRITTEN = "━"
+"""Stands above the columns of what the model wrote."""
+
 LONG = 0.75
 """The height of a long text's thumbnail, of its width."""
 
@@ -53,8 +56,7 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
         for head in heads:
             name = f"H{head}"
             names.append(Segment(name, MARK if chosen and chosen[1] == head else DIM))
-            above = " " * (small.beside.index(0) - len(name)) + ITSELF if 0 in small.beside else ""
-            names.append(Segment(above.ljust(width + gap - len(name)), DIM))
+            names.append(Segment(_above(small, len(name), width).ljust(width + gap - len(name)), DIM))
         yield names
         for number in sorted({*drawn, *view.without_attention}):
             inside = chosen[1] if chosen and chosen[0] == number and chosen[1] in heads else None
@@ -62,6 +64,16 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
     yield []
     yield from legend(view, small, surface, palette)
     yield from footing(view.notes, surface)
+
+
+def _above(view: Grid, start: int, width: int) -> str:
+    """What stands above a thumbnail from column ``start`` on, behind the head's name."""
+    marks = [" "] * width
+    if 0 in view.beside:
+        marks[view.beside.index(0)] = ITSELF
+    for column in range(view.written_from(width), width):
+        marks[column] = WRITTEN
+    return "".join(marks[start:]).rstrip()
 
 
 def _layout(view: Grid, surface: Surface, label: int, compact: bool) -> tuple[int, int, int]:
@@ -163,7 +175,9 @@ def _layer(
 def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:
     """The colour bar, and what a thumbnail is; ``small`` is the view as it was drawn."""
     high = SCALE_ENDS[small.shown_scale]
-    said = describe(small, max((layer.values.shape[1:] for layer in small.layers), default=(0, 0)), ITSELF)
+    said = describe(
+        small, max((layer.values.shape[1:] for layer in small.layers), default=(0, 0)), ITSELF, WRITTEN
+    )
     if any(layer.masked.any() for layer in view.layers):
         said.append("blank: masked" if surface.colour else "·: masked")
     yield colour_bar(f"-{high}" if view.signed else "0", high, surface, palette)

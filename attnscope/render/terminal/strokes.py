@@ -23,7 +23,7 @@ from attnscope.render.terminal.surface import (
     Surface,
     tone,
 )
-from attnscope.render.terminal.text import cut, fit, isolate, wrap
+from attnscope.render.terminal.text import fit, isolate, wrap
 from attnscope.text import clean, round_short
 from attnscope.views.heatmap import Reading
 
@@ -32,11 +32,12 @@ def heading(title: str, subtitle: str, surface: Surface) -> Iterator[Line]:
     """The title, with what it is about beside or below it, and a line of air."""
     title, subtitle = clean(title), clean(subtitle)
     if title:
-        beside = subtitle and len(title) + 3 + len(subtitle) <= surface.width
-        first = [Segment(isolate(cut(title, surface.width)), BOLD)]
-        yield [*first, Segment("   "), Segment(isolate(subtitle), DIM)] if beside else first
+        beside = subtitle and cell_len(title) + 3 + cell_len(subtitle) <= surface.width
+        bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in wrap(title, surface.width)]
         if beside:
+            bold[-1] += [Segment("   "), Segment(isolate(subtitle), DIM)]
             subtitle = ""
+        yield from bold
     for line in wrap(subtitle, surface.width) if subtitle else ():
         yield [Segment(isolate(line), DIM)]
     if title or subtitle:

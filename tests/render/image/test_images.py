@@ -15,7 +15,7 @@ from attnscope.errors import OutputError, SelectionError
 from attnscope.render.colour import steps, table
 from attnscope.render.image import FORMATS, drawing, encode, save
 from attnscope.render.image.axis import READABLE, labels
-from attnscope.render.image.maps import MASKED, mosaic
+from attnscope.render.image.grid import MASKED, mosaic
 from attnscope.views import Reading, focus, grid, head_map, heatmap
 from tests.render.screen import random_head, tokens
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import provenance, require_selected
+from attnscope.analysis.sentences import name_pass, provenance, require_selected
 from attnscope.attention import Attention
 from attnscope.capture import Record
 from attnscope.capture.observers.shared_rows import Reading, RowObserver, SharedRows
@@ -106,7 +106,7 @@ def curves_by_position(
         edges,
         tuple(best),
         f"{name} by position",
-        f"{model.title} · {provenance(record.sites)}",
+        f"{name_pass(model, prepared)} · {provenance(record.sites)}",
         (
             f"{len(best)} of {len(curves)} heads; each mark is the average of {_rows(step)} of the {size:,}",
             *model.notes,

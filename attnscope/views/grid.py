@@ -73,7 +73,7 @@ class Grid:
         """The column of a thumbnail of so many where what the model wrote begins; none is ``columns``."""
         if self.written is None or self.written >= self.size[1]:
             return columns
-        start = self.gap.stop
+        start = int(self.gap.stop)
         return start + -(-(columns - start) * self.written // max(self.size[1], 1))
 
     @property

@@ -57,7 +57,7 @@ def test_a_console_prints_the_picture_of_the_command(cat, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert repr(cat.head("L2H1")) == run("show", TEXT, "--head", "L2H1", "--plain").out.rstrip("\n")
     assert 'run.head("L0H7")' in repr(cat)
-    assert repr(cat.stats()).splitlines()[0].startswith("own · 4 layers")
+    assert repr(cat.stats()).splitlines()[0].startswith("own · “The cat sat on the mat because…” · 4 layers")
 
 
 def test_the_weights_are_those_that_the_model_itself_reports(tmp_path):

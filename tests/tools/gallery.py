@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from attnscope.analysis.token import one_token
 from attnscope.answers.figure_table import print_table
 from attnscope.attention import Head
 from attnscope.models import load
+from attnscope.render import page
 from attnscope.render.image import save
 from attnscope.render.layers import save_page
 from attnscope.render.terminal import Picture
@@ -101,17 +103,30 @@ def draw_tables(folder: Path) -> None:
 
 
 def photograph_pages(folder: Path) -> None:
-    """The page of all heads in a browser, at every width in both themes."""
+    """Pages in a browser, at every width in both themes, as they open and with a layer compared."""
     model = load("own")
-    page = folder / "page.html"
-    save_page(all_heads(model, model.prepare(CAT), Selection()), page)
+    for name, text in TEXTS.items():
+        save_page(
+            all_heads(model, model.prepare(text, truncate=True), Selection()), folder / f"page-{name}.html"
+        )
+    large = page.page({"decoder": enumerate(made(60))}, title="12 layers of 12 heads")
+    (folder / "page-144-heads.html").write_text(large, "utf-8")
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as seen:
-        for width in PAGES:
-            for dark in (False, True):
+        for path in sorted(folder.glob("page-*.html")):
+            for width, dark in itertools.product(PAGES, (False, True)):
                 seen.size(width, 900, mobile=width < 500)
                 seen.dark(dark)
-                seen.open(page)
-                seen.photograph(folder / f"page-{width}-{'dark' if dark else 'light'}.png")
+                seen.open(path)
+                name = f"{path.stem}-{width}-{'dark' if dark else 'light'}"
+                seen.photograph(folder / f"{name}.png")
+                for step in (
+                    "tickLayer()",
+                    "pin(3)",
+                    "changeMode('lines')",
+                    "element('head').scrollIntoView()",
+                ):
+                    seen.run(step)
+                seen.photograph(folder / f"{name}-compared.png")
 
 
 def main() -> None:

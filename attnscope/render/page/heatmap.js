@@ -105,7 +105,7 @@ function drawRowLabels(context, scrolled, height) {
   const marked = markedRow(), plain = css("--text"), strong = css("--mark");
   context.save();
   context.beginPath();
-  context.rect(0, top - 4, left, height);
+  context.rect(0, top - 7, left, height);
   context.clip();
   context.textAlign = "right";
   context.textBaseline = "middle";
@@ -124,7 +124,7 @@ function drawColumnLabels(context, scrolled, width) {
   const marked = markedColumn(), plain = css("--text"), strong = css("--mark");
   context.save();
   context.beginPath();
-  context.rect(left - 4, 0, width, top);
+  context.rect(left - 7, 0, width, top);
   context.clip();
   context.textAlign = "left";
   context.textBaseline = "middle";

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from attnscope.analysis.by_rows import SomeRows, no_rows
 from attnscope.analysis.corpus.batches import join_texts
 from attnscope.analysis.intervention.importance import Importance, Importances
+from attnscope.analysis.intervention.removal import Removal, Removals, describe_way
 from attnscope.analysis.kept_figures import find_figures, pick_figures
 from attnscope.analysis.layers import WholeLayers
 from attnscope.analysis.pooled import CELLS, pooled_layers
@@ -32,7 +33,8 @@ class Stats:
     """The figures of the heads that are meant, what ran, and what to know.
 
     ``ran`` says whether the kernels ran beside the measuring, or the fused pass in their place.
-    ``importance`` is empty unless it was asked for; so is ``maps``, every head on at most 256 × 256 cells.
+    ``importance`` and ``ablation`` are empty unless they were asked for; so is ``maps``, every head on at
+    most 256 × 256 cells.
     """
 
     heads: tuple[HeadFigures, ...]
@@ -40,6 +42,7 @@ class Stats:
     ran: str
     notes: tuple[str, ...]
     importance: Mapping[Head, Importance] = field(default_factory=dict)
+    ablation: Mapping[Head, Removal] = field(default_factory=dict)
     maps: WholeLayers | None = None
 
 
@@ -51,6 +54,7 @@ def stats(
     names: tuple[str, ...] = DEFAULT,
     exact_kernel: bool = False,
     importance: bool = False,
+    ablation: bool = False,
     pool: How | None = None,
     rows: range | None = None,
 ) -> Stats:
@@ -59,9 +63,9 @@ def stats(
     From 512 tokens on, on the CPU, the fused pass runs in the place of torch's kernel: it computes
     the layer's output (within 1e-4) and the figures together, where computing the scores again beside the
     kernel would cost several times as much. ``exact_kernel`` always leaves the kernel alone. ``importance``
-    asks for each head's importance, too, of a model with an output head, ``pool`` for a small map of every
-    head out of the same pass (``Coarsen`` says what its cells may hold), ``rows`` for the figures of those
-    rows alone. Raises ``SelectionError`` for a
+    asks for each head's importance, too, of a model with an output head, ``ablation`` for its loss with each
+    head set to zero, ``pool`` for a small map of every head out of the same pass (``Coarsen`` says what its
+    cells may hold), ``rows`` for the figures of those rows alone. Raises ``SelectionError`` for a
     layer, kind or measure that does not exist.
     """
     known = None if pool or rows else find_figures(prepared, names)
@@ -79,16 +83,19 @@ def stats(
         record, taken = model.run(prepared, []), 0
         heads = pick_figures(known, record, selection)
     require_selected(heads, record, selection)
-    important = Importances()
-    if importance:
-        batch = join_texts([prepared])
+    important, removals = Importances(), Removals()
+    batch = join_texts([prepared]) if importance or ablation else None
+    if batch is not None and importance:
         important.add(model, batch.prepared, batch.labels)
+    if batch is not None and ablation:
+        removals.add(model, batch.prepared, batch.labels, selection)
     return Stats(
         name_weak(heads),
         f"{name_pass(model, prepared)} · {provenance(record.sites)}",
         what_ran(taken, len(record.sites), record.sites),
-        (*model.notes, *prepared.notes, *record.notes),
+        (*model.notes, *prepared.notes, *record.notes, *describe_way("zero" if ablation else None)),
         important.figures(),
+        removals.figures(),
         pooled_layers(maps, model, prepared, record) if maps else None,
     )
 

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnscope.answers.figures import IMPORTANCE, figure
+from attnscope.answers.figures import ABLATION, IMPORTANCE, PREDICTIONS, figure, of_predictions
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from attnscope.analysis.intervention.importance import Importance
+    from attnscope.analysis.intervention.removal import Removal
     from attnscope.analysis.stats import Stats
     from attnscope.figures import Figure, HeadFigures
 
@@ -66,7 +67,7 @@ def _choose_columns(seen: Stats, heads: Sequence[HeadFigures], sort: str | None,
 
     roles = Counter(head.role.pattern for head in heads if head.role and head.role.pattern in MEASURES)
     asked = [sort] if sort else []
-    asked += [IMPORTANCE] if seen.importance else []
+    asked += [*of_predictions(seen)]
     others = sorted(PATTERNS, key=lambda name: -_largest(seen, heads, name))
     found = [name for name, _ in roles.most_common()]
     found += [name for name in TWO_AWAY if any(_is_positional(head) for head in heads)]
@@ -105,7 +106,7 @@ def _draw_column(seen: Stats, heads: Sequence[HeadFigures], name: str, console: 
 
     of_256 = console.color_system == "256"
     coloured = not console.no_color and (of_256 or console.color_system == "truecolor")
-    share = name != IMPORTANCE and MEASURES[name].unit == "share"
+    share = name not in PREDICTIONS and MEASURES[name].unit == "share"
     top = 1.0 if share else _largest(seen, heads, name) or 1.0
     width = _width(seen, heads, name)
     cells = []
@@ -127,11 +128,20 @@ def _notes(seen: Stats, heads: Sequence[HeadFigures], columns: Sequence[str]) ->
     notes.append("(baseline): the role's figure on even attention; --csv has all measures")
     notes += ["± is the standard error over the texts"] if errors else []
     if IMPORTANCE in columns:
-        notes.append("importance: the slope of the model's loss at a gate on the head (Michel et al. 2019)")
+        notes.append(
+            "importance: an estimate, the slope of the model's loss at a gate on the head (Michel et al. "
+            "2019); --ablation measures what it stands for"
+        )
+    if ABLATION in columns:
+        whole = next(found.loss - found.value for found in seen.ablation.values())
+        notes.append(
+            f"ablation: how much the loss of the predictions rises without the head, in nats; with all heads "
+            f"it is {whole:.3f}"
+        )
     return notes
 
 
-def _cell(found: Figure | Importance | None) -> str:
+def _cell(found: Figure | Importance | Removal | None) -> str:
     if found is None:
         return "–"
     if found.error is None:

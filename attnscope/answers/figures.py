@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnscope.analysis.intervention.importance import Importance
+    from attnscope.analysis.intervention.removal import Removal
     from attnscope.analysis.stats import Stats
+    from attnscope.attention import Head
     from attnscope.measures import Figure, HeadFigures
     from attnscope.views import HeadMap
 
-IMPORTANCE = "importance"
-"""The column that is no measure of attention: what the model's predictions lose with a head."""
+IMPORTANCE, ABLATION = "importance", "ablation"
+PREDICTIONS = (ABLATION, IMPORTANCE)
+"""The columns that are no measures of attention: what the model's predictions lose with a head."""
 
 
-def figure(seen: Stats, head: HeadFigures, name: str) -> Figure | Importance | None:
-    """A head's figure, or its importance."""
-    if name == IMPORTANCE:
-        return seen.importance.get(head.address)
+def of_predictions(seen: Stats) -> dict[str, Mapping[Head, Importance | Removal]]:
+    """What was asked about the model's predictions, by column."""
+    known: dict[str, Mapping[Head, Importance | Removal]] = {
+        ABLATION: seen.ablation,
+        IMPORTANCE: seen.importance,
+    }
+    return {name: found for name, found in known.items() if found}
+
+
+def figure(seen: Stats, head: HeadFigures, name: str) -> Figure | Importance | Removal | None:
+    """A head's figure, or what the predictions lose with it."""
+    if name in PREDICTIONS:
+        return of_predictions(seen).get(name, {}).get(head.address)
     return head.figures.get(name)
 
 
@@ -43,14 +55,14 @@ def maps(seen: Stats, name: str) -> dict[str, HeadMap]:
     known = {kind: rows for kind, rows in tables.items() if any(x == x for row in rows.values() for x in row)}
     if not known:
         raise SelectionError(f"{name} cannot be drawn: {seen.heads[0].absent[name]}")
-    unit = "nats" if name == IMPORTANCE else MEASURES[name].unit
+    unit = "nats" if name in PREDICTIONS else MEASURES[name].unit
     return {
         kind: head_map(
             rows,
             name,
             unit=unit,
             limits=(0.0, 1.0) if unit == "share" else None,
-            signed=name == "offset",
+            signed=name in ("offset", ABLATION),
             title=f"{name} · {kind}",
             subtitle=seen.title,
             notes=(seen.ran, *seen.notes),
@@ -63,11 +75,15 @@ def numbers_of(seen: Stats, heads: Sequence[HeadFigures]) -> dict[str, Any]:
     """All figures of the heads as plain data."""
     from attnscope.answers.answer import head_numbers
 
-    important = {key: {IMPORTANCE: asdict(found)} for key, found in seen.importance.items()}
+    more = of_predictions(seen)
     return {
         "ran": seen.ran,
         "notes": list(seen.notes),
-        "heads": [head_numbers(head) | important.get(head.address, {}) for head in heads],
+        "heads": [
+            head_numbers(head)
+            | {name: asdict(found[head.address]) for name, found in more.items() if head.address in found}
+            for head in heads
+        ],
     }
 
 
@@ -77,7 +93,8 @@ def table_of(seen: Stats, heads: Sequence[HeadFigures], names: Sequence[str]) ->
     header = ["kind", "layer", "head", "role", "score", "role_baseline"]
     for name in names:
         header += [name, f"{name}_baseline", *([f"{name}_error"] if errors else [])]
-    header += [IMPORTANCE, f"{IMPORTANCE}_error"] if seen.importance else []
+    more = of_predictions(seen)
+    header += [column for name in more for column in (name, f"{name}_error")]
     yield header
     for head in heads:
         role = [None] * 3 if head.role is None else [head.role.name, head.role.score, head.role.baseline]
@@ -86,7 +103,7 @@ def table_of(seen: Stats, heads: Sequence[HeadFigures], names: Sequence[str]) ->
             known = head.figures.get(name)
             told = (None,) * 3 if known is None else (known.value, known.baseline, known.error)
             cells += told if errors else told[:2]
-        if seen.importance:
-            found = seen.importance[head.address]
+        for known_ in more.values():
+            found = known_[head.address]
             cells += [found.value, found.error]
         yield [head.site.kind, head.site.layer, head.head, *role, *cells]

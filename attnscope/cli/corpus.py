@@ -15,6 +15,7 @@ from attnscope.cli.waiting import STOPPED, Draw, progress_bar
 
 if TYPE_CHECKING:
     from attnscope.analysis.corpus.progress import Progress
+    from attnscope.analysis.intervention.removal import Way
     from attnscope.analysis.selection import Selection
     from attnscope.analysis.stats import Stats
     from attnscope.models import Model
@@ -43,6 +44,7 @@ def measure_corpus(
     *,
     exact_kernel: bool = False,
     importance: bool = False,
+    ablation: Way | None = None,
 ) -> Stats:
     """The figures of a corpus as options ask for them, with a bar while it runs.
 
@@ -63,6 +65,7 @@ def measure_corpus(
                 names=names,
                 exact_kernel=exact_kernel,
                 importance=importance,
+                ablation=ablation,
                 max_tokens=source.max_tokens,
                 truncate=source.truncate,
                 strict=asked.strict,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,12 +15,10 @@ from attnscope.cli.by_position import check_parts, parse_rows, show_curves
 from attnscope.cli.command import command
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.heads import select
-from attnscope.cli.options.complete import complete_explained, complete_measure
 from attnscope.cli.options.corpus import CorpusOptions
-from attnscope.cli.options.declare import MODEL, PICTURE, WHERE, flag, option
-from attnscope.cli.options.heads import LayerOptions
+from attnscope.cli.options.measured import MeasuredHeads, StatsOptions, StatsOutput
 from attnscope.cli.options.model import WeighedModelOptions
-from attnscope.cli.options.picture import NumbersOptions, PrintedOptions, check_data, check_picture
+from attnscope.cli.options.picture import PrintedOptions, check_data, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
 from attnscope.cli.source import Source, load_model, read_source, reading
@@ -30,61 +27,6 @@ if TYPE_CHECKING:
     from attnscope.analysis.conditions import Condition
     from attnscope.analysis.selection import Selection
     from attnscope.analysis.stats import Stats
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredHeads(LayerOptions):
-    """The heads that are listed, and in which order."""
-
-    where: str | None = option('Only heads that meet "entropy<1 and role=previous".')
-    sort: str | None = option(
-        "The largest of a measure first; layer by layer if not given.", complete=complete_measure
-    )
-    top: int | None = option("Only so many heads.", min=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatsOptions:
-    """What is measured beside the figures of the table, and how."""
-
-    importance: bool = flag(
-        "Also how much the model's predictions depend on each head; it needs an output head.", panel=WHERE
-    )
-    pooled: Path | None = option(
-        "Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. show,"
-        " export and browse read it with --from.",
-        panel=PICTURE,
-    )
-    cell: Literal["share", "mean", "max"] = option(
-        "With --pooled: the share of its queries' attention that a cell's keys get, or the mean or "
-        "the largest of its weights.",
-        panel=PICTURE,
-        default="share",
-    )
-    rows: str | None = option(
-        "Figures of some rows alone, one run of tokens as they are numbered: 30-46.", panel=WHERE
-    )
-    by_position: str | None = option(
-        "How one measure of the heads changes along the text, as a curve a head.",
-        panel=WHERE,
-        complete=complete_measure,
-    )
-    exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatsOutput(NumbersOptions):
-    """Where the figures go."""
-
-    as_csv: bool = flag("Print all figures as CSV.", "--csv")
-    head_map: str | None = option(
-        "Draw one measure of all heads, layers down and heads across.", "--map", complete=complete_measure
-    )
-    out: Path | None = option("Save the map as .png, .svg or .pdf.", "--out", "-o")
-    explain: str | None = option(
-        "Say what a measure, a role or a weighing means, and stop.", complete=complete_explained
-    )
-    list: bool = flag("List all measures, and stop.")
 
 
 @command
@@ -114,6 +56,8 @@ def stats(
 
     attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
 
+    attnscope stats --texts corpus.txt -m own-causal --ablation zero
+
     torchrun --nproc-per-node 2 -m attnscope stats --texts corpus.txt
 
     attnscope stats --explain induction
@@ -129,7 +73,10 @@ def stats(
     from attnscope.measures import DEFAULT
 
     met = parse_conditions(attention.where) if attention.where is not None else ()
-    names = (*DEFAULT, *_measures(attention.sort, output.head_map, met, asked.importance))
+    if asked.ablation == "mean" and corpus.texts is None:
+        raise typer.BadParameter("a mean is taken over a corpus: add --texts", param_hint="--ablation")
+    predicting = asked.importance or asked.ablation is not None
+    names = (*DEFAULT, *_measures(attention.sort, output.head_map, met, asked))
     names = tuple(dict.fromkeys(names))
     _check_output(output, asked.pooled, picture.cmap, one=corpus.texts is None)
     selection = select(attention)
@@ -141,15 +88,15 @@ def stats(
         seen = _measure(given, selection, names, asked)
     else:
         seen = measure_corpus(
-            corpus, source, lambda: load_model(model, predicting=asked.importance), selection, names,
-            exact_kernel=asked.exact_kernel, importance=asked.importance,
+            corpus, source, lambda: load_model(model, predicting=predicting), selection, names,
+            exact_kernel=asked.exact_kernel, importance=asked.importance, ablation=asked.ablation,
         )  # fmt: skip
     if torchrun_processes().number:
         return
     if output.head_map is not None:
         _draw(seen, output.head_map, output.out, picture)
         return
-    sort = attention.sort or (figures.IMPORTANCE if asked.importance else None)
+    sort = attention.sort or next(iter(figures.of_predictions(seen)), None)
     heads = [head for head in seen.heads if all(condition.meets(head) for condition in met)]
     heads = (figures.sort_heads(seen, heads, sort) if sort else heads)[: attention.top]
     if output.as_json:
@@ -163,16 +110,18 @@ def stats(
 
 
 def _measures(
-    sort: str | None, head_map: str | None, met: tuple[Condition, ...], importance: bool
+    sort: str | None, head_map: str | None, met: tuple[Condition, ...], asked: StatsOptions
 ) -> list[str]:
     """The measures that options name. Raises ``SelectionError`` for one that does not exist."""
     from attnscope.measures import MEASURES
 
     conditions = (condition.name for condition in met if condition.name != "role")
     named = [name for name in (sort, head_map, *conditions) if name is not None]
-    if figures.IMPORTANCE in named and not importance:
+    if figures.IMPORTANCE in named and not asked.importance:
         raise typer.BadParameter("add --importance: it takes a second pass", param_hint="--importance")
-    measures = [name for name in named if name != figures.IMPORTANCE]
+    if figures.ABLATION in named and asked.ablation is None:
+        raise typer.BadParameter("add --ablation zero: it takes a pass a head", param_hint="--ablation")
+    measures = [name for name in named if name not in figures.PREDICTIONS]
     for name in measures:
         MEASURES[name]
     return measures
@@ -193,7 +142,7 @@ def _measure(given: Source, selection: Selection, names: tuple[str, ...], asked:
     """The figures of one text; its maps are saved where they are asked for."""
     from attnscope.analysis.stats import stats as measure
 
-    loaded, prepared = given.open(predicting=asked.importance)
+    loaded, prepared = given.open(predicting=asked.importance or asked.ablation is not None)
     with reading(loaded, prepared):
         seen = measure(
             loaded,
@@ -202,6 +151,7 @@ def _measure(given: Source, selection: Selection, names: tuple[str, ...], asked:
             names=names,
             exact_kernel=asked.exact_kernel,
             importance=asked.importance,
+            ablation=asked.ablation is not None,
             pool=asked.cell if asked.pooled else None,
             rows=parse_rows(asked.rows),
         )

@@ -27,18 +27,41 @@ NEEDS = {
 """What a measure cannot do without, in words."""
 
 
+PREDICTIONS = {
+    "importance": (
+        "importance (--importance): how much the model's predictions depend on the head, estimated.\n"
+        "  formula   E_x |∂L(x) / ∂ξ_h|, ξ_h = 1 a gate on the head's output, L the mean cross-entropy\n"
+        "  unit      nats, 0 or more\n"
+        "  average   over texts; a masked model reads each in seven copies, which are averaged first\n"
+        "  needs     an output head; two passes, whatever the number of heads\n"
+        "  beware    a slope at the whole head says little of its absence: --ablation measures that\n"
+        "  source    Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 4.1"
+    ),
+    "ablation": (
+        "ablation (--ablation zero, --ablation mean): how much the loss rises without the head.\n"
+        "  formula   L without the head - L with all heads, L the mean cross-entropy of a prediction\n"
+        "  unit      nats; below 0 where the model predicts better without it\n"
+        "  average   over all predicted tokens; ± is the standard error of that ratio over texts\n"
+        "  instead   zero: the head's output is 0; mean: it is its mean over the rows of the first texts\n"
+        "  needs     an output head; a pass for each head, from its layer on\n"
+        "  source    Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 3"
+    ),
+}
+"""What is said of predictions, beside the measures of attention."""
+
+
 def explain(name: str) -> str:
     """What a measure, a role or a weighing means: value, unit, formula, rows, baseline, source, threshold.
 
     Raises ``SelectionError`` naming what exists.
     """
-    parts = [text for text in (_measure(name), _role(name), _weighing(name)) if text]
+    parts = [text for text in (_measure(name), _role(name), _weighing(name), PREDICTIONS.get(name)) if text]
     if not parts:
-        near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS))
+        near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS, *PREDICTIONS))
         measures = ", ".join((*MEASURES, *MEASURES.families))
         raise SelectionError(
             f"no measure, role or weighing {name!r}: {near}measures are {measures}; roles are "
-            f"{', '.join(ROLES)}; weighings are {', '.join(WEIGHINGS)}"
+            f"{', '.join(ROLES)}; weighings are {', '.join(WEIGHINGS)}; beside them {', '.join(PREDICTIONS)}"
         )
     return "\n".join(parts)
 

@@ -75,13 +75,19 @@ class ModelInput:
 class Objective(NamedTuple):
     """How a model predicts tokens.
 
-    ``input`` names the ids among its inputs. ``mask`` is the id that stands for a token that is masked, and
-    predicted at its place; ``None`` if the model predicts each next token.
+    ``input`` names the ids among its inputs, or is their number among its arguments. ``mask`` is the id that
+    stands for a token that is masked, and predicted at its place; ``None`` if the model predicts each next
+    token.
     """
 
-    input: str
+    input: str | int
     mask: int | None
     vocabulary: Vocabulary
+
+    def ids(self, prepared: ModelInput) -> Tensor:
+        """The tokens that are read.  -> [text, token]"""
+        where = self.input
+        return prepared.inputs[where] if isinstance(where, str) else prepared.arguments[where]
 
 
 def text_axes(tokens: tuple[Token, ...]) -> dict[Kind, tuple[Axis, Axis]]:

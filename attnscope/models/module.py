@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -21,12 +22,16 @@ from attnscope.attention import Token
 from attnscope.capture.hooks.compiled import original
 from attnscope.capture.placing.without_attention import find_unseen
 from attnscope.errors import AttnscopeError, ModelError
-from attnscope.models.inputs import ModelInput, text_axes
+from attnscope.models.inputs import ModelInput, Objective, text_axes
 from attnscope.models.reader import ReaderModel
 
 if TYPE_CHECKING:
     from attnscope.capture import Observer, Record
     from attnscope.fused.fused_pass import FusedPass
+
+
+PROBED = 8
+"""Tokens of the text with which a module is asked whether it looks ahead."""
 
 
 class ModuleModel(ReaderModel):
@@ -58,6 +63,37 @@ class ModuleModel(ReaderModel):
         The module returns those behind every token or behind the last one, alone, as ``logits`` or before
         other results.
         """
+        scores = self._scores(ids, "does not write text")
+        return scores.reshape(-1, scores.shape[-1])[-1]
+
+    @cached_property
+    def objective(self) -> Objective:
+        """Each next token where scores do not move with later tokens, else tokens that are masked.
+
+        Raises ``ModelError`` for one without scores over the vocabulary behind every token.
+        """
+        ids = torch.arange(PROBED, device=self.device)[None]
+        other = ids.clone()
+        other[0, -1] = 0
+        with torch.no_grad(), self._quoting(ModelInput({}, {}, (), arguments=(ids,))):
+            scores, moved = self._scores(ids), self._scores(other)
+        if scores.shape[:2] != (1, PROBED):
+            raise ModelError(f"{self.name} does not score every token: it returns {list(scores.shape)}")
+        causal = torch.allclose(scores[0, :-1].float(), moved[0, :-1].float(), rtol=0, atol=1e-4)
+        mask = None if causal else self.reader.mask
+        if not causal and mask is None:
+            raise ModelError(f"{self.name} reads in both directions, and its tokenizer has no mask token")
+        return Objective(0, mask, self.reader.vocabulary)
+
+    def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
+        """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]"""
+        return self._scores(prepared.arguments[0])[copies, at]
+
+    def _scores(self, ids: Tensor, but: str = "predicts no tokens") -> Tensor:
+        """What the module returns over the vocabulary. Raises ``ModelError`` if that is none.
+
+        [batch, token] -> [..., vocabulary]
+        """
         output = self.module(ids)
         scores = getattr(output, "logits", output)
         scores = scores[0] if isinstance(scores, (tuple, list)) and scores else scores
@@ -65,10 +101,9 @@ class ModuleModel(ReaderModel):
         if not isinstance(scores, Tensor) or scores.ndim < 2 or scores.shape[-1] < size:
             shape = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ModelError(
-                f"{self.name} does not write text: it returns {shape}, not scores over the {size:,} tokens "
-                "of its tokenizer"
+                f"{self.name} {but}: it returns {shape}, not scores over the {size:,} tokens of its tokenizer"
             )
-        return scores.reshape(-1, scores.shape[-1])[-1, :size]
+        return scores[..., :size]
 
 
 def load_module(name: str, *, device: torch.device, dtype: torch.dtype | None) -> nn.Module:

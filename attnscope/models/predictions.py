@@ -74,14 +74,16 @@ def batch_predictions(
         batch = copies[start : start + size]
         rows = torch.tensor([copy[0].text for copy in batch], device=model.device)
         inputs = {name: tensor[rows] for name, tensor in prepared.inputs.items()}
+        arguments = tuple(tensor[rows] for tensor in prepared.arguments)
+        copied = replace(prepared, inputs=inputs, arguments=arguments)
         if objective.mask is not None:
-            ids = inputs[objective.input]  # [copy, token], a new tensor already
+            ids = objective.ids(copied)  # [copy, token], a new tensor already
             for number, copy in enumerate(batch):
                 ids[number, [target.position for target in copy]] = objective.mask
         targets = [target._replace(copy=number) for number, copy in enumerate(batch) for target in copy]
         tokens = tuple(token for copy in batch for token in texts[copy[0].text])
         yield PredictionBatch(
-            replace(prepared, inputs=inputs, tokens=tokens),
+            replace(copied, tokens=tokens),
             tuple(copy[0].text for copy in batch),
             tuple(targets),
         )

@@ -92,6 +92,12 @@ class Reader:
         )
 
     @property
+    def mask(self) -> int | None:
+        """The token that stands for one that is hidden, by its usual names."""
+        ids = (self.tokenizer.token_to_id(name) for name in ("[MASK]", "<mask>"))
+        return next((id_ for id_ in ids if id_ is not None), None)
+
+    @property
     def ends(self) -> set[int]:
         """The tokens that end a text, by their usual names."""
         ids = (self.tokenizer.token_to_id(name) for name in END_NAMES)

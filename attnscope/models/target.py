@@ -26,7 +26,7 @@ def score_prediction(model: Model, prepared: ModelInput, target: str | None) -> 
     ``ModelError`` for a model without an output head, and ``SelectionError`` for a target that is not there.
     """
     objective = model.objective
-    ids = prepared.inputs[objective.input]  # [text, token]
+    ids = objective.ids(prepared)  # [text, token]
     axis = prepared.axes.get("decoder" if "decoder_input_ids" in prepared.inputs else "encoder")
     tokens = () if axis is None or isinstance(axis[0], range) else axis[0]
     number = target is not None and target.isascii() and target.isdigit()

@@ -173,3 +173,28 @@ def test_maps_that_cannot_be_saved_are_refused_before_the_model_is_loaded(run, a
     ran = run("stats", *arguments, "-m", "no-such-model")
     assert ran.code == code
     assert sentence in " ".join(ran.err.split())
+
+
+def test_the_loss_without_each_head_stands_beside_its_error(run, tmp_path):
+    (tmp_path / "texts.txt").write_text("The cat sat on the mat.\nA dog ran off with the bone.\n")
+    asked = ("stats", "--texts", tmp_path / "texts.txt", "-m", "own-causal", "--ablation")
+    ran = run(*asked, "zero")
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    rises = [float(line.split(" ±")[0].split()[-1]) for line in lines if " ±" in line and line[0] == "L"]
+    assert rises == sorted(rises, reverse=True)
+    assert "with all heads it is" in " ".join(lines)
+    assert "a head's output is set to zero" in ran.out
+    heads = json.loads(run(*asked, "mean", "--json").out)["heads"]
+    assert all({"value", "error", "loss", "texts"} == set(head["ablation"]) for head in heads)
+    header, *rows = csv.reader(io.StringIO(run(*asked, "zero", "--csv").out))
+    assert header[-2:] == ["ablation", "ablation_error"]
+    assert len(rows) == 12
+    assert run(*asked, "zero", "--map", "ablation", "--plain").code == 0
+    assert run("stats", "The cat sat.", "--ablation", "mean").code == 2
+    assert run("stats", "The cat sat.", "--sort", "ablation").code == 2
+
+
+def test_what_is_said_of_predictions_is_explained(run):
+    assert "an output head" in run("stats", "--explain", "importance").out
+    assert "L without the head" in run("stats", "--explain", "ablation").out

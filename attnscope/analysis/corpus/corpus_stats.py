@@ -14,6 +14,7 @@ from attnscope.analysis.corpus.progress import Progress
 from attnscope.analysis.corpus.totals import Kept, Totals
 from attnscope.analysis.corpus.workers import in_order, workers
 from attnscope.analysis.intervention.importance import Importances
+from attnscope.analysis.intervention.removal import Means, Removals, Way, corpus_means, describe_way
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import describe_kernels, extent, require_selected
 from attnscope.analysis.stats import Stats, measuring_pass, what_ran
@@ -30,9 +31,6 @@ _Share = tuple[Totals, int, int, Sequence[str]]
 ROUND = 4
 """Batches of each of several processes after which these bring together what they have."""
 
-NAMED = 3
-"""Places of texts that were left out which a note names."""
-
 
 def corpus_stats(
     model: Model,
@@ -42,6 +40,7 @@ def corpus_stats(
     names: tuple[str, ...] = DEFAULT,
     exact_kernel: bool = False,
     importance: bool = False,
+    ablation: Way | None = None,
     max_tokens: int | None = None,
     truncate: bool = False,
     strict: bool = False,
@@ -68,6 +67,7 @@ def corpus_stats(
         corpus,
         selection or Selection(),
         importance,
+        ablation,
         exact_kernel,
         max_tokens,
         truncate,
@@ -82,8 +82,11 @@ def corpus_stats(
         "limit": [limit, max_tokens, truncate],
         "kernel": exact_kernel,
         "importance": importance,
+        "ablation": ablation,
         "weighing": None if model.weigh == "raw" else model.weigh,
     }
+    if ablation == "mean":
+        run.means = corpus_means(model, islice(corpus.entries(), limit), max_tokens, truncate)
     with together() as processes:
         kept = Kept(checkpoint, identity, processes)
         total, run.progress = kept.load(names)
@@ -106,12 +109,14 @@ class _Run:
     corpus: Corpus
     selection: Selection
     importance: bool
+    ablation: Way | None
     exact_kernel: bool
     max_tokens: int | None
     truncate: bool
     strict: bool
     report: Callable[[str], None]
     progress: Progress = field(default_factory=Progress)
+    means: Means | None = None
 
     def measure(
         self,
@@ -131,7 +136,7 @@ class _Run:
         tokens = sum(batch.tokens for batch in made)
         passed = sum(batch.tokens for batch in made[: begun.batches])
         names = tuple(total.measured.measures)
-        threads = 1 if self.importance else workers(self.model)
+        threads = 1 if self.importance or self.ablation else workers(self.model)
         left = made[begun.batches :]
         mine = left[processes.number :: processes.count]
         round_ = processes.count * (ROUND if processes.count > 1 else 1)
@@ -161,10 +166,12 @@ class _Run:
 
     def _share(self, batch: Batch, measured: Measurement, record: Record, taken: int) -> _Share:
         """What a batch adds."""
-        sums = Totals(measured, Importances())
-        if self.importance:
-            with suppress(InputError):  # nothing to guess: such texts do not count
+        sums = Totals(measured, Importances(), Removals(self.means))
+        with suppress(InputError):  # nothing to guess: such texts do not count
+            if self.importance:
                 sums.importances.add(self.model, batch.prepared, batch.labels)
+            if self.ablation:
+                sums.removals.add(self.model, batch.prepared, batch.labels, self.selection)
         if not self.progress.layout:
             require_selected(measured.figures(), record, self.selection)
             self.progress.layout = [extent(record.sites), describe_kernels(record.sites)]
@@ -177,7 +184,7 @@ class _Run:
                 total.merge(sums)
                 self.progress.taken += taken
                 self.progress.calls += calls
-                self._note(notes)
+                self.progress.note(notes)
 
     def _prepare(self, window: list[Entry], processes: Processes) -> Iterator[ModelInput]:
         """The texts of a window as the model reads them, without those that it cannot read."""
@@ -191,22 +198,14 @@ class _Run:
         for entry in window:
             prepared = InputError(entry.fault) if entry.fault else next(made)
             if not isinstance(prepared, InputError):
-                self._note(prepared.notes)
+                self.progress.note(prepared.notes)
                 yield prepared
                 continue
             if self.strict:
                 raise InputError(f"{self.corpus.name}, {entry.where}: {prepared}")
-            self.progress.skipped += 1
-            self.progress.places += [entry.where] if len(self.progress.places) < NAMED else []
+            self.progress.skip(entry.where)
             if processes.number == 0:
                 self.report(f"{entry.where}: {prepared}")
-
-    def _note(self, notes: Sequence[str]) -> None:
-        """Count the texts that were cut, and keep whatever else a model says of a text, once."""
-        self.progress.cut += any(note.startswith("cut:") for note in notes)
-        self.progress.notes += [
-            note for note in notes if not note.startswith("cut:") and note not in self.progress.notes
-        ]
 
     def _pass(self, batch: Batch, measured: Measurement) -> tuple[Measurement, Record, int]:
         """One forward pass of a batch, measured; how many calls of it the fused pass computed."""
@@ -225,20 +224,11 @@ class _Run:
         layers, how = seen.layout or ("", "")
         size = f"{seen.texts:,} texts, {seen.tokens:,} tokens"
         parts = (self.model.title, layers, size, how)
-        notes = (*self.model.notes, *seen.notes)
-        if seen.skipped:
-            more = ", ..." if seen.skipped > len(seen.places) else ""
-            notes += (f"{_texts(seen.skipped)} could not be read: {', '.join(seen.places)}{more}",)
-        if seen.cut:
-            notes += (f"{_texts(seen.cut)} {'was' if seen.cut == 1 else 'were'} cut at the limit of tokens",)
         return Stats(
             name_weak(total.measured.figures()),
             " · ".join(part for part in parts if part),
             what_ran(seen.taken, seen.calls),
-            notes,
+            (*self.model.notes, *seen.left_out, *describe_way(self.ablation)),
             total.importances.figures(),
+            total.removals.figures(),
         )
-
-
-def _texts(count: int) -> str:
-    return "1 text" if count == 1 else f"{count:,} texts"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+NAMED = 3
+"""Places of texts that were left out which a note names."""
 
 MOST = 1 << 53
 """A number above all counts of texts and tokens."""
@@ -33,6 +36,29 @@ class Progress:
     layout: list[str] = field(default_factory=list)
     batches: int = 0
 
+    def skip(self, where: str) -> None:
+        """Count a text that could not be read."""
+        self.skipped += 1
+        self.places += [where] if len(self.places) < NAMED else []
+
+    def note(self, notes: Sequence[str]) -> None:
+        """Count a text that was cut, and keep whatever else a model says of a text, once."""
+        self.cut += any(note.startswith("cut:") for note in notes)
+        self.notes += [note for note in notes if not note.startswith("cut:") and note not in self.notes]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was noted, and how many texts were skipped or cut, in words."""
+        notes = [*self.notes]
+        if self.skipped:
+            more = ", ..." if self.skipped > len(self.places) else ""
+            notes.append(f"{_texts(self.skipped)} could not be read: {', '.join(self.places)}{more}")
+        if self.cut:
+            notes.append(
+                f"{_texts(self.cut)} {'was' if self.cut == 1 else 'were'} cut at the limit of tokens"
+            )
+        return tuple(notes)
+
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
         """What a file says. Raises ``ValueError`` or ``TypeError`` if that is nothing like it."""
@@ -46,3 +72,7 @@ class Progress:
             if not sound or (each.name == "layout" and len(value) not in (0, 2)):
                 raise ValueError(f"{each.name} is {value!r}")
         return found
+
+
+def _texts(count: int) -> str:
+    return "1 text" if count == 1 else f"{count:,} texts"

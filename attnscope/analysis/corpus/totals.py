@@ -11,6 +11,7 @@ from typing import Any
 from attnscope.analysis.corpus.processes import Processes
 from attnscope.analysis.corpus.progress import Progress
 from attnscope.analysis.intervention.importance import Importances
+from attnscope.analysis.intervention.removal import Removals
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.measures import Measurement
 from attnscope.storage import checkpoint as checkpoints
@@ -25,28 +26,34 @@ class Totals:
 
     measured: Measurement
     importances: Importances
+    removals: Removals
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Totals:
         """Nothing yet, of the measures with these names."""
-        return cls(Measurement(names), Importances())
+        return cls(Measurement(names), Importances(), Removals())
 
     def merge(self, other: Totals) -> None:
         """Add another batch."""
         self.measured.merge(other.measured)
         self.importances.merge(other.importances)
+        self.removals.merge(other.removals)
 
     def __reduce__(self) -> tuple[Any, ...]:  # what another process is sent
         return Totals.from_state, (self.state(),)
 
     def state(self) -> dict[str, Any]:
         """The sums as plain lists, which JSON keeps exactly."""
-        return {"measured": self.measured.state(), "importances": self.importances.state()}
+        return {name: getattr(self, name).state() for name in ("measured", "importances", "removals")}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Totals:
         """What ``state`` wrote down."""
-        return cls(Measurement.from_state(state["measured"]), Importances.from_state(state["importances"]))
+        return cls(
+            Measurement.from_state(state["measured"]),
+            Importances.from_state(state["importances"]),
+            Removals.from_state(state["removals"]),
+        )
 
 
 @dataclass
@@ -72,6 +79,7 @@ class Kept:
             totals.measured.merge(Measurement(names))  # refuses another set of measures
             totals.measured.figures()
             totals.importances.figures()
+            totals.removals.figures()
         except (
             AttnscopeError,
             ArithmeticError,

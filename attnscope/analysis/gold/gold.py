@@ -23,9 +23,6 @@ from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
 from attnscope.storage.gold import GoldFile, GoldText
 
-PLACES = 3
-"""Places of texts that were left out which a note names."""
-
 
 @dataclass(frozen=True)
 class GoldAnswers:
@@ -68,7 +65,7 @@ def find_gold(
         raise InputError(_nothing(run))
     title = f"{model.title} · {run.progress.layout[0]} · {_count(run.progress.texts, 'text')}, "
     title += f"{run.progress.tokens:,} tokens"
-    return GoldAnswers(title, labels, held_out, (*model.notes, *run.progress.notes, *_notes(run)))
+    return GoldAnswers(title, labels, held_out, (*model.notes, *_notes(run)))
 
 
 class _Read(NamedTuple):
@@ -163,13 +160,12 @@ class _Run:
             if isinstance(prepared, InputError):
                 if self.strict:
                     raise InputError(f"{self.file.name}, {gold.where}: {prepared}")
-                self.progress.skipped += 1
-                self.progress.places += [gold.where] if len(self.progress.places) < PLACES else []
+                self.progress.skip(gold.where)
                 self.report(f"{gold.where}: {prepared}")
                 continue
             if gold.target is not None and "cross" not in prepared.axes:
                 raise InputError(f"{self.model.name} is no encoder-decoder: it reads no text and its target")
-            self.progress.notes += [note for note in prepared.notes if note not in self.progress.notes]
+            self.progress.note(prepared.notes)
             read.append(_Read(self._meant(gold), prepared, 1 - self.progress.entries % 2))
         return read
 
@@ -210,10 +206,7 @@ def _nothing(run: _Run) -> str:
 
 def _notes(run: _Run) -> list[str]:
     """What was left out."""
-    seen, notes = run.progress, []
-    if seen.skipped:
-        more = ", ..." if seen.skipped > len(seen.places) else ""
-        notes.append(f"{_count(seen.skipped, 'text')} could not be read: {', '.join(seen.places)}{more}")
+    notes = [*run.progress.left_out]
     if run.lost:
         notes.append(
             f"{_count(run.lost, 'pair')} could not be asked: a word shares its tokens or was cut off"

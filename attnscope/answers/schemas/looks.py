@@ -65,9 +65,16 @@ IMPORTANCE = record(
     texts=(COUNT, "texts that it is the mean of"),
     error=(absent(NUMBER), "standard error over the texts"),
 )
+REMOVAL = record(
+    "how much the loss of the model's predictions rises without a head",
+    value=(NUMBER, "the rise, in nats"),
+    texts=(COUNT, "texts that it is the mean of"),
+    error=(absent(NUMBER), "standard error over the texts"),
+    loss=(NUMBER, "the loss without the head"),
+)
 HEAD = record(
     "a head and its figures",
-    ("importance",),
+    ("importance", "ablation"),
     kind=(KIND, "its kind of attention"),
     layer=(COUNT, "its layer"),
     head=(COUNT, "its number in the layer"),
@@ -75,6 +82,7 @@ HEAD = record(
     figures=(named(FIGURE), "by measure; attnscope stats --list names them"),
     absent=(named(TEXT), "by measure that does not exist here, why"),
     importance=(IMPORTANCE, "with --importance"),
+    ablation=(REMOVAL, "with --ablation"),
 )
 BARS = absent(
     listed(

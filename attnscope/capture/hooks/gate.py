@@ -5,7 +5,7 @@ A gate of 1 changes nothing, a gate of 0 takes the head away, and the gradient a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -18,60 +18,84 @@ from attnscope.capture.hooks.interface import attention_functions
 Gate: TypeAlias = Callable[[int, int], "Tensor | None"]
 """From the number of an attention call, and its heads, to factors ``[batch or 1, head]``, or None."""
 
+Edit: TypeAlias = Callable[[int, Tensor], "Tensor | None"]
+"""From the number of an attention call and its output ``[batch, query, head, size]`` to another, or None."""
+
 
 class Gates(TorchFunctionMode):
-    """Multiplies the output of every attention call by its gate; ``heads`` counts those of each call so far.
+    """Edits the output of every attention call; ``heads`` counts those of each call so far.
 
     It knows the calls of torch's ``scaled_dot_product_attention`` and of transformers' attention functions;
-    what attends in other ways is not gated and not counted.
+    what attends in other ways is not edited and not counted.
     """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, edit: Edit) -> None:
         super().__init__()
-        self.gate = gate
+        self.edit = edit
         self.heads: list[int] = []
         self._inside = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func``, and gate what torch's own kernel returns."""
+        """Run ``func``, and edit what torch's own kernel returns."""
         result = func(*args, **(kwargs or {}))
         if self._inside or getattr(func, "__name__", "") != "scaled_dot_product_attention":
             return result
         if result.ndim != 4:
             self.heads.append(0)
             return result
-        return self._gated(result, 1)  # [batch, head, query, size]
+        return self._edited(result.transpose(1, 2)).transpose(1, 2)  # of [batch, head, query, size]
 
     def kernel_call(
         self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an attention function of transformers, and gate what it returns."""
+        """Run an attention function of transformers, and edit what it returns."""
         self._inside += 1
         try:
             output, *more = kernel(*args, **kwargs)
         finally:
             self._inside -= 1
-        return (self._gated(output, 2), *more)  # [batch, query, head, size]
+        return (self._edited(output), *more)
 
-    def _gated(self, output: Tensor, axis: int) -> Tensor:
-        """The output with each head multiplied by its gate, if there is one."""
-        self.heads.append(output.shape[axis])
-        factors = self.gate(len(self.heads) - 1, output.shape[axis])
-        if factors is None:
-            return output
-        shape = [1] * output.ndim
-        shape[0], shape[axis] = factors.shape
-        return output * factors.to(output).view(shape)
+    def _edited(self, output: Tensor) -> Tensor:
+        """The output as it goes on.  [batch, query, head, size] -> the same"""
+        self.heads.append(output.shape[2])
+        other = self.edit(len(self.heads) - 1, output)
+        return output if other is None else other
+
+
+@contextmanager
+def edited(edit: Edit) -> Iterator[Gates]:
+    """Edit the output of every attention call on this thread while the block runs."""
+    gates = Gates(edit)
+    with attention_functions(gates), gates:
+        yield gates
 
 
 @contextmanager
 def gated(gate: Gate) -> Iterator[Gates]:
     """Gate every attention call on this thread while the block runs."""
-    gates = Gates(gate)
-    with attention_functions(gates), gates:
+
+    def edit(number: int, output: Tensor) -> Tensor | None:
+        factors = gate(number, output.shape[2])
+        return None if factors is None else output * factors.to(output)[:, None, :, None]
+
+    with edited(edit) as gates:
         yield gates
+
+
+def replaced(head: int, values: Mapping[int, Tensor | None]) -> Edit:
+    """An edit that takes a head of some calls away: zeros in its place, or one value at every query."""
+
+    def edit(number: int, output: Tensor) -> Tensor | None:
+        if number not in values:
+            return None
+        other, value = output.clone(), values[number]
+        other[:, :, head] = 0 if value is None else value.to(output)
+        return other
+
+    return edit
 
 
 def zeroed(call: int, head: int) -> Gate:

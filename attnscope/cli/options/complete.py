@@ -48,10 +48,12 @@ def complete_measure(ctx: Any, incomplete: str) -> list[str]:
 
 
 def complete_explained(ctx: Any, incomplete: str) -> list[str]:
-    """Measures, roles and weighings."""
+    """Measures, roles, weighings, and what is said of predictions."""
     from attnscope.figures import Weigh
 
-    return complete_measure(ctx, incomplete) + _begun(incomplete, (*ROLES, *get_args(Weigh)[1:]))
+    return complete_measure(ctx, incomplete) + _begun(
+        incomplete, (*ROLES, *get_args(Weigh)[1:], "importance", "ablation")
+    )
 
 
 def complete_model(ctx: Any, incomplete: str) -> list[str]:

@@ -23,7 +23,7 @@ from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.opaque import find_opaque
 from attnscope.capture.placing.sites import Sites
-from attnscope.capture.placing.without_attention import find_layers, mixed_heads
+from attnscope.capture.placing.without_attention import find_layers, mixed_heads, signed_weights
 from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
 from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
@@ -130,14 +130,15 @@ class Recorder:
 
     def see_weighing(self, weighing: Weighing) -> None:
         """The result of a softmax met its values."""
-        if self._frames and not weighing.trail.mixed:
+        if self._frames and not weighing.trail.mixed and not weighing.trail.signed:
             self._frames[-1].weighings += [weighing] if weighing.trail.softmax else []
             return
         both = zip(weighing.trail.path, self.path, strict=False)
         owner = ([""] + [ours for theirs, ours in both if theirs == ours])[-1]
-        if weighing.trail.mixed:
+        if weighing.trail.mixed or weighing.trail.signed:
             self.see_gate()
-            return self.record.note(mixed_heads(owner))
+            note = mixed_heads if weighing.trail.mixed else signed_weights
+            return self.record.note(note(owner))
         heads = heads_of(getattr(self._call_of(owner), "module", None))
         if count_hidden(weighing.weights):
             return self.take(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)

@@ -234,6 +234,8 @@ def _attention(
     (whole,) = reveal(weights.detach())
     if not trail.mixed and float(whole.float().sum(-1).amax()) > 1 + ROUNDING:
         return None
+    if not trail.mixed and float(whole.amin()) < 0:
+        trail = replace(trail, signed=True)
     if grouped is None:
         grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])
     return Weighing(trail, weights.detach(), masked, grouped, operand, axes)

@@ -107,7 +107,7 @@ class Spread:
         before = [axis for axis, _ in self.kept]
         for axis in reversed(range(labels.ndim)):
             if axis not in before:
-                labels = labels.select(axis, 0)
+                labels = _first(labels, axis)
         order = sorted(range(len(self.kept)), key=lambda place: self.kept[place][1])
         rank = sorted(before)
         labels = labels.permute([rank.index(self.kept[place][0]) for place in order])
@@ -116,6 +116,15 @@ class Spread:
             if axis not in taken:
                 labels = labels.unsqueeze(axis)
         return labels.expand(self.shape)
+
+
+def _first(labels: Tensor, axis: int) -> Tensor:
+    """The labels at the start of an axis; raises ``ValueError`` where padding hides a place behind it."""
+    first = labels.select(axis, 0)
+    hidden = first == 0
+    if bool(hidden.any()) and bool((labels.amax(axis) > 0)[hidden].any()):
+        raise ValueError("what begins with padding may be any place")
+    return first
 
 
 def outputs(node: Any) -> int:

@@ -9,6 +9,7 @@ values are projected, too, and the module's name or its class's says attention.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -69,11 +70,21 @@ def find_written(
         closed = closed.all(-3, keepdim=True).expand_as(weights) if weights.ndim > 3 else closed
         shapes = (operand.shape,) if operand.ndim == 4 else ()
         masked = closed if bool(closed.any()) else None
-        return Weighing(
+        found = Weighing(
             Trail(tuple(call.name for call in calls), masked, shapes),
             weights,
             masked,
             operand=operand,
             axes=axes,
         )
+        rest = [letter for letter in others if letter not in letters]
+        if len(rest) != 1 or set(out) != {*shared, *queries, *rest}:
+            return found
+        laid = values.permute(
+            [others.index(letter) for letter in (*shared, *keys, *rest) if letter in others]
+        )
+        for place, letter in enumerate(shared):
+            laid = laid if letter in others else laid.unsqueeze(place)
+        mixed = result.permute([out.index(letter) for letter in (*shared, *queries, *rest)])
+        return replace(found, values=laid.detach(), output=mixed.detach())
     return None

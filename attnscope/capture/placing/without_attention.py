@@ -99,6 +99,12 @@ def mixed_heads(name: str) -> LayerWithoutAttention:
     return LayerWithoutAttention.at(name, reason)
 
 
+def signed_weights(name: str) -> LayerWithoutAttention:
+    """The note of a call whose weights were a softmax, and are negative in part when they meet the values."""
+    reason = "some of its weights are negative when they meet the values: no distribution over keys"
+    return LayerWithoutAttention.at(name, reason)
+
+
 def describe(layer: nn.Module) -> str:
     """What a layer without attention holds, in one phrase with the class's own name."""
     for pattern, phrase in INSTEAD:

@@ -23,6 +23,7 @@ class Trail:
     masked: Tensor | None  # bool, laid out as the tensor
     shapes: tuple[torch.Size, ...]  # every 4-D shape on the way
     mixed: bool = False  # whether a learned layer mixed heads behind the softmax (talking heads)
+    signed: bool = False  # whether some of the weights are negative when they meet the values
     softmax: int = 0  # which softmax of the recording; 0 of none
 
 

@@ -416,3 +416,27 @@ def test_more_rows_than_are_followed_are_said(monkeypatch):
     with torch.inference_mode(), recording(model, warn=False) as record:
         model(torch.randn(2, COUNT, SIZE))
     assert any("is not followed to where its queries and keys come from" in note for note in record.notes)
+
+
+class Patches(nn.Module):
+    """Tokens are patches of a picture that lie over each other, padded at its borders (T2T)."""
+
+    def __init__(self, pad):
+        super().__init__()
+        self.attend, self.narrow, self.pad = Attending(plain_heads, "softmax"), nn.Linear(3 * 9, SIZE), pad
+
+    def forward(self, picture):
+        if self.pad == "unfold":
+            patches = F.unfold(picture, 3, stride=2, padding=1).mT  # [text, token, channel]
+        else:
+            wide = F.pad(picture, (1, 1, 1, 1)).unfold(2, 3, 2).unfold(3, 3, 2)
+            patches = wide.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+        return self.attend(self.narrow(patches))
+
+
+@pytest.mark.parametrize("pad", ["unfold", "pad"])
+def test_patches_that_begin_with_padding_are_tokens_like_the_others(pad):
+    model = Patches(pad)
+    _, (kept,), _ = observe(model, torch.randn(2, 3, 9, 9))
+    assert kept.weights.shape == (2, HEADS, 25, 25)
+    torch.testing.assert_close(kept.weights.sum(-1), torch.ones(2, HEADS, 25))

@@ -121,3 +121,20 @@ def test_powers_of_a_graph_are_no_attention():
     with torch.inference_mode(), recording(model) as record:
         model(torch.randn(2, COUNT, SIZE))
     assert record.sites == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_without_a_softmax_are_proved_by_what_they_gave(way):
+    model = nn.Sequential(WrittenAttention(WAYS[way], False)).eval()
+    with torch.inference_mode(), recording(model) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert [site.difference < 1e-6 for site in record.sites] == [True]
+
+
+def test_a_softmax_times_numbers_of_any_sign_is_named_and_not_shown():
+    """A state-space model (EfficientViM) multiplies a softmax over tokens by states, and then the values."""
+    model = nn.Sequential(WrittenAttention(lambda scores: scores.softmax(-1) * scores.sin(), False)).eval()
+    with torch.inference_mode(), recording(model, warn=False) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert record.sites == []
+    assert ["negative" in layer.reason for layer in record.without_attention] == [True]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import signal
 import time
 import warnings
 from pathlib import Path
@@ -14,26 +11,15 @@ from pathlib import Path
 import torch
 
 from tests.tools.coverage.attempt import attempt
+from tests.tools.coverage.fork import in_a_fork
 from tests.tools.coverage.result import Result
 
 SECONDS, MEMORY = 40, 9 << 30
 
 
-def in_a_fork(model_type: str) -> Result:
-    """``attempt`` in a child, so that a crash, a leak or an endless pass ends with it."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of work, however busy the machine
-        with os.fdopen(write, "w") as pipe:
-            pipe.write(attempt(model_type).json())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        line = pipe.read()
-    _, status = os.waitpid(child, 0)
+def in_its_fork(model_type: str) -> Result:
+    """``attempt`` in a child."""
+    line, status = in_a_fork(lambda: attempt(model_type).json(), SECONDS, MEMORY)
     if not line:
         return Result(model_type, note=f"the process ended with status {status} (time or memory)")
     return Result(**json.loads(line))
@@ -61,7 +47,7 @@ def main() -> None:
             done[json.loads(line)["type"]] = line
     for model_type in options.types or [name for name in CONFIG_MAPPING_NAMES if name not in done]:
         start = time.monotonic()
-        result = in_a_fork(model_type)
+        result = in_its_fork(model_type)
         print(f"{time.monotonic() - start:5.1f}s {result.json()}", flush=True)
         done[model_type] = result.json()
         options.results.write_text("\n".join(done.values()) + "\n")

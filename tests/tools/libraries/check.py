@@ -1,0 +1,148 @@
+"""One model of a library: every kind of map that was captured against the oracle, the others by name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Attention
+from attnscope.capture import Keep, Kept, Record, SiteRecord, recording
+from tests.tools.coverage.oracles import same
+from tests.tools.coverage.places import same_rows
+from tests.tools.libraries.placed import is_placed
+from tests.tools.libraries.units import EACH, Units
+
+CLOSE = 1e-5
+TEXTS = 2
+"""Texts, or pictures, that each model is given."""
+
+
+@dataclass
+class Checked:
+    """What became of one model, by kinds of maps (heads, queries, keys); one line of JSON.
+
+    ``exact``: the map is what torch's function weighed with, as it is. ``laid``: its rows are those, put at
+    their true places, which the module's answer to a change of a token shows, or cannot (``unplaced``).
+    ``proved``: no function of torch shows its weights, and weights @ values are the output. ``named``: layers
+    without a map, with the reason. ``parts``: maps of windows, frames or heads, said to be parts. ``wrong``.
+    """
+
+    model: str
+    identical: bool | None = None
+    sites: int = 0
+    exact: int = 0
+    laid: int = 0
+    unplaced: int = 0
+    proved: int = 0
+    parts: int = 0
+    named: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    note: str = ""
+
+    def json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+
+class Some:
+    """Keeps the maps of a few layers of each kind, whole."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Kept] = {}
+        self._seen = 0
+        self._counts: Counter[Any] = Counter()
+
+    def observe(self, attention: Attention) -> None:
+        """Keep all heads of one layer, unless enough of its kind are kept."""
+        kind = attention.batch, attention.heads, len(attention.queries), len(attention.keys), attention.kernel
+        self._counts[kind] += 1
+        if self._counts[kind] <= EACH:
+            keep = Keep(lambda site: range(attention.heads))
+            keep.observe(attention)
+            self.kept[self._seen] = keep.maps[0]
+        self._seen += 1
+
+
+def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any]) -> Checked:
+    """Run a model plainly, observed, and under the oracle, and compare."""
+    checked, some, units = Checked(name), Some(), Units()
+    with torch.inference_mode():
+        torch.manual_seed(3)
+        plain = model(*arguments, **inputs)
+        torch.manual_seed(3)
+        with recording(model, [some], warn=False) as record:
+            output = model(*arguments, **inputs)
+        torch.manual_seed(3)
+        with units:
+            model(*arguments, **inputs)
+    checked.identical, checked.sites = same(plain, output), len(record.sites)
+    checked.named = list(dict.fromkeys(layer.reason for layer in record.without_attention))
+    parts = any("its maps are of one part each" in note for note in record.notes)
+    used: set[int] = set()
+    for number, kept in some.kept.items():
+        site = record.sites[number]
+        verdict = judge(kept, site, units, used, parts)
+        if verdict == "laid" and site.queries == site.keys:
+            placed = is_placed(model, arguments, inputs, kept)
+            verdict = "laid" if placed else "unplaced" if placed is None else "misplaced"
+        if hasattr(checked, verdict):
+            setattr(checked, verdict, getattr(checked, verdict) + 1)
+        else:
+            shape = f"{site.batch} × {site.heads} × {site.queries} × {site.keys}"
+            checked.wrong.append(
+                f"{site.site.name} ({site.kernel}, {shape}, offset {site.offset}): {verdict}"
+            )
+    checked.missed = missing(units, used, record)
+    return checked
+
+
+def judge(kept: Kept, site: SiteRecord, units: Units, used: set[int], parts: bool) -> str:
+    """What one map is."""
+    if site.differs:
+        return f"weights @ values differ from the output by {site.difference:.2g}"
+    causal = bool(kept.allowed.any(-1).all()) and not bool(kept.allowed[..., 0, -1].any())
+    if site.offset and not causal and site.queries > 1:
+        return "its queries stand at places that nothing shows"
+    apart = site.batch != TEXTS
+    if apart and not parts:
+        return f"{site.batch} texts where {TEXTS} were given"
+    for number, unit in enumerate([*units.kernels, *units.softmaxes]):
+        if is_same(unit, kept.weights):
+            used.add(number)
+            return "parts" if apart else "exact"
+    for number, unit in enumerate([*units.kernels, *units.softmaxes]):
+        if same_rows(unit, kept.weights, CLOSE):
+            used.add(number)
+            return "laid"
+    if site.difference is not None:
+        return "proved"
+    return "no function of torch weighed with it"
+
+
+def is_same(unit: Tensor, weights: Tensor) -> bool:
+    """Whether a tensor of the oracle is a map, its texts and heads in one axis or two, its keys anywhere."""
+    for each in (unit, unit.mT):
+        if each.numel() != weights.numel() or each.shape[-2:] != weights.shape[-2:]:
+            continue
+        if float((each.reshape(weights.shape) - weights).abs().max()) <= CLOSE:
+            return True
+    return False
+
+
+def missing(units: Units, used: set[int], record: Record) -> list[str]:
+    """The kernels that no map and no name stands for; of a softmax nobody can say whether it attends."""
+    if record.without_attention:
+        return []
+    shown = [unit for number, unit in enumerate(units.kernels) if number in used]
+    return [
+        f"a kernel's weights {tuple(unit.shape)}"
+        for number, unit in enumerate(units.kernels)
+        if number not in used and not any(is_same(unit, other) for other in shown)
+    ]

@@ -1,0 +1,238 @@
+"""Small random models of other libraries, each with what it is given: two texts, pictures or sounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+Given: TypeAlias = "tuple[nn.Module, tuple[Any, ...], dict[str, Any]]"
+Make: TypeAlias = Callable[[], Given]
+
+
+def all_models() -> dict[str, Make]:
+    """Every model by its library and name; libraries that are not installed have none."""
+    from tests.tools.libraries.others import (
+        diffusers,
+        litgpt,
+        peft,
+        sentence_transformers,
+        speechbrain,
+        torchao,
+    )
+
+    made: dict[str, Make] = {}
+    for library in (
+        timm,
+        torchvision,
+        open_clip,
+        diffusers,
+        x_transformers,
+        vit_pytorch,
+        sentence_transformers,
+        speechbrain,
+        litgpt,
+        peft,
+        torchao,
+    ):
+        try:
+            made |= {f"{library.__name__.replace('_', '-')} {name}": make for name, make in library().items()}
+        except ImportError as error:
+            print(f"{library.__name__} is left out: {error}")
+    return made
+
+
+def ids(length: int = 12) -> torch.Tensor:
+    """Two texts of token ids."""
+    return torch.randint(1, 99, (2, length))
+
+
+# fmt: off
+WITHOUT_ATTENTION = frozenset((
+        "resnet", "efficientnet", "densenet", "vgg", "regnet", "convnext", "dla", "hrnet", "inception_v3",
+        "inception_v4", "mobilenetv3", "resnetv2", "sknet", "res2net", "resnest", "senet", "xception",
+        "xception_aligned", "vovnet", "tresnet", "selecsls", "rexnet", "repvgg", "repghost", "pnasnet",
+        "nasnet", "inception_resnet_v2", "inception_next", "hardcorenas", "ghostnet", "focalnet", "cspnet",
+        "mlp_mixer", "starnet", "rdnet", "convmixer", "dpn", "fasternet", "hgnet", "lcnet", "mambaout",
+        "nfnet", "repvit", "sequencer", "pvig",
+))
+"""Files of timm that hold convolutions and other layers alone."""
+
+SMALL = ("nano", "atto", "xxs", "xx_small", "tiny", "_s0", "_b0", "mini", "pico", "_t_", "xs", "small")
+# fmt: on
+
+
+LARGEST = 90_000_000
+"""Parameters of a model that is tried."""
+
+
+def timm() -> dict[str, Make]:
+    """The smallest model of each of timm's files that has attention, on pictures half as large if it can."""
+    library = import_module("timm")
+    files: dict[str, list[str]] = {}
+    for name in library.list_models():
+        files.setdefault(library.models._registry._model_to_module[name], []).append(name)
+
+    def make(name: str) -> Make:
+        def built() -> Given:
+            for part in (2, 1):
+                try:
+                    with torch.device("meta"):
+                        count = sum(each.numel() for each in library.create_model(name).parameters())
+                    if count > LARGEST:
+                        raise LookupError(f"it has {count:,} parameters")
+                    size = library.get_pretrained_cfg(name).input_size[-1] // part
+                    options = {"img_size": size} if part > 1 else {}
+                    model = library.create_model(name, pretrained=False, num_classes=5, **options).eval()
+                    picture = torch.randn(2, 3, size, size)
+                    with torch.inference_mode():
+                        model(picture)
+                    return model, (picture,), {}
+                except (TypeError, AssertionError, RuntimeError, ValueError):
+                    if part == 1:
+                        raise
+            raise AssertionError
+
+        return built
+
+    smallest = {}
+    for file, names in sorted(files.items()):
+        if file not in WITHOUT_ATTENTION:
+            name = min([name for name in names if any(word in name for word in SMALL)] or names, key=len)
+            smallest[name] = make(name)
+    return smallest
+
+
+def torchvision() -> dict[str, Make]:
+    """Its transformers of pictures and films."""
+    models = import_module("torchvision.models")
+
+    def make(name: str, *size: int) -> Make:
+        return lambda: (getattr(models, name)(weights=None), (torch.randn(2, 3, *size),), {})
+
+    films = import_module("torchvision.models.video")
+    return {
+        "vit_b_32": make("vit_b_32", 224, 224),
+        "swin_t": make("swin_t", 112, 112),
+        "swin_v2_t": make("swin_v2_t", 128, 128),
+        "maxvit_t": make("maxvit_t", 224, 224),
+        "swin3d_t": lambda: (films.swin3d_t(weights=None), (torch.randn(2, 3, 4, 64, 64),), {}),
+        "mvit_v2_s": lambda: (films.mvit_v2_s(weights=None), (torch.randn(2, 3, 16, 224, 224),), {}),
+    }
+
+
+def open_clip() -> dict[str, Make]:
+    """CLIP with both its towers, and CoCa."""
+    library = import_module("open_clip")
+
+    def make(name: str, **options: Any) -> Make:
+        def built() -> Given:
+            model = library.create_model(name, pretrained=None, load_weights=False, **options)
+            size = model.visual.image_size
+            size = size if isinstance(size, int) else size[0]
+            return model, (torch.randn(2, 3, size, size), torch.randint(1, 99, (2, 77))), {}
+
+        return built
+
+    return {"ViT-B-32": make("ViT-B-32"), "ViT-B-32 custom": make("ViT-B-32", force_custom_text=True),
+            "coca_ViT-B-32": make("coca_ViT-B-32")}  # fmt: skip
+
+
+def x_transformers() -> dict[str, Make]:
+    """Decoders and encoders with what its documentation offers for attention."""
+    library = import_module("x_transformers")
+    options: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "flash": {"attn_flash": True},
+        "rotary": {"rotary_pos_emb": True},
+        "memory": {"attn_num_mem_kv": 4},
+        "talking heads before": {"attn_pre_talking_heads": True},
+        "talking heads behind": {"attn_post_talking_heads": True},
+        "one key head": {"attn_one_kv_head": True},
+        "key heads": {"attn_kv_heads": 2},
+        "sparse": {"attn_sparse_topk": 3},
+        "alibi": {"alibi_pos_bias": True},
+        "relative bias": {"rel_pos_bias": True},
+        "norm of queries": {"attn_qk_norm": True},
+        "sigmoid": {"attn_sigmoid": True},
+        "gate": {"attn_gate_values": True},
+        "macaron": {"macaron": True},
+        "sandwich": {"sandwich_coef": 1},
+        "residual": {"residual_attn": True},
+        "shifted": {"shift_tokens": 1},
+        "softclamp": {"attn_softclamp_logits": True},
+        "selective": {"attn_selective": True},
+    }
+
+    def make(kind: str, **settings: Any) -> Make:
+        def built() -> Given:
+            layers = getattr(library, kind)(dim=32, depth=2, heads=4, attn_dim_head=8, **settings)
+            model = library.TransformerWrapper(num_tokens=99, max_seq_len=32, attn_layers=layers)
+            return model, (ids(),), {}
+
+        return built
+
+    def translator() -> Given:
+        side = {"num_tokens": 99, "depth": 2, "heads": 4, "max_seq_len": 32}
+        names = {f"{end}_{name}": value for end in ("enc", "dec") for name, value in side.items()}
+        model = library.XTransformer(dim=32, tie_token_emb=False, **names)
+        return model, (ids(), ids(9)), {}
+
+    made = {name: make("Decoder", **settings) for name, settings in options.items()}
+    return made | {"encoder": make("Encoder"), "encoder and decoder": translator}
+
+
+def vit_pytorch() -> dict[str, Make]:
+    """The models of its README that read pictures of 32 or 64 pixels."""
+    base: dict[str, Any] = {"image_size": 32, "patch_size": 8, "num_classes": 5, "dim": 32, "depth": 2}
+    base |= {"heads": 4, "mlp_dim": 32}
+    twins = {"emb_dim": 24, "local_patch_size": 4, "global_k": 4, "depth": 1}
+
+    def stages(numbers: tuple[int, ...], **values: int) -> dict[str, int]:
+        return {f"s{number}_{name}": value for number in numbers for name, value in values.items()}
+
+    def cross(end: str) -> dict[str, int]:
+        sizes = {"dim": 32, "enc_heads": 4, "enc_depth": 1, "enc_mlp_dim": 32}
+        return {f"{end}_{name}": value for name, value in sizes.items()}
+
+    four = {"dim": (24, 24, 24, 24), "depth": (1, 1, 1, 1), "num_classes": 5}
+    names = {
+        "vit": ("ViT", base), "simple_vit": ("SimpleViT", base), "deepvit": ("DeepViT", base),
+        "cait": ("CaiT", base | {"cls_depth": 1}), "vit_for_small_dataset": ("ViT", base),
+        "t2t": ("T2TViT", base | {"t2t_layers": ((7, 4), (3, 2)), "patch_size": None}),
+        "parallel_vit": ("ViT", base | {"num_parallel_branches": 2}), "learnable_memory_vit": ("ViT", base),
+        "simple_vit_with_register_tokens": ("SimpleViT", base), "rvt": ("RvT", base),
+        "simple_vit_with_qk_norm": ("SimpleViT", base), "simple_flash_attn_vit": ("SimpleViT", base),
+        "xcit": ("XCiT", base | {"cls_depth": 1, "local_patch_kernel_size": 3}),
+        "pit": ("PiT", base | {"depth": (1, 1)}), "vit_with_patch_dropout": ("ViT", base),
+        "nest": ("NesT", {"image_size": 32, "patch_size": 4, "dim": 32, "heads": 4, "num_classes": 5,
+                          "num_hierarchies": 2, "block_repeats": (1, 1)}),
+        "max_vit": ("MaxViT", {"num_classes": 5, "dim_conv_stem": 24, "dim": 24, "dim_head": 8,
+                               "depth": (1, 1), "window_size": 4}),
+        "regionvit": ("RegionViT", four | {"window_size": 2}),
+        "scalable_vit": ("ScalableViT", {"num_classes": 5, "dim": 24, "heads": (2, 2, 2, 2),
+                         "depth": (1, 1, 1, 1), "ssa_dim_key": (8, 8, 8, 8), "reduction_factor": (4, 2, 1, 1),
+                         "window_size": (4, 4, None, None)}),
+        "cvt": ("CvT", {"num_classes": 5, **stages((1, 2, 3), emb_dim=24, heads=2, depth=1)}),
+        "twins_svt": ("TwinsSVT", {"num_classes": 5, **stages((1, 2), patch_size=2, **twins),
+                                   **stages((3, 4), patch_size=1, **twins)}),
+        "cross_vit": ("CrossViT", {"image_size": 32, "num_classes": 5, "depth": 1, "sm_patch_size": 8,
+                                   "lg_patch_size": 16, **cross("sm"), **cross("lg")}),
+        "levit": ("LeViT", {"image_size": 64, "num_classes": 5, "stages": 2, "dim": (16, 16), "depth": 1,
+                            "heads": (2, 2), "mlp_mult": 2}),
+    }  # fmt: skip
+
+    def make(module: str, name: str, settings: dict[str, Any]) -> Make:
+        def built() -> Given:
+            settled = {key: value for key, value in settings.items() if value is not None}
+            model = getattr(import_module(f"vit_pytorch.{module}"), name)(**settled)
+            size = 32 if "image_size" in settings and module != "levit" else 64
+            return model, (torch.randn(2, 3, size, size),), {}
+
+        return built
+
+    import_module("vit_pytorch")
+    return {module: make(module, *settings) for module, settings in names.items()}

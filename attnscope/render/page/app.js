@@ -33,6 +33,7 @@ async function openHead(row, head) {
   state.pointer = null;
   settleMap();
   drawHead();
+  showOpenCell();
   say([headName(), ...(layerNow().about[state.head] ?? []).slice(0, 2)].filter(Boolean).join(", "));
   performance.mark("drawn");
   if (location.protocol !== "about:") // inside of a frame there is no address to be kept

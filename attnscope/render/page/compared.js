@@ -13,28 +13,27 @@ function drawnHeads() {
 const sameHead = (row, head) => (each) => each.row === row && each.head === head;
 
 async function tick(row = state.row, head = state.head) {
-  const layers = PAGE.kinds[state.kind].layers;
   const found = compared.find(sameHead(row, head));
   if (found) found.on = !found.on;
   else await addHead(row, head);
   const one = compared.find(sameHead(row, head));
-  if (one) say(`L${layers[row].layer}H${head} ${one.on ? "ticked" : "not ticked"}`);
+  if (one) say(`${nameOf(one)} ${one.on ? "ticked" : "not ticked"}`);
   drawHead();
 }
 
 async function addHead(row, head) {
-  const layer = PAGE.kinds[state.kind].layers[row];
-  if (compared.length && compared[0].axes !== PAGE.axes[layer.axes]) compared.length = 0; // of other tokens
+  const one = headShape(row, head);
+  one.bytes = await headBytes(one.kind, PAGE.kinds[one.kind].layers[row], head);
+  if (one.kind !== state.kind || compared.some(sameHead(row, head))) return; // much may have changed meanwhile
+  if (compared.length && compared[0].axes !== one.axes) compared.length = 0; // of other tokens
   if (compared.length === MOST) {
     const spare = compared.findIndex((each) => !each.on);
     if (spare < 0) return say(`${MOST} heads are compared at most: take away the tick of one first`);
     compared.splice(spare, 1);
   }
   const slots = new Set(compared.map((each) => each.slot));
-  const slot = [...Array(MOST).keys()].find((each) => !slots.has(each));
-  const one = { ...headShape(row, head), slot, on: true };
-  compared.push(one);
-  one.bytes = await headBytes(state.kind, layer, head);
+  one.slot = [...Array(MOST).keys()].find((each) => !slots.has(each));
+  compared.push({ ...one, on: true });
   if (state.mode === "map") changeMode("both");
 }
 

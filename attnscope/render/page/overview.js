@@ -2,7 +2,7 @@
 // Every head as a thumbnail: all are drawn on one canvas, and over it lies a grid of cells that can be reached.
 
 const overview = { pitch: 0, gap: 0, left: 30, top: 18, layers: [], heads: 0, pictures: [], cells: [] };
-const SMALL_PITCH = 9, TOUCHED_PITCH = 24, LARGE_PITCH = 84;
+const SMALL_PITCH = 7, TOUCHED_PITCH = 24, LARGE_PITCH = 84;
 
 // The grid of cells for one kind of attention.
 function buildOverview() {
@@ -101,4 +101,11 @@ function markCells() {
     one.tabIndex = open ? 0 : -1;
     if (ticked) one.style.setProperty("--own", `var(--head${ticked.slot})`);
   }));
+}
+
+// Scroll the overview, and nothing else, so that the open head's cell is in view.
+function showOpenCell() {
+  const shelf = element("shelf"), { pitch, left, top } = overview;
+  const into = (at, edge, room, before) => Math.min(Math.max(before, (at + 1) * pitch + edge + 8 - room), at * pitch);
+  shelf.scrollTo(into(state.head, left, shelf.clientWidth, shelf.scrollLeft), into(state.row, top, shelf.clientHeight, shelf.scrollTop));
 }

@@ -67,7 +67,7 @@ function drawLists() {
   const title = element("token"), lists = element("lists");
   if (state.token === null) {
     title.textContent = "No token chosen";
-    lists.replaceChildren(made("p", { class: "quiet" }, "Choose one in the text, the map or the lines, or press j."));
+    lists.replaceChildren(made("p", { class: "quiet" }, "Choose one above, in the map or in the lines, or press j."));
     return;
   }
   const { axes, columns } = current;

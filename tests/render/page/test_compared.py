@@ -273,3 +273,24 @@ def test_a_token_that_is_chosen_in_a_long_text_comes_into_view(chromium, tmp_pat
         "((stage) => [stage.scrollTop, 280 * LINE, stage.scrollTop + stage.clientHeight])(element('lined'))"
     )
     assert seen[0] <= seen[1] < seen[2]
+
+
+def test_the_open_head_of_a_large_model_is_in_view_among_all(chromium, tmp_path) -> None:
+    layers = [(layer, weights(np.stack([head(0, 0)] * 40), TEXT, TEXT)) for layer in range(60)]
+    (tmp_path / "page.html").write_text(page({"encoder": layers}, title="x"), "utf-8")
+    for width, height in ((1400, 900), (400, 844)):
+        chromium.size(width, height, mobile=width < 500)
+        for name in ("L59H39", "L0H0"):
+            chromium.send("Page.navigate", url="about:blank")
+            chromium.open(tmp_path / "page.html", f"#encoder-{name}")
+            shelf, cell = (
+                chromium.run(
+                    f"((b) => [b.left, b.top, b.right, b.bottom])(document.querySelector('{which}')"
+                    ".getBoundingClientRect())"
+                )
+                for which in ("#shelf", "#heads [aria-current=true]")
+            )
+            assert shelf[0] <= cell[0]
+            assert shelf[1] <= cell[1]
+            assert cell[2] <= shelf[2]
+            assert cell[3] <= shelf[3]

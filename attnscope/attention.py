@@ -36,11 +36,10 @@ Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "module", "file"]
 class Token:
     """One token as a person reads it.
 
-    ``text`` is the piece of the text that the token stands for (no ``Ġ``, ``▁``, ``##``, no byte
-    soup), ``id`` its number in the vocabulary, ``special`` whether the tokenizer added it, ``segment``
-    0 or 1 in a text pair, ``word`` the running number of the word that it is a piece of (``None``
-    for a special token). ``span`` is set where a file holds a pooled map: the row or column stands for the
-    tokens from the first of the two numbers up to, but not with, the second.
+    ``text`` is the piece of the text that the token stands for (no ``Ġ``, ``▁``, ``##``, no byte soup),
+    ``id`` its number in the vocabulary, ``special`` whether the tokenizer added it, ``segment`` 0 or 1 in a
+    text pair, ``word`` the running number of its word (``None`` for a special token). ``span``: in a pooled
+    map of a file it stands for the tokens from the first number up to, but not with, the second.
     """
 
     text: str
@@ -153,10 +152,10 @@ class Attention:
     """The attention of one call of one site; its rows are computed when asked for.
 
     ``heads`` counts query heads and ``key_heads`` key-value heads (fewer in grouped-query attention).
-    ``offset`` is the position of query 0 on the key axis: 0 for plain self-attention, the number of
-    cached tokens in a generation step, and ``None`` where queries and keys are different sequences.
-    ``kernel`` names what computed the layer's output ("sdpa", "eager", "softmax", ...), ``dtype`` is
-    the type it computed in. Readers never write into what comes out. ``statistics`` are the fused pass's,
+    ``offset`` is the position of query 0 on the key axis: 0 for plain self-attention, the number of cached
+    tokens in a generation step, and ``None`` where queries and keys are different sequences.
+    ``kernel`` names what computed the layer's output ("sdpa", "softmax", ...), ``dtype`` is the type it used.
+    Readers never write into what comes out: tensors, or ``arrays``. ``statistics`` are the fused pass's,
     ``values`` what all heads mixed, ``None`` where nobody saw it.
     """
 
@@ -169,10 +168,11 @@ class Attention:
     queries: Axis
     keys: Axis
     offset: int | None
-    dtype: torch.dtype
+    dtype: torch.dtype | str
     read: RowSource
     statistics: Any = None  # attnscope.fused.statistics.Statistics, which stands on a floor above
     values: Tensor | None = None  # [batch, key_head, key, size]
+    arrays: bool = False
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None = None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``, of ``heads`` or all.  -> [batch, head, row, key]"""

@@ -11,11 +11,11 @@ from attnscope.analysis.head import head_picture, pick_head, readings_of
 from attnscope.analysis.layers import WholeLayers, whole_layers
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, name_pass, provenance
-from attnscope.analysis.words import measure_words
 from attnscope.attention import Head
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
 from attnscope.measures import HeadFigures, Measurement, name_weak, worth_a_look
+from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.views import Described, Focus, Grid, Heatmap, focus, grid
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import name_pass, provenance, require_selected
@@ -18,6 +17,9 @@ from attnscope.figures import Figure
 from attnscope.measures import MEASURES, Measurement
 from attnscope.models import Model, ModelInput
 from attnscope.views.curves import Curve, Curves
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from attnscope.analysis.kept_figures import find_figures
 from attnscope.analysis.selection import Asked, Selection, selection_of
 from attnscope.analysis.sentences import (
     kind_title,
@@ -19,12 +20,13 @@ from attnscope.analysis.sentences import (
     provenance,
     require_selected,
 )
-from attnscope.analysis.words import measure_words
+from attnscope.attention import Site
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
-from attnscope.capture.observers.shared_rows import SharedRows
+from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
 from attnscope.errors import SelectionError
-from attnscope.measures import MEASURES, HeadFigures, Measurement
+from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
+from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.views import Heatmap, Reading, heatmap
 
@@ -56,20 +58,27 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     if selection.head is None:
         raise SelectionError("which head is to be shown? name one, like L5H3")
     coarse, measured = selection.coarsen(LARGEST), Measurement()
-    record = model.run(prepared, [SharedRows([coarse, measured], selection.heads)])
+    known = find_figures(prepared, DEFAULT)
+    observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
+    record = model.look(prepared, [SharedRows(observers, selection.heads)])
     require_selected(coarse.maps, record, selection)
     kinds = kinds_of((made.site for made in coarse.maps), prepared.lead)
     made = next(made for made in coarse.maps if made.site.kind == kinds[0])
-    (alone,) = (head for head in measured.figures() if head.site == made.site)
-    figures = replace(alone, head=selection.head.head)  # alone among those measured it was number 0
+    if known is None:  # alone among those measured it was number 0
+        (figures,) = (head for head in measured.figures() if head.site == made.site)
+        figures = replace(figures, head=selection.head.head)
+    else:
+        figures = _pick_one(known, made.site, selection.head.head)
     weights, hidden = made.label()
     notes = [*model.notes, *prepared.notes, *record.notes]
     notes += note_hidden([hidden], selection, "its attention")
     notes += note_maps([made], prepared)
     notes += note_differences([site for site in record.sites if site.site == made.site])
     of_words = selection.words and not selection.hide_special
-    spoken = measure_words(weights, made.site) if of_words else None
-    if spoken is not None:
+    if of_words and known is not None and prepared.words:
+        figures = _pick_one(prepared.words, made.site, selection.head.head)
+        notes.append("the figures count words, as the picture does")
+    elif of_words and (spoken := measure_words(weights, made.site)) is not None:
         figures = replace(spoken[0], head=selection.head.head)
         notes.append("the figures count words, as the picture does")
     elif selection.words or selection.hide_special:
@@ -84,6 +93,10 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     if made.site.kind == "decoder":
         picture = replace(picture, written=prepared.written)
     return OneHead(picture, figures, seen)
+
+
+def _pick_one(figures: Sequence[HeadFigures], site: Site, head: int) -> HeadFigures:
+    return next(each for each in figures if (each.site, each.head) == (site, head))
 
 
 def head_picture(

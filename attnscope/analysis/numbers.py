@@ -20,7 +20,7 @@ def site_numbers(seen: SiteRecord) -> dict[str, Any]:
         "keys": seen.keys,
         "kernel": seen.kernel,
         "source": seen.source,
-        "dtype": str(seen.dtype).removeprefix("torch."),
+        "dtype": seen.dtype,
         "window": seen.window,
         "difference": seen.difference,
         "unproved": seen.unproved,

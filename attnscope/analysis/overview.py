@@ -46,7 +46,7 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
     as_read = not (selection.words or selection.hide_special or prepared.picture)  # neighbours are tokens
     observers: list[RowObserver] = [coarse, *([near] if as_read else [])]
     observers += [measured] if known is None else []
-    record = model.run(prepared, [SharedRows(observers, selection.heads)])
+    record = model.look(prepared, [SharedRows(observers, selection.heads)])
     require_selected(coarse.maps, record, selection)
     grids: dict[str, Grid] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
@@ -61,7 +61,7 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
             title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
             subtitle=provenance(seen),
             scale=selection.scale,
-            near=[near.maps[made.site].numpy() for made in maps if made.site in near.maps],
+            near=[near.maps[made.site] for made in maps if made.site in near.maps],
         )
         size = seen[0].queries, seen[0].keys
         written = prepared.written if as_read and kind == "decoder" else None

@@ -10,7 +10,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.attention import Site
 from attnscope.axes import Weights
 from attnscope.capture import Record, SiteRecord
-from attnscope.capture.observers.coarsen import CoarseMap
+from attnscope.capture.observers.coarse_map import CoarseMap
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.generation import spell_tokens
@@ -101,7 +101,7 @@ def extent(seen: Sequence[SiteRecord]) -> str:
 def describe_kernels(seen: Sequence[SiteRecord]) -> str:
     """Kernel, type, and how the weights were had."""
     kernels = " and ".join(dict.fromkeys(site.kernel for site in seen))
-    types = " and ".join(dict.fromkeys(str(site.dtype).removeprefix("torch.") for site in seen))
+    types = " and ".join(dict.fromkeys(site.dtype for site in seen))
     had = " and ".join(dict.fromkeys(_HAD[site.source] for site in seen))
     return f"{kernels}, {types}, {had}"
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from attnscope.analysis.by_rows import SomeRows, no_rows
-from attnscope.analysis.corpus.batches import join_texts
-from attnscope.analysis.intervention.importance import Importance, Importances
-from attnscope.analysis.intervention.removal import Removal, Removals, describe_way
 from attnscope.analysis.kept_figures import find_figures, pick_figures
 from attnscope.analysis.layers import WholeLayers
 from attnscope.analysis.pooled import CELLS, pooled_layers
@@ -23,9 +21,13 @@ from attnscope.attention import Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers.coarsen import Coarsen, How, cells
 from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
-from attnscope.fused.fused_pass import SHORTEST, FusedPass
+from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, HeadFigures, Measurement, fused_request, name_weak
 from attnscope.models import Model, ModelInput
+
+if TYPE_CHECKING:
+    from attnscope.analysis.intervention.importance import Importance
+    from attnscope.analysis.intervention.removal import Removal
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,19 +85,28 @@ def stats(
         record, taken = model.run(prepared, []), 0
         heads = pick_figures(known, record, selection)
     require_selected(heads, record, selection)
-    important, removals = Importances(), Removals()
-    batch = join_texts([prepared]) if importance or ablation else None
-    if batch is not None and importance:
-        important.add(model, batch.prepared, batch.labels)
-    if batch is not None and ablation:
-        removals.add(model, batch.prepared, batch.labels, selection)
+    important: Mapping[Head, Importance] = {}
+    removed: Mapping[Head, Removal] = {}
+    said: tuple[str, ...] = ()
+    if importance or ablation:
+        from attnscope.analysis.corpus.batches import join_texts
+        from attnscope.analysis.intervention.importance import Importances
+        from attnscope.analysis.intervention.removal import Removals, describe_way
+
+        importances, removals, batch = Importances(), Removals(), join_texts([prepared])
+        if importance:
+            importances.add(model, batch.prepared, batch.labels)
+        if ablation:
+            removals.add(model, batch.prepared, batch.labels, selection)
+        important, removed = importances.figures(), removals.figures()
+        said = tuple(describe_way("zero" if ablation else None))
     return Stats(
         name_weak(heads),
         f"{name_pass(model, prepared)} · {provenance(record.sites)}",
         what_ran(taken, len(record.sites), record.sites),
-        (*model.notes, *prepared.notes, *record.notes, *describe_way("zero" if ablation else None)),
-        important.figures(),
-        removals.figures(),
+        (*model.notes, *prepared.notes, *record.notes, *said),
+        important,
+        removed,
         pooled_layers(maps, model, prepared, record) if maps else None,
     )
 
@@ -121,7 +132,11 @@ def measuring_pass(
     side = CELLS if maps and maps.how != "max" else None
     long = long and not exact_kernel and rows is None
     request = fused_request(measured.measures, texts, side) if long else None
-    fused = None if request is None else FusedPass(request)
+    fused = None
+    if request is not None:
+        from attnscope.fused.fused_pass import FusedPass
+
+        fused = FusedPass(request)
     figures = measured if rows is None else SomeRows(measured, rows.start, rows.stop)
     observers: list[RowObserver] = [figures, *([maps] if maps else [])]
     chosen = [SharedRows(observers, None if selection == Selection() else selection.heads)]

@@ -20,7 +20,8 @@ from attnscope.analysis.sentences import (
 from attnscope.attention import Attention, Axis
 from attnscope.axes import Array, Coarsening, Place
 from attnscope.capture import SiteRecord
-from attnscope.capture.observers.coarsen import Axes, CoarseMap, Coarsen
+from attnscope.capture.observers.coarse_map import CoarseMap
+from attnscope.capture.observers.coarsen import Axes, Coarsen
 from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
@@ -46,7 +47,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
     of the decoder's. Raises ``SelectionError`` if there is no such token, layer or head.
     """
     rows, columns = Coarsen(_one_row(selection)), Coarsen(_one_column(selection))
-    record = model.run(prepared, [SharedRows([rows, columns], selection.heads)])
+    record = model.look(prepared, [SharedRows([rows, columns], selection.heads)])
     seen = [site for site in record.sites if selection.heads(site.site, site.heads)]
     require_selected(seen, record, selection)
     groups = _groups(seen, prepared)
@@ -195,14 +196,14 @@ def _which(selection: Selection, seen: Sequence[SiteRecord]) -> str:
 
 def _rank(maps: Sequence[CoarseMap], places: Sequence[Place], top: int) -> Bars:
     """The heads' mean, ranked; what was left aside is not listed."""
-    opened = np.concatenate([made.opened.flatten(1).cpu().numpy() for made in maps])
+    opened = np.concatenate([made.opened.reshape(len(made.opened), -1) for made in maps])
     size = len(places)
     return rank_places(_mean(maps)[:size], np.logical_or.reduce(opened[:, :size]), places, top)
 
 
 def _mean(maps: Sequence[CoarseMap]) -> Array:
     """The mean over all heads of one row or column.  -> [place]"""
-    weights = np.concatenate([made.mean.flatten(1).cpu().numpy() for made in maps])  # [head, place]
+    weights = np.concatenate([made.mean.reshape(len(made.mean), -1) for made in maps])  # [head, place]
     mean: Array = weights.mean(0)
     return mean
 

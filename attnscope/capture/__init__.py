@@ -1,13 +1,23 @@
-"""Find every attention call inside a forward pass, with the model's own kernels untouched."""
+"""Find every attention call inside a forward pass, with the model's own kernels untouched.
 
-from attnscope.capture.observer import Observer
-from attnscope.capture.observers.coarsen import CoarseMap, Coarsen
-from attnscope.capture.observers.keep import Keep, Kept
-from attnscope.capture.observers.row_sums import RowSum, RowSums
-from attnscope.capture.record import Failure, LayerWithoutAttention, Record, SiteRecord
-from attnscope.capture.recording import recording
-from attnscope.capture.rows.capture import FUSED
-from attnscope.capture.rows.steps import Replay, Steps
+Each name is loaded when it is first used: what was noted of a pass is read without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnscope.capture.observer import Observer
+    from attnscope.capture.observers.coarse_map import CoarseMap
+    from attnscope.capture.observers.coarsen import Coarsen
+    from attnscope.capture.observers.keep import Keep, Kept
+    from attnscope.capture.observers.row_sums import RowSum, RowSums
+    from attnscope.capture.passes import recording
+    from attnscope.capture.record import FUSED, Failure, LayerWithoutAttention, Record, SiteRecord
+    from attnscope.capture.replay import Replay
+    from attnscope.capture.rows.steps import Steps
 
 __all__ = [
     "FUSED",
@@ -26,3 +36,27 @@ __all__ = [
     "Steps",
     "recording",
 ]
+
+_WHERE = {
+    "FUSED": "record",
+    "CoarseMap": "observers.coarse_map",
+    "Coarsen": "observers.coarsen",
+    "Failure": "record",
+    "Keep": "observers.keep",
+    "Kept": "observers.keep",
+    "LayerWithoutAttention": "record",
+    "Observer": "observer",
+    "Record": "record",
+    "Replay": "replay",
+    "RowSum": "observers.row_sums",
+    "RowSums": "observers.row_sums",
+    "SiteRecord": "record",
+    "Steps": "rows.steps",
+    "recording": "passes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'attnscope.capture' has no attribute {name!r}")
+    return getattr(import_module(f"attnscope.capture.{_WHERE[name]}"), name)

@@ -20,8 +20,8 @@ from attnscope.attention import Attention, Site
 from attnscope.capture.hooks.guard import Guard
 from attnscope.capture.hooks.modules import Call, ModuleStack
 from attnscope.capture.observer import quietly
-from attnscope.capture.record import Record
-from attnscope.capture.rows.proof import few, few_rows, mix, tolerance
+from attnscope.capture.record import Record, tolerance
+from attnscope.capture.rows.proof import few, few_rows, mix
 
 PROOF = 1e-5
 """How far the sum over heads and keys may be from what the module gave, of its largest number."""

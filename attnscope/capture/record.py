@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-
 from attnscope.attention import Attention, Site, Source
-from attnscope.capture.rows.proof import UNPROVED, tolerance
+
+FUSED = "fused pass"
+"""The name of the fused pass in the place of a kernel's."""
+
+TOLERANCES = {"float16": 0.02, "bfloat16": 0.02}
+TOLERANCE = 1e-4
+
+UNPROVED = {
+    "kernel": "the kernel returned nothing of the shape of heads and queries",
+    "recomputed": "the kernel drops weights at random, or returned nothing of the shape of heads and queries",
+    "softmax": "no one product of all weights and values was seen in their type, with heads and queries",
+    "module": "the module shows weights alone, and neither values nor what they gave",
+    "file": "a file holds no values",
+}
+"""Why nothing was compared, by the source of the weights."""
+
+
+def tolerance(dtype: object) -> float:
+    """The difference up to which weights count as the kernel's, in the type that it computed in."""
+    return TOLERANCES.get(str(dtype).removeprefix("torch."), TOLERANCE)
 
 
 @dataclass(frozen=True)
@@ -18,7 +35,8 @@ class SiteRecord:
     ``window`` is the sliding window that the kernel was told of, None where there is none or nobody said.
     ``refusal`` says why the fused pass left this call to the kernel, None where it did not or was not asked.
     ``difference`` is the largest by which a few rows of weights @ values differ from what the kernel
-    returned, of the largest value; None where nothing was compared. The others are those of ``Attention``.
+    returned, of the largest value; None where nothing was compared. ``dtype`` is the name of the type. The
+    others are those of ``Attention``.
     """
 
     site: Site
@@ -31,7 +49,7 @@ class SiteRecord:
     queries: int
     keys: int
     offset: int | None
-    dtype: torch.dtype
+    dtype: str
     window: int | None = None
     refusal: str | None = None
     difference: float | None = None
@@ -66,7 +84,7 @@ class SiteRecord:
             queries=len(attention.queries),
             keys=len(attention.keys),
             offset=attention.offset,
-            dtype=attention.dtype,
+            dtype=str(attention.dtype).removeprefix("torch."),
             window=window,
             refusal=refusal,
             difference=difference,

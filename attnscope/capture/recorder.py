@@ -24,12 +24,11 @@ from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.opaque import find_opaque
 from attnscope.capture.placing.sites import Sites
 from attnscope.capture.placing.without_attention import find_layers, mixed_heads, signed_weights
-from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
+from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord, tolerance
 from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
 from attnscope.capture.rows.mapped import count_hidden
 from attnscope.capture.rows.mapped_calls import capture_mapped_weighing
-from attnscope.capture.rows.proof import tolerance
 from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.sdpa import sdpa_call

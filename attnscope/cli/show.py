@@ -72,12 +72,15 @@ def show(
     from attnscope.cli import answers
 
     selection = select(attention, axes, head, token=attention.token)
-    loaded, prepared = given.open(predicting=attention.ablate is not None)
+    whole = output.out is not None and output.out.suffix.lower() in WHOLE
+    loaded, prepared = given.open(
+        predicting=attention.ablate is not None, looking=not whole and attention.ablate is None
+    )
     if attention.ablate is not None:
         show_ablation(loaded, prepared, attention, as_json=output.as_json)
         return
     with reading(loaded, prepared):
-        if output.out is not None and output.out.suffix.lower() in WHOLE:
+        if whole and output.out is not None:
             answers.save_heads(loaded, prepared, selection, output.out, picture.cmap)
             return
         if selection.token is not None:

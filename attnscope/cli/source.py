@@ -31,10 +31,14 @@ class Source:
     text: str = ""
     second: str | None = None
 
-    def open(self, *, predicting: bool = False) -> tuple[Model, ModelInput]:
-        """The model, and the input as it reads it. Raises ``AttnscopeError``."""
+    def open(self, *, predicting: bool = False, looking: bool = False) -> tuple[Model, ModelInput]:
+        """The model, and the input as it reads it. Raises ``AttnscopeError``.
+
+        ``looking``: with the pass of a short input, for who looks at heads and their figures alone.
+        """
         model = self.load(predicting=predicting)
-        return model, self.prepare(model)
+        prepared = self.prepare(model)
+        return model, self._hold(model, prepared) if looking and self.asked.saved is None else prepared
 
     def load(self, *, predicting: bool = False) -> Model:
         """The model, or a file in its place; ``predicting`` brings what it was trained with."""
@@ -65,15 +69,27 @@ class Source:
 
     def _keep(self, model: Model, prepared: ModelInput, file: Path) -> ModelInput:
         """The input with its pass, which is in a file now: what is looked at is what was kept."""
-        from attnscope.models.trace import keep_trace, prepare_traced
+        from attnscope.models.keeping import keep_trace
+        from attnscope.models.trace import look_at
         from attnscope.storage.trace import write_trace
 
         with reading(model, prepared):
             trace = keep_trace(model, prepared, self.plain_text)
         write_trace(trace, file)
         print(f"kept {file}", file=sys.stderr)
-        kept = prepare_traced(trace)
-        return replace(prepared, replay=kept.replay, figures=kept.figures)
+        return look_at(prepared, trace)
+
+    def _hold(self, model: Model, prepared: ModelInput) -> ModelInput:
+        """The input with its pass, if that is short."""
+        from attnscope.models.keeping import hold_short
+        from attnscope.models.trace import look_at
+        from attnscope.models.weighed import WeighedModel
+
+        if isinstance(model, WeighedModel):
+            return prepared
+        with reading(model, prepared):
+            trace = hold_short(model, prepared, self.plain_text)
+        return prepared if trace is None else look_at(prepared, trace)
 
     def _read(self, model: Model) -> ModelInput:
         asked = self.asked

@@ -142,7 +142,9 @@ def _measure(given: Source, selection: Selection, names: tuple[str, ...], asked:
     """The figures of one text; its maps are saved where they are asked for."""
     from attnscope.analysis.stats import stats as measure
 
-    loaded, prepared = given.open(predicting=asked.importance or asked.ablation is not None)
+    loaded, prepared = given.open(
+        predicting=asked.importance or asked.ablation is not None, looking=asked.pooled is None
+    )
     with reading(loaded, prepared):
         seen = measure(
             loaded,

@@ -75,7 +75,7 @@ def _merge(seen: Survey) -> list[tuple[set[int], tuple[str, ...]]]:
 def _cells(sighting: Sighting) -> tuple[str, ...]:
     seen = sighting.seen
     low, high = (f"{value:.3g}" for value in (sighting.low, sighting.high))
-    dtype = str(seen.dtype).removeprefix("torch.")
+    dtype = seen.dtype
     kernel = f"{seen.kernel} {dtype}" + (f" window {seen.window}" if seen.window else "")
     return (
         seen.site.kind,

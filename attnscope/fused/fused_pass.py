@@ -12,12 +12,9 @@ from attnscope.attention import AttentionCall
 from attnscope.fused.attend import Extras, attend
 from attnscope.fused.digest import digest
 from attnscope.fused.pairs import Matches, find_matches
-from attnscope.fused.request import Request
+from attnscope.fused.request import SHORTEST, Request
 from attnscope.fused.runs import Runs, is_plain, open_runs
 from attnscope.fused.statistics import Statistics
-
-SHORTEST = 512
-"""With fewer keys than this the kernel runs, and reading its rows beside it is cheap."""
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

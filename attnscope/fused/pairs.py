@@ -9,24 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from attnscope.fused.request import Pairs
 from attnscope.fused.runs import Runs
 
 KEPT = 256
 """Pairs a row, on average, up to which all pairs of a text are kept: a kilobyte a row."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """Pairs that are asked for: each row with the open keys that carry its label.
-
-    Row ``i`` and key ``i`` stand at the same position. ``itself`` says whether a row is paired with the key
-    at its own position, ``ahead`` whether with keys after it.
-    """
-
-    rows: Tensor  # [text, row] int64
-    keys: Tensor  # [text, key] int64
-    itself: bool = True
-    ahead: bool = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attnscope.axes import edges
-from attnscope.fused.pairs import Pairs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+SHORTEST = 512
+"""With fewer keys than this the kernel runs, and reading its rows beside it is cheap."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs that are asked for: each row with the open keys that carry its label.
+
+    Row ``i`` and key ``i`` stand at the same position. ``itself`` says whether a row is paired with the key
+    at its own position, ``ahead`` whether with keys after it.
+    """
+
+    rows: Tensor  # [text, row] int64
+    keys: Tensor  # [text, key] int64
+    itself: bool = True
+    ahead: bool = True
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from attnscope.fused.pairs import Pairs
+from attnscope.fused.request import Pairs
 from attnscope.fused.runs import Runs
 
 

@@ -6,12 +6,14 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 from zlib import crc32
 
-import torch
-from torch import Tensor
-
 from attnscope.attention import Token
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,8 @@ class TokenFacts:
     @classmethod
     def of(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
         """Gather the facts of texts that have equally many tokens."""
+        import torch
+
         return cls(
             ids=torch.tensor([[token.id for token in text] for text in texts]),
             special=torch.tensor([[token.special for token in text] for text in texts]),
@@ -97,6 +101,8 @@ class Block:
     @cached_property
     def positions(self) -> Tensor:
         """Position of each row on the key axis.  -> [row]"""
+        import torch
+
         if self.start is None:
             raise ValueError("the rows of cross-attention have no position on the key axis")
         return torch.arange(self.start, self.start + self.rows.shape[-2], device=self.rows.device)
@@ -104,6 +110,8 @@ class Block:
     @cached_property
     def entropy(self) -> Tensor:
         """Shannon entropy in nats, with 0 log 0 = 0.  -> [batch, head, row]"""
+        import torch
+
         tiny = torch.finfo(self.rows.dtype).tiny
         return self.rows.clamp_min(tiny).log_().mul_(self.rows).sum(-1).neg_()
 
@@ -130,4 +138,6 @@ class Block:
 
 def finest(device: torch.device) -> torch.dtype:
     """The finest floating-point type of a device: Apple's GPUs have no float64."""
+    import torch
+
     return torch.float32 if device.type == "mps" else torch.float64

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attnscope.measures.block import Block, finest
 from attnscope.measures.form import Row
-from attnscope.measures.forms import OfEveryRow, OfRow, OfTwoRows, OfWeights
+from attnscope.measures.forms_of_rows import OfEveryRow, OfRow, OfTwoRows, OfWeights
 from attnscope.measures.measure import measure
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
 VOITA = "Voita et al. 2019, Analyzing Multi-Head Self-Attention"

@@ -11,13 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from attnscope.fused.request import Request
-from attnscope.fused.statistics import Statistics
 from attnscope.measures.block import Block, TokenFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.fused.statistics import Statistics
 
 
 class PerRow(NamedTuple):

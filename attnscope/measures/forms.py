@@ -1,75 +1,19 @@
-"""The forms that there are: what a measure is a function of."""
+"""Forms over keys: a measure is a function of where a key stands, or of its token."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from attnscope.fused.pairs import Pairs
 from attnscope.fused.request import Request
-from attnscope.fused.statistics import Statistics
 from attnscope.measures.block import Block, TokenFacts
-from attnscope.measures.form import Form, KeySum, PerRow, RowFigures, Total
+from attnscope.measures.form import Form, KeySum, Total
+from attnscope.measures.forms_of_rows import by_rows
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class OfWeights(Form):
-    """Any function of a block, -> [batch, head, row]. It has to see every row."""
-
-    rows = "rows with at least two open keys"
-    fused = False
-
-    def of_block(self, block: Block) -> PerRow:
-        """Measure the rows of a block."""
-        return PerRow(self.function(block), block.open_keys > 1)
-
-
-class OfTwoRows(OfWeights):
-    """A function of rows and of the rows before them, [batch, head, row, key] each, -> [batch, head, row].
-
-    A row counts if there is one before it.
-    """
-
-    rows = "rows after the first"
-
-    def of_block(self, block: Block) -> PerRow:
-        """Measure the rows of a block."""
-        before = block.rows if block.before is None else torch.cat([block.before.rows, block.rows], -2)
-        value = self.function(before[..., 1:, :], before[..., :-1, :])
-        counts = torch.ones_like(block.open_keys, dtype=torch.bool)
-        if block.before is None:
-            value = torch.nn.functional.pad(value, (1, 0))
-            counts[..., 0] = False
-        return PerRow(value, counts)
-
-
-class OfRow(Form):
-    """A function of the entropy, largest weight, total and number of open keys of rows, elementwise."""
-
-    rows = "rows with at least two open keys"
-    least: ClassVar[int] = 2
-
-    def of_block(self, block: Block) -> PerRow:
-        """Measure the rows of a block."""
-        return PerRow(self.function(block), block.open_keys >= self.least)
-
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
-        """Measure all rows at once."""
-        open_keys = statistics.runs.count[:, None].double()  # [batch or 1, 1, row]
-        entropy, largest, total = (
-            each.double() for each in (statistics.entropy, statistics.largest, statistics.total)
-        )
-        value = self.function(RowFigures(entropy.clamp_min(0), largest, total, open_keys))
-        even = RowFigures(open_keys.log(), 1 / open_keys, torch.ones_like(open_keys), open_keys)
-        return _by_rows(value, open_keys >= self.least, self.function(even))
-
-
-class OfEveryRow(OfRow):
-    """The same, of rows with one open key, too."""
-
-    rows = "all rows"
-    least = 1
+    from attnscope.fused.request import Pairs
+    from attnscope.fused.statistics import Statistics
 
 
 class AtKey(Form):
@@ -83,6 +27,8 @@ class AtKey(Form):
 
     def of_block(self, block: Block) -> KeySum:
         """Measure the rows of a block."""
+        import torch
+
         size = block.rows.shape[-1]
         key = self.function(block.positions)[:, None]  # [row, 1]
         number = torch.arange(size, device=key.device) == key
@@ -100,7 +46,7 @@ class AtKey(Form):
         runs, key = statistics.runs, self.function(statistics.positions)
         open_ = (runs.low <= key) & (key < runs.high)  # [batch or 1, row]
         counts = ((key >= 0) & (key < statistics.column.shape[-1])).expand(open_.shape)
-        return _by_rows(statistics.at[name].double(), counts[:, None], (open_.double() / runs.count)[:, None])
+        return by_rows(statistics.at[name].double(), counts[:, None], (open_.double() / runs.count)[:, None])
 
 
 class ByGap(Form):
@@ -110,6 +56,8 @@ class ByGap(Form):
 
     def of_block(self, block: Block) -> KeySum:
         """Measure the rows of a block."""
+        import torch
+
         gap = torch.arange(block.rows.shape[-1], device=block.rows.device) - block.positions[:, None]
         return KeySum(self.function(gap)[None], torch.ones_like(block.open_keys, dtype=torch.bool))
 
@@ -120,6 +68,8 @@ class ByGap(Form):
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once."""
+        import torch
+
         if name not in statistics.gaps:
             return None
         position = statistics.positions
@@ -135,11 +85,15 @@ class OnKeys(Form):
 
     def of_block(self, block: Block) -> KeySum:
         """Measure the rows of a block."""
+        import torch
+
         number = self.function(block.keys)[:, None]
         return KeySum(number, torch.ones_like(block.open_keys, dtype=torch.bool))
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
         """Measure all rows at once."""
+        import torch
+
         number = self.function(facts).double()  # [text, key]
         value = (statistics.column.double() * number[:, None]).sum(-1)
         return _of_runs(statistics, value, number, torch.zeros_like(statistics.positions))
@@ -176,6 +130,8 @@ class OnPairs(Form):
 
     def of_block(self, block: Block) -> KeySum:
         """Measure the rows of a block."""
+        import torch
+
         pairs: Pairs = self.function(block.queries, block.keys)
         key, row = torch.arange(block.rows.shape[-1], device=block.rows.device), block.positions[:, None]
         match = self._match(pairs.rows[:, :, None], pairs.keys[:, None])  # [text, row, key]
@@ -221,18 +177,17 @@ class OnOthers(OnPairs):
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once."""
+        import torch
+
         nothing = torch.zeros_like(statistics.runs.count[:, None], dtype=torch.float64)
         value = torch.zeros_like(statistics.column[..., 0], dtype=torch.float64)
         return Total(value, nothing > 0, nothing, nothing) if self._has_none(facts) else None
 
 
 def _equal(one: Pairs, other: Pairs) -> bool:
+    import torch
+
     return torch.equal(one.rows, other.rows) and torch.equal(one.keys, other.keys)
-
-
-def _by_rows(value: Tensor, counts: Tensor, baseline: Tensor) -> Total:
-    """The total of values that are known row by row."""
-    return Total(torch.where(counts, value, 0).sum(-1), counts, baseline, value)
 
 
 def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tensor) -> Total:
@@ -240,6 +195,8 @@ def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tenso
 
     Row ``i`` and its key ``j`` have the number ``number[text, j - shift[i]]``, ``shift`` being [row].
     """
+    import torch
+
     runs = statistics.runs
     texts = max(len(number), len(runs.low))
     number = number.expand(texts, -1)

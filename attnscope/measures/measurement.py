@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeAlias
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnscope.attention import Attention, Axis, Kind, Site, Token
 from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.figures import Figure, HeadFigures
-from attnscope.fused.statistics import Statistics
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.measure import MEASURES, Measure
 from attnscope.measures.position import TWO_AWAY
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.setting import Setting
-from attnscope.measures.sums import Sums, read_site
+from attnscope.measures.sums import Sums, read_site, sums_of_statistics
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULT = (*(name for name, measure in MEASURES.items() if measure.form.fused), *TWO_AWAY)
 """What is measured unless asked otherwise: everything but what has to see every row."""
@@ -61,7 +60,6 @@ class Measurement:
         """Measure all heads of one attention call and add them to the sums of its site."""
         SharedRows([self]).observe(attention)
 
-    @torch.no_grad()
     def begin(self, attention: Attention) -> _Reading | None:
         """Begin to measure a call; ``None`` where the fused pass tells all that is to be measured."""
         queries, keys = self._axis_facts(attention)
@@ -73,7 +71,10 @@ class Measurement:
         present = [measure for name, measure in self.measures.items() if name not in absent]
         statistics = attention.statistics
         if statistics is not None and attention.offset in (None, statistics.offset):
-            sums = _sums_of_statistics(present, statistics, keys)
+            import torch
+
+            with torch.no_grad():
+                sums = sums_of_statistics(present, statistics, keys)
             if sums is not None:
                 self._add_sums(attention.site, sums, absent)
                 return None
@@ -186,6 +187,8 @@ class _Reading:
         queries: TokenFacts | None,
         keys: TokenFacts | None,
     ) -> None:
+        import torch
+
         self.measurement, self.attention, self.absent = measurement, attention, absent
         self.measures, self.queries, self.keys = measures, queries, keys
         self.wanted = None if measures else ()
@@ -195,9 +198,10 @@ class _Reading:
         # [choice | lone, rows | value | baseline, measure, text, head]
         self.sums = torch.zeros(2, 3, len(measures), attention.batch, attention.heads, dtype=torch.float64)
 
-    @torch.no_grad()
     def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
         """Measure a block of rows."""
+        import torch
+
         if not self.measures:
             return
         if rows.dtype in (torch.float16, torch.bfloat16):
@@ -211,8 +215,9 @@ class _Reading:
             keys=self.keys and self.keys.part(0, len(self.attention.keys), rows.device),
             before=self.last,
         )
-        self.last = block.last()
-        self.sums += self.measurement._setting(block, self.measures).sums(block)
+        with torch.no_grad():
+            self.last = block.last()
+            self.sums += self.measurement._setting(block, self.measures).sums(block)
 
     def end(self) -> None:
         """Add the call to the sums of its site."""
@@ -225,25 +230,3 @@ def _by_name(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str
 
 def _size(setting: Setting) -> int:
     return setting.number.numel()
-
-
-def _sums_of_statistics(
-    measures: Sequence[Measure], statistics: Statistics, keys: TokenFacts | None
-) -> Tensor | None:
-    """The same sums as from all rows; ``None`` where the statistics do not hold what a measure needs.
-
-    -> [choice|lone, rows|value|baseline, measure, text, head]
-    """
-    totals = [measure.form.of_statistics(measure.name, statistics, keys) for measure in measures]
-    lone = (statistics.runs.count == 1)[:, None]  # [batch or 1, 1, row]
-    sums = statistics.column.new_zeros(2, 3, len(measures), *statistics.column.shape[:2], dtype=torch.float64)
-    for place, total in enumerate(totals):
-        if total is None:
-            return None
-        alone = torch.where(total.counts & lone, total.lone, 0).sum(-1)
-        groups = ((total.counts & ~lone, total.value - alone), (total.counts & lone, alone))
-        for group, (counts, value) in enumerate(groups):
-            sums[group, 0, place] = counts.sum(-1)
-            sums[group, 1, place] = value
-            sums[group, 2, place] = torch.where(counts, total.baseline, 0).sum(-1)
-    return sums

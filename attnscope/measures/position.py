@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attnscope.measures.forms import AtKey, ByGap
 from attnscope.measures.measure import MEASURES, Measure, measure
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
 VOITA = "Voita et al. 2019, Analyzing Multi-Head Self-Attention"
@@ -58,6 +60,8 @@ def next_(position: Tensor) -> Tensor:
 @measure("first", AtKey, formula="A[i, 0]", rows="rows after the first", source=SINKS)
 def first(position: Tensor) -> Tensor:
     """Weight on the first token.  -> [batch, head, row]"""
+    import torch
+
     return torch.where(position > 0, 0, -1)
 
 
@@ -68,6 +72,8 @@ def at_offset(name: str, step: str) -> Measure:
     way = f"{many:,} token{'s' * (many > 1)} {'back' if int(step) < 0 else 'ahead'}"
 
     def key(position: Tensor) -> Tensor:
+        import torch
+
         return torch.where(position + int(step) >= 0, position + int(step), -1)
 
     key.__doc__ = f"Weight on what stands {way}  -> [batch, head, row]"

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.form import KeySum
 from attnscope.measures.measure import Measure
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,8 @@ class Setting:
     @classmethod
     def of(cls, block: Block, measures: Sequence[Measure]) -> Setting:
         """Work out what the measures need of a block besides its weights."""
+        import torch
+
         even = replace(block, allowed=block.allowed.clone()).baseline()
         forms = [measure.form.of_block(even) for measure in measures]
         sums = [place for place, each in enumerate(forms) if isinstance(each, KeySum)]
@@ -70,6 +73,8 @@ class Setting:
 
     def fits(self, block: Block, measures: Sequence[Measure]) -> bool:
         """Whether this is the setting of that block for these measures."""
+        import torch
+
         own = self.even
         return (
             own.start == block.start
@@ -83,6 +88,8 @@ class Setting:
 
     def sums(self, block: Block) -> Tensor:
         """Measure a block.  -> float64, [choice|lone, rows|value|baseline, measure, text, head]"""
+        import torch
+
         batch, heads = block.rows.shape[:2]
         value = torch.zeros(2, len(self.measures), batch, heads, dtype=torch.float64)
         rowwise = (
@@ -103,6 +110,8 @@ class Setting:
 
 def _table(numbers: Sequence[Tensor], rows: Tensor) -> Tensor:
     """The numbers of all sums side by side, in the type of the rows.  -> [text or 1, row, key, sum]"""
+    import torch
+
     if not numbers:
         return rows.new_empty(1, *rows.shape[-2:], 0)
     shape = max(len(number) for number in numbers), *rows.shape[-2:]
@@ -112,10 +121,14 @@ def _table(numbers: Sequence[Tensor], rows: Tensor) -> Tensor:
 def _same_open(one: Block | None, other: Block | None) -> bool:
     if one is None or other is None:
         return one is other
+    import torch
+
     return torch.equal(one.allowed, other.allowed)
 
 
 def _same(one: TokenFacts | None, other: TokenFacts | None) -> bool:
+    import torch
+
     if one is None or other is None:
         return one is other
     return all(torch.equal(mine, theirs) for mine, theirs in zip(one.tensors, other.tensors, strict=True))
@@ -123,5 +136,7 @@ def _same(one: TokenFacts | None, other: TokenFacts | None) -> bool:
 
 def _stack(rows: Sequence[Tensor]) -> Tensor:
     """Stack tensors that broadcast, on the CPU.  -> [measure, batch or 1, head or 1, row]"""
+    import torch
+
     shape = [max(sizes) for sizes in zip(*(each.shape for each in rows), strict=True)]
     return torch.stack([each.expand(shape) for each in rows]).cpu()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, get_args
 
 from attnscope.attention import Kind, Site
 from attnscope.figures import Figure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.fused.statistics import Statistics
+    from attnscope.measures.block import TokenFacts
+    from attnscope.measures.measure import Measure
 
 
 def read_site(state: Mapping[str, Any]) -> Site:
@@ -101,7 +105,33 @@ class Sums:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Sums:
         """The sums that ``state`` wrote down. Raises ``ValueError`` where they do not fit together."""
+        import torch
+
         sums = [torch.tensor(state[field.name], dtype=torch.float64) for field in fields(cls)]
         if sums[0].ndim != 2 or any(each.shape != sums[0].shape for each in sums):
             raise ValueError("the sums are of several shapes")
         return cls(*sums)
+
+
+def sums_of_statistics(
+    measures: Sequence[Measure], statistics: Statistics, keys: TokenFacts | None
+) -> Tensor | None:
+    """The same sums as from all rows; ``None`` where the statistics do not hold what a measure needs.
+
+    -> [choice|lone, rows|value|baseline, measure, text, head]
+    """
+    import torch
+
+    totals = [measure.form.of_statistics(measure.name, statistics, keys) for measure in measures]
+    lone = (statistics.runs.count == 1)[:, None]  # [batch or 1, 1, row]
+    sums = statistics.column.new_zeros(2, 3, len(measures), *statistics.column.shape[:2], dtype=torch.float64)
+    for place, total in enumerate(totals):
+        if total is None:
+            return None
+        alone = torch.where(total.counts & lone, total.lone, 0).sum(-1)
+        groups = ((total.counts & ~lone, total.value - alone), (total.counts & lone, alone))
+        for group, (counts, value) in enumerate(groups):
+            sums[group, 0, place] = counts.sum(-1)
+            sums[group, 1, place] = value
+            sums[group, 2, place] = torch.where(counts, total.baseline, 0).sum(-1)
+    return sums

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from attnscope.fused.pairs import Pairs
+from attnscope.fused.request import Pairs
 from attnscope.measures.block import TokenFacts, number_of
 from attnscope.measures.forms import OnKeys, OnOthers, OnPairs, OnTokens
 from attnscope.measures.measure import MEASURES, Measure, measure
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CLARK = "Clark et al. 2019, What Does BERT Look At?"
 
@@ -58,11 +60,13 @@ def duplicate(queries: TokenFacts, keys: TokenFacts) -> Pairs:
 )
 def induction(queries: TokenFacts, keys: TokenFacts) -> Pairs:
     """Weight on the tokens that followed earlier occurrences of the query's token.  -> [batch, head, row]"""
+    import torch
+
     before = torch.nn.functional.pad(keys.ids[:, :-1], (1, 0), value=NO_TOKEN)
     return Pairs(queries.ids, before, ahead=False)
 
 
-NO_TOKEN = torch.iinfo(torch.int64).min
+NO_TOKEN = -(1 << 63)
 """The label of a key that follows no token: the id of none."""
 
 

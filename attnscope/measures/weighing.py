@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeAlias
 
 from attnscope.attention import RowSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STILL = 1e-6
 """A cosine distance that is no more than rounding."""
@@ -78,7 +78,7 @@ def _gram(weight: Tensor) -> Tensor:
     return weight.double() @ weight.double().mT
 
 
-Amounts: TypeAlias = Callable[[Tensor, slice, "list[int] | slice"], Tensor]
+Amounts: TypeAlias = "Callable[[Tensor, slice, list[int] | slice], Tensor]"
 """What some rows of some heads move.  [batch, head, row, key], rows, heads -> the same shape"""
 
 
@@ -104,6 +104,8 @@ class WeighedRows:
         return allowed & (self._amounts(start, stop, None) > 0).any(-1, keepdim=True)
 
     def _amounts(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        import torch
+
         with torch.no_grad():
             chosen = slice(None) if heads is None else list(heads)
             return self.amounts(self.raw.rows(start, stop, heads), slice(start, stop), chosen)
@@ -124,6 +126,8 @@ def by_zeroing(values: Values) -> Amounts:
 
     A turn of less than ``STILL`` is none: where all values point one way, taking one away turns nothing.
     """
+    import torch
+
     measured = values.measured()
     squares = (measured * values.values).sum(-1)  # [batch, head, key]
 

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from attnscope.errors import ModelError
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
-from attnscope.network.folder import BUNDLED, is_encoder_folder
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["DTYPES", "Model", "ModelInput", "load", "prepare_tensors"]
 
@@ -47,6 +48,8 @@ def load(
     ``device_map`` spreads a Hugging Face model that is too large for one device over all there are ("auto",
     "balanced", "sequential", or a place for every module), and needs accelerate. Raises ``ModelError``.
     """
+    from attnscope.network.folder import BUNDLED, is_encoder_folder
+
     if device_map is not None and device != "auto":
         raise ModelError("a device map places the layers itself: leave out the device")
     place = _device(device)
@@ -95,6 +98,8 @@ def prepare_tensors(model: Model, file: Path) -> ModelInput:
 
 
 def _device(device: str) -> torch.device:
+    import torch
+
     present = ["cpu"]
     if torch.cuda.is_available():
         present.insert(0, "cuda")
@@ -113,6 +118,8 @@ def _device(device: str) -> torch.device:
 
 
 def _dtype(dtype: str) -> torch.dtype | None:
+    import torch
+
     if dtype not in DTYPES:
         raise ModelError(f"no dtype {dtype!r}: there are {', '.join(DTYPES)}")
     return None if dtype == "auto" else getattr(torch, dtype)

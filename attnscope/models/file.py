@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnscope.attention import Head
 from attnscope.axes.weights import Array
@@ -11,11 +13,31 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.model import Model
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 class FileModel(Model):
     """One pass that a file holds. ``prepared`` is its text; it reads no other, and predicts nothing."""
 
     what: ClassVar[str]
+
+    def __init__(self, name: str, notes: Sequence[str] = ()) -> None:
+        self.name, self.positions, self.notes = name, None, tuple(notes)
+
+    def __getattr__(self, name: str) -> Any:
+        """A module without weights, made for those who ask for one: a look at a file needs no torch."""
+        if name != "module":
+            raise AttributeError(f"{self.what} has no {name}")
+        from torch import nn
+
+        self.module: nn.Module = nn.Module()
+        return self.module
+
+    @contextmanager
+    def threads(self, prepared: ModelInput) -> Iterator[None]:
+        """As many threads as there are: no small passes follow each other."""
+        yield
 
     @abstractmethod
     def weights(self, head: Head) -> Array:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attnscope.attention import Token
 from attnscope.axes import visible
 from attnscope.progress import tell
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 CLOSING = (".", ",", ";", ":", "!", "?", ")", "]", "…")
 """Tokens that follow a word without a space."""
@@ -26,13 +28,15 @@ class Sampling:
 
     temperature: float
     seed: int
-    _generator: torch.Generator = field(default_factory=torch.Generator)
+    _generator: torch.Generator = field(default_factory=lambda: _make_generator())
 
     def __post_init__(self) -> None:
         self._generator.manual_seed(self.seed)
 
     def choose(self, logits: Tensor) -> int:
         """The next token.  [vocabulary] -> its number"""
+        import torch
+
         logits = logits.float().cpu()
         if self.temperature == 0:
             return int(logits.argmax())
@@ -41,6 +45,12 @@ class Sampling:
 
     def __str__(self) -> str:
         return "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}, seed {self.seed}"
+
+
+def _make_generator() -> torch.Generator:
+    import torch
+
+    return torch.Generator()
 
 
 def strip_end(tokens: tuple[Token, ...], ends: Collection[int]) -> tuple[tuple[Token, ...], tuple[str, ...]]:

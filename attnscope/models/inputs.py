@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
-
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.weights import Array
 from attnscope.figures import HeadFigures
 from attnscope.models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnscope.capture import Replay
 
 
@@ -48,7 +48,9 @@ class ModelInput:
     ``inputs`` go into the model's forward as keywords, ``axes`` labels the queries and keys of every
     kind of attention, ``tokens`` is the text itself, ``notes`` says what was done to it (cut, joined),
     ``settings`` are further keywords, ``arguments`` go in by position. ``replay`` holds a generation that
-    was recorded while it ran, or a trace: then nothing runs again, and ``figures`` are those of the trace.
+    was recorded while it ran, or a trace: then nothing runs again, and ``figures`` are those of the trace, as
+    are ``words``, of heads whose pieces of words were merged. ``arrays`` is a short trace whose rows come as
+    NumPy arrays, for looks that need no torch.
     ``picture`` is the image that was read, ``entry`` the method of the module to call where that is not the
     whole forward. ``written`` is the number of the first token that the model wrote itself, if it wrote any.
     """
@@ -63,6 +65,8 @@ class ModelInput:
     picture: Picture | None = None
     entry: str = "__call__"
     figures: tuple[HeadFigures, ...] | None = None
+    words: tuple[HeadFigures, ...] = ()
+    arrays: Replay | None = None
     written: int | None = None
 
     @property

@@ -10,19 +10,17 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-
 from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.memory import out_of_memory, require
 from attnscope.models.inputs import Chat, ModelInput, Objective
-from attnscope.models.kinds import show_kinds
-from attnscope.models.layers_done import LayersDone
-from attnscope.models.size import pass_size
+from attnscope.models.inspection import find_device
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
     from attnscope.capture import Observer, Record
     from attnscope.fused.fused_pass import FusedPass
 
@@ -151,10 +149,14 @@ class Model(ABC):
         Raises ``ModelError`` if no attention happens in it, and for whatever the model raises, quoting it;
         ``SizeError`` if it would not fit the memory that is free.
         """
-        from attnscope.capture import recording
-
         if prepared.replay is not None:
             return prepared.replay.shown_to(observers)
+        import torch
+
+        from attnscope.capture import recording
+        from attnscope.models.kinds import show_kinds
+        from attnscope.models.layers_done import LayersDone
+
         self._require_memory(prepared)
         show_kinds(self.module, prepared)
         watching = (*observers, LayersDone(self.module))
@@ -168,10 +170,18 @@ class Model(ABC):
             run(*prepared.arguments, **prepared.inputs, **prepared.settings)
         return self._require_attention(record)
 
+    def look(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
+        """``run`` for observers that read rows of tensors and of arrays alike: a short trace has arrays."""
+        if prepared.arrays is not None:
+            return prepared.arrays.shown_to(observers)
+        return self.run(prepared, observers)
+
     def _require_memory(self, prepared: ModelInput) -> None:
         """Refuse what is sure not to fit: a machine may end the whole process for it."""
         if self.device.type != "cpu" or not prepared.tokens:
             return
+        from attnscope.models.size import pass_size
+
         texts = max(1, next((len(field) for field in prepared.inputs.values() if field.ndim), 1))
         tokens = len(prepared.tokens) // texts
         size = pass_size(self.module, texts, tokens)
@@ -203,6 +213,8 @@ class Model(ABC):
     @contextmanager
     def threads(self, prepared: ModelInput) -> Iterator[None]:
         """One thread for a short text on the CPU, where several would only wait for each other."""
+        import torch
+
         operations = 2.0 * sum(weights.numel() for weights in self.module.parameters()) * len(prepared.tokens)
         before = torch.get_num_threads()
         if operations > SMALL_PASS or self.device.type != "cpu" or before == 1:
@@ -236,15 +248,3 @@ class Model(ABC):
                 f"the text has {tokens:,} tokens and {self.name} reads at most {self.positions:,}: there is "
                 f"room for {max(0, self.positions - tokens):,} more, not for {count:,}"
             )
-
-
-def find_device(module: nn.Module) -> torch.device:
-    """Where the first weights live; those that a device map keeps on disk live nowhere."""
-    places = (weights.device for weights in module.parameters())
-    return next((place for place in places if place.type != "meta"), torch.device("cpu"))
-
-
-def accepts(module: nn.Module, argument: str, entry: str = "__call__") -> bool:
-    """Whether the module, or a method of it, takes an argument of that name."""
-    method = module.forward if entry == "__call__" else getattr(module, entry)
-    return argument in inspect.signature(method).parameters

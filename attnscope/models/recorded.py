@@ -12,7 +12,8 @@ from attnscope.capture import Record, Steps
 from attnscope.capture.placing.emptiness import why_empty
 from attnscope.errors import ModelError
 from attnscope.models.inputs import ModelInput
-from attnscope.models.trace import TracedModel, describe_module, make_trace
+from attnscope.models.keeping import describe_module, make_trace
+from attnscope.models.trace import TracedModel
 
 
 @dataclass(eq=False)

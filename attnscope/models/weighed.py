@@ -59,7 +59,7 @@ class WeighedModel(Model):
 
         What was kept of a pass runs again. Raises ``ModelError`` where the values of a call cannot be seen.
         """
-        prepared = replace(prepared, replay=None, figures=None)
+        prepared = replace(prepared, replay=None, figures=None, words=(), arrays=None)
         projections, slopes, said = Projections(), dict[Site, Tensor](), ""
         with projections.watching(self.module):
             if self.weigh == "gradient":

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from attnscope.attention import Attention, Axis, Head, HeldRows, Kind, Site, Token
 from attnscope.axes import Array, Place, Weights
@@ -35,7 +34,7 @@ class WeightsFile(FileModel):
         places = [place for layers in found.kinds.values() for _, field in layers for place in field.keys]
         if any(place.stop - place.start > 1 for place in places):
             notes.append("the figures count the rows and columns that the file has")
-        super().__init__(str(path), nn.Module(), None, notes)
+        super().__init__(str(path), notes)
         self.layers = list(_layers(found.kinds, Path(path).suffix.lower().removeprefix(".")))
         self._title = str(found.title or Untrusted(Path(path).stem))
 

@@ -49,7 +49,8 @@ class Reader:
         ``generate`` lets the model write up to so many tokens, and shows them too. Raises ``InputError`` for
         what the model cannot read, ``ModelError`` for a model that fails.
         """
-        from attnscope.models.trace import TracedModel, keep_trace
+        from attnscope.models.keeping import keep_trace
+        from attnscope.models.trace import TracedModel
 
         model, plain = self._model, None
         with _at_rest(model.module):

@@ -142,7 +142,8 @@ class Run(Shown):
         Raises ``OutputError``.
         """
         from attnscope.analysis.layers import whole_layers
-        from attnscope.models.trace import TracedModel, keep_trace
+        from attnscope.models.keeping import keep_trace
+        from attnscope.models.trace import TracedModel
         from attnscope.render.image import FORMATS
         from attnscope.render.layers import PAGE, save_layers, save_page
         from attnscope.storage.arrays import FORMATS as DATA

@@ -21,7 +21,7 @@ from attnscope.analysis.sentences import number_ranges
 from attnscope.attention import Axis, Token
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.trace import describe_model
+from attnscope.models.keeping import describe_model
 from attnscope.progress import tell
 from attnscope.render.image import DPI, Album, Drawable
 from attnscope.render.layers import PAGE, save_layers, save_page

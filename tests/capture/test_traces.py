@@ -201,7 +201,7 @@ def test_outputs_and_dtype_stay_those_of_the_plain_pass():
             seen = model(**given).last_hidden_state
     assert seen.dtype == torch.bfloat16
     assert torch.equal(plain, seen)
-    assert {site.dtype for site in record.sites} == {torch.bfloat16}
+    assert {site.dtype for site in record.sites} == {"bfloat16"}
 
 
 def test_gradients_flow_as_without_a_recording():

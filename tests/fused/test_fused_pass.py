@@ -12,8 +12,8 @@ from attnscope.axes import edges
 from attnscope.fused import fused_pass, plan
 from attnscope.fused.attend import Extras, attend
 from attnscope.fused.fused_pass import FusedPass, Refusal
-from attnscope.fused.pairs import Pairs, find_matches
-from attnscope.fused.request import Request
+from attnscope.fused.pairs import find_matches
+from attnscope.fused.request import Pairs, Request
 from attnscope.fused.runs import open_runs
 from attnscope.fused.statistics import Statistics
 

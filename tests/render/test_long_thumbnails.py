@@ -65,7 +65,7 @@ def thumbnails_of(kinds: Sequence[str], shares: Sequence[float], size: int, seed
     coarse, near = Coarsen(cells(CELLS)), Near(NEAR, CELLS)
     SharedRows([coarse, near]).observe(attention)
     (made,) = coarse.maps
-    view = grid([(0, made.label()[0])], near=[near.maps[SITE].numpy()])
+    view = grid([(0, made.label()[0])], near=[near.maps[SITE]])
     return Grid(view.layers, (size, size), scale="auto")
 
 
@@ -139,7 +139,7 @@ def test_neighbours_that_an_observer_reads_are_those_of_the_whole_weights() -> N
     field = weights(values, range(60), range(60), values > 0)
     whole = near_weights(field, 60)
     assert whole is not None
-    np.testing.assert_allclose(near.maps[SITE].numpy(), whole, rtol=1e-6)
+    np.testing.assert_allclose(near.maps[SITE], whole, rtol=1e-6)
     assert np.isnan(whole[:, :, NEAR + 1 :]).all()  # nothing ahead is open
     assert whole[0, 7, NEAR - 2] == values[0, 7, 5]
     assert grid([(0, field)]).near == (-4, -3, -2, -1, 0)

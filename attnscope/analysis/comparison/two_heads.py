@@ -22,7 +22,8 @@ from attnscope.analysis.sentences import (
 from attnscope.attention import Axis, Head, Site
 from attnscope.axes import Place, Weights
 from attnscope.capture import Record
-from attnscope.capture.observers.coarsen import CoarseMap, Coarsen
+from attnscope.capture.observers.coarse_map import CoarseMap
+from attnscope.capture.observers.coarsen import Coarsen
 from attnscope.capture.observers.sample import Sample, Sampled
 from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE

@@ -20,7 +20,7 @@ from attnscope.analysis.sentences import (
     require_selected,
 )
 from attnscope.attention import Attention, Axis, Head, Site
-from attnscope.capture.observers.coarsen import BLOCK
+from attnscope.capture.observers.coarse_map import BLOCK
 from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput

@@ -26,8 +26,8 @@ from attnscope.capture import FUSED
 from attnscope.capture.observers.coarsen import Axes, Coarsen
 from attnscope.capture.observers.shared_rows import Reading, SharedRows
 from attnscope.errors import InputError, SelectionError
-from attnscope.fused.fused_pass import SHORTEST, FusedPass
-from attnscope.fused.request import Request
+from attnscope.fused.fused_pass import FusedPass
+from attnscope.fused.request import SHORTEST, Request
 from attnscope.models import Model, ModelInput
 
 
@@ -111,7 +111,7 @@ def span_maps(
     return SpanMaps(
         tuple(spans),
         tuple(heads),
-        np.concatenate([each.mean.double().cpu().numpy() for each in observer.pool.maps]),
+        np.concatenate([each.mean.astype(float) for each in observer.pool.maps]),
         np.concatenate(baseline),
         f"{name_pass(model, prepared)} · {provenance(chosen)}",
         what_ran(sum(site.kernel == FUSED for site in chosen), len(chosen), chosen),

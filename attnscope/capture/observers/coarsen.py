@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import torch
-from torch import Tensor
-
-from attnscope.attention import Attention, Site
-from attnscope.axes import Array, Coarsening, Weights, coarsen_axis, label_map
-from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
+from attnscope.attention import Attention
+from attnscope.axes import Array, Coarsening, coarsen_axis
+from attnscope.capture.observers.coarse_map import BLOCK, CoarseMap, ReadArrays
+from attnscope.capture.observers.shared_rows import Reading, SharedRows, rows_at_a_time
 from attnscope.memory import require
 
-BLOCK = 1 << 23
-"""Weights computed at a time: 32 MB of float32."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BYTES = 16
 """What a cell takes while it is being made: its weight and how open it is, in blocks and put together."""
@@ -26,38 +24,6 @@ weights of its open pairs."""
 
 Axes: TypeAlias = "tuple[Coarsening, Coarsening]"
 """How to coarsen the queries and the keys of a call."""
-
-
-@dataclass(frozen=True, eq=False)
-class CoarseMap:
-    """The heads of one attention call with fewer rows and columns.
-
-    ``open`` is False where everything in a cell is masked; its value is 0 there. ``broken`` counts the
-    weights that were not finite numbers; they count as 0, and as masked. ``tokens`` says whether keys are
-    tokens, not bare positions.
-    """
-
-    site: Site
-    values: Tensor  # [batch, head, row, column]
-    open: Tensor  # bool, [batch or 1, head or 1, row, column]
-    queries: Coarsening
-    keys: Coarsening
-    tokens: bool
-    broken: int = 0
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean over the batch, as figures are over all of it.  -> [head, row, column]"""
-        return self.values.mean(0)
-
-    @property
-    def opened(self) -> Tensor:
-        """Where the mask leaves something open in any of the batch.  -> [head or 1, row, column]"""
-        return self.open.any(0)
-
-    def label(self) -> tuple[Weights, float]:
-        """The mean over the batch with its labels, and the share of attention that was left aside."""
-        return label_map(self.mean.cpu().numpy(), self.opened.cpu().numpy(), self.queries, self.keys)
 
 
 @dataclass(eq=False)
@@ -78,11 +44,13 @@ class Coarsen:
         """Coarsen all heads of one call."""
         SharedRows([self]).observe(attention)
 
-    def begin(self, attention: Attention) -> _Reading | None:
+    def begin(self, attention: Attention) -> Reading | None:
         """Begin to read a call; ``None`` where its map is there already, or not wanted."""
         axes = self.axes(attention)
         if axes is None or self._take_made(attention, *axes):
             return None
+        if attention.arrays and self.how == "share":
+            return ReadArrays(self.maps.append, attention, *axes)
         return _Reading(self, attention, *axes)
 
     def _take_made(self, attention: Attention, queries: Coarsening, keys: Coarsening) -> bool:
@@ -97,6 +65,8 @@ class Coarsen:
         pairs = made.pairs[:, None]  # [batch or 1, 1, row, column]
         count = pairs.clamp(min=1)
         if self.how == "share":
+            import torch
+
             count = torch.tensor(made.row_edges, device=pairs.device).diff()[:, None]
         self.maps.append(
             CoarseMap(attention.site, made.total / count, pairs > 0, queries, keys, _tokens(attention))
@@ -144,6 +114,8 @@ class _Reading:
 
     def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
         """Add a block of rows."""
+        import torch
+
         rows, finite = rows.float(), rows.isfinite()
         if not finite.all():
             self.broken += int((~finite).sum())
@@ -174,6 +146,8 @@ class _Reading:
 
     def end(self) -> None:
         """Keep the map."""
+        import torch
+
         if self.values is None or self.open is None:
             self.values, self.open = (
                 torch.zeros(self.attention.batch, self.attention.heads, *self.shape),
@@ -200,6 +174,8 @@ class _Reading:
 
     def _largest(self, rows: Tensor, down: Tensor | None) -> Tensor:
         """The largest weight of each cell.  [..., row, key] -> [..., row group, column]"""
+        import torch
+
         if down is not None:
             rows = torch.stack([rows[:, :, part > 0].amax(2) for part in down], 2)
         if self.across is None:
@@ -213,4 +189,6 @@ def _tokens(attention: Attention) -> bool:
 
 
 def _tensor(matrix: Array | None) -> Tensor | None:
+    import torch
+
     return None if matrix is None else torch.from_numpy(matrix)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from attnscope.attention import Attention, Site
-from attnscope.axes import edges
-from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
+from attnscope.axes import Array, edges
+from attnscope.capture.observers.shared_rows import Reading, SharedRows, rows_at_a_time
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 1 << 23
 """Weights computed at a time: 32 MB of float32."""
@@ -25,15 +28,17 @@ class Near:
 
     reach: int
     cells: int
-    maps: dict[Site, Tensor] = field(default_factory=dict)  # float32, [head, row group, offset]
+    maps: dict[Site, Array] = field(default_factory=dict)  # float32, [head, row group, offset]
 
     def observe(self, attention: Attention) -> None:
         """Read one call."""
         SharedRows([self]).observe(attention)
 
-    def begin(self, attention: Attention) -> _Reading | None:
+    def begin(self, attention: Attention) -> Reading | None:
         """Begin to read a call."""
-        return None if attention.offset is None else _Reading(self, attention, attention.offset)
+        if attention.offset is None:
+            return None
+        return (_ArrayReading if attention.arrays else _Reading)(self, attention, attention.offset)
 
 
 class _Reading:
@@ -42,6 +47,8 @@ class _Reading:
     wanted = None
 
     def __init__(self, observer: Near, attention: Attention, offset: int) -> None:
+        import torch
+
         self.observer, self.attention, self.offset = observer, attention, offset
         self.step = rows_at_a_time(attention, BLOCK)
         borders = torch.tensor(edges(len(attention.queries), observer.cells))
@@ -51,6 +58,8 @@ class _Reading:
 
     def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
         """Add a block of rows."""
+        import torch
+
         ahead = torch.arange(-self.observer.reach, self.observer.reach + 1, device=rows.device)
         stop = start + rows.shape[2]
         keys = torch.arange(start, stop, device=rows.device)[:, None] + self.offset + ahead  # [row, offset]
@@ -66,4 +75,37 @@ class _Reading:
 
     def end(self) -> None:
         """Keep the map."""
-        self.observer.maps[self.attention.site] = self.total / self.count  # 0 / 0 is not a number
+        self.observer.maps[self.attention.site] = (self.total / self.count).numpy()  # 0 / 0 is not a number
+
+
+class _ArrayReading:
+    """The same of rows that come as arrays."""
+
+    wanted = None
+
+    def __init__(self, observer: Near, attention: Attention, offset: int) -> None:
+        self.observer, self.attention, self.offset = observer, attention, offset
+        self.step = rows_at_a_time(attention, BLOCK)
+        borders = np.array(edges(len(attention.queries), observer.cells))
+        query = np.arange(len(attention.queries))
+        self.group = (query >= borders[:-1, None]) & (query < borders[1:, None])  # [row group, query]
+        shape = attention.heads, len(borders) - 1, 2 * observer.reach + 1
+        self.total, self.count = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+
+    def add(self, rows: Array, allowed: Array, start: int) -> None:
+        """Add a block of rows."""
+        ahead = np.arange(-self.observer.reach, self.observer.reach + 1)
+        stop = start + rows.shape[2]
+        keys = np.arange(start, stop)[:, None] + self.offset + ahead  # [row, offset]
+        inside = (keys >= 0) & (keys < rows.shape[-1])
+        keys = keys.clip(0, rows.shape[-1] - 1)[None, None]
+        near = np.take_along_axis(rows, keys, -1)
+        open_ = np.take_along_axis(allowed, keys, -1) & inside & np.isfinite(near)
+        group = self.group[:, start:stop].astype(np.float32)
+        self.total += group @ np.where(open_, near, 0).sum(0, dtype=np.float32)
+        self.count += group @ open_.sum(0, dtype=np.float32)
+
+    @np.errstate(invalid="ignore")  # 0 / 0 is not a number
+    def end(self) -> None:
+        """Keep the map."""
+        self.observer.maps[self.attention.site] = self.total / self.count

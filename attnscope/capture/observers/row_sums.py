@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Site
-from attnscope.capture.observers.coarsen import BLOCK
+from attnscope.capture.observers.coarse_map import BLOCK
 from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
+from typing import Any, Protocol
 
 from attnscope.attention import Attention, Site
 
@@ -27,10 +25,11 @@ class Reading(Protocol):
         """The rows that it reads, ``None`` for all."""
         ...
 
-    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+    def add(self, rows: Any, allowed: Any, start: int) -> None:
         """Read the rows from ``start`` on, with others between them that are not wanted.
 
-        [batch, head, row, key], and the keys left open, [batch or 1, head or 1, row, key]
+        [batch, head, row, key], and the keys left open, [batch or 1, head or 1, row, key]: tensors, or arrays
+        where the attention has those.
         """
         ...
 

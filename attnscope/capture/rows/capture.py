@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, HeldRows, RowSource, Source
+from attnscope.capture.record import FUSED
 from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.weighing import Weighing
@@ -100,7 +101,3 @@ class Capture:
         if not isinstance(output, Tensor) or output.shape != shape or not output.numel():
             return self
         return replace(self, difference=compare_rows(self.read, value, output), values=value)
-
-
-FUSED = "fused pass"
-"""The name of the kernel, where it was this one."""

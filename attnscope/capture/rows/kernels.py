@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, OpenKeys
-from attnscope.capture.record import LayerWithoutAttention
+from attnscope.capture.record import LayerWithoutAttention, tolerance
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.flex import open_rows
-from attnscope.capture.rows.proof import tolerance
 from attnscope.capture.rows.weighing import ROUNDING, Weighing
 
 RECEIVED = ("module", "query", "key", "value", "attention_mask")

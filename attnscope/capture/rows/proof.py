@@ -10,23 +10,6 @@ from torch import Tensor
 from attnscope.attention import RowSource
 from attnscope.capture.rows.scores import ScoredRows
 
-TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.02}
-TOLERANCE = 1e-4
-
-UNPROVED = {
-    "kernel": "the kernel returned nothing of the shape of heads and queries",
-    "recomputed": "the kernel drops weights at random, or returned nothing of the shape of heads and queries",
-    "softmax": "no one product of all weights and values was seen in their type, with heads and queries",
-    "module": "the module shows weights alone, and neither values nor what they gave",
-    "file": "a file holds no values",
-}
-"""Why nothing was compared, by the source of the weights."""
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """The difference up to which weights count as the kernel's, in the type that it computed in."""
-    return TOLERANCES.get(dtype, TOLERANCE)
-
 
 def few(queries: int) -> tuple[int, ...]:
     """The rows that are looked at: the first one, that in the middle, and the last one."""

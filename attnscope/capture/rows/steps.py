@@ -10,28 +10,10 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, HeldRows, Kind, RowSource, Site
-from attnscope.capture.observer import Observer
 from attnscope.capture.record import Record, SiteRecord
+from attnscope.capture.replay import Replay
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.digest import digest
-from attnscope.progress import tell
-
-
-@dataclass(frozen=True, eq=False)
-class Replay:
-    """A generation that was recorded, one attention a site, ready to be observed again and again."""
-
-    attentions: tuple[Attention, ...]
-    record: Record
-
-    def shown_to(self, observers: Sequence[Observer]) -> Record:
-        """Show every attention to each observer, as a recording of one pass would."""
-        with torch.inference_mode():
-            for done, attention in enumerate(self.attentions, 1):
-                for observer in observers:
-                    observer.observe(attention)
-                tell("layer", done, len(self.attentions))
-        return self.record
 
 
 @dataclass(eq=False)

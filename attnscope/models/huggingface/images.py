@@ -16,8 +16,8 @@ from attnscope.axes.places import PICTURED
 from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.inputs import ModelInput, Picture
+from attnscope.models.inspection import accepts
 from attnscope.models.limits import bounded
-from attnscope.models.model import accepts
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -18,8 +18,8 @@ from attnscope.errors import ModelError
 from attnscope.memory import require
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.source import Source
+from attnscope.models.inspection import accepts
 from attnscope.models.limits import bounded, built_within
-from attnscope.models.model import accepts
 from attnscope.models.size import stored_weights, weights_size
 from attnscope.models.trial import try_first
 

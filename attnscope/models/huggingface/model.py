@@ -20,15 +20,16 @@ from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.picture_text import PictureText, stands_for_pictures
 from attnscope.models.huggingface.reader import Encoded, FolderReader, has_separator, start_token
 from attnscope.models.inputs import Chat, ModelInput, Objective, text_axes
+from attnscope.models.inspection import accepts
 from attnscope.models.kinds import show_kinds
-from attnscope.models.model import Model, accepts
+from attnscope.models.model import Model
 
 
 class HuggingFaceModel(Model):
     """A transformers model with its tokenizer, if it reads text, and its image processor, if it reads images.
 
-    ``load_processor`` brings the latter when the first image is read, or what joins it with a text if that
-    is asked for; ``writer`` is the model with its language-model head.
+    ``load_processor`` brings the latter with the first image, or what joins it with a text if that is asked
+    for; ``writer`` is it with its language-model head.
     """
 
     def __init__(

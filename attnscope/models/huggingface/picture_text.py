@@ -18,8 +18,8 @@ from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.images import PREPARED, open_image
 from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.inputs import Chat, ModelInput, Picture, text_axes
+from attnscope.models.inspection import accepts
 from attnscope.models.limits import bounded
-from attnscope.models.model import accepts
 from attnscope.models.regions import Region, find_coordinates, find_owners, find_regions
 from attnscope.models.tokens import tokens_of_ids
 from attnscope.models.trial import tried

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from attnscope.attention import Kind, Source, Token
 from attnscope.figures import HeadFigures
 
-FORMAT = 1
+FORMAT = 2
 """The version of the layout. A reader refuses any other."""
 
 Tokens: TypeAlias = tuple[Token, ...]
@@ -180,7 +180,8 @@ class Description:
     """Everything but the arrays.
 
     ``kept`` is the time, in UTC; ``text`` the plain text that was read, where it was one; ``tokens`` the
-    number of its axis.
+    number of its axis; ``written`` the number of the first token that the model wrote itself, if it did.
+    ``figures`` are of the tokens, ``words`` of the words of a short text, none where they were not measured.
     """
 
     trace: int
@@ -191,6 +192,7 @@ class Description:
     text_notes: tuple[str, ...]
     text: str | None
     tokens: int
+    written: int | None
     labels: tuple[Labels, ...]
     image: Image | None
     axes: tuple[Positions | Tokens, ...]
@@ -199,3 +201,4 @@ class Description:
     failures: tuple[Fault, ...]
     changes: tuple[str, ...]
     figures: tuple[HeadFigures, ...]
+    words: tuple[HeadFigures, ...]

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.attention import Attention, AttentionCall, HeldRows, OpenKeys, RowSource, Site
 from attnscope.axes.weights import Array
-from attnscope.capture import LayerWithoutAttention, Record, Replay, SiteRecord
-from attnscope.capture.record import Failure
-from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
-from attnscope.capture.rows.steps import SteppedRows
+from attnscope.capture.record import Failure, LayerWithoutAttention, Record, SiteRecord
+from attnscope.capture.replay import Replay
 from attnscope.storage.trace.layout import Bias, Call, Held, Joined, Mask, Rows, Stepped
 from attnscope.storage.trace.masks import open_rows
-from attnscope.storage.trace.rows import bias_rows, key_of
+from attnscope.storage.trace.rows import allowed_of, bias_rows, key_of, rows_of
 from attnscope.storage.trace.trace import Trace
 from attnscope.text import clean
 
@@ -28,11 +26,13 @@ HELD = 2
 """Calls whose tensors stay at hand."""
 
 
-def replay(trace: Trace) -> Replay:
-    """The calls of a trace, ready to be observed again and again; tensors are read when rows are."""
-    import torch
+def replay(trace: Trace, *, arrays: bool = False) -> Replay:
+    """The calls of a trace, ready to be observed again and again; what rows need is read when they are.
 
-    said, sources = trace.description, _Sources(trace)
+    Rows are tensors, the same to the last bit as those beside the model; or NumPy arrays, without torch.
+    """
+    said = trace.description
+    sources = None if arrays else _Sources(trace)
     attentions = tuple(
         Attention(
             site=Site(clean(call.name), call.call, call.kind, call.layer),
@@ -44,8 +44,9 @@ def replay(trace: Trace) -> Replay:
             queries=trace.axis(call.queries),
             keys=trace.axis(call.keys),
             offset=call.offset,
-            dtype=getattr(torch, call.dtype),
-            read=_TracedRows(sources, number),
+            dtype=call.dtype,
+            read=_ArrayRows(trace, call) if sources is None else _TracedRows(sources, number),
+            arrays=arrays,
         )
         for number, call in enumerate(said.calls)
     )
@@ -63,6 +64,22 @@ def _note(attention: Attention, call: Call) -> SiteRecord:
     return SiteRecord.of(attention, call.step, call.window, refusal, call.difference)
 
 
+@dataclass(frozen=True, eq=False)
+class _ArrayRows:
+    """The rows of one call as NumPy arrays."""
+
+    trace: Trace
+    call: Call
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Any:
+        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
+        return rows_of(self.call.rows, self.trace.arrays, start, stop, heads)
+
+    def allowed(self, start: int, stop: int) -> Any:
+        """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        return allowed_of(self.call.rows, self.trace.arrays, start, stop)
+
+
 class _Sources:
     """The rows of a trace's calls as capture has them, those of the last calls at hand."""
 
@@ -77,6 +94,9 @@ class _Sources:
         return self._rows(call.rows, queries)
 
     def _rows(self, rows: Rows, queries: int) -> RowSource:
+        from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
+        from attnscope.capture.rows.steps import SteppedRows
+
         arrays = self.trace.arrays
         if isinstance(rows, Held):
             opened = None if rows.open is None else _tensor(open_rows(rows.open, arrays, 0, queries))

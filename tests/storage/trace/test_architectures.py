@@ -13,12 +13,14 @@ from attnscope.analysis.head import one_head
 from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.stats import stats
+from attnscope.analysis.token import one_token
 from attnscope.answers.answer import head_numbers, of_head, of_overview
 from attnscope.answers.compared import of_heads
 from attnscope.attention import Head
 from attnscope.errors import SizeError
 from attnscope.models import Model, ModelInput
-from attnscope.models.trace import keep_trace, open_file
+from attnscope.models.keeping import keep_trace
+from attnscope.models.trace import look_at, open_file
 from attnscope.storage.trace import write_trace
 from attnscope.storage.trace.rows import allowed_of, rows_of
 from tests.capture.tiny import FAMILIES, inputs
@@ -114,7 +116,8 @@ class _AllHeads:
 
 def test_the_answers_are_the_same_numbers(pair):
     (model, prepared), traced = pair
-    here, there = (model, prepared), (traced, traced.prepared)
+    held = look_at(prepared, keep_trace(model, prepared))
+    here, there = (model, held), (traced, traced.prepared)
     site = model.run(prepared, []).sites[-1]
     head = Head(site.site.layer, site.heads - 1, site.site.kind)
     for answer in (
@@ -131,6 +134,46 @@ def test_the_answers_are_the_same_numbers(pair):
     numbers = [[head_numbers(each) for each in seen.heads] for seen in (ours, theirs)]
     assert json.dumps(numbers[0]) == json.dumps(numbers[1])
     assert (ours.title, ours.ran) == (theirs.title, theirs.ran)
+
+
+def test_looks_at_arrays_are_looks_at_tensors_within_a_millionth(pair):
+    (model, prepared), traced = pair
+    assert traced.prepared.arrays is not None
+    heads = [Head(seen.site.layer, 0, seen.site.kind) for seen in model.run(prepared, []).sites]
+    asked = [Selection(head) for head in heads]
+    asked += [Selection(heads[-1], words=True), Selection(heads[-1], token="0")]
+    for selection in asked:
+        ours, theirs = (
+            look(*given, selection)
+            for given in ((model, prepared), (traced, traced.prepared))
+            for look in [_token if selection.token else _head]
+        )
+        assert ours[1:] == theirs[1:]
+        np.testing.assert_allclose(ours[0], theirs[0], atol=1e-6)
+    ours, theirs = (overview(*given, Selection()) for given in ((model, prepared), (traced, traced.prepared)))
+    assert ours.grids.keys() == theirs.grids.keys()
+    for kind, grid in ours.grids.items():
+        for mine, other in zip(grid.layers, theirs.grids[kind].layers, strict=True):
+            np.testing.assert_allclose(mine.values, other.values, atol=1e-6)
+            assert np.array_equal(*np.broadcast_arrays(mine.masked, other.masked))
+            near = [np.zeros(0) if each.near is None else each.near for each in (mine, other)]
+            np.testing.assert_allclose(*near, atol=1e-6)
+
+
+def _head(model, prepared, selection):
+    seen = one_head(model, prepared, selection)
+    weights = seen.heatmap.weights
+    return weights.values, weights.queries, np.broadcast_to(weights.allowed, weights.values.shape).tolist()
+
+
+def _token(model, prepared, selection):
+    focus = one_token(model, prepared, selection)
+    sides = [side for side in (focus.looks_at, focus.looked_at_by) if side is not None]
+    return (
+        [weight for side in sides for weight in sorted(bar.weight for bar in side.bars)],
+        focus.label,
+        focus.title,
+    )
 
 
 def plain(numbers, came: str) -> str:

@@ -16,7 +16,8 @@ from attnscope.analysis.stats import stats
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
-from attnscope.models.trace import keep_trace, open_file
+from attnscope.models.keeping import keep_trace
+from attnscope.models.trace import open_file
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.file import KEY, SUFFIX
 
@@ -50,7 +51,7 @@ def change(path, value):
 DELETE = object()
 ROWS = ("calls", 0, "rows")
 LIES = {
-    "a version from the future": change(["trace"], 2),
+    "a version from the future": change(["trace"], 3),
     "a version that is a text": change(["trace"], "1"),
     "no version": change(["trace"], DELETE),
     "a field more": change(["extra"], 1),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Place, Weights
 from attnscope.figures import HeadFigures
 from attnscope.measures import Measurement
+
+if TYPE_CHECKING:
+    pass
 
 
 def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | None:
@@ -16,6 +20,8 @@ def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | Non
 
     Two words are the same where they read the same. [head, query, key] -> a head's figures each
     """
+    import torch
+
     if any(place.pooled for place in (*weights.queries, *weights.keys)):
         return None
     numbers: dict[str, int] = {}

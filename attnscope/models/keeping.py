@@ -1,0 +1,197 @@
+"""How a trace is made: a pass of a model, kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import partial
+
+from torch import nn
+
+from attnscope import __version__
+from attnscope.attention import Attention, Axis
+from attnscope.axes import coarsen_axis
+from attnscope.capture import Coarsen, Observer, Record, SiteRecord
+from attnscope.errors import ModelError, SizeError
+from attnscope.fused.request import SHORTEST
+from attnscope.measures import HeadFigures, Measurement
+from attnscope.measures.words import measure_words
+from attnscope.models.inputs import ModelInput
+from attnscope.models.inspection import find_device
+from attnscope.models.model import Model
+from attnscope.models.trace import TracedModel, is_short
+from attnscope.storage.trace import Trace
+from attnscope.storage.trace.keep import KeepRows
+from attnscope.storage.trace.layout import (
+    FORMAT,
+    About,
+    Call,
+    Description,
+    Fault,
+    Image,
+    Labels,
+    Positions,
+    Rows,
+    Without,
+)
+from attnscope.storage.trace.replay import replay
+
+MEASURED = 1 << 26
+"""Weights of a short pass that are measured before anybody asks, at most: 256 heads of 512 tokens."""
+
+
+class UnkeptPass(ModelError):
+    """A pass that a trace cannot hold: the recording failed in some of it."""
+
+
+@dataclass(eq=False)
+class _Measuring:
+    """Measures all heads, as long as those so far have at most so many weights."""
+
+    most: float
+    measured: Measurement = field(default_factory=Measurement)
+    seen: int = 0
+
+    def observe(self, attention: Attention) -> None:
+        """Measure one call."""
+        self.seen += attention.batch * attention.heads * len(attention.queries) * len(attention.keys)
+        if self.seen <= self.most:
+            self.measured.observe(attention)
+
+    def figures(self) -> tuple[HeadFigures, ...]:
+        """The figures of every head; none where there were too many weights."""
+        return tuple(self.measured.figures()) if self.seen <= self.most else ()
+
+
+def hold_short(model: Model, prepared: ModelInput, text: str | None = None) -> Trace | None:
+    """The pass of a short input, looked at as one from a file; ``None`` for a long one, or one that fails."""
+    if prepared.arrays is not None or not 0 < len(prepared.tokens) < SHORTEST:
+        return None
+    try:
+        run = partial(model.run, prepared)
+        return make_trace(run, prepared, describe_model(model), model.notes, text, most=MEASURED)
+    except (UnkeptPass, SizeError):
+        return None
+
+
+def keep_trace(model: Model, prepared: ModelInput, text: str | None = None) -> Trace:
+    """Run the model once with its own kernels, and keep what its rows are computed from, and all figures.
+
+    ``text`` is the plain text that was read, for those who cut it into parts.
+    """
+    return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes, text)
+
+
+def make_trace(
+    run: Callable[[Sequence[Observer]], Record],
+    prepared: ModelInput,
+    about: About,
+    notes: tuple[str, ...] = (),
+    text: str | None = None,
+    *,
+    most: float = math.inf,
+) -> Trace:
+    """Let a pass run before observers, and keep it; ``notes`` are those of the model.
+
+    Heads of more than ``most`` weights in all are not measured.
+    """
+    kept, measuring = KeepRows(), _Measuring(most)
+    record = run([kept, measuring])
+    axes: dict[Axis, int] = {}
+
+    def number(axis: Axis) -> int:
+        return axes.setdefault(axis, len(axes))
+
+    if len(kept.calls) != len(record.sites):
+        raise UnkeptPass(f"the pass of {about.name} cannot be kept: {'; '.join(record.notes)}")
+    image = None
+    if prepared.picture is not None:
+        pixels = kept.hold("pixels", prepared.picture.pixels)
+        image = Image(pixels, prepared.picture.grid, number(prepared.picture.tokens))
+    description = Description(
+        trace=FORMAT,
+        attnscope=__version__,
+        kept=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        model=about,
+        model_notes=notes,
+        text_notes=prepared.notes,
+        text=text,
+        tokens=number(prepared.tokens),
+        written=prepared.written,
+        labels=tuple(
+            Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()
+        ),
+        image=image,
+        calls=tuple(
+            _call(seen, number(queries), number(keys), rows)
+            for seen, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
+        ),
+        axes=tuple(Positions(axis.start, axis.stop) if isinstance(axis, range) else axis for axis in axes),
+        without_attention=tuple(
+            Without(each.name, each.layer, each.reason) for each in record.without_attention
+        ),
+        failures=tuple(Fault(each.name, each.reason) for each in record.failures),
+        changes=tuple(record.changes),
+        figures=measuring.figures(),
+        words=(),
+    )
+    trace = Trace(description, kept.arrays)
+    return replace(trace, description=replace(description, words=_measure_words(trace)))
+
+
+def _measure_words(trace: Trace) -> tuple[HeadFigures, ...]:
+    """The figures of every head whose pieces of words are merged; none where a text is long."""
+    if not is_short(trace) or not trace.description.figures:
+        return ()
+    coarse = Coarsen(
+        lambda attention: (
+            coarsen_axis(attention.queries, words=True),
+            coarsen_axis(attention.keys, words=True),
+        )
+    )
+    replay(trace, arrays=True).shown_to([coarse])
+    return tuple(head for made in coarse.maps for head in measure_words(made.label()[0], made.site) or ())
+
+
+def describe_model(model: Model) -> About:
+    """What a model is, in a few words that go into a file; of a trace, what its model was."""
+    if isinstance(model, TracedModel):
+        return model.trace.description.model
+    return describe_module(model.name, model.module)
+
+
+def describe_module(name: str, module: nn.Module) -> About:
+    """What a module is, in a few words that go into a file."""
+    return About(
+        name=name,
+        class_=type(module).__name__,
+        revision=getattr(getattr(module, "config", None), "_commit_hash", None),
+        parameters=sum(weights.numel() for weights in module.parameters()),
+        device=str(find_device(module)),
+    )
+
+
+def _call(seen: SiteRecord, queries: int, keys: int, rows: Rows) -> Call:
+    site = seen.site
+    return Call(
+        name=site.name,
+        call=site.call,
+        kind=site.kind,
+        layer=site.layer,
+        step=seen.step,
+        source=seen.source,
+        kernel=seen.kernel,
+        batch=seen.batch,
+        heads=seen.heads,
+        key_heads=seen.key_heads,
+        offset=seen.offset,
+        dtype=seen.dtype,
+        window=seen.window,
+        refusal=seen.refusal,
+        difference=seen.difference,
+        queries=queries,
+        keys=keys,
+        rows=rows,
+    )

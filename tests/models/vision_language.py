@@ -1,6 +1,6 @@
 """Tiny folders of models that read a picture as a part of their text, each with its real processor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,10 @@ WORDS = [
 ]
 
 
-def make_tokenizer(*special: str, **named: str) -> Any:
+def make_tokenizer(*special: str, words: Sequence[str] = WORDS, **named: str) -> Any:
     """A tokenizer of whole words, with the special tokens of a family, and what some of them are for."""
     base = ["<unk>", "<pad>", "<s>", "</s>"]
-    vocabulary = {word: number for number, word in enumerate(base + WORDS)}
+    vocabulary = {word: number for number, word in enumerate([*base, *words])}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(

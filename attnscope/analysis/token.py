@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attnscope.analysis.naming import fit_exactly, fit_loosely
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     kind_title,
@@ -116,34 +117,15 @@ class _Meant(NamedTuple):
 
 
 def _meant(queries: Coarsening, keys: Coarsening, selection: Selection) -> _Meant:
-    for fits in (_exactly, _loosely):
-        row = fits(queries, (selection.token or "").strip())
+    for fits in (fit_exactly, fit_loosely):
+        row = fits(queries.places, (selection.token or "").strip())
         if queries.places == keys.places:
             column = row
         else:
-            column = [] if row else fits(keys, (selection.token or "").strip())
+            column = [] if row else fits(keys.places, (selection.token or "").strip())
         if row or column:
             return _Meant(row, column)
     return _Meant([], [])
-
-
-def _exactly(axis: Coarsening, wanted: str) -> list[int]:
-    if wanted.isascii() and wanted.isdigit():
-        return [i for i, place in enumerate(axis.places) if place.start <= int(wanted) < place.stop]
-    return [i for i, place in enumerate(axis.places) if wanted in (place.text.strip(), place.label)]
-
-
-def _loosely(axis: Coarsening, wanted: str) -> list[int]:
-    folded = wanted.casefold().removeprefix("patch ")
-    return [i for i, place in enumerate(axis.places) if folded in _names(place)]
-
-
-def _names(place: Place) -> tuple[str, ...]:
-    """What a place may be called: its text, and a special token also without its brackets."""
-    name = place.text.strip().casefold()
-    if place.pictured:
-        return name, name.removeprefix("image 1 · ")
-    return (name, name.strip("[]<>|")) if place.special else (name,)
 
 
 def _one_row(selection: Selection) -> Callable[[Attention], Axes | None]:

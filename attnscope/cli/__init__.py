@@ -24,6 +24,7 @@ from attnscope.cli.check import check
 from attnscope.cli.compare import compare
 from attnscope.cli.export import export
 from attnscope.cli.find import find
+from attnscope.cli.flow import flow
 from attnscope.cli.info import info
 from attnscope.cli.loss import loss
 from attnscope.cli.schema import schema
@@ -61,7 +62,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(help=paragraphs, epilog=title.strip() + examples)(command)
 
 
-for _command in (show, find, spans, stats, compare, browse, export, info, check, train, loss, schema):
+for _command in (show, find, spans, flow, stats, compare, browse, export, info, check, train, loss, schema):
     _add(_command)
 
 

@@ -14,7 +14,7 @@ from attnscope.cli.plain import print_plain
 class SchemaOptions:
     """Which command's answer."""
 
-    of: Literal["show", "stats", "compare", "find", "spans", "info", "check", "export"] = argument(
+    of: Literal["show", "stats", "compare", "find", "spans", "flow", "info", "check", "export"] = argument(
         "The command.", REQUIRED, metavar="COMMAND"
     )
 

@@ -61,10 +61,10 @@ class WeighedModel(Model):
         """
         prepared = replace(prepared, replay=None, figures=None, words=(), arrays=None)
         projections, slopes, said = Projections(), dict[Site, Tensor](), ""
-        with projections.watching(self.module):
-            if self.weigh == "gradient":
-                slopes, said = self._slopes(prepared, projections)
-            else:
+        if self.weigh == "gradient":
+            slopes, said = gradients_of(self.model, prepared, self.target, projections)
+        else:
+            with projections.watching(self.module):
                 self.model.run(prepared, [projections])
         record = self.model.run(prepared, [_Weighed(self, projections, slopes, observers)])
         if said:
@@ -75,17 +75,6 @@ class WeighedModel(Model):
             layers = ", ".join(map(str, sorted(without)))
             record.note_change(f"no output projection was found in layer {layers}: it is left out there")
         return record
-
-    def _slopes(self, prepared: ModelInput, projections: Projections) -> tuple[dict[Site, Tensor], str]:
-        """The gradients of a prediction by what each head gives, by site, and which prediction that is."""
-        show_kinds(self.module, prepared)
-        with (
-            torch.enable_grad(),
-            self.model.threads(prepared),
-            recording(self.module, [projections], prepared.axes, warn=False),
-        ):
-            score, said = score_prediction(self.model, prepared, self.target)
-            return head_gradients(projections, score), said
 
     def prepare(
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
@@ -165,3 +154,23 @@ class _Weighed:
                 "values that they mix were not; leave out --weigh"
             )
         return values
+
+
+def gradients_of(
+    model: Model, prepared: ModelInput, target: str | None, projections: Projections | None = None
+) -> tuple[dict[Site, Tensor], str]:
+    """The slope of a prediction by what each head gives, by site, and which prediction that is, in words.
+
+    One pass forward and one backward, in which ``projections`` finds what it looks for.  -> [batch, head,
+    query, size]
+    """
+    projections = projections or Projections()
+    show_kinds(model.module, prepared)
+    with (
+        torch.enable_grad(),
+        model.threads(prepared),
+        projections.watching(model.module),
+        recording(model.module, [projections], prepared.axes, warn=False),
+    ):
+        score, said = score_prediction(model, prepared, target)
+        return head_gradients(projections, score), said

@@ -36,7 +36,7 @@ class Focus:
     """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
 
     Either is ``None`` where the token has no row or no column, as in cross-attention. ``overlay`` has
-    the same of all patches where the tokens are those of a picture.
+    the same of all patches where the tokens are those of a picture. ``verbs`` say what row and column are.
     """
 
     label: str
@@ -47,6 +47,7 @@ class Focus:
     subtitle: str = ""
     notes: tuple[str, ...] = ()
     overlay: Overlay | None = None
+    verbs: tuple[str, str] = ("looks at", "is looked at by")
 
 
 def focus(

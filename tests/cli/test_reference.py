@@ -9,7 +9,7 @@ OPTIONS = {
     name: {word.spelling.split()[0].rstrip(","): word for word in of(command).values()}
     for name, command in commands().items()
 }
-LOOKING = {"show", "find", "spans", "stats", "compare", "browse", "export", "info", "check"}
+LOOKING = {"show", "find", "spans", "flow", "stats", "compare", "browse", "export", "info", "check"}
 """The commands that look at a model's attention on a text."""
 
 SOURCES = (
@@ -28,11 +28,11 @@ EVERYWHERE = {
     "--csv": {"stats", "compare"},
     "--texts --field --limit": {"stats", "compare", "check"},
     "--strict --checkpoint": {"stats", "check"},
-    "--cmap --dpi --size --font": {"show", "find", "spans", "stats", "compare", "browse", "export"},
-    "--plain": {"show", "find", "spans", "stats", "compare"},
-    "--words --hide-special": {"show", "compare", "browse", "export"},
-    "--scale": {"show", "browse", "export"},
-    "-o": {"show", "find", "spans", "stats", "compare", "browse", "export", "train"},
+    "--cmap --dpi --size --font": {"show", "find", "spans", "flow", "stats", "compare", "browse", "export"},
+    "--plain": {"show", "find", "spans", "flow", "stats", "compare"},
+    "--words --hide-special": {"show", "flow", "compare", "browse", "export"},
+    "--scale": {"show", "flow", "browse", "export"},
+    "-o": {"show", "find", "spans", "flow", "stats", "compare", "browse", "export", "train"},
 }
 
 

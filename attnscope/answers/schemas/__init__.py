@@ -6,7 +6,7 @@ A release that takes a field away, or changes what one means, raises ``VERSION``
 from attnscope.answers.schemas.gold import GOLD
 from attnscope.answers.schemas.looks import FIND, INFO, SHOW, SPANS
 from attnscope.answers.schemas.measured import STATS
-from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT
+from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT, FLOW
 from attnscope.answers.schemas.shape import TEXT, Shape, either, extended
 
 __all__ = ["VERSION", "schema_of"]
@@ -19,13 +19,19 @@ SCHEMAS = {
     "compare": COMPARE,
     "find": either(FIND, GOLD),
     "spans": SPANS,
+    "flow": FLOW,
     "info": INFO,
     "check": CHECK,
     "export": EXPORT,
 }
 WEIGH = (TEXT, "what the weights are weighed by (--weigh); absent where they are not")
 TARGET = (TEXT, "the prediction that a gradient is of (--target); absent where none was named")
-SCHEMAS |= {name: extended(SCHEMAS[name], weigh=WEIGH, target=TARGET) for name in SCHEMAS if name != "info"}
+UNWEIGHED = ("info", "flow")
+SCHEMAS |= {
+    name: extended(schema, weigh=WEIGH, target=TARGET)
+    for name, schema in SCHEMAS.items()
+    if name not in UNWEIGHED
+}
 
 
 def schema_of(command: str) -> Shape:

@@ -24,7 +24,7 @@ def focus_figure(view: Focus, style: Style) -> Figure:
         return overlay_figure(view, view.overlay, style)
     lists = [
         (f"{axis.short(view.label)} (token {view.position}) {verb}", bars)
-        for verb, bars in (("looks at", view.looks_at), ("is looked at by", view.looked_at_by))
+        for verb, bars in zip(view.verbs, (view.looks_at, view.looked_at_by), strict=True)
         if bars is not None
     ]
     longest = max((len(bars.bars) for _, bars in lists), default=0)

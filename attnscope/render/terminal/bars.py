@@ -33,9 +33,9 @@ def focus_lines(view: Focus, surface: Surface) -> Iterator[Line]:
     name = f"{view.label} (token {view.position})"
     lists = []
     if view.looks_at is not None:
-        lists.append((f"{name} looks at", view.looks_at))
+        lists.append((f"{name} {view.verbs[0]}", view.looks_at))
     if view.looked_at_by is not None:
-        lists.append((f"{name} is looked at by", view.looked_at_by))
+        lists.append((f"{name} {view.verbs[1]}", view.looked_at_by))
     heaviest = max((bar.weight for _, bars in lists for bar in bars.bars), default=0.0)
     full = next((step for step in FULL_BARS if heaviest <= step), max(heaviest, 1.0))
     beside = surface.width >= SIDE_BY_SIDE and len(lists) == 2

@@ -1,0 +1,241 @@
+"""What the tokens of each layer are made of, of the text's own: attention through all layers and heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from attnscope.analysis.naming import find_place
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.sentences import kind_title, kinds_of, number_ranges, provenance
+from attnscope.attention import Attention, Axis, Site
+from attnscope.axes import Weights
+from attnscope.axes.weights import Array, label_map
+from attnscope.capture.observers.shared_rows import rows_at_a_time
+from attnscope.errors import ModelError, SelectionError
+from attnscope.measures.flow import add_up_relevance, as_shares, max_flow, roll_out, with_residual
+from attnscope.measures.weighing import Amounts, Values, by_gradient
+from attnscope.memory import require
+from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import Picture
+from attnscope.models.weighed import gradients_of
+from attnscope.views import Focus, Overlay, rank_places
+
+Method: TypeAlias = Literal["rollout", "flow", "relevance"]
+
+METHODS: dict[str, str] = {
+    "rollout": "half of each token stays, half comes by the mean attention of all heads, layer by layer",
+    "flow": "the largest flow to each token of the text, where a layer lets through rollout's shares",
+    "relevance": "what raises a prediction: attention times its gradient, added up layer by layer",
+}
+"""The methods, and how a cell of each comes about."""
+
+BLOCK = 1 << 23
+"""Weights computed at a time: 32 MB of float32."""
+
+TOP = 10
+"""Tokens that are listed."""
+
+VERBS = "is made of", "goes into"
+
+MOST_FLOWS = 64
+"""Tokens up to which the largest flows between all of them are computed; one token's have no such limit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """By kind of attention, a map for each layer ``[query, key]``: its tokens, made of the text's."""
+
+    method: Method
+    maps: Mapping[str, Sequence[tuple[int, Weights]]]
+    title: str
+    subtitle: str
+    notes: tuple[str, ...]
+
+    def titled(self, kind: str, layer: int) -> str:
+        """What one map is: the method, as far as which layer, of which model."""
+        return f"{self.method} through layers 0-{layer} · {self.title} · {kind_title(kind)}"
+
+    def map(self, kind: str | None, layer: int | None) -> tuple[str, int, Weights]:
+        """One map, with its kind and layer; the last one if none is named. Raises ``SelectionError``."""
+        known = " and ".join(map(kind_title, self.maps))
+        if kind is not None and kind not in self.maps:
+            raise SelectionError(f"no {kind_title(kind)} to follow: there is {known}")
+        kind = kind or ("decoder" if "cross" in self.maps else next(iter(self.maps)))
+        layers = dict(self.maps[kind])
+        layer = max(layers) if layer is None else layer
+        if layer not in layers:
+            raise SelectionError(
+                f"no layer {layer}: the {kind_title(kind)} has layers {number_ranges(layers)}"
+            )
+        return kind, layer, layers[layer]
+
+
+def follow_flow(
+    model: Model,
+    prepared: ModelInput,
+    method: Method,
+    selection: Selection,
+    *,
+    target: str | None = None,
+    token: str | None = None,
+) -> Flow:
+    """Run the model once, and follow attention through its layers.
+
+    ``relevance`` takes one backward pass more, of the prediction ``target``. ``token`` leaves its rows of the
+    largest flows. Raises ``ModelError`` where tokens cannot be followed through all layers.
+    """
+    slopes, said = gradients_of(model, prepared, target) if method == "relevance" else ({}, "")
+    mixing = _Mixing(slopes if method == "relevance" else None, model.name)
+    record = model.run(prepared, [mixing])
+    _require_square(mixing, model.name)
+    if "cross" in kinds_of(mixing.matrices) and method != "rollout":
+        raise ModelError(f"{method} follows one sequence: --method rollout follows the two of {model.name}")
+    notes = (METHODS[method], *model.notes, *prepared.notes, *record.notes, *([said] if said else []))
+    maps: dict[str, list[tuple[int, Weights]]] = {}
+    for kind, layer, values, axes in _follow(mixing, method, selection, token):
+        queries, keys = (selection.coarsening(axis) for axis in axes)
+        down, across = queries.averaging(), keys.summing()
+        values = values if down is None else down @ values
+        values = values if across is None else values @ across.T
+        causal = np.triu(np.ones(values.shape, bool), 1) & (kind == "decoder")
+        reached = np.asarray((values > 0) | ~causal)
+        labelled, _ = label_map(values.astype(np.float32), reached, queries, keys)
+        maps.setdefault(kind, []).append((layer, labelled))
+    return Flow(method, maps, model.title, provenance(record.sites), notes)
+
+
+def focus_token(
+    seen: Flow, kind: str | None, layer: int | None, token: str, picture: Picture | None
+) -> Focus:
+    """What one token of a layer is made of, and which of the layer's tokens it goes into."""
+    kind, layer, weights = seen.map(kind, layer)
+    row = find_place(weights.queries, token)
+    place = weights.queries[row]
+    made = rank_places(weights.values[row], weights.allowed[row], weights.keys, TOP)
+    goes = None
+    if weights.square and seen.method != "flow":  # of which one row was computed
+        goes = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP)
+    overlay = None
+    patches = [number for number, each in enumerate(weights.keys) if not each.special]
+    if picture is not None and picture.grid is not None and len(patches) == math.prod(picture.grid):
+        lit = weights.values[row][patches].reshape(picture.grid)
+        before = next(number for number, each in enumerate(picture.tokens) if not each.special)
+        patch = None if place.special else divmod(place.start - before, picture.grid[1])
+        overlay = Overlay(picture.pixels, lit, None, patch)
+    title = seen.titled(kind, layer)
+    return Focus(place.label, place.start, made, goes, title, "", seen.notes, overlay, VERBS)
+
+
+@dataclass(eq=False)
+class _Mixing:
+    """An observer that keeps the mean of all heads of each call, or of what in them raises a prediction."""
+
+    slopes: Mapping[Site, Tensor] | None
+    name: str
+    matrices: dict[Site, Array] = field(default_factory=dict)  # [query, key]
+    axes: dict[Site, tuple[Axis, Axis]] = field(default_factory=dict)
+
+    def observe(self, attention: Attention) -> None:
+        """Keep one call."""
+        site, size = attention.site, len(attention.queries) * len(attention.keys)
+        if attention.batch > 1:
+            parts = f"attends in {attention.batch:,} parts"
+            raise ModelError(f"{site.name} of {self.name} {parts}: nothing can be followed through it")
+        require(8 * size, f"the mean of {attention.heads} heads of layer {site.layer}", "cut the text")
+        amounts, step = self._amounts(attention), rows_at_a_time(attention, BLOCK)
+        blocks = []
+        for start in range(0, len(attention.queries), step):
+            stop = min(start + step, len(attention.queries))
+            rows = attention.rows(start, stop).nan_to_num()
+            rows = rows if amounts is None else amounts(rows, slice(start, stop), slice(None))
+            blocks.append(rows.double().mean((0, 1)).cpu().numpy())
+        self.matrices[site] = np.concatenate(blocks)
+        self.axes[site] = attention.queries, attention.keys
+
+    def _amounts(self, attention: Attention) -> Amounts | None:
+        if self.slopes is None:
+            return None
+        slope = self.slopes.get(attention.site)
+        if attention.values is None or slope is None:
+            return lambda rows, _, heads: rows * 0  # the prediction does not hang on it
+        return by_gradient(Values.of(attention.values, attention.heads, None), slope)
+
+
+def _follow(
+    mixing: _Mixing, method: Method, selection: Selection, token: str | None
+) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
+    """By kind and layer, what the tokens are made of, and their labels."""
+    if "cross" in kinds_of(mixing.matrices):
+        return _through_both(mixing)
+    followed = []
+    for kind in kinds_of(mixing.matrices):
+        sites = [site for site in mixing.matrices if site.kind == kind]
+        matrices = [mixing.matrices[site] for site in sites]
+        if method == "relevance":
+            maps = add_up_relevance(matrices)
+        elif method == "rollout":
+            maps = roll_out([with_residual(matrix) for matrix in matrices])
+        else:
+            axis = selection.coarsening(mixing.axes[sites[0]][0])
+            rows = None if token is None else axis.tokens(find_place(axis.places, token))
+            maps = _flows([with_residual(matrix) for matrix in matrices], rows)
+        followed += [
+            (kind, site.layer, made, mixing.axes[site]) for site, made in zip(sites, maps, strict=True)
+        ]
+    return followed
+
+
+def _flows(matrices: Sequence[Array], rows: Sequence[int] | None) -> list[Array]:
+    """The largest flows up to each layer, of some tokens alone or of all."""
+    size = len(matrices[0])
+    if rows is None and size > MOST_FLOWS:
+        raise SelectionError(
+            f"the largest flows between {size:,} tokens take long: name one with --token, or cut the text to "
+            f"{MOST_FLOWS} tokens"
+        )
+    maps = []
+    for count in range(1, len(matrices) + 1):
+        made = np.eye(size)
+        for row in range(size) if rows is None else rows:
+            made[row] = max_flow(matrices[:count], row)
+        maps.append(made)
+    return maps
+
+
+def _through_both(mixing: _Mixing) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
+    """Rollout of an encoder-decoder: a decoder's token is made of tokens of both sides."""
+    sizes = {site.kind: matrix.shape for site, matrix in mixing.matrices.items()}
+    own, other = sizes["cross"]
+    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
+    maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
+    for site, matrix in mixing.matrices.items():
+        axes = mixing.axes[site]
+        if site.kind == "encoder":
+            encoded = with_residual(matrix) @ encoded
+            maps["encoder", site.layer] = encoded, axes
+            continue
+        if site.kind == "decoder":
+            mixed = with_residual(matrix)
+            side, across = mixed @ side, mixed @ across
+        else:
+            side, across = 0.5 * side, 0.5 * across + 0.5 * as_shares(matrix) @ encoded
+            maps["cross", site.layer] = across, axes
+        queries = axes[0]
+        maps["decoder", site.layer] = side, (queries, queries)
+    return [(kind, layer, made, axes) for (kind, layer), (made, axes) in maps.items()]
+
+
+def _require_square(mixing: _Mixing, name: str) -> None:
+    """Raise ``ModelError`` unless every kind has one and the same tokens in all its layers."""
+    for kind in kinds_of(mixing.matrices):
+        sizes = {matrix.shape for site, matrix in mixing.matrices.items() if site.kind == kind}
+        one = next(iter(sizes))
+        if len(sizes) > 1 or (kind != "cross" and one[0] != one[1]):
+            shapes = ", ".join(f"{rows} × {columns}" for rows, columns in sorted(sizes))
+            raise ModelError(f"the tokens of {name} change on the way ({kind_title(kind)}: {shapes})")

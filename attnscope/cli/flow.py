@@ -1,0 +1,143 @@
+"""``attnscope flow``: what the tokens of a layer are made of, through all layers and heads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from attnscope.cli.command import command
+from attnscope.cli.heads import parse_numbers, select
+from attnscope.cli.options.declare import option
+from attnscope.cli.options.heads import LayerOptions
+from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.picture import WHOLE, MapOptions, NumbersOptions, PrintedOptions, check_picture
+from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.plain import print_plain
+from attnscope.cli.source import read_source, reading
+from attnscope.errors import OutputError
+
+if TYPE_CHECKING:
+    from attnscope.analysis.flow import Flow
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowOptions:
+    """How attention is followed, and for which token."""
+
+    method: Literal["rollout", "flow", "relevance"] = option(
+        "rollout: shares multiplied through the layers; flow: the largest flow; relevance: what raises a "
+        "prediction.",
+        default="rollout",
+    )
+    token: str | None = option(
+        "A word, a token's number, or a patch as row,column: what it is made of, and what it goes into."
+    )
+    target: str | None = option(
+        "With --method relevance: the prediction, a word at the end of the text or the number of a token; "
+        "the likeliest at the end if not given."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowOutput(NumbersOptions):
+    """Where the answer goes."""
+
+    out: Path | None = option(
+        "Save a picture (.png, .svg, .pdf), or the maps of all layers (.npz, .safetensors, .json, .csv).",
+        "--out",
+        "-o",
+    )
+
+
+@command
+def flow(
+    source: SourceOptions,
+    asked: FlowOptions,
+    attention: LayerOptions,
+    axes: MapOptions,
+    output: FlowOutput,
+    picture: PrintedOptions,
+    model: ModelOptions,
+) -> None:
+    """Follow attention through all layers: what the tokens of a layer are made of, of the text's own.
+
+    Rows are the tokens of the last layer, or of --layer, columns the tokens of the text; a row sums to 1.
+
+    Examples:
+
+    attnscope flow "The cat sat on the mat because it was tired."
+
+    attnscope flow "The cat sat on the mat because it was tired." --token it --method flow
+
+    attnscope flow "The cat sat on the" -m own-causal --method relevance --target mat
+
+    attnscope flow --image cat.png -m google/vit-base-patch16-224 --token CLS -o cat-flow.png
+    """
+    layer, *others = parse_numbers(attention.layers, "--layer") or (None,)
+    if others:
+        raise typer.BadParameter("name one layer, up to which attention is followed", param_hint="--layer")
+    if asked.target is not None and asked.method != "relevance":
+        raise typer.BadParameter("it goes with --method relevance", param_hint="--target")
+    check_picture(output.out, picture.cmap, one=asked.token is not None)
+    given = read_source(source, model)
+    from attnscope.analysis.flow import focus_token, follow_flow
+    from attnscope.answers.answer import Answer
+    from attnscope.cli import answers
+    from attnscope.views import heatmap
+
+    loaded, prepared = given.open(predicting=asked.method == "relevance")
+    with reading(loaded, prepared):
+        shown = select(LayerOptions(kind=attention.kind), axes)
+        seen = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
+    if output.as_json:
+        return print_plain(_numbers(seen))
+    if output.out is not None and output.out.suffix.lower() in WHOLE:
+        return _save(seen, output.out)
+    if asked.token is not None:
+        view: Any = focus_token(seen, attention.kind, layer, asked.token, prepared.picture)
+    else:
+        kind, last, weights = seen.map(attention.kind, layer)
+        title = seen.titled(kind, last)
+        view = heatmap(weights, title=title, subtitle=seen.subtitle, scale=axes.scale, notes=seen.notes)
+    answer = Answer((view,), {asked.method: view}, {})
+    if output.out is not None:
+        answers.save(answer, output.out, picture)
+    else:
+        answers.print_views(answer, cmap=picture.cmap, plain=picture.plain)
+
+
+def _numbers(seen: Flow) -> dict[str, Any]:
+    """The maps of all layers as plain data."""
+    return {
+        "method": seen.method,
+        "notes": list(seen.notes),
+        "layers": [
+            {
+                "kind": kind,
+                "layer": layer,
+                "queries": [place.text for place in weights.queries],
+                "keys": [place.text for place in weights.keys],
+                "weights": weights.values.tolist(),
+            }
+            for kind, layers in seen.maps.items()
+            for layer, weights in layers
+        ],
+    }
+
+
+def _save(seen: Flow, out: Path) -> None:
+    """The maps of all layers as arrays, each as a layer of one head."""
+    from attnscope.storage.arrays import save
+
+    if out.suffix.lower() == ".html":
+        raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
+    kinds = {
+        kind: [(layer, replace(weights, values=weights.values[None])) for layer, weights in layers]
+        for kind, layers in seen.maps.items()
+    }
+    save(kinds, out, title=f"{seen.method} · {seen.title}", notes=seen.notes)
+    print(f"saved {out}", file=sys.stderr)

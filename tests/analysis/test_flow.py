@@ -1,0 +1,105 @@
+"""What the tokens of each layer are made of, against the models' own eager attention."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from attnscope.analysis.flow import focus_token, follow_flow
+from attnscope.analysis.selection import Selection
+from attnscope.errors import ModelError, SelectionError
+from attnscope.models import load
+from tests.models.folders import minilm, t5
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+def _follow(model, method="rollout", selection=None, **how):
+    return follow_flow(model, model.prepare(TEXT), method, selection or Selection(), **how)
+
+
+def test_rollout_of_a_trained_model_is_that_of_its_own_eager_attention():
+    model = load(minilm())
+    eager = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager")
+    with torch.no_grad():
+        own = eager(**model.prepare(TEXT).inputs, output_attentions=True).attentions
+    expected = np.eye(13)
+    maps = _follow(model).maps["encoder"]
+    for (_, ours), weights in zip(maps, own, strict=True):
+        expected = (0.5 * weights[0].mean(0).double().numpy() + 0.5 * np.eye(13)) @ expected
+        np.testing.assert_allclose(ours.values, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["rollout", "flow", "relevance"])
+@pytest.mark.parametrize("name", ["own", "own-causal"])
+def test_rows_sum_to_one(method, name):
+    (maps,) = _follow(load(name, predicting=True), method).maps.values()
+    for _, weights in maps:
+        np.testing.assert_allclose(weights.values.sum(-1), 1, atol=1e-6)
+
+
+def test_relevance_is_chefers_rule_with_gradients_of_autograd():
+    model = load("own-causal")
+    prepared = model.prepare("The cat sat on the")
+    attention = [each for each in model.module.modules() if hasattr(each, "use_kernel")]
+    weights = []
+
+    def soft(*args, before=torch.softmax, **kwargs):
+        weights.append(before(*args, **kwargs))
+        return weights[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for each in attention:
+            patch.setattr(each, "use_kernel", False)
+        patch.setattr(torch, "softmax", soft)
+        logits = model.encoder.logits(model.encoder(**prepared.inputs))[0, 5]
+    slopes = torch.autograd.grad(logits[model.reader.tokenizer.token_to_id("mat")], weights)
+    relevance = np.eye(7)
+    seen = follow_flow(model, prepared, "relevance", Selection(), target="mat")
+    for (_, ours), one, slope in zip(seen.maps["decoder"], weights, slopes, strict=True):
+        raised = (one * slope).clamp(min=0)[0].mean(0).detach().double().numpy()
+        relevance = relevance + raised @ relevance
+        np.testing.assert_allclose(ours.values, relevance / relevance.sum(-1, keepdims=True), atol=1e-5)
+    assert any("the prediction: 'mat'" in note for note in seen.notes)
+
+
+def test_both_sides_of_an_encoder_decoder_together_make_a_token(tmp_path):
+    model = load(t5(tmp_path))
+    seen = follow_flow(model, model.prepare(TEXT, "The mat."), "rollout", Selection())
+    assert set(seen.maps) == {"encoder", "decoder", "cross"}
+    for (_, own), (_, other) in zip(seen.maps["decoder"], seen.maps["cross"], strict=True):
+        np.testing.assert_allclose(own.values.sum(-1) + other.values.sum(-1), 1, atol=1e-6)
+    with pytest.raises(ModelError, match="--method rollout"):
+        follow_flow(model, model.prepare(TEXT), "flow", Selection())
+
+
+def test_words_are_averaged_down_and_summed_across():
+    whole = _follow(load("own")).map(None, None)[2]
+    words = _follow(load("own"), selection=Selection(words=True)).map(None, None)[2]
+    assert len(words.queries) == len(TEXT.replace(".", " .").split()) + 2
+    np.testing.assert_allclose(words.values.sum(-1), 1, atol=1e-6)
+    assert whole.values.shape == (13, 13)
+
+
+def test_one_token_is_a_row_and_a_column():
+    seen = _follow(load("own"))
+    _, _, weights = seen.map(None, None)
+    focus = focus_token(seen, None, None, "it", None)
+    assert focus.verbs == ("is made of", "goes into")
+    assert focus.looks_at.bars[0].weight == pytest.approx(weights.values[8].max())
+    assert focus.looked_at_by.bars[0].weight == pytest.approx(weights.values[:, 8].max())
+
+
+def test_what_cannot_be_followed_or_is_not_there_is_refused():
+    model = load("own")
+    long = follow_flow, model, model.prepare("cat " * 100), "flow", Selection()
+    with pytest.raises(SelectionError, match="name one with --token"):
+        long[0](*long[1:])
+    assert focus_token(long[0](*long[1:], token="5"), None, None, "5", None).looked_at_by is None
+    seen = _follow(model)
+    with pytest.raises(SelectionError, match="has layers 0-3"):
+        seen.map(None, 9)
+    with pytest.raises(SelectionError, match="no decoder"):
+        seen.map("decoder", None)
+    with pytest.raises(SelectionError, match="no token 'dog'"):
+        focus_token(seen, None, None, "dog", None)

@@ -1,0 +1,53 @@
+"""``attnscope flow``: what it prints, saves and refuses."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.models.images import picture, vision
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+def test_the_last_layer_is_drawn_and_any_other_when_named(run):
+    assert run("flow", TEXT).out.startswith("rollout through layers 0-3 · own · encoder attention")
+    assert run("flow", TEXT, "--layer", "1").out.startswith("rollout through layers 0-1 ·")
+
+
+@pytest.mark.parametrize("method", ["rollout", "flow", "relevance"])
+def test_a_token_is_a_list_of_what_it_is_made_of(run, method):
+    ran = run("flow", TEXT, "--token", "it", "--method", method)
+    assert ran.code == 0
+    assert "it (token 8) is made of" in ran.out
+
+
+def test_json_and_arrays_hold_every_layer(run, tmp_path):
+    layers = json.loads(run("flow", TEXT, "--json").out)["layers"]
+    assert [each["layer"] for each in layers] == [0, 1, 2, 3]
+    run("flow", TEXT, "-o", tmp_path / "flow.npz")
+    with np.load(tmp_path / "flow.npz") as maps:
+        np.testing.assert_allclose(maps["encoder.03"][0], layers[3]["weights"], atol=1e-6)
+
+
+def test_pictures_are_saved_and_an_image_is_lit(run, tmp_path):
+    assert run("flow", TEXT, "-o", tmp_path / "flow.png", "--dpi", "50").code == 0
+    image, model = picture(tmp_path / "cat.png"), vision(tmp_path / "vit", "dinov2")
+    ran = run("flow", "--image", image, "-m", model, "--token", "CLS", "-o", tmp_path / "lit.png")
+    assert ran.code == 0
+    assert (tmp_path / "lit.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--layer", "0-2"), "name one layer"),
+        (("--target", "mat"), "it goes with --method relevance"),
+        (("--token", "dog"), "no token 'dog'"),
+        (("-o", "flow.html"), "a page is of heads"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run, words, said):
+    ran = run("flow", TEXT, *words)
+    assert ran.code in (1, 2)
+    assert said in " ".join(ran.err.split())

@@ -1,0 +1,68 @@
+"""What flows through layers, against NumPy written out, and linear programming."""
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from attnscope.measures.flow import add_up_relevance, as_shares, max_flow, roll_out, with_residual
+
+
+def _weights(layers, size, *, causal=False):
+    random = np.random.default_rng(0)
+    weights = random.random((layers, size, size)) ** 4
+    return [as_shares(np.tril(each) if causal else each) for each in weights]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rollout_is_the_product_of_half_weights_and_half_identity(causal):
+    weights = _weights(4, 6, causal=causal)
+    expected = np.eye(6)
+    for ours, one in zip(roll_out([with_residual(each) for each in weights]), weights, strict=True):
+        expected = (0.5 * one + 0.5 * np.eye(6)) @ expected
+        np.testing.assert_allclose(ours, expected, atol=1e-12)
+        np.testing.assert_allclose(ours.sum(-1), 1)
+
+
+def test_a_row_without_attention_keeps_its_token():
+    weights = np.array([[0.2, 0.2], [0.0, 0.0]])
+    np.testing.assert_allclose(with_residual(weights), [[0.75, 0.25], [0.0, 1.0]])
+
+
+def test_relevance_is_added_up_from_the_identity():
+    weights = _weights(3, 5)
+    relevance = np.eye(5)
+    for ours, one in zip(add_up_relevance(weights), weights, strict=True):
+        relevance = relevance + one @ relevance
+        np.testing.assert_allclose(ours, relevance / relevance.sum(-1, keepdims=True), atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_largest_flow_is_that_of_linear_programming(causal):
+    matrices = [with_residual(each) for each in _weights(3, 4, causal=causal)]
+    for row in range(4):
+        expected = np.array([_programmed(matrices, row, key) for key in range(4)])
+        np.testing.assert_allclose(max_flow(matrices, row), expected / expected.sum(), atol=1e-6)
+
+
+def _programmed(matrices, row, key):
+    """The largest flow from a node above to one below, as a linear programme over the edges."""
+    size, layers = len(matrices[0]), len(matrices)
+    edges = [
+        ((layer + 1, q), (layer, k), matrices[layer][q, k])
+        for layer in range(layers)
+        for q in range(size)
+        for k in range(size)
+    ]
+    source, sink = (layers, row), (0, key)
+    inner = [(layer, place) for layer in range(layers + 1) for place in range(size)]
+    kept = np.array(
+        [
+            [(start == node) - (end == node) for start, end, _ in edges]
+            for node in inner
+            if node not in (source, sink)
+        ],
+        float,
+    )
+    gain = [-(start == source) + 0.0 for start, _, _ in edges]
+    bounds = [(0, capacity) for _, _, capacity in edges]
+    return -linprog(gain, A_eq=kept, b_eq=np.zeros(len(kept)), bounds=bounds).fun

@@ -9,7 +9,8 @@ from math import isnan
 import torch
 from torch import Tensor
 
-from attnscope.analysis.questions.parts import Group, Question, word_groups
+from attnscope.analysis.questions.aim import Aim
+from attnscope.analysis.questions.parts import Question, word_groups
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     kind_title,
@@ -91,39 +92,6 @@ def find(
     return Answers(tuple(answers), title, (*model.notes, *prepared.notes, *record.notes))
 
 
-@dataclass(frozen=True, eq=False)
-class _Aim:
-    """A question on the axes of one call: which rows are read, and which keys they are asked about."""
-
-    rows: dict[int, float]  # and how much each counts
-    left: tuple[Group, ...]
-    right: tuple[Group, ...]
-    step: int | None
-    word: Tensor  # [key], the word that each key is a piece of
-    target: Tensor  # [word] bool
-
-    @classmethod
-    def of(cls, question: Question, queries: Axis, keys: Axis) -> _Aim | None:
-        """``None`` where one of the parts does not exist."""
-        left, step = question.left.tokens(queries), question.right.step
-        right = () if step is not None else question.right.tokens(keys)
-        if not left or not (right or step is not None):
-            return None
-        rows: dict[int, float] = {}
-        for group in left:
-            for row in group:
-                rows[row] = rows.get(row, 0.0) + 1 / len(group)
-        word = torch.arange(len(keys))  # a step counts tokens; else words, and the groups that are meant
-        target = torch.zeros(len(keys), dtype=torch.bool)
-        if step is None:
-            for _, group in word_groups(keys):
-                word[list(group)] = group[0]
-            for group in right:
-                word[list(group)] = group[0]
-                target[group[0]] = True
-        return cls(rows, left, right, step, word, target)
-
-
 @dataclass(eq=False)
 class _Sums:
     """What the rows of one call add up to, for one question."""
@@ -131,7 +99,7 @@ class _Sums:
     question: int
     site: Site
     count: InitVar[int]  # of heads
-    aim: _Aim
+    aim: Aim
     everything: bool
     share: float = 0.0  # of the rows that are in the sums
     rows: int = 0
@@ -187,16 +155,26 @@ class _Questions:
 
     questions: tuple[Question, ...]
     sums: list[_Sums] = field(default_factory=list)
+    aims: list[tuple[int, tuple[Axis, Axis], Aim | None]] = field(default_factory=list)
 
     def begin(self, attention: Attention) -> _Reading | None:
         asked = []
         for number, question in enumerate(self.questions):
-            aim = _Aim.of(question, attention.queries, attention.keys)
+            aim = self._aim(number, attention.queries, attention.keys)
             if aim is not None:
                 everything = question.right.everything
                 asked.append(_Sums(number, attention.site, attention.heads, aim, everything))
         self.sums += asked
         return _Reading(asked, rows_at_a_time(attention, BLOCK)) if asked else None
+
+    def _aim(self, number: int, queries: Axis, keys: Axis) -> Aim | None:
+        """A question on these axes: looked for once, for all calls that have the same."""
+        for known, axes, aim in self.aims:
+            if known == number and axes == (queries, keys):
+                return aim
+        aim = Aim.of(self.questions[number], queries, keys)
+        self.aims.append((number, (queries, keys), aim))
+        return aim
 
 
 @dataclass(frozen=True, eq=False)

@@ -130,4 +130,5 @@ def readings_of(head: HeadFigures) -> Iterator[Reading]:
     for name in READINGS:
         figure = head.figures.get(name)
         if figure is not None and not (name == "sink" and abs(figure.value) < 1e-4):
-            yield Reading(name, figure.value, figure.baseline, MEASURES[name].unit)
+            measure = MEASURES[name]
+            yield Reading(name, figure.value, figure.baseline, measure.unit, measure.summary)

@@ -27,12 +27,13 @@ BLACK = f"nearly all weights are below {FAINT}: full colour is the largest of th
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One measured number of a head, beside its baseline, the same on even attention."""
+    """One measured number of a head, beside its baseline, the same on even attention; and what it means."""
 
     name: str
     value: float
     baseline: float | None = None
     unit: str = ""
+    meaning: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,6 +88,7 @@ def page(
         "kinds": layers,
         "worth": worth_a_look,
         "written": written,
+        "meanings": contents.meanings,
         "cmap": chosen,
         "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
     }

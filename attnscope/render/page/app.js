@@ -52,7 +52,7 @@ function drawHead() {
   element("lined").setAttribute("aria-label", `lines of ${drawnHeads().map(nameOf).join(", ")}`);
   element("proof").textContent = layerNow().proof;
   element("mode").value = state.mode;
-  element("pictures").className = state.mode === "both" && current.columns <= BESIDE ? "beside" : "";
+  element("pictures").className = state.mode === "both" && hasRoom() ? "beside" : "";
   element("stage").hidden = state.mode === "lines";
   element("lined").hidden = state.mode === "map";
   markCells();
@@ -138,6 +138,7 @@ function flip() {
 }
 
 const BESIDE = 24; // columns of a map that has room beside the lines
+const hasRoom = () => innerWidth > 1080 && current.columns <= BESIDE;
 const MODES = ["map", "lines", "both"];
 function changeMode(mode = MODES[(MODES.indexOf(state.mode) + 1) % MODES.length]) {
   state.mode = mode;

@@ -34,7 +34,7 @@ async function addHead(row, head) {
   const slots = new Set(compared.map((each) => each.slot));
   one.slot = [...Array(MOST).keys()].find((each) => !slots.has(each));
   compared.push({ ...one, on: true });
-  if (state.mode === "map") changeMode("both");
+  if (state.mode === "map") changeMode(hasRoom() ? "both" : "lines");
 }
 
 async function tickLayer() {

@@ -38,6 +38,12 @@ class Contents:
     heads: dict[str, str] = field(default_factory=dict)
     axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict)
 
+    @property
+    def meanings(self) -> dict[str, str]:
+        """What each measure means that a head was measured with."""
+        heads = (head for heads in self.described.values() for head in heads)
+        return {each.name: clean(each.meaning) for head in heads for each in head.readings}
+
     def add(self, kinds: Mapping[str, Layers]) -> list[dict[str, Any]]:
         """Describe the layers of each kind; each is let go before the next one is asked for."""
         return [

@@ -3,13 +3,14 @@
 // heads that are worth a look.
 
 const SHOWN = 10;
+const nothing = (PAGE.top * (0.5 / LARGEST) ** PAGE.power).toPrecision(1); // what is less has the byte 0
 
 function drawSide() {
   const [role, sentence, figures] = layerNow().about[state.head] ?? ["", "", []];
   element("role").textContent = [role, sentence].filter(Boolean).join(": ");
   element("measured").hidden = !figures.length;
   element("figures").replaceChildren(...figures.map(([name, value, baseline, unit]) => made("tr", {},
-    made("th", { scope: "row" }, name), made("td", {}, `${value} ${unit}`.trim()), made("td", {}, baseline || "–"))));
+    made("th", { scope: "row" }, name, made("small", {}, PAGE.meanings[name])), made("td", {}, `${value} ${unit}`.trim()), made("td", {}, baseline || "–"))));
   for (const button of element("worth").querySelectorAll("button"))
     button.setAttribute("aria-current", button.dataset.head === [state.kind, layerNow().layer, state.head].join());
   element("side").style.setProperty("--one", openColour());
@@ -85,8 +86,8 @@ function ranking(verb, places, side, at) {
     .map(([text, number], i) => ({ text, number, i, byte: current.bytes[at(i)] }))
     .filter(({ byte }) => byte !== CLOSED)
     .sort((a, b) => b.byte - a.byte || a.i - b.i);
-  const list = made("ol");
-  for (const { text, number, i, byte } of found.slice(0, SHOWN)) {
+  const list = made("ol"), shown = found.slice(0, SHOWN).filter(({ byte }) => byte > 0);
+  for (const { text, number, i, byte } of shown) {
     const bar = made("i");
     bar.style.setProperty("--share", WEIGHT[byte] / PAGE.top);
     const button = made("button", { type: "button" }, made("span", { class: "place" }, isolated(text), ` ${number}`),
@@ -94,7 +95,7 @@ function ranking(verb, places, side, at) {
     button.addEventListener("click", () => pin(i, current.axes.square ? state.side : side));
     list.append(made("li", {}, button));
   }
-  const rest = found.length > SHOWN
-    ? [made("p", { class: "quiet" }, `and ${found.length - SHOWN} more, each at most ${shortly(WEIGHT[found[SHOWN].byte])}`)] : [];
-  return [made("h3", {}, verb), list, ...rest];
+  const more = found.length - shown.length, next = found[shown.length]?.byte;
+  const most = next ? `at most ${shortly(WEIGHT[next])}` : `less than ${nothing}`;
+  return [made("h3", {}, verb), list, ...(more ? [made("p", { class: "quiet" }, `${shown.length ? `and ${more} more` : `all ${more}`}, each ${most}`)] : [])];
 }

@@ -43,7 +43,9 @@ def path(tmp_path_factory):
     ]
     said = {
         ("encoder", layer): [
-            Described("mixed", f"says {layer}, {number}", (Reading("entropy", number, 2.0, "nats"),))
+            Described(
+                "mixed", f"says {layer}, {number}", (Reading("entropy", number, 2.0, "nats", "how even"),)
+            )
             for number in range(HEADS)
         ]
         for layer in range(LAYERS)
@@ -84,6 +86,7 @@ def test_it_opens_at_the_head_most_worth_a_look_and_says_why(opened) -> None:
         "5.00 nats",
         "2.00",
     ]
+    assert opened.run("document.querySelector('#figures th').innerText") == "entropy\nhow even"
     assert opened.run("[...document.querySelectorAll('#worth b')].map((one) => one.textContent)") == [
         "L1H5",
         "L0H2",

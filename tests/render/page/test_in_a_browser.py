@@ -174,10 +174,13 @@ def test_a_pinned_token_lists_its_row_and_its_column(opened) -> None:
         "[...document.querySelectorAll('#lists ol')].map((list) => [...list.querySelectorAll('.place')]"
         ".map((name) => +name.textContent.split(' ').at(-1)))"
     )
+    ranked = [np.argsort(-side, kind="stable").tolist() for side in (values[3], values[:, 3])]
     assert names == [
-        np.argsort(-values[3], kind="stable").tolist(),
-        np.argsort(-values[:, 3], kind="stable").tolist(),
+        [place for place in places if side[place] > 0]
+        for places, side in zip(ranked, (values[3], values[:, 3]), strict=True)
     ]
+    rest = opened.run("[...document.querySelectorAll('#lists .quiet')].map((one) => one.textContent)")
+    assert rest[-1] == "and 2 more, each less than 0.00009"
     opened.press("j")
     assert opened.run("state.token") == 4
     opened.press("Escape")

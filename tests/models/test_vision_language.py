@@ -10,6 +10,7 @@ from PIL import Image
 
 from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
+from attnscope.analysis.survey import survey
 from attnscope.analysis.token import one_token
 from attnscope.attention import Head
 from attnscope.errors import InputError
@@ -218,3 +219,11 @@ def test_what_a_processor_refuses_is_a_sentence(folder_of, tmp_path):
     picture = save_noise(tmp_path / "a.png", 90, 120)
     with pytest.raises(InputError, match="refuses this"):
         load(folder_of("llava")).prepare_image(picture, "<image> <image> what")
+
+
+def test_what_the_model_reports_of_its_text_is_not_held_against_its_tower(folder_of, tmp_path):
+    model = load(folder_of("llava"))
+    seen = survey(model, model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)).sightings
+    assert [(each.seen.site.kind, each.report) for each in seen] == [("encoder", "none")] * 2 + [
+        ("decoder", "right")
+    ] * 2

@@ -4,44 +4,24 @@ from __future__ import annotations
 
 import csv
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from attnscope.cli.command import command
 from attnscope.cli.find import FindOutput, write_answers
 from attnscope.cli.heads import select
-from attnscope.cli.options.declare import MODEL, WHERE, flag, option
 from attnscope.cli.options.heads import HeadOptions
 from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.parts import PartOptions, check_parts, read_parts_of, show_written
 from attnscope.cli.plain import print_plain
-from attnscope.cli.source import Source, read_source, reading
-from attnscope.errors import InputError
+from attnscope.cli.source import read_source, reading
 
 if TYPE_CHECKING:
-    from attnscope.analysis.questions.cut import Span
     from attnscope.analysis.questions.spans import SpanMaps
-    from attnscope.models import Model, ModelInput
     from attnscope.views import Heatmap
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartOptions:
-    """How the text is cut, and which parts are asked about."""
-
-    by: Literal["sentence", "line", "paragraph", "segment", "marks"] = option(
-        "How the text is cut; marks are parts that it names: [[question: Who slept?]].",
-        default="sentence",
-    )
-    pair: str | None = option(
-        'Rank the heads by how much one part looks at another: "question -> fact", "3 -> 1".',
-        panel=WHERE,
-    )
-    exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
 
 
 @command
@@ -63,6 +43,8 @@ def spans(
     attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --by paragraph
 
     attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --by marks --pair "question -> fact"
+
+    attnscope spans "The king said that the queen" -m own-causal --generate 10 --written
     """
     from attnscope.analysis.questions.find import Answers
     from attnscope.analysis.questions.parts import parse_questions
@@ -70,9 +52,11 @@ def spans(
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()
     check_picture(output.out, picture.cmap, one=True)
-    if source.image or source.inputs or source.chat or (source.saved and parts.by == "marks"):
-        raise typer.BadParameter("parts are cut out of a plain text: give TEXT or --file", param_hint="--by")
-    loaded, prepared, cut = _read(read_source(source, model), parts)
+    check_parts(parts, source)
+    loaded, prepared, cut = read_parts_of(read_source(source, model), parts)
+    if parts.written:
+        show_written(loaded, prepared, cut, parts, attention, output, picture)
+        return
     with reading(loaded, prepared):
         seen = span_maps(loaded, prepared, cut, select(attention), exact_kernel=parts.exact_kernel)
     if questions:
@@ -84,39 +68,6 @@ def spans(
         _print_csv(seen)
     else:
         _show(seen, attention, output.out, picture)
-
-
-def _read(given: Source, parts: PartOptions) -> tuple[Model, ModelInput, tuple[Span, ...]]:
-    """The model, the text as it reads it, and its parts."""
-    from attnscope.analysis.questions.cut import Span, cut_text, read_marks, segments, spans_of
-    from attnscope.models.trace import TracedModel
-
-    begins: tuple[tuple[str, int], ...] = ()
-    if given.asked.saved is not None:
-        kept, prepared = given.open()
-        if parts.by == "segment":
-            return kept, prepared, segments(prepared.tokens)
-        known = kept.trace.description.text if isinstance(kept, TracedModel) else None
-        if known is None or parts.by == "marks":
-            raise InputError(f"{given.asked.saved} holds no plain text that could be cut: give the text")
-        return kept, prepared, spans_of(prepared.tokens, known, cut_text(known, parts.by))
-    text = given.text
-    if parts.by == "marks":
-        text, begins = read_marks(text)
-        given = replace(given, text=text)
-    whole = text if given.second is None else f"{text}\n{given.second}"
-    if parts.by in ("sentence", "line", "paragraph"):
-        begins = cut_text(whole, parts.by)
-    model = given.load()
-    prepared = prompt = given.prepare(model)
-    if given.asked.generate is not None:
-        prompt = replace(given, asked=replace(given.asked, generate=None)).prepare(model)
-    same = [one == other for one, other in zip(prompt.tokens, prepared.tokens, strict=False)]
-    count = same.index(False) if False in same else len(same)  # a prompt may end with a token that is no more
-    tokens = prepared.tokens[:count]
-    cut = segments(tokens) if parts.by == "segment" else spans_of(tokens, whole, begins)
-    rest = [Span("written", count, len(prepared.tokens))] if count < len(prepared.tokens) else []
-    return model, prepared, (*cut, *rest)
 
 
 def _show(seen: SpanMaps, attention: HeadOptions, out: Path | None, picture: PrintedOptions) -> None:

@@ -22,7 +22,7 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
     if file is not None:
         if asked.text is not None:
             raise typer.BadParameter("give a text or --file, not both", param_hint="TEXT")
-        whole = _decode(_bytes_of(file), str(file))
+        whole = read_file(file)
     elif asked.text == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed: give a text, or --file FILE")
@@ -42,6 +42,11 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
     if second is not None and not second.strip():
         raise InputError("the second text is empty: give at least one word, or leave it out")
     return whole.strip("\n"), None if second is None else _argument(second)
+
+
+def read_file(file: Path) -> str:
+    """What a file holds. Raises ``InputError`` for one that cannot be read."""
+    return _decode(_bytes_of(file), str(file))
 
 
 def _bytes_of(file: Path) -> bytes:

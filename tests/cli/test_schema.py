@@ -29,7 +29,7 @@ ASKED = {
     ],
     "compare": [[], ["--head", "1"], OTHER, [*OTHER, "--head", "L1H1"], ["--with-model", "own"]],
     "find": [["it -> cat"]],
-    "spans": [[]],
+    "spans": [[], ["-m", "own-causal", "--truncate", "--max-tokens", "9", "--generate", "3", "--written"]],
     "flow": [[], ["--method", "relevance"]],
     "info": [[], ["--audit"]],
     "export": [["--format", "png,npz", "--layers", "0", "--heads", "1", "-o", "FOLDER"]],

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Literal, TypeAlias
 
 from attnscope.analysis.questions.locate import locate_tokens
 from attnscope.attention import Token
 from attnscope.errors import InputError
-
-Way: TypeAlias = Literal["sentence", "line", "paragraph", "segment", "marks"]
-"""How a text is cut into parts."""
 
 CUTS = {
     "sentence": re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)\]]))\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*\n"),
@@ -58,7 +55,7 @@ def read_marks(text: str) -> tuple[str, tuple[tuple[str, int], ...]]:
     return plain + text[last:], tuple(parts)
 
 
-def cut_text(text: str, way: Way) -> tuple[tuple[str, int], ...]:
+def cut_text(text: str, way: str) -> tuple[tuple[str, int], ...]:
     """Where in a text its sentences, lines or paragraphs begin, each named by its number and first words."""
     ends = [match.end() for match in CUTS[way].finditer(text)]
     begins = [begin for begin, end in pairwise((0, *ends, len(text))) if text[begin:end].strip()]
@@ -80,6 +77,61 @@ def spans_of(tokens: Sequence[Token], text: str, parts: Sequence[tuple[str, int]
         part = max(0, bisect_right(begins, place[0]) - 1)
         labels.append((part, parts[part][0] or f"rest {part + 1}"))
     return _runs(labels)
+
+
+def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Mapping[str, str]]) -> tuple[Span, ...]:
+    """The messages of a chat as parts, named by their roles; what the chat template adds is `template`.
+
+    Raises ``InputError`` for a message that cannot be found among the tokens.
+    """
+    letters: list[str] = []
+    owners: list[int] = []  # the token of each letter
+    for number, token in enumerate(tokens):
+        spelled = _letters(token.text)
+        letters.append(spelled)
+        owners += [number] * len(spelled)
+    whole, at = "".join(letters), 0
+    labels = [(-1, "template")] * len(tokens)
+    for number, message in enumerate(messages):
+        wanted = _letters(message["content"])
+        place = whole.find(wanted, at)
+        if place < 0:
+            raise InputError(
+                f"the {message['role']}'s message cannot be found in what the model reads of the chat"
+            )
+        at = place + len(wanted)
+        for owner in range(owners[place], owners[at - 1] + 1) if wanted else ():
+            labels[owner] = (number, message["role"])
+    return _runs(labels)
+
+
+def _letters(text: str) -> str:
+    """A text without spaces and capitals, which tokenizers leave out."""
+    return "".join(text.split()).casefold()
+
+
+def read_parts(written: str) -> tuple[tuple[str, int], ...]:
+    """Where parts begin that a JSON file names: ``{"question": [0, 40]}``, each with its first character and
+    the one behind its last; what is between them is a rest.
+
+    Raises ``InputError`` for anything else.
+    """
+    try:
+        parts = sorted((start, stop, name) for name, (start, stop) in json.loads(written).items())
+        fits = all(isinstance(each, int) for start, stop, _ in parts for each in (start, stop))
+        runs = [0, *(each for start, stop, _ in parts for each in (start, stop))]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        fits, runs, parts = False, [], []
+    if not (fits and parts and runs == sorted(runs)):
+        raise InputError(
+            'a file of parts is JSON, {"question": [0, 40], "fact": [41, 90]}: the first character of each '
+            "part and the one behind its last, one part behind the other"
+        )
+    begins: list[tuple[str, int]] = []
+    for (start, stop, name), (after, *_) in zip(parts, [*parts[1:], (-1,)], strict=True):
+        begins += [("", 0)] if not begins and start else []
+        begins += [(name, start)] + ([("", stop)] if stop != after else [])
+    return tuple(begins)
 
 
 def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:

@@ -212,7 +212,7 @@ FIND = record(
         "every question",
     ),
 )
-SPANS = record(
+PARTS = record(
     "how much the parts of a text look at each other",
     notes=NOTED,
     parts=(
@@ -238,3 +238,21 @@ SPANS = record(
         "every head",
     ),
 )
+WRITTEN = record(
+    "what each written token looks at (--written)",
+    notes=NOTED,
+    parts=(listed(TEXT), "the parts of the text, and last what was written"),
+    tokens=(listed(TEXT), "the written tokens"),
+    heads=(
+        listed(
+            record(
+                "a head",
+                **WHERE,
+                lookback=(NUMBER, "its lookback ratio (Chuang et al. 2024); 0.5 is even attention"),
+                shares=(MATRIX, "[written token, part]"),
+            )
+        ),
+        "every head",
+    ),
+)
+SPANS = either(PARTS, WRITTEN)

@@ -47,7 +47,9 @@ class SourceOptions:
         default=0.0,
     )
     seed: int = option("With --temperature: what to draw.", min=0, panel=TEXT, default=0)
-    chat: bool = flag("Give the text as a user's message, in the model's chat format.", panel=TEXT)
+    chat: bool = flag(
+        "Give the text as a user's message, in the model's chat format; or all messages as JSON.", panel=TEXT
+    )
     system: str | None = option("With --chat: a system message.", panel=TEXT)
 
     @property

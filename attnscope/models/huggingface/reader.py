@@ -9,6 +9,7 @@ from typing import Any
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
+from attnscope.models.chat import read_messages
 from attnscope.models.tokens import mark_unknown, tokens_of, tokens_of_ids
 from attnscope.models.trial import Trial, tried
 from attnscope.models.vocabulary import Vocabulary
@@ -64,16 +65,14 @@ class FolderReader:
         return Encoded({name: field[:keep] for name, field in fields.items()}, tokens[:keep], notes)
 
     def chat(self, text: str, system: str | None, reply: bool) -> str | None:
-        """A message of a user as the chat template writes it; ``None`` if there is no template.
+        """A chat as the chat template writes it, see ``read_messages``; ``None`` if there is no template.
 
         Raises ``InputError`` for a message that the template refuses, ``ModelError`` for a template that
         takes too much time or memory.
         """
         if not getattr(self.tokenizer, "chat_template", None):
             return None
-        messages = [{"role": "user", "content": text}]
-        if system is not None:
-            messages.insert(0, {"role": "system", "content": system})
+        messages = read_messages(text, system)
 
         def write() -> str:
             return str(

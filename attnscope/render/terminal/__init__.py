@@ -28,6 +28,7 @@ from attnscope.render.terminal.head_map import head_map_lines
 from attnscope.render.terminal.heatmap import heatmap_lines
 from attnscope.render.terminal.pair import pair_lines
 from attnscope.render.terminal.plane import plane_lines
+from attnscope.render.terminal.stack import stack_lines
 from attnscope.render.terminal.strip import strip_lines
 from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface
 from attnscope.views.aligned import AlignedTexts
@@ -38,6 +39,7 @@ from attnscope.views.grid import Grid
 from attnscope.views.heads import HeadMap, Ranking
 from attnscope.views.heatmap import Heatmap
 from attnscope.views.pair import HeadPair
+from attnscope.views.stack import Stack
 from attnscope.views.strip import Strip
 
 TEXT_OF = itemgetter(0)
@@ -45,7 +47,7 @@ TEXT_OF = itemgetter(0)
 
 View: TypeAlias = (
     "Heatmap | Grid | Focus | HeadMap | Ranking | DistanceMap | HeadPlane | Strip | HeadPair | AlignedTexts"
-    " | Curves"
+    " | Curves | Stack"
 )
 
 DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
@@ -60,6 +62,7 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
     HeadPair: pair_lines,
     AlignedTexts: aligned_lines,
     Curves: curves_lines,
+    Stack: stack_lines,
 }
 """What draws each view."""
 

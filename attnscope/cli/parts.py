@@ -1,0 +1,138 @@
+"""The parts of a text on the command line: how it is cut, and what was written on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from attnscope.cli.find import FindOutput
+from attnscope.cli.heads import select
+from attnscope.cli.options.declare import MODEL, WHERE, flag, option
+from attnscope.cli.options.heads import HeadOptions
+from attnscope.cli.options.picture import PrintedOptions
+from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.plain import print_plain
+from attnscope.cli.source import Source, reading
+from attnscope.cli.text import read_file
+from attnscope.errors import InputError
+
+if TYPE_CHECKING:
+    from attnscope.analysis.questions.cut import Span
+    from attnscope.models import Model, ModelInput
+
+WAYS = ("sentence", "line", "paragraph", "segment", "role", "marks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOptions:
+    """How the text is cut, and which parts are asked about."""
+
+    by: str = option(
+        "How the text is cut: sentence, line, paragraph, segment, role (with --chat), marks, which are parts "
+        "that it names, [[question: Who slept?]], or a .json FILE of parts.",
+        default="sentence",
+    )
+    pair: str | None = option(
+        'Rank the heads by how much one part looks at another: "question -> fact", "3 -> 1".',
+        panel=WHERE,
+    )
+    written: bool = flag(
+        "With --generate: what each written token looks at, by parts, and each head's lookback ratio.",
+        panel=WHERE,
+    )
+    exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
+
+
+def check_parts(parts: PartOptions, source: SourceOptions) -> None:
+    """Refuse a way to cut that does not exist, or that does not go with what is read."""
+    file = parts.by.endswith(".json")
+    if parts.by not in WAYS and not file:
+        ways = ", ".join(WAYS)
+        raise typer.BadParameter(f"{parts.by!r}: write one of {ways}, or FILE.json", param_hint="--by")
+    if source.chat != (parts.by == "role"):
+        raise typer.BadParameter("roles go with --chat, and a chat is cut by roles", param_hint="--by")
+    if source.image or source.inputs or (source.saved and (file or parts.by in ("marks", "role"))):
+        raise typer.BadParameter("parts are cut out of a plain text: give TEXT or --file", param_hint="--by")
+    if parts.written and (source.generate is None or parts.pair is not None):
+        raise typer.BadParameter("it goes with --generate N, and not with --pair", param_hint="--written")
+
+
+def read_parts_of(given: Source, parts: PartOptions) -> tuple[Model, ModelInput, tuple[Span, ...]]:
+    """The model, the text as it reads it, and its parts."""
+    from attnscope.analysis.questions.cut import (
+        CUTS,
+        Span,
+        cut_text,
+        read_marks,
+        read_parts,
+        segments,
+        spans_of,
+        spans_of_roles,
+    )  # fmt: skip
+    from attnscope.models.chat import read_messages
+    from attnscope.models.trace import TracedModel
+
+    begins: tuple[tuple[str, int], ...] = ()
+    if given.asked.saved is not None:
+        kept, prepared = given.open()
+        if parts.by == "segment":
+            return kept, prepared, segments(prepared.tokens)
+        known = kept.trace.description.text if isinstance(kept, TracedModel) else None
+        if known is None:
+            raise InputError(f"{given.asked.saved} holds no plain text that could be cut: give the text")
+        return kept, prepared, spans_of(prepared.tokens, known, cut_text(known, parts.by))
+    text = given.text
+    if parts.by == "marks":
+        text, begins = read_marks(text)
+        given = replace(given, text=text)
+    whole = text if given.second is None else f"{text}\n{given.second}"
+    if parts.by in CUTS:
+        begins = cut_text(whole, parts.by)
+    elif parts.by.endswith(".json"):
+        begins = read_parts(read_file(Path(parts.by)))
+    model = given.load()
+    prepared = prompt = given.prepare(model)
+    if given.asked.generate is not None:
+        prompt = replace(given, asked=replace(given.asked, generate=None)).prepare(model)
+    same = [one == other for one, other in zip(prompt.tokens, prepared.tokens, strict=False)]
+    count = same.index(False) if False in same else len(same)  # a prompt may end with a token that is no more
+    tokens = prepared.tokens[:count]
+    name = "written"
+    if parts.by == "role":
+        name = "assistant"
+        cut = spans_of_roles(tokens, read_messages(text, given.asked.system))
+    else:
+        cut = segments(tokens) if parts.by == "segment" else spans_of(tokens, whole, begins)
+    rest = [Span(name, count, len(prepared.tokens))] if count < len(prepared.tokens) else []
+    return model, prepared, (*cut, *rest)
+
+
+def show_written(
+    model: Model,
+    prepared: ModelInput,
+    cut: tuple[Span, ...],
+    parts: PartOptions,
+    attention: HeadOptions,
+    output: FindOutput,
+    picture: PrintedOptions,
+) -> None:
+    """What each written token looks at, drawn or as plain data."""
+    from attnscope.analysis.questions.written import written_looks
+    from attnscope.render.terminal import print_view
+
+    if output.out is not None or output.as_csv:
+        raise typer.BadParameter("it is drawn here, or printed with --json", param_hint="--written")
+    with reading(model, prepared):
+        seen = written_looks(model, prepared, cut, select(attention), exact_kernel=parts.exact_kernel)
+    if not output.as_json:
+        which = attention.head or f"mean of {len(seen.heads)} heads"
+        print_view(seen.stack(which), cmap=picture.cmap, plain=picture.plain)
+        return
+    heads = [
+        asdict(head) | {"lookback": seen.lookback[head], "shares": shares.tolist()}
+        for head, shares in zip(seen.heads, seen.shares, strict=True)
+    ]
+    print_plain({"notes": seen.notes, "parts": seen.parts, "tokens": seen.tokens, "heads": heads})

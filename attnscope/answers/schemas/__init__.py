@@ -4,9 +4,10 @@ A release that takes a field away, or changes what one means, raises ``VERSION``
 """
 
 from attnscope.answers.schemas.gold import GOLD
-from attnscope.answers.schemas.looks import FIND, INFO, SHOW, SPANS
+from attnscope.answers.schemas.looks import FIND, INFO, SHOW
 from attnscope.answers.schemas.measured import STATS
 from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT, FLOW
+from attnscope.answers.schemas.parts import SPANS
 from attnscope.answers.schemas.shape import TEXT, Shape, either, extended
 
 __all__ = ["VERSION", "schema_of"]

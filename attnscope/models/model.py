@@ -93,8 +93,7 @@ class Model(ABC):
         max_tokens: int | None = None,
         truncate: bool = False,
     ) -> ModelInput:
-        """A text as a user's message in the model's chat format, or all messages as JSON; ``system`` is one
-        before them.
+        """A chat, see ``read_messages``, in the model's chat format; ``system`` is a message before it.
 
         ``reply`` opens the model's turn, for it to write on. Raises ``InputError`` for a model that has no
         chat format.

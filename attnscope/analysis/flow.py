@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
-from torch import Tensor
 
+from attnscope.analysis.mixing import Mixing
 from attnscope.analysis.naming import find_place
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, kinds_of, number_ranges, provenance
-from attnscope.attention import Attention, Axis, Site
+from attnscope.attention import Axis
 from attnscope.axes import Weights
 from attnscope.axes.weights import Array, label_map
-from attnscope.capture.observers.shared_rows import rows_at_a_time
+from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.flow import add_up_relevance, as_shares, max_flow, roll_out, with_residual
-from attnscope.measures.weighing import Amounts, Values, by_gradient
-from attnscope.memory import require
 from attnscope.models import Model, ModelInput
+from attnscope.models.file import FileModel
 from attnscope.models.inputs import Picture
 from attnscope.models.weighed import gradients_of
 from attnscope.views import Focus, Overlay, rank_places
 
-Method: TypeAlias = Literal["rollout", "flow", "relevance"]
+Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
 
 METHODS: dict[str, str] = {
     "rollout": "half of each token stays, half comes by the mean attention of all heads, layer by layer",
     "flow": "the largest flow to each token of the text, where a layer lets through rollout's shares",
+    "alti": "how near each token's vector brings the sum of residual and heads, multiplied through layers",
     "relevance": "what raises a prediction: attention times its gradient, added up layer by layer",
 }
 """The methods, and how a cell of each comes about."""
-
-BLOCK = 1 << 23
-"""Weights computed at a time: 32 MB of float32."""
 
 TOP = 10
 """Tokens that are listed."""
@@ -90,8 +87,16 @@ def follow_flow(
     ``relevance`` takes one backward pass more, of the prediction ``target``. ``token`` leaves its rows of the
     largest flows. Raises ``ModelError`` where tokens cannot be followed through all layers.
     """
+    if method in ("relevance", "alti"):  # which ask more of a pass than its weights
+        if isinstance(model, FileModel):
+            raise ModelError(f"{model.name} is {model.what} and keeps no values: give the model for {method}")
+        prepared = replace(prepared, replay=None)
     slopes, said = gradients_of(model, prepared, target) if method == "relevance" else ({}, "")
-    mixing = _Mixing(slopes if method == "relevance" else None, model.name)
+    mixing = Mixing(slopes if method == "relevance" else None, model.name)
+    if method == "alti":
+        mixing.residuals = Residuals()
+        with mixing.residuals.watching(model.module):
+            model.run(prepared, [mixing.residuals])
     record = model.run(prepared, [mixing])
     _require_square(mixing, model.name)
     if "cross" in kinds_of(mixing.matrices) and method != "rollout":
@@ -132,43 +137,8 @@ def focus_token(
     return Focus(place.label, place.start, made, goes, title, "", seen.notes, overlay, VERBS)
 
 
-@dataclass(eq=False)
-class _Mixing:
-    """An observer that keeps the mean of all heads of each call, or of what in them raises a prediction."""
-
-    slopes: Mapping[Site, Tensor] | None
-    name: str
-    matrices: dict[Site, Array] = field(default_factory=dict)  # [query, key]
-    axes: dict[Site, tuple[Axis, Axis]] = field(default_factory=dict)
-
-    def observe(self, attention: Attention) -> None:
-        """Keep one call."""
-        site, size = attention.site, len(attention.queries) * len(attention.keys)
-        if attention.batch > 1:
-            parts = f"attends in {attention.batch:,} parts"
-            raise ModelError(f"{site.name} of {self.name} {parts}: nothing can be followed through it")
-        require(8 * size, f"the mean of {attention.heads} heads of layer {site.layer}", "cut the text")
-        amounts, step = self._amounts(attention), rows_at_a_time(attention, BLOCK)
-        blocks = []
-        for start in range(0, len(attention.queries), step):
-            stop = min(start + step, len(attention.queries))
-            rows = attention.rows(start, stop).nan_to_num()
-            rows = rows if amounts is None else amounts(rows, slice(start, stop), slice(None))
-            blocks.append(rows.double().mean((0, 1)).cpu().numpy())
-        self.matrices[site] = np.concatenate(blocks)
-        self.axes[site] = attention.queries, attention.keys
-
-    def _amounts(self, attention: Attention) -> Amounts | None:
-        if self.slopes is None:
-            return None
-        slope = self.slopes.get(attention.site)
-        if attention.values is None or slope is None:
-            return lambda rows, _, heads: rows * 0  # the prediction does not hang on it
-        return by_gradient(Values.of(attention.values, attention.heads, None), slope)
-
-
 def _follow(
-    mixing: _Mixing, method: Method, selection: Selection, token: str | None
+    mixing: Mixing, method: Method, selection: Selection, token: str | None
 ) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
     """By kind and layer, what the tokens are made of, and their labels."""
     if "cross" in kinds_of(mixing.matrices):
@@ -177,7 +147,9 @@ def _follow(
     for kind in kinds_of(mixing.matrices):
         sites = [site for site in mixing.matrices if site.kind == kind]
         matrices = [mixing.matrices[site] for site in sites]
-        if method == "relevance":
+        if method == "alti":
+            maps = roll_out([as_shares(matrix) for matrix in matrices])
+        elif method == "relevance":
             maps = add_up_relevance(matrices)
         elif method == "rollout":
             maps = roll_out([with_residual(matrix) for matrix in matrices])
@@ -208,7 +180,7 @@ def _flows(matrices: Sequence[Array], rows: Sequence[int] | None) -> list[Array]
     return maps
 
 
-def _through_both(mixing: _Mixing) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
+def _through_both(mixing: Mixing) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
     """Rollout of an encoder-decoder: a decoder's token is made of tokens of both sides."""
     sizes = {site.kind: matrix.shape for site, matrix in mixing.matrices.items()}
     own, other = sizes["cross"]
@@ -231,7 +203,7 @@ def _through_both(mixing: _Mixing) -> list[tuple[str, int, Array, tuple[Axis, Ax
     return [(kind, layer, made, axes) for (kind, layer), (made, axes) in maps.items()]
 
 
-def _require_square(mixing: _Mixing, name: str) -> None:
+def _require_square(mixing: Mixing, name: str) -> None:
     """Raise ``ModelError`` unless every kind has one and the same tokens in all its layers."""
     for kind in kinds_of(mixing.matrices):
         sizes = {matrix.shape for site, matrix in mixing.matrices.items() if site.kind == kind}

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class FlowOptions:
     """How attention is followed, and for which token."""
 
-    method: Literal["rollout", "flow", "relevance"] = option(
+    method: Literal["rollout", "flow", "relevance", "alti"] = option(
         "rollout: shares multiplied through the layers; flow: the largest flow; relevance: what raises a "
-        "prediction.",
+        "prediction; alti: how far each token's vector moves the sum.",
         default="rollout",
     )
     token: str | None = option(

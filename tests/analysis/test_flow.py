@@ -9,7 +9,7 @@ from attnscope.analysis.flow import focus_token, follow_flow
 from attnscope.analysis.selection import Selection
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
-from tests.models.folders import minilm, t5
+from tests.models.folders import gpt2, minilm, save, t5
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -30,7 +30,67 @@ def test_rollout_of_a_trained_model_is_that_of_its_own_eager_attention():
         np.testing.assert_allclose(ours.values, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["rollout", "flow", "relevance"])
+def test_alti_of_a_trained_model_is_ferrandos_formula_on_its_own_states_and_weights():
+    """Of a model that normalises the sum of residual and attention."""
+    model = load(minilm())
+    eager = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager")
+    with torch.no_grad():
+        own = eager(**model.prepare(TEXT).inputs, output_attentions=True, output_hidden_states=True)
+    expected = np.eye(13)
+    maps = _follow(model, "alti").maps["encoder"]
+    for number, ((_, ours), weights) in enumerate(zip(maps, own.attentions, strict=True)):
+        block, states = eager.encoder.layer[number].attention, own.hidden_states[number][0]
+        with torch.no_grad():
+            values = block.self.value(states).unflatten(-1, (12, 32)).transpose(0, 1)  # [head, key, size]
+            dense, norm = block.output.dense, block.output.LayerNorm
+            parts = dense.weight.T.unflatten(0, (12, 32))  # [head, size, width]
+            vectors = torch.einsum("hij,hjs,hsw->ijw", weights[0], values, parts)
+            vectors += torch.eye(13)[:, :, None] * states[:, None]
+            total = vectors.sum(1) + dense.bias
+            spread = torch.sqrt(total.var(-1, unbiased=False) + norm.eps)[:, None, None]
+            vectors = (vectors - vectors.mean(-1, keepdim=True)) / spread * norm.weight
+            given = norm(total)
+            moved = (given[:, None] - vectors).abs().sum(-1)
+            shares = (given.abs().sum(-1, keepdim=True) - moved).clamp(min=0).double().numpy()
+        expected = shares / shares.sum(-1, keepdims=True) @ expected
+        np.testing.assert_allclose(ours.values, expected, atol=1e-5)
+
+
+def test_alti_leaves_the_sum_as_it_is_where_the_model_does(tmp_path):
+    model = load(gpt2(tmp_path))
+    text = model.prepare(TEXT)
+    eager = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="eager")
+    with torch.no_grad():
+        own = eager(**text.inputs, output_attentions=True, output_hidden_states=True)
+    expected = np.eye(len(text.tokens))
+    maps = follow_flow(model, text, "alti", Selection()).maps["decoder"]
+    for number, ((_, ours), weights) in enumerate(zip(maps, own.attentions, strict=True)):
+        block, states = eager.h[number], own.hidden_states[number][0]
+        with torch.no_grad():
+            packed = block.attn.c_attn(block.ln_1(states))
+            values = packed.chunk(3, -1)[2].unflatten(-1, (4, 8)).transpose(0, 1)
+            parts = block.attn.c_proj.weight.unflatten(0, (4, 8))
+            vectors = torch.einsum("hij,hjs,hsw->ijw", weights[0], values, parts)
+            vectors += torch.eye(len(states))[:, :, None] * states[:, None]
+            given = vectors.sum(1) + block.attn.c_proj.bias
+            moved = (given[:, None] - vectors).abs().sum(-1)
+            shares = (given.abs().sum(-1, keepdim=True) - moved).clamp(min=0).double().numpy()
+        expected = shares / shares.sum(-1, keepdims=True) @ expected
+        np.testing.assert_allclose(ours.values, expected, atol=1e-5)
+
+
+def test_a_block_that_alti_cannot_follow_is_named(tmp_path):
+    config = transformers.GPTNeoXConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=400
+    )
+    gpt2(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = load(save(tmp_path, transformers.GPTNeoXModel(config), tokenizer))
+    with pytest.raises(ModelError, match="what its output is added to was not found"):
+        _follow(model, "alti")
+
+
+@pytest.mark.parametrize("method", ["rollout", "flow", "relevance", "alti"])
 @pytest.mark.parametrize("name", ["own", "own-causal"])
 def test_rows_sum_to_one(method, name):
     (maps,) = _follow(load(name, predicting=True), method).maps.values()

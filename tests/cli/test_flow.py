@@ -15,7 +15,7 @@ def test_the_last_layer_is_drawn_and_any_other_when_named(run):
     assert run("flow", TEXT, "--layer", "1").out.startswith("rollout through layers 0-1 ·")
 
 
-@pytest.mark.parametrize("method", ["rollout", "flow", "relevance"])
+@pytest.mark.parametrize("method", ["rollout", "flow", "relevance", "alti"])
 def test_a_token_is_a_list_of_what_it_is_made_of(run, method):
     ran = run("flow", TEXT, "--token", "it", "--method", method)
     assert ran.code == 0

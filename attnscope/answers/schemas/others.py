@@ -151,7 +151,7 @@ COMPARE = either(ALL, DEPTH, TWO, TEXTS, MODELS, FEEDS)
 
 FLOW = record(
     "what the tokens of each layer are made of, of the text's own",
-    method=({"enum": ["rollout", "flow", "relevance"]}, "how attention was followed"),
+    method=({"enum": ["rollout", "flow", "relevance", "alti"]}, "how attention was followed"),
     notes=(NOTES, "what to know"),
     layers=(
         listed(

@@ -20,6 +20,7 @@ import typer
 
 from attnscope import __version__
 from attnscope.cli.browse import browse
+from attnscope.cli.cache import cache
 from attnscope.cli.check import check
 from attnscope.cli.compare import compare
 from attnscope.cli.export import export
@@ -62,7 +63,11 @@ def _add(command: Callable[..., None]) -> None:
     app.command(help=paragraphs, epilog=title.strip() + examples)(command)
 
 
-for _command in (show, find, spans, flow, stats, compare, browse, export, info, check, train, loss, schema):
+COMMANDS = (
+    show, find, spans, flow, stats, compare, browse, export, info, check, train, loss, schema, cache,
+)  # fmt: skip
+
+for _command in COMMANDS:
     _add(_command)
 
 

@@ -108,7 +108,7 @@ def _measure(
 
     if not source.names_one:
         raise typer.BadParameter("give --texts CORPUS, --text or --file", param_hint="--texts")
-    loaded, prepared = read_source(source, model).open()
+    loaded, prepared = read_source(source, model).open(kept=True)
     with reading(loaded, prepared):
         return stats(loaded, prepared, selection, names=names)
 

@@ -31,14 +31,28 @@ class Source:
     text: str = ""
     second: str | None = None
 
-    def open(self, *, predicting: bool = False, looking: bool = False) -> tuple[Model, ModelInput]:
+    def open(
+        self, *, predicting: bool = False, looking: bool = False, kept: bool = False, saving: bool = False
+    ) -> tuple[Model, ModelInput]:
         """The model, and the input as it reads it. Raises ``AttnscopeError``.
 
-        ``looking``: with the pass of a short input, for who looks at heads and their figures alone.
+        ``looking``: with the pass of a short input, for who looks at heads and their figures alone. It is
+        kept by itself, and where it was before, no model is loaded; ``kept`` looks there, too, and keeps
+        nothing. ``saving``: the title goes into a file, and does not say when the pass ran.
         """
+        key = None
+        if (looking or kept) and not predicting:
+            from attnscope.cli.last_look import find_look, key_of
+
+            key = key_of(self)
+            found = None if self.asked.fresh else find_look(key, saving=saving)
+            if found is not None:
+                return found, found.prepared
         model = self.load(predicting=predicting)
         prepared = self.prepare(model)
-        return model, self._hold(model, prepared) if looking and self.asked.saved is None else prepared
+        if not looking or self.asked.saved is not None:
+            return model, prepared
+        return model, self._hold(model, prepared, key)
 
     def load(self, *, predicting: bool = False) -> Model:
         """The model, or a file in its place; ``predicting`` brings what it was trained with."""
@@ -79,8 +93,9 @@ class Source:
         print(f"kept {file}", file=sys.stderr)
         return look_at(prepared, trace)
 
-    def _hold(self, model: Model, prepared: ModelInput) -> ModelInput:
-        """The input with its pass, if that is short."""
+    def _hold(self, model: Model, prepared: ModelInput, key: str | None) -> ModelInput:
+        """The input with its pass, if that is short, which is kept by itself under ``key``."""
+        from attnscope.cli.last_look import store_look
         from attnscope.models.keeping import hold_short
         from attnscope.models.trace import look_at
         from attnscope.models.weighed import WeighedModel
@@ -89,7 +104,10 @@ class Source:
             return prepared
         with reading(model, prepared):
             trace = hold_short(model, prepared, self.plain_text)
-        return prepared if trace is None else look_at(prepared, trace)
+        if trace is None:
+            return prepared
+        store_look(self, key, trace)
+        return look_at(prepared, trace)
 
     def _read(self, model: Model) -> ModelInput:
         asked = self.asked

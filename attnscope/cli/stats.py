@@ -85,7 +85,7 @@ def stats(
         show_curves(given, selection, asked.by_position, attention.top, picture, said)
         return
     if given is not None:
-        seen = _measure(given, selection, names, asked)
+        seen = _measure(given, selection, names, asked, saving=output.out is not None)
     else:
         seen = measure_corpus(
             corpus, source, lambda: load_model(model, predicting=predicting), selection, names,
@@ -138,12 +138,14 @@ def _check_output(output: StatsOutput, pooled: Path | None, cmap: str | None, *,
         check_data(pooled)
 
 
-def _measure(given: Source, selection: Selection, names: tuple[str, ...], asked: StatsOptions) -> Stats:
+def _measure(
+    given: Source, selection: Selection, names: tuple[str, ...], asked: StatsOptions, *, saving: bool
+) -> Stats:
     """The figures of one text; its maps are saved where they are asked for."""
     from attnscope.analysis.stats import stats as measure
 
     loaded, prepared = given.open(
-        predicting=asked.importance or asked.ablation is not None, looking=asked.pooled is None
+        predicting=asked.importance or asked.ablation is not None, looking=asked.pooled is None, saving=saving
     )
     with reading(loaded, prepared):
         seen = measure(

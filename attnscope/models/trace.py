@@ -23,13 +23,18 @@ class TracedModel(FileModel):
 
     what = "a trace"
 
-    def __init__(self, trace: Trace, file: str | None = None) -> None:
-        self.trace = trace
+    def __init__(self, trace: Trace, file: str | None = None, since: str | None = None) -> None:
+        self.trace, self.since = trace, since
         said = trace.description
         notes = tuple(map(clean, said.model_notes))
         if file is not None:
             notes += (f"from {file}: a trace of {clean(said.kept)}, attnscope {clean(said.attnscope)}",)
         super().__init__(clean(said.model.name), notes)
+
+    @property
+    def title(self) -> str:
+        """The model's name, and when the pass ran where that is to be said."""
+        return super().title if self.since is None else f"{super().title} · {self.since}"
 
     def weights(self, head: Head) -> Array:
         """All rows of one head, computed in NumPy.  -> [query, key]"""

@@ -14,12 +14,13 @@ from attnscope.storage.regular import name_other
 
 
 @contextmanager
-def open_whole(path: str | Path) -> Iterator[IO[bytes]]:
+def open_whole(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a file to be written beside its place; it takes its name when all of it is on the disk.
 
     A file that exists is replaced and keeps its permissions; a symbolic link stays, and the file that it
     leads to is written. Raises ``OutputError`` where the folder does not exist or cannot be written to, or
-    something else than a file stands there; nothing stays behind then.
+    something else than a file stands there; nothing stays behind then. A ``private`` file is for its owner
+    alone.
     """
     path = Path(path)
     try:
@@ -35,7 +36,8 @@ def open_whole(path: str | Path) -> Iterator[IO[bytes]]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(beside, place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask())
+            if not private:
+                os.chmod(beside, place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask())
             os.replace(beside, place)
         except BaseException:
             os.unlink(beside)
@@ -44,9 +46,9 @@ def open_whole(path: str | Path) -> Iterator[IO[bytes]]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def write_whole(path: str | Path, content: bytes) -> None:
+def write_whole(path: str | Path, content: bytes, *, private: bool = False) -> None:
     """Write a file whole or not at all; see ``open_whole``."""
-    with open_whole(path) as file:
+    with open_whole(path, private=private) as file:
         file.write(content)
 
 

@@ -28,6 +28,7 @@ class SourceOptions:
         "Keep the pass in FILE.trace: every command looks at it again with --from, without the model.",
         panel=TEXT,
     )
+    fresh: bool = flag("Run the model again, though the same pass is kept (see attnscope cache).", panel=TEXT)
     image: Path | None = option(
         "An image for a model that reads them; with a text, for one that reads both.",
         panel=TEXT,
@@ -55,7 +56,7 @@ class SourceOptions:
     @property
     def names_one(self) -> bool:
         """Whether one text, or what stands in its place, is named: more than how long it may be."""
-        return replace(self, max_tokens=None, truncate=False) != type(self)()
+        return replace(self, max_tokens=None, truncate=False, fresh=False) != type(self)()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,16 @@ KEY = "attnscope trace"
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write a trace, whole or not at all. Raises ``OutputError``."""
+    write_whole(path, trace_bytes(trace))
+
+
+def trace_bytes(trace: Trace, more: Mapping[str, str] | None = None) -> bytes:
+    """A trace as its file holds it, with ``more`` metadata."""
     from safetensors.numpy import save
 
-    write_whole(path, save(dict(trace.arrays), {KEY: json.dumps(asdict(trace.description))}))
+    described = {KEY: json.dumps(asdict(trace.description)), **(more or {})}
+    content: bytes = save(dict(trace.arrays), described)
+    return content
 
 
 def read_trace(path: str | Path) -> Trace:

@@ -19,6 +19,12 @@ class Trace:
     description: Description
     arrays: Mapping[str, Array]
 
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What else its file says; nothing in memory."""
+        found: Mapping[str, str] = getattr(self.arrays, "metadata", {})
+        return found
+
     def axis(self, number: int) -> Axis:
         """The tokens of an axis, or its bare positions."""
         axis = self.description.axes[number]

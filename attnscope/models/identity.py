@@ -1,0 +1,122 @@
+"""Which model a name means, to the byte: what is the same has the same weights, tokenizer and config.
+
+Small files count with their contents; large ones with their size, times and place on the disk, which no
+program changes without changing the time at which the system saw it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from attnscope import __version__
+
+SMALL = 1 << 20
+"""Bytes of a file that is read."""
+
+MOST = 2000
+"""Files of a folder."""
+
+SETTLED = 2.0
+"""Seconds after which another change of a file has another time, on any disk."""
+
+PACKAGE = Path(__file__).parents[1]
+LIBRARIES = (
+    "torch", "transformers", "tokenizers", "safetensors", "numpy", "pillow", "torchvision", "sentencepiece",
+    "accelerate", "timm", "peft", "kernels", "flash-attn", "bitsandbytes",
+)  # fmt: skip
+"""Whose versions count, where they are installed."""
+
+
+def identify_model(name: str, revision: str | None = None) -> list[Any] | None:
+    """What tells a model's files from all others; ``None`` where nothing does.
+
+    That is so for modules of one's own code, whose imports nobody knows, for adapters, whose base lies
+    elsewhere, for models that are not on this machine, and while large files are being written.
+    """
+    folder = _folder_of(name, revision)
+    if folder is None:
+        return None
+    try:
+        files = [_identify(folder, path) for path in _files(folder)]
+    except (OSError, ValueError):
+        return None
+    return [str(folder.resolve()), files]
+
+
+def identify_programs() -> list[Any]:
+    """The versions of this package and of the libraries that run a model."""
+    sources = sorted(
+        (str(path.relative_to(PACKAGE)), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in PACKAGE.rglob("*.py")
+    )
+    return [__version__, hashlib.sha256(repr(sources).encode()).hexdigest(), *map(_version, LIBRARIES)]
+
+
+def identify_file(path: Path) -> str:
+    """The digest of a file. Raises ``OSError``."""
+    with path.open("rb") as file:
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else (hashlib.sha256(file.read()).hexdigest())
+        )
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def _folder_of(name: str, revision: str | None) -> Path | None:
+    if name in ("own", "own-causal"):
+        return PACKAGE / "pretrained" / name
+    folder = Path(name)
+    if folder.exists():
+        return folder if (folder / "config.json").is_file() else None
+    if ":" in name or name.count("/") > 1 or name.startswith((".", "/", "~")):
+        return None
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    stored = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    wanted = revision or "main"
+    try:
+        commit = (stored / "refs" / wanted).read_text("utf-8").strip()
+    except (OSError, ValueError):
+        commit = wanted
+    snapshot = stored / "snapshots" / commit
+    return snapshot if (snapshot / "config.json").is_file() else None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Every file. Raises ``ValueError`` where they are too many, or not all of the model."""
+    count = 0
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        if any((Path(place) / each).is_symlink() for each in folders):
+            raise ValueError("a folder is elsewhere")
+        for name in sorted(names):
+            count += 1
+            if count > MOST or name == "adapter_config.json":
+                raise ValueError("too many files, or an adapter")
+            yield Path(place) / name
+
+
+def _identify(folder: Path, path: Path) -> tuple[Any, ...]:
+    """What tells one file from all others. Raises ``ValueError`` for a large one that is being written."""
+    found, name = path.stat(), str(path.relative_to(folder))
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no file")
+    if found.st_size <= SMALL:
+        return name, found.st_size, identify_file(path)
+    if abs(time.time() - max(found.st_mtime, found.st_ctime)) < SETTLED or time.time() < found.st_ctime:
+        raise ValueError("it has just been written")
+    return name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev

@@ -1,0 +1,181 @@
+"""The last looks: passes that are kept by themselves, in a folder that is the user's alone.
+
+An entry is a trace, ``KEY-DIGEST.trace``. The key says what was asked of which model; it stands inside of the
+file, too. The digest is of the file's bytes, so that a damaged entry is seen. What cannot be read or
+written means that there is no entry: never an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import AttnscopeError
+from attnscope.storage.trace.file import SUFFIX, read_trace, trace_bytes
+from attnscope.storage.trace.trace import Trace
+from attnscope.storage.whole import write_whole
+
+VARIABLE = "ATTNSCOPE_CACHE"
+"""The environment variable that names another folder, or says ``off``."""
+
+LARGEST, FULL = 64 << 20, 300 << 20
+"""Bytes of an entry, and of all of them, at most; the oldest go first."""
+
+LOOKS = "looks"
+"""The folder of the entries, inside of the one that is named."""
+
+KEY = "attnscope cache key"
+"""The name of the key in an entry's metadata."""
+
+LEFT = 3600
+"""Seconds after which a file that nobody finished is removed."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One pass that is kept."""
+
+    path: Path
+    size: int
+    used: float
+    trace: Trace
+
+
+def cache_folder() -> Path | None:
+    """Where the last looks are kept, whether the folder exists or not; ``None`` where they are not."""
+    named = os.environ.get(VARIABLE, "")
+    if named.strip().lower() == "off":
+        return None
+    if named:
+        return Path(named) / LOOKS
+    from platformdirs import user_cache_path
+
+    return user_cache_path("attnscope", appauthor=False) / LOOKS
+
+
+def hash_key(key: Mapping[str, Any]) -> str:
+    """What was asked of which model, as the name of its entry."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:40]
+
+
+def find_pass(key: str) -> Trace | None:
+    """The pass of a key. What is damaged, or has another key, is removed."""
+    folder = _own_folder()
+    if folder is None:
+        return None
+    for path in sorted(folder.glob(f"{key}-*{SUFFIX}")):
+        found = _open(path)
+        if found is not None:
+            with suppress(OSError):
+                os.utime(path)
+            return found
+        with suppress(OSError):
+            path.unlink()
+    return None
+
+
+def store_pass(key: str, trace: Trace) -> None:
+    """Keep a pass, if it is small; older ones of its key go, and the oldest of all where there is no room."""
+    content = trace_bytes(trace, {KEY: key})
+    folder = None if len(content) > LARGEST else _own_folder(make=True)
+    if folder is None:
+        return
+    path = folder / f"{key}-{_digest(content)}{SUFFIX}"
+    with suppress(OSError, AttnscopeError):
+        write_whole(path, content, private=True)
+        for other in folder.glob(f"{key}-*{SUFFIX}"):
+            if other != path:
+                other.unlink()
+        _make_room(folder)
+
+
+def list_passes() -> list[Entry]:
+    """What is kept, the latest first."""
+    folder = _own_folder()
+    entries = []
+    for path, size, used in _files(folder) if folder is not None else ():
+        trace = _open(path) if path.suffix == SUFFIX else None
+        if trace is not None:
+            entries.append(Entry(path, size, used, trace))
+    return sorted(entries, key=lambda entry: -entry.used)
+
+
+def clear_passes() -> int:
+    """Remove every entry; how many there were."""
+    folder, count = _own_folder(), 0
+    for path, _, _ in _files(folder) if folder is not None else ():
+        with suppress(OSError):
+            path.unlink()
+            count += 1
+    return count
+
+
+def _own_folder(*, make: bool = False) -> Path | None:
+    """The folder, if it is one, and no other user's nor open to any."""
+    try:
+        folder = cache_folder()
+        if folder is None:
+            return None
+        if make:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except (OSError, RuntimeError):  # no home either
+        return None
+    return folder if stat.S_ISDIR(found.st_mode) and _is_private(found) else None
+
+
+def _is_private(found: os.stat_result) -> bool:
+    if not hasattr(os, "getuid"):
+        return True
+    return found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _open(path: Path) -> Trace | None:
+    """An entry whose bytes and key are those that its name says."""
+    key, _, digest = path.stem.partition("-")
+    try:
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | _NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or not _is_private(found) or found.st_size > LARGEST:
+                return None
+            if _digest(file.read(LARGEST)) != digest:
+                return None
+        trace = read_trace(path)
+    except (OSError, AttnscopeError):
+        return None
+    return trace if trace.metadata.get(KEY) == key else None
+
+
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:40]
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, int, float]]:
+    """Path, size and last use of every file."""
+    with suppress(OSError):
+        for path in sorted(folder.iterdir()):
+            with suppress(OSError):
+                found = path.lstat()
+                if not stat.S_ISDIR(found.st_mode):
+                    yield path, found.st_size, found.st_mtime
+
+
+def _make_room(folder: Path) -> None:
+    """Remove the oldest entries beyond ``FULL``, and what was never finished."""
+    room = FULL
+    for path, size, used in sorted(_files(folder), key=lambda file: -file[2]):
+        room -= size
+        if room < 0 or (path.name.startswith(".") and time.time() - used > LEFT):
+            with suppress(OSError):
+                path.unlink()

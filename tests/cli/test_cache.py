@@ -1,0 +1,483 @@
+"""The last looks: what changes anything runs the model again, and no damaged entry is believed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from attnscope.cli import last_look
+from attnscope.cli.options.model import ModelOptions, WeighedModelOptions
+from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.source import Source
+from attnscope.models import identity
+from attnscope.storage import cache
+from tests.models.images import picture
+from tests.storage.trace.test_hostile import LIES
+
+TEXT = "The cat sat on the mat."
+
+
+@pytest.fixture
+def looks(monkeypatch, tmp_path):
+    """A folder of last looks of its own."""
+    monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept" / "looks"
+
+
+@pytest.fixture
+def folder(tmp_path, causal_folder):
+    """A model that a test may change."""
+    return Path(shutil.copytree(causal_folder, tmp_path / "model"))
+
+
+def came_from_there(ran) -> bool:
+    assert ran.code == 0, ran.err
+    return "from the pass of" in " ".join(ran.out.split())
+
+
+def test_the_second_look_is_at_the_pass_of_the_first(run, looks, folder):
+    assert not came_from_there(run("show", TEXT, "-m", folder))
+    for asked in (["show"], ["show", "--head", "L1H0"], ["show", "--token", "1", "--words"], ["stats"]):
+        assert came_from_there(run(asked[0], TEXT, "-m", folder, *asked[1:])), asked
+    assert not came_from_there(run("show", TEXT, "-m", folder, "--fresh"))
+    assert not came_from_there(run("show", "Another text.", "-m", folder))
+    assert len(list(looks.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["show"],
+        ["show", "--head", "L1H1"],
+        ["show", "--head", "L0H1", "--words"],
+        ["stats"],
+        ["stats", "--csv"],
+    ],
+    ids=" ".join,
+)
+def test_the_numbers_are_the_same_byte_for_byte(run, looks, folder, asked):
+    given = [asked[0], TEXT, "-m", folder, *asked[1:], *([] if "--csv" in asked else ["--json"])]
+    first, second, fresh = run(*given), run(*given), run(*given, "--fresh")
+    assert first.out == second.out == fresh.out
+
+
+def test_what_a_model_writes_is_kept_with_it(run, looks):
+    given = ["show", "The cat", "-m", "own-causal", "--generate", "4", "--head", "L0H0"]
+    first, second = run(*given), run(*given)
+    assert came_from_there(second)
+    assert "│" in second.out
+    assert first.out.splitlines()[0] == second.out.splitlines()[0]
+
+
+def test_a_picture_does_not_say_when_the_pass_ran(run, looks, folder, tmp_path):
+    for name in ("one.svg", "two.svg"):
+        assert run("show", TEXT, "-m", folder, "--head", "L1H0", "-o", tmp_path / name).code == 0
+    assert "from the pass" not in (tmp_path / "two.svg").read_text()
+
+
+@pytest.mark.subprocess
+def test_the_second_look_needs_neither_torch_nor_transformers(run, looks, folder):
+    run("show", TEXT, "-m", folder)
+    code = (
+        "import sys; sys.argv[0] = 'attnscope'\n"
+        "from attnscope.cli import app\n"
+        "try: app()\n"
+        "except SystemExit as end: print(*sys.modules) if not end.code else print('failed')"
+    )
+    given = [sys.executable, "-c", code, "show", TEXT, "-m", str(folder), "--head", "L1H0", "--words"]
+    ran = subprocess.run(given, capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.splitlines()[-1].split())
+    assert "numpy" in loaded
+    assert not loaded & {"torch", "transformers"}
+
+
+# what changes the key
+
+
+def change_byte(file):
+    """Another byte in its place; size and time of the file stay."""
+    found, content = file.stat(), bytearray(file.read_bytes())
+    content[-1] ^= 1
+    with file.open("r+b") as opened:
+        opened.write(content)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+FILES = {
+    "a byte of the weights": lambda folder: change_byte(folder / "model.safetensors"),
+    "a byte of the tokenizer": lambda folder: change_byte(folder / "tokenizer.json"),
+    "a byte of its config": lambda folder: change_byte(folder / "tokenizer_config.json"),
+    "a byte of the config": lambda folder: change_byte(folder / "config.json"),
+    "a byte of large weights": lambda folder: change_byte(folder / "large.bin"),
+    "the time of large weights": lambda folder: os.utime(folder / "large.bin", (1, 1)),
+    "large weights that are others": lambda folder: replace_file(folder / "large.bin"),
+    "a file more": lambda folder: (folder / "added.json").write_text("{}"),
+    "an empty file more": lambda folder: (folder / "empty").touch(),
+    "a file more below": lambda folder: write_below(folder),
+    "a file less": lambda folder: (folder / "tokenizer_config.json").unlink(),
+    "a file by another name": lambda folder: (folder / "tokenizer.json").rename(folder / "other.json"),
+}
+
+
+def replace_file(file):
+    """Another file with the same size and time."""
+    found, other = file.stat(), file.with_suffix(".new")
+    other.write_bytes(bytes(found.st_size))
+    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
+    other.replace(file)
+
+
+def write_below(folder):
+    (folder / "below").mkdir()
+    (folder / "below" / "a.json").write_text("{}")
+
+
+TEXTS = {
+    "a space at its end": (TEXT + " ", None),
+    "a line's end": (TEXT + "\n", None),
+    "a large letter": (TEXT.lower(), None),
+    "another kind of space": (TEXT.replace(" ", "\u00a0"), None),
+    "a letter of two parts": (TEXT.replace("a", "a\u0301"), None),
+    "nothing": ("", None),
+    "a second text": (TEXT, ""),
+    "the same twice": (TEXT, TEXT),
+}
+
+SOURCES = {
+    "max_tokens": 5,
+    "truncate": True,
+    "generate": 3,
+    "temperature": 0.5,
+    "seed": 1,
+    "chat": True,
+    "system": "Be short.",
+}
+
+MODELS = {
+    "tokenizer": "own-causal",
+    "device": "cpu",
+    "device_map": "auto",
+    "dtype": "bfloat16",
+    "revision": "main",
+    "allow_pickle": True,
+}
+
+PROGRAMS = {
+    "attnscope": ("__version__", "9.9"),
+    "torch": ("version", lambda name: "9.9" if name == "torch" else "1"),
+    "transformers": ("version", lambda name: "9.9" if name == "transformers" else "1"),
+    "tokenizers": ("version", lambda name: "9.9" if name == "tokenizers" else "1"),
+}
+
+
+@pytest.fixture
+def source(monkeypatch, looks, folder):
+    """What is looked at; a large file in the model's folder counts as settled at once."""
+    monkeypatch.setattr(identity, "SETTLED", 0)
+    (folder / "large.bin").write_bytes(bytes(identity.SMALL + 1))
+    return Source(SourceOptions(text=TEXT), ModelOptions(model=str(folder)), TEXT)
+
+
+def test_the_same_has_the_same_key(source):
+    assert last_look.key_of(source) == last_look.key_of(source) is not None
+    told = replace(source.asked, text=None, file=Path("a.txt"), fresh=True)
+    assert last_look.key_of(replace(source, asked=told)) == last_look.key_of(source)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_another_file_of_the_model_has_another_key(source, folder, name):
+    before = last_look.key_of(source)
+    FILES[name](folder)
+    assert last_look.key_of(source) not in (before, None)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_another_text_has_another_key(source, name):
+    text, second = TEXTS[name]
+    assert last_look.key_of(replace(source, text=text, second=second)) != last_look.key_of(source)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_another_way_to_read_has_another_key(source, name):
+    asked = replace(source.asked, **{name: SOURCES[name]})
+    assert last_look.key_of(replace(source, asked=asked)) != last_look.key_of(source)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_another_way_to_load_has_another_key(source, name):
+    model = replace(source.model, **{name: MODELS[name]})
+    assert last_look.key_of(replace(source, model=model)) != last_look.key_of(source)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_another_version_has_another_key(monkeypatch, source, name):
+    monkeypatch.setattr(identity, "version", lambda name: "1")
+    before = last_look.key_of(source)
+    monkeypatch.setattr(identity, *PROGRAMS[name])
+    assert last_look.key_of(source) != before
+
+
+def test_another_device_that_is_seen_has_another_key(monkeypatch, source):
+    before = last_look.key_of(source)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert last_look.key_of(source) != before
+
+
+@pytest.mark.parametrize("field", ["image", "inputs"])
+def test_another_content_of_what_is_read_has_another_key(source, tmp_path, field):
+    file = tmp_path / "a.png"
+    picture(file)
+    told = replace(source, asked=replace(source.asked, **{field: file}))
+    before = last_look.key_of(told)
+    change_byte(file)
+    assert last_look.key_of(told) not in (before, None)
+
+
+def test_the_same_model_elsewhere_has_another_key(source, folder, tmp_path):
+    other = shutil.copytree(folder, tmp_path / "elsewhere")
+    elsewhere = replace(source, model=replace(source.model, model=str(other)))
+    assert last_look.key_of(elsewhere) not in (last_look.key_of(source), None)
+
+
+def test_a_changed_file_runs_the_model_again(run, looks, folder):
+    run("show", TEXT, "-m", folder)
+    weights = folder / "model.safetensors"
+    change_byte(weights)
+    assert not came_from_there(run("show", TEXT, "-m", folder))
+    assert came_from_there(run("show", TEXT, "-m", folder))
+
+
+# what is never kept
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelOptions(model="mine.py:make"),
+        ModelOptions(model="mine.models:make"),
+        ModelOptions(model="nobody/has-this"),
+        ModelOptions(model="/no/such/folder"),
+        ModelOptions(trust_remote_code=True),
+        WeighedModelOptions(weigh="norm"),
+    ],
+    ids=lambda model: model.name,
+)
+def test_what_nobody_can_tell_apart_has_no_key(source, model):
+    assert last_look.key_of(replace(source, model=model)) is None
+
+
+def test_large_weights_that_were_just_written_have_no_key(monkeypatch, source):
+    monkeypatch.setattr(identity, "SETTLED", 1000)
+    assert last_look.key_of(source) is None
+
+
+def test_an_adapter_whose_base_lies_elsewhere_has_no_key(source, folder):
+    (folder / "adapter_config.json").write_text("{}")
+    assert last_look.key_of(source) is None
+
+
+def test_a_long_text_is_not_kept(run, looks):
+    assert run("stats", "cat " * 600, "-m", "own", "--truncate").code == 0
+    assert not looks.exists()
+
+
+def test_nothing_is_kept_where_that_is_said(run, monkeypatch, looks, folder):
+    monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
+    run("show", TEXT, "-m", folder)
+    assert not came_from_there(run("show", TEXT, "-m", folder))
+    assert not looks.exists()
+    assert "nothing is kept" in run("cache").out
+
+
+def test_what_needs_the_model_runs_it(run, looks, folder):
+    run("show", TEXT, "-m", "own-causal")
+    ran = run("show", TEXT, "-m", "own-causal", "--ablate", "L0H1")
+    assert ran.code == 0
+    assert "from the pass" not in ran.out
+
+
+# entries that are damaged, foreign or hostile
+
+
+@pytest.fixture
+def entry(run, looks):
+    """The one entry of a look at the bundled encoder."""
+    run("show", TEXT)
+    (path,) = looks.iterdir()
+    return path
+
+
+def forge(entry, lie):
+    """Another content under a name that fits it."""
+    content = entry.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+    said, arrays = json.loads(metadata["attnscope trace"]), load_arrays(content)
+    arrays |= {
+        "small": np.zeros((3, 1, 1, 7), np.float32),
+        "runs": np.zeros((1, 1, 3, 2), np.int32),
+        "bits": np.zeros((1, 1, 1, 1), np.uint8),
+    }
+    lie(said, arrays)
+    content = save_arrays(arrays, metadata | {"attnscope trace": json.dumps(said)})
+    put(entry, content, entry.stem.partition("-")[0])
+
+
+def put(entry, content, key):
+    entry.unlink()
+    path = entry.with_name(f"{key}-{cache._digest(content)}.trace")
+    path.write_bytes(content)
+    path.chmod(0o600)
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "zeros": lambda content: bytes(len(content)),
+    "half": lambda content: content[: len(content) // 2],
+    "a byte less": lambda content: content[:-1],
+    "a byte more": lambda content: content + b" ",
+    "twice": lambda content: content * 2,
+    **{
+        f"a bit at {part} of 8": lambda content, part=part: (
+            content[: len(content) * part // 8]
+            + bytes([content[len(content) * part // 8] ^ 1])
+            + content[len(content) * part // 8 + 1 :]
+        )
+        for part in range(8)
+    },
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_entry_is_replaced(run, looks, entry, name):
+    entry.write_bytes(DAMAGES[name](entry.read_bytes()))
+    assert not came_from_there(run("show", TEXT))
+    assert came_from_there(run("show", TEXT))
+    assert len(list(looks.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_an_entry_that_lies_is_removed(looks, entry, name):
+    key = entry.stem.partition("-")[0]
+    forge(entry, LIES[name])
+    assert list(looks.iterdir())
+    assert cache.find_pass(key) is None
+    assert not list(looks.iterdir())
+
+
+def test_a_plain_forgery_is_found(looks, entry):
+    key = entry.stem.partition("-")[0]
+    forge(entry, lambda said, arrays: None)
+    assert cache.find_pass(key) is not None
+
+
+def test_an_entry_of_another_key_is_not_believed(looks, entry):
+    put(entry, entry.read_bytes(), "0" * 40)
+    assert cache.find_pass("0" * 40) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "open to others"])
+def test_what_is_no_file_of_ones_own_is_not_believed(run, looks, entry, tmp_path, kind):
+    moved = tmp_path / "moved.trace"
+    if kind == "open to others":
+        entry.chmod(0o644)
+    else:
+        entry.rename(moved)
+        if kind == "link":
+            entry.symlink_to(moved)
+        elif kind == "pipe":
+            os.mkfifo(entry)
+        else:
+            entry.mkdir()
+    assert not came_from_there(run("show", TEXT))
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
+def test_a_folder_that_others_can_write_is_not_used(run, looks, entry):
+    looks.chmod(0o777)
+    assert not came_from_there(run("show", TEXT))
+    assert not came_from_there(run("show", TEXT))
+
+
+def test_a_folder_and_its_entries_are_the_users_alone(looks, entry):
+    assert looks.stat().st_mode & 0o777 == 0o700
+    assert entry.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc/nowhere/at/all"])
+def test_a_place_that_cannot_be_written_means_no_cache(run, monkeypatch, tmp_path, folder, place):
+    file = tmp_path / "a file"
+    file.write_text("")
+    monkeypatch.setenv("ATTNSCOPE_CACHE", place.replace("a file", str(file)))
+    for _ in range(2):
+        assert not came_from_there(run("show", TEXT, "-m", folder))
+
+
+def test_a_full_disk_means_no_cache(run, monkeypatch, looks, folder):
+    def fail(*arguments, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "write_whole", fail)
+    ran = run("show", TEXT, "-m", folder)
+    assert (ran.code, ran.err) == (0, "")
+
+
+def test_the_oldest_go_first(monkeypatch, run, looks, entry):
+    trace = cache.find_pass(entry.stem.partition("-")[0])
+    monkeypatch.setattr(cache, "FULL", int(3.5 * entry.stat().st_size))
+    for number in range(5):
+        cache.store_pass(f"{number:040}", trace)
+        (made,) = looks.glob(f"{number:040}-*")
+        os.utime(made, (1e9 + number, 1e9 + number))
+        if made != entry and entry.exists():
+            os.utime(entry, (1, 1))
+    kept = {path.name[:40] for path in looks.iterdir()}
+    assert kept <= {f"{number:040}" for number in range(5)}
+    assert f"{4:040}" in kept
+    assert len(kept) == 3
+
+
+def test_a_large_pass_is_not_kept(monkeypatch, run, looks):
+    monkeypatch.setattr(cache, "LARGEST", 1000)
+    run("show", TEXT)
+    assert not looks.exists()
+
+
+@pytest.mark.subprocess
+def test_two_processes_at_once_do_no_harm(run, looks, folder):
+    given = [sys.executable, "-m", "attnscope", "show", TEXT, "-m", str(folder), "--head", "L0H0"]
+    both = [subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    assert [process.communicate()[1] for process in both] == [b"", b""]
+    assert [process.returncode for process in both] == [0, 0]
+    assert came_from_there(run("show", TEXT, "-m", folder))
+
+
+# the command
+
+
+def test_the_passes_are_listed_and_removed(run, looks, folder):
+    run("show", TEXT, "-m", folder)
+    run("show", "Another text.")
+    listed = run("cache").out
+    assert "2 passes, " in listed
+    assert "Another text." in listed
+    assert "own" in listed
+    assert run("cache", "--clear").out == f"removed 2 passes from {looks}\n"
+    assert run("cache").out == f"0 passes, 0.0 MB in {looks}\n"
+    assert not came_from_there(run("show", TEXT, "-m", folder))
+
+
+def test_a_text_that_steers_a_terminal_is_listed_in_peace(run, looks):
+    run("show", "The \x1b[2J\x1b]0;owned\x07 cat [bold]sat[/bold].")
+    listed = run("cache").out
+    assert "\x1b[2J" not in listed
+    assert "[bold]" in listed

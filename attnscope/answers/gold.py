@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 WIDE = 100
 """Columns from which a table has room for every error."""
 
+RARE = 10
+"""Times that one direction of a label may be asked more often than the other, and both be listed."""
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -66,8 +69,11 @@ def print_gold(seen: GoldAnswers, top: int, console: Console) -> None:
         table.add_column(name, no_wrap=True)
     for name in ("right", "fixed", "weight", *(("AER",) if rate else ()), "asked"):
         table.add_column(name, justify="right", no_wrap=True)
-    better = 0
+    better = rare = 0
     for label, rows in by_label.items():
+        most = max(head.rows for _, head in rows)
+        rare += len({each.way for each, head in rows if head.rows * RARE < most})
+        rows = [row for row in rows if row[1].rows * RARE >= most]
         rows.sort(key=lambda row: (-row[1].chosen, -row[1].weight, row[1].head))
         better += rows[0][1].accuracy > rows[0][1].fixed
         for number, (each, head) in enumerate(rows[:top]):
@@ -76,7 +82,11 @@ def print_gold(seen: GoldAnswers, top: int, console: Console) -> None:
             beats = head.accuracy > head.fixed
             table.add_row(*map(Text, [*led, *_cells(head, rate, wide)]), style="" if beats else "dim")
     console.print(table)
-    for note in (*_notes(seen, better, len(by_label), rate), *seen.notes):
+    notes = _notes(seen, better, len(by_label), rate)
+    if rare:
+        them = ("directions", "them") if rare > 1 else ("direction", "it")
+        notes.append(f"{rare:,} {them[0]} can be asked too rarely to be compared: --json has {them[1]}")
+    for note in (*notes, *seen.notes):
         console.print(Text(f"· {note}"), style="dim")
 
 

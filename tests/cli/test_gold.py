@@ -80,3 +80,14 @@ def test_what_cannot_be_read_is_said_and_counted(run, bank):
 )
 def test_what_does_not_go_together_is_wrong_usage(run, bank, asked):
     assert run("find", *[bank if word == "FILE" else word for word in asked]).code == 2
+
+
+def test_a_direction_that_can_hardly_be_asked_is_not_listed_beside_the_other(run, tmp_path):
+    """A causal head looks back alone, and one lucky word ahead says nothing."""
+    pairs = [[n, n - 1, "before"] for n in range(1, 12)] + [[0, 5, "before"]]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a cat " * 6, "pairs": pairs}) + "\n")
+    ran = run("find", "--gold", tmp_path / "a.jsonl", "-m", "own-causal", "--top", "20")
+    assert "from → to" in ran.out
+    assert "to → from" not in ran.out
+    assert "1 directions can be asked too rarely" not in ran.out
+    assert "1 direction can be asked too rarely to be compared: --json has it" in ran.out

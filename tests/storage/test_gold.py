@@ -74,6 +74,8 @@ def test_mentions_of_a_document_are_asked_for_those_before_them(tmp_path):
         ("2\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n", "word '2' does not follow word 0"),
         ("1\tcat\t_\t_\t_\t_\t0\tro\x07ot\t_\t_\n", "a label is 1 to 60 characters"),
         ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=e1)\n", "entity 'e1' ends at word 1 and begins nowhere"),
+        ("".join(f"{n}\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n" for n in range(1, 2002)), "2,001 lines"),
+        ("9" * 5000 + "-" + "9" * 5001 + "\tcat" + "\t_" * 8 + "\n", "integer string"),
         ("1\tcat\t_\t_\t_\t_\t" + "9" * 5000 + "\troot\t_\t_\n", "no head among"),
     ],
 )
@@ -99,6 +101,8 @@ def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fau
         ('{"text": "a cat", "pairs": [[0, [1, 2]]]}', "[1, 2] is no place"),
         ('{"text": "a cat", "pairs": [[0, [3, 99]]]}', "[3, 99] is no place"),
         ('{"text": "a cat", "pairs": [[0, 1, 5]]}', "a label is a text"),
+        ('{"text": "a cat", "pairs": [' + "[0, 1]," * 10_000 + "[0, 1]]}", "10,001 pairs"),
+        ('{"text": "' + "cat " * 200 + '", "pairs": [[0, [0, 500]]]}', "up to 400 characters"),
     ],
 )
 def test_a_line_that_says_nothing_is_a_sentence(tmp_path, line, fault):

@@ -21,6 +21,7 @@ from attnscope.attention import Axis, Kind
 from attnscope.capture import Record
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
+from attnscope.registry import nearest_name
 from attnscope.storage.gold import GoldFile, GoldText
 
 
@@ -197,8 +198,9 @@ def _nothing(run: _Run) -> str:
     """Why no question was asked."""
     if run.others:
         labels = sorted(run.others)
-        more = ", ..." if len(labels) > 20 else ""
-        return f"no {' or '.join(run.relations)} in {run.file.name}: it has {', '.join(labels[:20])}{more}"
+        near = nearest_name(run.relations[0], labels)
+        has = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
+        return f"no {' or '.join(run.relations)} in {run.file.name}: {near}it has {has}"
     if run.skipped:
         return f"the {' and '.join(sorted(run.skipped))} attention of {run.model.name} is not over the tokens"
     return f"no pair of {run.file.name} can be asked of {run.model.name}"

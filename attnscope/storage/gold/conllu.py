@@ -20,6 +20,9 @@ WORDS = 128
 
 COREFERENCE = "coreference"
 
+LONGEST = 2000
+"""Words of a sentence; there is none so long."""
+
 
 @dataclass(frozen=True)
 class Sentence:
@@ -102,6 +105,8 @@ def _sentence(block: _Block, entity: int, done: int) -> Sentence:
     try:
         if block.fault:
             raise ValueError(block.fault)
+        if len(block.rows) > LONGEST:
+            raise ValueError(f"a sentence has {len(block.rows):,} lines, and may have {LONGEST:,}")
         text, words = _spell(block.rows)
         rows = [row for row in block.rows if row[0].isdecimal()]
         heads = tuple(_head(row, len(rows)) for row in rows)

@@ -6,11 +6,20 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 from attnscope.storage.gold.texts import GoldFile, GoldText, Pair, Span, clean_label, lines_of, words_of
 
 EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
+
+MOST_PAIRS = 10_000
+"""Pairs that a text may have."""
+
+LONGEST = 400
+"""Characters of one side of a pair: a phrase, no text."""
+
+_Words: TypeAlias = tuple[str, tuple[Span, ...]]
+"""A text, and where its words stand."""
 
 UNNAMED = "all"
 """The label of a pair that has none."""
@@ -46,8 +55,11 @@ def _read(line: str | None, where: str, done: int) -> GoldText:
         raise ValueError(f"write {EXAMPLE}")
     text = _text(fields.get("text"))
     target = None if fields.get("target") is None else _text(fields["target"])
-    left_text = text if target is None else target
-    asked = [_pair(pair, left_text, text) for pair in fields["pairs"]]
+    if len(fields["pairs"]) > MOST_PAIRS:
+        raise ValueError(f"it has {len(fields['pairs']):,} pairs, and a text may have {MOST_PAIRS:,}")
+    places = (text, words_of(text))
+    left_places = places if target is None else (target, words_of(target))
+    asked = [_pair(pair, left_places, places) for pair in fields["pairs"]]
     rights = [right for _, right, _ in asked]
     lefts = [left for left, _, _ in asked]
     words = _cut(text, rights if target is not None else [*lefts, *rights])
@@ -69,7 +81,7 @@ def _text(given: Any) -> str:
     return given
 
 
-def _pair(pair: Any, left: str, right: str) -> tuple[Span, Span, str]:
+def _pair(pair: Any, left: _Words, right: _Words) -> tuple[Span, Span, str]:
     if not isinstance(pair, list) or len(pair) not in (2, 3):
         raise ValueError("a pair is [from, to] or [from, to, label]")
     label = pair[2] if len(pair) == 3 else UNNAMED
@@ -78,18 +90,18 @@ def _pair(pair: Any, left: str, right: str) -> tuple[Span, Span, str]:
     return _span(pair[0], left), _span(pair[1], right), clean_label(label)
 
 
-def _span(given: Any, text: str) -> Span:
+def _span(given: Any, words: _Words) -> Span:
     """The characters that are meant by the number of a word, or by two numbers."""
-    words = words_of(text)
-    if type(given) is int and 0 <= given < len(words):
-        return words[given]
+    text, spans = words
+    if type(given) is int and 0 <= given < len(spans):
+        return spans[given]
     if isinstance(given, list) and len(given) == 2 and all(type(number) is int for number in given):
         start, stop = given
-        if 0 <= start < stop <= len(text) and text[start:stop].strip():
+        if 0 <= start < stop <= min(len(text), start + LONGEST) and text[start:stop].strip():
             return start, stop
     raise ValueError(
-        f"{json.dumps(given)[:40]} is no place in its text: name one of the words 0 to {len(words) - 1}, or "
-        f"characters [first, behind the last] up to {len(text)}"
+        f"{json.dumps(given)[:40]} is no place in its text: name one of the words 0 to {len(spans) - 1}, or "
+        f"up to {LONGEST} characters [first, behind the last] of its {len(text):,}"
     )
 
 

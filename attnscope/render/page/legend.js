@@ -23,7 +23,8 @@ const direction = () => (state.mode === "lines" ? "left looks at right" : "rows 
 
 function leastLine() {
   const least = faintest(drawnHeads().length);
-  return current.scale === "fixed" ? `below ${least} no line` : `of the largest; below ${least} of it no line`;
+  const bars = state.token === null ? "" : `; a full bar is ${current.scale === "fixed" ? "1" : "the largest"}`;
+  return (current.scale === "fixed" ? `below ${least} no line` : `of the largest; below ${least} of it no line`) + bars;
 }
 
 // Lines of three strengths as they are drawn now, each with its number.

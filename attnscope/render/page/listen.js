@@ -98,14 +98,18 @@ function pairOf({ row, column }) {
   return state.side === "query" ? { row: row ?? state.token, column } : { row, column: column ?? state.token };
 }
 
+function leave() {
+  state.pointer = null;
+  hideTip();
+  soon();
+}
+
 function watch(canvas, find) {
   canvas.addEventListener("pointermove", hover(find));
   canvas.addEventListener("pointerdown", hover(find));
   canvas.addEventListener("pointerleave", (event) => {
     if (event.pointerType === "touch") return; // what a tap shows stays
-    state.pointer = null;
-    hideTip();
-    soon();
+    leave();
   });
   canvas.addEventListener("click", (event) => {
     const found = find(event);
@@ -145,7 +149,7 @@ function listen() {
   watch(element("strokes"), tokenAt);
   for (const id of ["stage", "lined"]) {
     on(id, "scroll", soon);
-    on(id, "blur", hideTip);
+    on(id, "blur", leave);
   }
   window.addEventListener("scroll", hideTip, { passive: true });
   window.addEventListener("hashchange", followLink);

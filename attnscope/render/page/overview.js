@@ -78,7 +78,8 @@ function placeCells(pitch, side) {
   const place = (one, left, top, width, height) => Object.assign(one.style,
     { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px`, fontSize: `${size}px` });
   overview.columns.forEach((one, head) => {
-    one.textContent = head % every ? "" : `${across}${head}`;
+    one.hidden = head % every > 0;
+    one.textContent = `${across}${head}`;
     one.style.textAlign = "center";
     place(one, overview.left + pitch * head - (pitch * (every - 1)) / 2, 3, side + pitch * (every - 1), size);
   });

@@ -164,6 +164,11 @@ def test_the_legend_says_what_is_drawn(opened) -> None:
     opened.run("tickLayer()")
     opened.until("compared.length === 12")
     assert opened.run("element('least').textContent") == "below 0.05 no line"
+    opened.run("pin(2)")
+    assert opened.run("element('least').textContent") == "below 0.05 no line; a full bar is 1"
+    opened.run("restyle({ scale: 'row' })")
+    words = "of the largest; below 0.05 of it no line; a full bar is the largest"
+    assert opened.run("element('least').textContent") == words
 
 
 def saved(page, form: str) -> bytes:

@@ -11,9 +11,12 @@ import pytest
 
 from attnscope.analysis.all_heads import all_heads
 from attnscope.analysis.selection import Selection
+from attnscope.axes import weights
 from attnscope.models import load
 from attnscope.render.layers import save_page
+from attnscope.render.page import page as html_page
 from tests.render.page.browser import CHROMIUM, browser
+from tests.render.screen import tokens
 
 pytestmark = [
     pytest.mark.browser,
@@ -79,6 +82,12 @@ def pages(tmp_path_factory):
     folder, model = tmp_path_factory.mktemp("pages"), load("own")
     for name, text in TEXTS.items():
         save_page(all_heads(model, model.prepare(text), Selection()), folder / f"{name}.html")
+    axis, other = tokens("the", "cat", "sat"), tokens("le", "chat", "est", "assis")
+    even = np.full((40, 3, 4), 0.25)
+    wide = {"encoder": [(layer, weights(even[..., :3], axis, axis)) for layer in range(30)]}
+    cross = {"cross": [(layer, weights(even[:4], axis, other)) for layer in range(2)]}
+    for name, kinds in {"wide": wide, "cross": cross}.items():
+        (folder / f"{name}.html").write_text(html_page(kinds, title=name), "utf-8")
     return folder
 
 
@@ -100,7 +109,7 @@ def opened(chromium, path, size=SIZES[0], dark=False):
 def show_all(page) -> None:
     """Everything at once: a chosen token, a layer compared, the map and the lines."""
     page.run("tickLayer()")
-    page.run("pin(3)")
+    page.run("pin(2)")
     page.run("changeMode('both')")
     page.run("new Promise((done) => setTimeout(done, 60))")
 
@@ -110,16 +119,16 @@ def show_all(page) -> None:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_nothing(chromium, pages, size, dark) -> None:
     pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
-    page = opened(chromium, pages / "short.html", size, dark)
-    page.send(
-        "Runtime.evaluate", expression=(files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
-    )
-    for act in (lambda _: None, show_all):
-        act(page)
-        found = page.run(
-            "axe.run().then(({ violations }) => violations.map((one) => `${one.id}: ${one.help}`))"
-        )
-        assert found == []
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
+    for name in ("short", "wide", "cross"):
+        page = opened(chromium, pages / f"{name}.html", size, dark)
+        page.send("Runtime.evaluate", expression=axe)
+        for act in (lambda _: None, show_all):
+            act(page)
+            found = page.run(
+                "axe.run().then(({ violations }) => violations.map((one) => `${one.id}: ${one.help}`))"
+            )
+            assert found == [], name
     assert page.troubles == []
 
 

@@ -77,7 +77,7 @@ class Source:
     def plain_text(self) -> str | None:
         """The text and the second one, where nothing else was read and nothing is written on."""
         asked = self.asked
-        if asked.image or asked.inputs or asked.chat or asked.generate is not None:
+        if asked.image or asked.audio or asked.inputs or asked.chat or asked.generate is not None:
             return None
         return self.text if self.second is None else f"{self.text}\n{self.second}"
 
@@ -121,6 +121,8 @@ class Source:
 
             chat = Chat(asked.system, asked.generate is not None) if asked.chat else None
             return model.prepare_image(asked.image, self.text or None, chat)
+        if asked.audio is not None:
+            return model.prepare_audio(asked.audio, self.text or None, truncate=asked.truncate)
         if asked.inputs is not None:
             from attnscope.models import prepare_tensors
 
@@ -146,6 +148,11 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> Source:
             "without a text, it does not go with --chat or --generate; with --inputs, never",
             param_hint="--image",
         )
+    if asked.audio is not None and (asked.image or asked.inputs or asked.chat or asked.second_text):
+        raise typer.BadParameter(
+            "it goes with what is said as the text, not with --image, --inputs, --chat or a second text",
+            param_hint="--audio",
+        )
     weighed = isinstance(model, WeighedModelOptions) and model.weigh != "raw"
     if weighed and (asked.saved is not None or asked.keep is not None):
         raise typer.BadParameter(
@@ -163,7 +170,7 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> Source:
         raise typer.BadParameter("give a text or --inputs, not both", param_hint="TEXT")
     if asked.inputs is not None and writes:
         raise typer.BadParameter("they go with a text, not with --inputs", param_hint="--chat, --generate")
-    alone = asked.saved or asked.inputs or (asked.image and not text)
+    alone = asked.saved or asked.inputs or ((asked.image or asked.audio) and not text)
     source = Source(asked, model, *(("",) if alone else read_text(asked)))
     if asked.system is not None and not asked.chat:
         raise typer.BadParameter("it goes with --chat", param_hint="--system")

@@ -22,3 +22,8 @@ def accepts(module: nn.Module, argument: str, entry: str = "__call__") -> bool:
     """Whether the module, or a method of it, takes an argument of that name."""
     method = module.forward if entry == "__call__" else getattr(module, entry)
     return argument in inspect.signature(method).parameters
+
+
+def hears(module: nn.Module) -> bool:
+    """Whether a module of transformers reads sound, by what it calls its main input."""
+    return getattr(module, "main_input_name", None) in ("input_features", "input_values")

@@ -95,14 +95,17 @@ class Model(ABC):
     ) -> ModelInput:
         """A chat, see ``read_messages``, in the model's chat format; ``system`` is a message before it.
 
-        ``reply`` opens the model's turn, for it to write on. Raises ``InputError`` for a model that has no
-        chat format.
+        ``reply`` opens the model's turn, for it to write on. Raises ``InputError`` without such a format.
         """
         raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
 
     def prepare_image(self, path: Path, text: str | None = None, chat: Chat | None = None) -> ModelInput:
         """An image file, alone or with a text, as the model reads them. Raises ``InputError``."""
         raise InputError(f"{self.name} reads text, not images: leave out --image, or choose a vision model")
+
+    def prepare_audio(self, path: Path, text: str | None = None, *, truncate: bool = False) -> ModelInput:
+        """A sound file, alone or with what is said in it, as the model hears it. Raises ``InputError``."""
+        raise InputError(f"{self.name} hears nothing: leave out --audio, or choose a speech model")
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
         """The user's own tensors, by the names of the forward's arguments, or numbered ``0``, ``1``, ..."""
@@ -123,9 +126,8 @@ class Model(ABC):
     ) -> ModelInput:
         """The text with up to ``count`` tokens that the model generates, fewer if it ends the text itself.
 
-        At temperature 0 each token is the likeliest one; above, it is drawn with ``seed``. A model with a
-        cache is recorded while it generates. Raises ``ModelError`` for a model that does not, and
-        ``InputError`` if there are no positions left for ``count`` tokens.
+        At temperature 0 each token is the likeliest one; above, it is drawn with ``seed``. Raises
+        ``ModelError`` for a model that does not write, ``InputError`` without room for ``count`` tokens.
         """
         raise ModelError(f"{self.name} does not write text: it has no output that is scores of a next token")
 
@@ -146,8 +148,7 @@ class Model(ABC):
     ) -> Record:
         """One forward pass, or one recorded generation, seen by ``observers``.
 
-        Raises ``ModelError`` if no attention happens in it, and for whatever the model raises, quoting it;
-        ``SizeError`` if it would not fit the memory that is free.
+        Raises ``ModelError`` if no attention happens or the model raises, ``SizeError`` if it would not fit.
         """
         if prepared.replay is not None:
             return prepared.replay.shown_to(observers)
@@ -166,8 +167,7 @@ class Model(ABC):
             self._quoting(prepared),
             recording(self.module, watching, prepared.axes, fused, warn=False) as record,
         ):
-            run = getattr(self.module, prepared.entry)
-            run(*prepared.arguments, **prepared.inputs, **prepared.settings)
+            getattr(self.module, prepared.entry)(*prepared.arguments, **prepared.inputs, **prepared.settings)
         return self._require_attention(record)
 
     def look(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
@@ -199,8 +199,8 @@ class Model(ABC):
             if out_of_memory(error):
                 raise
             shapes = ", ".join(str(list(x.shape)) for x in (*prepared.arguments, *prepared.inputs.values()))
-            said = f"{type(error).__name__}: {error}"
-            raise ModelError(f"{self.name} fails on inputs of shape {shapes}: {said}") from error
+            reason = f"fails on inputs of shape {shapes}: {type(error).__name__}: {error}"
+            raise ModelError(f"{self.name} {reason}") from error
 
     def _require_attention(self, record: Record) -> Record:
         """The record, if there is any attention in it. Raises ``ModelError``."""

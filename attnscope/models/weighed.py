@@ -96,6 +96,10 @@ class WeighedModel(Model):
         """As the model does."""
         return self.model.prepare_image(path, text, chat)
 
+    def prepare_audio(self, path: Path, text: str | None = None, *, truncate: bool = False) -> ModelInput:
+        """As the model does."""
+        return self.model.prepare_audio(path, text, truncate=truncate)
+
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
     ) -> ModelInput:

@@ -36,6 +36,8 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
         raise InputError(f"{name} has no config, as models of transformers have: give a tokenizers.Tokenizer")
     from attnscope.models.huggingface.load import find_positions
     from attnscope.models.huggingface.model import HuggingFaceModel
+    from attnscope.models.huggingface.speech import SpeechModel
+    from attnscope.models.inspection import hears
 
     def load_processor(with_text: bool = False) -> Any:
         if processor is None:
@@ -43,11 +45,13 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
         return processor
 
     writes = getattr(module, "can_generate", None)
-    return HuggingFaceModel(
+    named: dict[str, Any] = {"preferred": getattr(module, "generation_config", None)} if hears(module) else {}
+    return (SpeechModel if hears(module) else HuggingFaceModel)(
         name,
         module,
         tokenizer,
         positions=find_positions(module),
         writer=module if writes is not None and writes() else None,
         load_processor=load_processor,
+        **named,
     )

@@ -33,6 +33,10 @@ class SourceOptions:
         "An image for a model that reads them; with a text, for one that reads both.",
         panel=TEXT,
     )
+    audio: Path | None = option(
+        "A WAV or FLAC file for a model that hears; the text is what is said in it, for one that writes.",
+        panel=TEXT,
+    )
     inputs: Path | None = option(
         "Tensors for the model's forward instead of a text, .safetensors, .npz or .pt.", panel=TEXT
     )

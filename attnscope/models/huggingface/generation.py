@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from attnscope.attention import Site, Token
 from attnscope.capture import Record, Steps, recording
 from attnscope.models.generation import Sampling
 from attnscope.models.inputs import ModelInput, text_axes
+from attnscope.models.inspection import hears
 from attnscope.progress import tell
 
 
@@ -31,7 +33,7 @@ def generate_cached(
     ``count`` is generated and dropped, so that the last one that counts is read too and has its row. No
     ``Steps`` come from a model that reads the whole text again at every step.
     """
-    from transformers import GenerationConfig
+    from transformers import GenerationConfig, GenerationMixin
 
     steps = Steps()
     drawn = {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0} if sampling.temperature else {}
@@ -45,7 +47,9 @@ def generate_cached(
         recording(module, [steps], warn=False) as record,
     ):
         torch.manual_seed(sampling.seed)
-        whole = writer.generate(**inputs, generation_config=config, streamer=_Written(count))  # [1, token]
+        # what hears has a loop of its own, over pieces of the sound, that brings no steps
+        generate = partial(GenerationMixin.generate, writer) if hears(writer) else writer.generate
+        whole = generate(**inputs, generation_config=config, streamer=_Written(count))  # [1, token]
     new = whole[0, inputs[side].shape[1] :].tolist()
     new = new[:-1] if len(new) > count or new[-1] in ends else new
     return new, steps if _is_cached(record) else None, record

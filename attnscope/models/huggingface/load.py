@@ -18,7 +18,8 @@ from attnscope.errors import ModelError
 from attnscope.memory import require
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.source import Source
-from attnscope.models.inspection import accepts
+from attnscope.models.huggingface.speech import SpeechModel
+from attnscope.models.inspection import accepts, hears
 from attnscope.models.limits import bounded, built_within
 from attnscope.models.size import stored_weights, weights_size
 from attnscope.models.trial import try_first
@@ -52,6 +53,8 @@ def load_huggingface(
     nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded,
     ``SizeError`` if its weights would not fit the memory that is free.
     """
+    from transformers import AutoModel
+
     source = Source(name, revision, trust_remote_code)
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
         raise ModelError("a device map needs the package accelerate: pip install accelerate")
@@ -80,25 +83,23 @@ def load_huggingface(
         )
     if device_map is None:
         loaded.to(device)
-    with_head = generative or predicting
-    module = loaded.base_model if with_head else loaded
+    module = loaded if kind is AutoModel else loaded.base_model
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
-    if with_head:
+    if kind is not AutoModel and (generative or predicting):
         _require_head(name, loaded, missing)
     notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
-    if generative:
+    preferred = getattr(loaded, "generation_config", None)
+    if preferred is not None and (generative or hears(module)):
         _forget_preferences(loaded)
     if accepts(module, "input_ids") and no_tokenizer is not None:
         raise no_tokenizer
-    return HuggingFaceModel(
-        name,
-        module,
-        tokenizer,
-        notes,
-        positions=find_positions(module),
-        writer=loaded if with_head else None,
-        load_processor=source.load_processor,
-    )
+    named = {"positions": find_positions(module), "writer": None if kind is AutoModel else loaded}
+    if hears(module):
+        extractor = source.load_extractor
+        return SpeechModel(
+            name, module, tokenizer, notes, **named, load_processor=extractor, preferred=preferred
+        )
+    return HuggingFaceModel(name, module, tokenizer, notes, **named, load_processor=source.load_processor)
 
 
 @contextmanager
@@ -137,7 +138,11 @@ def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     """
     import transformers
 
-    if not generative and not predicting:
+    kind, speech = type(config), transformers.AutoModelForSpeechSeq2Seq
+    of_text = kind in transformers.AutoModelForSeq2SeqLM._model_mapping
+    if config.is_encoder_decoder and kind in speech._model_mapping and not of_text:
+        return speech  # its head says which language it hears
+    if kind in transformers.AutoModelForCTC._model_mapping or not (generative or predicting):
         return transformers.AutoModel
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
@@ -168,7 +173,9 @@ def _forget_preferences(writer: Any) -> None:
     from transformers import GenerationConfig
 
     stored = writer.generation_config
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    names = ["bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"]
+    if hears(writer):  # what is no speech was no part of what it learned to write
+        names += ["suppress_tokens", "begin_suppress_tokens"]
     writer.generation_config = GenerationConfig(**{name: getattr(stored, name, None) for name in names})
 
 

@@ -45,6 +45,12 @@ CONFIG_MEMORY = 256 << 20
 CONFIG_SECONDS = 5.0
 """Time in which a config is read; honest ones take milliseconds."""
 
+EXTRACTOR_MEMORY = 512 << 20
+"""Bytes that a feature extractor may take, with its filters."""
+
+EXTRACTOR_SECONDS = 30.0
+"""Time in which it is made; honest ones take a hundredth."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -144,6 +150,15 @@ class Source:
                         "that transformers knows"
                     ) from error
                 raise
+
+    def load_extractor(self) -> Any:
+        """What prepares sound, as transformers loads it. Raises ``ModelError``."""
+        import transformers
+
+        with self.shielded("the feature extractor of "):
+            what = f"the feature extractor of {self.name}"
+            with bounded(what, EXTRACTOR_MEMORY, EXTRACTOR_SECONDS):
+                return transformers.AutoFeatureExtractor.from_pretrained(self.name, **self.options)
 
     def _find(self, name: str) -> Path | None:
         """A file of the model, that is fetched if it is on the hub; ``None`` if there is none."""

@@ -1,0 +1,82 @@
+"""``--audio`` as a user meets it."""
+
+import json
+import sys
+
+import pytest
+
+from tests.models import speech
+
+
+@pytest.fixture(scope="module")
+def tone(tmp_path_factory):
+    return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav")
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    return speech.whisper(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return speech.encoder(tmp_path_factory.mktemp("hubert"), "hubert")
+
+
+def test_every_head_is_shown_of_a_sound_too(run, encoder, tone):
+    ran = run("show", "--audio", tone, "-m", encoder)
+    assert (ran.code, ran.err) == (0, "")
+    assert "2 layers × 2 heads · 50 tokens" in ran.out
+    assert f"--audio {tone}" in ran.out.replace("\n", "")
+
+
+def test_a_moment_is_a_token(run, encoder, tone):
+    ran = run("show", "--audio", tone, "-m", encoder, "--token", "0.32 s", "--head", "L0H1")
+    assert "0.32 s (token 16) looks at" in ran.out
+
+
+def test_a_word_looks_at_moments(run, whisper, tone):
+    shown = run("show", "The cat sat.", "--audio", tone, "-m", whisper, "--kind", "cross", "--head", "L1H0")
+    assert shown.code == 0
+    answer = json.loads(
+        run(
+            "show", "The cat sat.", "--audio", tone, "-m", whisper, "--head", "cross L1H0", "--token", "cat",
+            "--json",
+        ).out
+    )  # fmt: skip
+    assert all(key["text"].endswith(" s") for key in answer["looks_at"])
+
+
+def test_what_is_written_is_shown(run, whisper, tone):
+    ran = run("show", "--audio", tone, "-m", whisper, "--generate", "5", "--kind", "cross")
+    assert ran.code == 0
+    assert "<|transcribe|> <|notimestamps|> │ " in ran.out.replace("\n", " ")
+
+
+def test_a_sound_is_measured_and_kept(run, whisper, tone, tmp_path):
+    assert run("stats", "The cat sat.", "--audio", tone, "-m", whisper).code == 0
+    kept = tmp_path / "sound.trace"
+    assert run("show", "The cat sat.", "--audio", tone, "-m", whisper, "--keep", kept).code == 0
+    assert "0.02 s" in run("show", "--from", kept, "--head", "cross L0H0", "--json").out
+
+
+def test_what_does_not_go_together_is_told_so(run, encoder, whisper, tone, tmp_path):
+    for arguments, code, sentence in (
+        (["The cat sat.", "-m", whisper], 1, "give it a sound with --audio FILE"),
+        (["The cat sat.", "--audio", tone, "-m", encoder], 1, "reads no text"),
+        (["--audio", tone], 1, "hears nothing"),
+        (["--audio", tmp_path / "none.wav", "-m", encoder], 1, "no such file"),
+        (["--audio", tone, "-m", encoder, "--chat"], 2, "it goes with what is said"),
+        (["--audio", tone, "-m", encoder, "--generate", "3"], 1, "writes nothing on"),
+        (["--audio", tone, "--image", tone, "-m", encoder], 2, "it goes with what is said"),
+    ):
+        ran = run("show", *arguments)
+        assert ran.code == code
+        assert sentence in " ".join(ran.err.replace("│", " ").split())
+
+
+def test_without_soundfile_it_says_what_to_install(run, encoder, tone, monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    ran = run("show", "--audio", tone, "-m", encoder)
+    assert ran.code == 1
+    assert "pip install 'attnscope[audio]'" in ran.err

@@ -1,0 +1,135 @@
+"""Tiny folders of models that hear, each with what prepares them, and sound files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from tests.models import folders
+
+SECONDS = 2
+FRAMES = 50 * SECONDS
+LAYERS, HEADS = 2, 2
+SPECIAL = (
+    "<|endoftext|>",
+    "<|startoftranscript|>",
+    "<|en|>",
+    "<|de|>",
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|notimestamps|>",
+    "<|0.00|>",
+    "<|0.02|>",
+)
+ENCODER = {
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 32,
+    "conv_dim": (16, 16),
+    "conv_kernel": (20, 16),
+    "conv_stride": (20, 16),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 2,
+    "vocab_size": 8,
+}
+"""One frame is 320 samples, as in the models that people use."""
+
+ENCODERS = {
+    "wav2vec2": (transformers.Wav2Vec2Config, transformers.Wav2Vec2ForCTC),
+    "hubert": (transformers.HubertConfig, transformers.HubertModel),
+    "wavlm": (transformers.WavLMConfig, transformers.WavLMForCTC),
+    "unispeech-sat": (transformers.UniSpeechSatConfig, transformers.UniSpeechSatModel),
+}
+
+
+def whisper(folder: Path, *, seed: int = 0, alignment_heads: object = ((0, 1), (1, 0))) -> str:
+    """A tiny Whisper with two seconds to hear, a byte-level tokenizer and two languages."""
+    config = transformers.WhisperConfig(
+        d_model=32,
+        encoder_layers=LAYERS,
+        decoder_layers=LAYERS,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        num_mel_bins=16,
+        max_source_positions=FRAMES,
+        max_target_positions=48,
+        vocab_size=len(tokenizer()),
+        **tokens(),
+    )
+    torch.manual_seed(seed)
+    model = transformers.WhisperForConditionalGeneration(config)
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.2)
+    model.generation_config = transformers.GenerationConfig(
+        **tokens(),
+        alignment_heads=alignment_heads,
+        is_multilingual=True,
+        lang_to_id={"<|en|>": spell("<|en|>"), "<|de|>": spell("<|de|>")},
+        task_to_id={"translate": spell("<|translate|>"), "transcribe": spell("<|transcribe|>")},
+        no_timestamps_token_id=spell("<|notimestamps|>"),
+        prev_sot_token_id=spell("<|startoftranscript|>"),
+        suppress_tokens=[spell(one) for one in SPECIAL[1:]],
+        max_length=48,
+    )
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=SECONDS).save_pretrained(folder)
+    return str(folder)
+
+
+def tokenizer() -> transformers.WhisperTokenizer:
+    """A byte-level tokenizer with the special tokens of Whisper."""
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    learned.train_from_iterator(
+        folders.LINES, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    )
+    held = json.loads(learned.to_str())["model"]
+    made = transformers.WhisperTokenizer(vocab=held["vocab"], merges=[tuple(pair) for pair in held["merges"]])
+    made.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
+    return made
+
+
+def spell(token: str) -> int:
+    """The number of a special token."""
+    return tokenizer().convert_tokens_to_ids(token)
+
+
+def tokens() -> dict[str, int]:
+    """The special tokens that configs name."""
+    end, start = spell("<|endoftext|>"), spell("<|startoftranscript|>")
+    return {
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "decoder_start_token_id": start,
+    }
+
+
+def encoder(folder: Path, name: str) -> str:
+    """A tiny model that hears and writes nothing on."""
+    config, kind = ENCODERS[name]
+    torch.manual_seed(0)
+    model = kind(config(**ENCODER))
+    model.save_pretrained(folder)
+    transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False).save_pretrained(folder)
+    return str(folder)
+
+
+def sound(path: Path, seconds: float = 1.0, rate: int = 16000, channels: int = 1, **how) -> Path:
+    """A sound file: a tone that rises, with a pause in its middle."""
+    import soundfile
+
+    time = np.arange(round(seconds * rate)) / rate
+    wave = 0.4 * np.sin(2 * np.pi * (200 + 300 * time / max(seconds, 1e-9)) * time)
+    wave[(0.4 * seconds < time) & (time < 0.6 * seconds)] = 0
+    soundfile.write(path, np.stack([wave] * channels, -1), rate, **how)
+    return path

@@ -1,0 +1,243 @@
+"""Sound as models hear it: which files are read, what reaches the model, and what every frame is called."""
+
+import contextlib
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import transformers
+
+from attnscope.capture import Keep
+from attnscope.errors import InputError, ModelError
+from attnscope.models import load
+from attnscope.storage import sound as reading
+from attnscope.storage.sound import read_sound
+from tests.models import folders, speech
+
+START = ["<|startoftranscript|>", "<|notimestamps|>"]
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    made = {}
+
+    def folder(name):
+        if name not in made:
+            place = tmp_path_factory.mktemp(name)
+            made[name] = speech.whisper(place) if name == "whisper" else speech.encoder(place, name)
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tone(tmp_path_factory):
+    return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav")
+
+
+def maps(model, prepared):
+    keep = Keep(lambda site: range(speech.HEADS))
+    model.run(prepared, [keep])
+    return keep.maps
+
+
+@pytest.mark.parametrize("name", speech.ENCODERS)
+def test_the_frames_of_an_encoder_are_named_by_their_time(folder_of, tone, name):
+    folder = folder_of(name)
+    model = load(folder)
+    prepared = model.prepare_audio(tone)
+    texts = [token.text for token in prepared.tokens]
+    assert texts == [f"{0.02 * frame:.2f} s" for frame in range(50)]
+    assert not any(token.special for token in prepared.tokens)
+    assert len({token.id for token in prepared.tokens}) == 50
+    samples, rate = soundfile.read(tone, dtype="float32")
+    values = transformers.AutoFeatureExtractor.from_pretrained(folder)(
+        samples, sampling_rate=rate, return_tensors="pt"
+    )
+    theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        expected = theirs(values["input_values"], output_attentions=True).attentions
+    found = maps(model, prepared)
+    assert len(found) == len(expected) == speech.LAYERS
+    for kept, weights in zip(found, expected, strict=True):
+        assert kept.queries == kept.keys == prepared.tokens
+        ours = kept.weights.mean(1, keepdim=True) if name == "wavlm" else kept.weights  # theirs are averaged
+        torch.testing.assert_close(ours.expand_as(weights), weights, atol=1e-5, rtol=0)
+
+
+def test_whisper_hears_the_sound_and_reads_what_is_said(folder_of, tone):
+    folder = folder_of("whisper")
+    model = load(folder)
+    prepared = model.prepare_audio(tone, "The cat sat.")
+    heard, said = prepared.axes["cross"][1], prepared.axes["cross"][0]
+    assert [token.text for token in heard] == [f"{0.02 * frame:.2f} s" for frame in range(100)]
+    assert [token.special for token in heard] == [frame >= 50 for frame in range(100)]  # the rest is padding
+    texts = [token.text for token in said]
+    assert texts[0] == START[0]
+    assert texts[1] in ("<|en|>", "<|de|>")
+    assert texts[2:4] == ["<|transcribe|>", START[1]]
+    assert "".join(texts[4:]).strip() == "Thecatsat."
+    samples, rate = soundfile.read(tone, dtype="float32")
+    features = transformers.AutoFeatureExtractor.from_pretrained(folder)(
+        samples, sampling_rate=rate, return_tensors="pt"
+    )
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(
+        folder, attn_implementation="eager"
+    ).eval()
+    ids = torch.tensor([[token.id for token in said]])
+    with torch.inference_mode():
+        expected = theirs(**features, decoder_input_ids=ids, output_attentions=True)
+    expected = {
+        "encoder": expected.encoder_attentions,
+        "decoder": expected.decoder_attentions,
+        "cross": expected.cross_attentions,
+    }
+    found = maps(model, prepared)
+    assert len(found) == 3 * speech.LAYERS
+    for kept in found:
+        weights = expected[kept.site.kind][kept.site.layer]
+        torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
+
+
+def test_the_language_is_the_one_that_transformers_hears(folder_of, tone):
+    folder = folder_of("whisper")
+    prepared = load(folder).prepare_audio(tone)
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    language = theirs.detect_language(prepared.inputs["input_features"])
+    assert [token.id for token in prepared.axes["decoder"][0]][1] == language.item()
+    assert any("the language is <|" in note for note in prepared.notes)
+
+
+def test_what_is_written_is_what_transformers_writes(folder_of, tone):
+    folder = folder_of("whisper")
+    model = load(folder, generative=True)
+    prompt = model.prepare_audio(tone)
+    written = model.generate(prompt, 6)
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    language = prompt.axes["decoder"][0][1].text.strip("<|>")
+    expected = theirs.generate(
+        prompt.inputs["input_features"], language=language, task="transcribe", max_new_tokens=6
+    )
+    start = len(prompt.axes["decoder"][0])
+    found = [token.id for token in written.axes["decoder"][0][start:]]
+    assert (
+        found == [id_ for id_ in expected[0].tolist() if id_ != speech.spell("<|endoftext|>")][-len(found) :]
+    )
+    assert {layer.site.kind for layer in model.run(written, []).sites} >= {"decoder", "cross"}
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels", "suffix"),
+    [(8000, 1, "wav"), (11127, 1, "wav"), (44100, 2, "flac"), (48000, 6, "wav"), (16000, 2, "flac")],
+)
+def test_any_rate_and_any_channels_are_heard_as_the_same_tone(tmp_path, rate, channels, suffix):
+    plain = read_sound(speech.sound(tmp_path / "plain.wav"))
+    other = read_sound(speech.sound(tmp_path / f"other.{suffix}", rate=rate, channels=channels))
+    assert other.rate == rate
+    again = other.resample(16000)
+    assert abs(len(again.samples) - 16000) <= 1
+    middle = slice(500, 5500)  # away from edges, where filters ring
+    np.testing.assert_allclose(again.samples[middle], plain.samples[middle], atol=0.02)
+
+
+def test_a_pure_tone_keeps_its_pitch_at_another_rate(tmp_path):
+    wave = np.sin(2 * np.pi * 440 * np.arange(22050) / 22050)
+    soundfile.write(tmp_path / "a.wav", wave, 22050)
+    again = read_sound(tmp_path / "a.wav").resample(16000).samples
+    assert np.argmax(np.abs(np.fft.rfft(again))) == 440
+
+
+@pytest.mark.parametrize("name", ["whisper", "wav2vec2"])
+def test_silence_is_heard_too(folder_of, tmp_path, name):
+    soundfile.write(tmp_path / "silence.wav", np.zeros(16000), 16000)
+    model = load(folder_of(name))
+    prepared = model.prepare_audio(tmp_path / "silence.wav")
+    assert all(torch.isfinite(kept.weights).all() for kept in maps(model, prepared))
+
+
+def no_sounds(folder: Path):
+    """Files that cannot be heard, and a word of the sentence that says so."""
+    wave = speech.sound(folder / "whole.wav", 0.5).read_bytes()
+    flac = speech.sound(folder / "whole.flac", 0.5).read_bytes()
+    yield "missing.wav", None, "no such file"
+    yield "nothing.wav", b"", "is empty"
+    yield "text.wav", b"The cat sat on the mat.", "is no WAV or FLAC file"
+    yield "vorbis.wav", b"OggS" + bytes(60), "is no WAV or FLAC file"
+    yield "header.wav", wave[:44], "has no samples"
+    yield "half.wav", wave[:20], "cannot be read as sound"
+    yield "half.flac", flac[:20], "cannot be read as sound"
+    yield "fast.wav", wave[:24] + struct.pack("<I", 2**31 - 1) + wave[28:], "samples a second"
+    yield "many.wav", wave[:22] + struct.pack("<H", 999) + wave[24:], "many.wav"
+    yield "short.wav", speech.sound(folder / "s.wav", 0.001).read_bytes(), "too short"
+    nothing = np.full(16000, np.nan, np.float32)
+    soundfile.write(folder / "n.wav", nothing, 16000, subtype="FLOAT")
+    yield "nan.wav", (folder / "n.wav").read_bytes(), "no numbers"
+
+
+def test_what_is_no_sound_ends_in_a_sentence(folder_of, tmp_path):
+    model = load(folder_of("wav2vec2"))
+    for name, content, sentence in no_sounds(tmp_path):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=sentence):
+            model.prepare_audio(tmp_path / name)
+    with pytest.raises(InputError, match="is a folder"):
+        model.prepare_audio(tmp_path)
+
+
+def test_a_claimed_length_takes_no_memory(tmp_path):
+    flac = bytearray(speech.sound(tmp_path / "a.flac", 0.5).read_bytes())
+    flac[21] |= 0x0F  # the upper bits of the number of samples
+    (tmp_path / "long.flac").write_bytes(flac)
+    with contextlib.suppress(InputError):  # either is honest
+        assert len(read_sound(tmp_path / "long.flac").samples) <= 16000
+
+
+def test_what_is_too_long_is_not_decoded(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "LONGEST", 1)
+    for suffix in ("wav", "flac"):
+        path = speech.sound(tmp_path / f"long.{suffix}", 1.5)
+        with pytest.raises(InputError, match="longer than"):
+            read_sound(path)
+        assert read_sound(speech.sound(tmp_path / f"fits.{suffix}", 1.0)).seconds == 1.0
+
+
+def test_what_is_longer_than_a_model_hears_at_once_is_refused_or_cut(folder_of, tmp_path):
+    path = speech.sound(tmp_path / "long.wav", 3.0)
+    model = load(folder_of("whisper"))
+    with pytest.raises(InputError, match="hears at most 2 at once"):
+        model.prepare_audio(path)
+    prepared = model.prepare_audio(path, truncate=True)
+    assert not any(token.special for token in prepared.tokens)
+    assert "cut: the first 2 of 3.0 seconds are heard" in prepared.notes
+
+
+def test_a_feature_extractor_that_asks_for_the_impossible_is_refused(tmp_path, tone):
+    speech.encoder(tmp_path, "wav2vec2")
+    file = tmp_path / "preprocessor_config.json"
+    settings = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps(settings | {"sampling_rate": 10**12}), "utf-8")
+    with pytest.raises(ModelError, match="samples a second"):
+        load(str(tmp_path)).prepare_audio(tone)
+    speech.whisper(tmp_path / "whisper")
+    file = tmp_path / "whisper" / "preprocessor_config.json"
+    settings = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps(settings | {"n_fft": 10**9}), "utf-8")
+    with pytest.raises(ModelError, match="feature extractor"):
+        load(str(tmp_path / "whisper")).prepare_audio(tone)
+
+
+def test_what_does_not_go_together_is_told_so(folder_of, tone, tmp_path):
+    encoder, whisper = load(folder_of("wav2vec2"), generative=True), load(folder_of("whisper"))
+    with pytest.raises(InputError, match="reads no text"):
+        encoder.prepare_audio(tone, "The cat sat.")
+    with pytest.raises(ModelError, match="writes nothing on"):
+        encoder.generate(encoder.prepare_audio(tone), 3)
+    with pytest.raises(InputError, match="give it a sound with --audio"):
+        whisper.prepare("The cat sat.")
+    with pytest.raises(InputError, match="hears nothing"):
+        load(folders.gpt2(tmp_path)).prepare_audio(tone)

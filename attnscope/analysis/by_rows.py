@@ -75,7 +75,7 @@ def curves_by_position(
     Raises ``SelectionError`` for a measure or a head that does not exist.
     """
     axes = [len(queries) for kind, (queries, _) in prepared.axes.items() if selection.kind in (None, kind)]
-    size = max([len(prepared.tokens), *axes])
+    size = max(axes, default=len(prepared.tokens))
     step = max(1, -(-size // parts))
     edges = (*range(0, size, step), size)
     measured = [Measurement([name]) for _ in pairwise(edges)]

@@ -24,6 +24,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.keeping import describe_model
 from attnscope.progress import tell
 from attnscope.render.image import DPI, Album, Drawable
+from attnscope.render.image.film import save_film
 from attnscope.render.layers import PAGE, save_layers, save_page
 from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.folder import (
@@ -69,9 +70,9 @@ def export(
 
     Of each of ``formats`` that is a picture: one file a head (``L05H03.png``; only ``heads``, if given),
     one grid of thumbnails a layer (``L05.png``) and one of all (``overview.png``), led by the kind of
-    attention where there are several. Of each that is data or a page: one file of all heads
-    (``heads.npz``). At last ``manifest.json``. ``size`` is the width of a picture in inches, ``command`` is
-    told in the manifest. Every file appears whole or not at all, and the same call writes the same bytes.
+    attention where there are several. Of each that is data, a page or an animated image (layer after layer):
+    one file of all heads (``heads.npz``). At last ``manifest.json``. ``size`` is the width of a picture in
+    inches, ``command`` is told in the manifest. Every file appears whole or not at all, and the same call writes the same bytes.
 
     An export that was killed is completed by the same call. Raises ``OutputError`` where any other file would
     be overwritten and ``force`` is not set, where the folder
@@ -101,6 +102,9 @@ def export(
             path = folder / f"{ALL}.{form}"
             if path.suffix == PAGE:
                 save_page(seen, path, cmap)
+            elif form == "gif":
+                film = save_film(_layers(seen), path, dpi=dpi, cmap=cmap, width=size, font=font)
+                warnings |= dict.fromkeys(film)
             else:
                 save_layers(seen.layers, path)
             files.append(describe_file(path))
@@ -128,6 +132,13 @@ def _pictures(seen: AllHeads, contents: Contents) -> Iterator[tuple[dict[str, An
             for head in range(len(weights.values)):
                 if contents.heads is None or head in contents.heads:
                     yield led | {"layer": layer, "head": head}, partial(seen.head, kind, layer, head)
+
+
+def _layers(seen: AllHeads) -> Iterator[Drawable]:
+    """A picture of each layer, from the first to the last of each kind."""
+    for kind, layers in seen.layers.kinds.items():
+        for layer, _ in layers:
+            yield seen.layer(kind, layer)
 
 
 def _what(name: dict[str, Any]) -> dict[str, Any]:

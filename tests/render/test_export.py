@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
@@ -267,7 +268,7 @@ def test_what_does_not_exist_is_told_with_what_does(model, text, tmp_path):
     with pytest.raises(SelectionError, match="no head 8: these layers have heads 0-7"):
         export(model, text, Selection(), tmp_path / "b", heads=(0, 8))
     with pytest.raises(OutputError, match="no format 'gif': there are png, svg, pdf, npz"):
-        export(model, text, Selection(), tmp_path / "c", formats=("gif",))
+        export(model, text, Selection(), tmp_path / "c", formats=("bmp",))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="cannot write into"):
         export(model, text, Selection(), tmp_path / "file")
@@ -310,3 +311,16 @@ def test_python_without_file_digest_gives_the_same_checksum(tmp_path, monkeypatc
     monkeypatch.delattr(hashlib, "file_digest", raising=False)
     assert room.describe_file(tmp_path / "a") == expected
     assert expected["sha256"] == hashlib.sha256(b"x" * 3_000_000).hexdigest()
+
+
+def test_an_animated_image_shows_layer_after_layer(model, text, tmp_path):
+    export(model, text, Selection(), tmp_path, formats=("gif", "png"), dpi=40)
+    with Image.open(tmp_path / "heads.gif") as film:
+        assert film.n_frames == 4
+        for layer in range(4):
+            film.seek(layer)
+            shown = np.asarray(film.convert("RGB")).astype(float)
+            with Image.open(tmp_path / f"L{layer:02}.png") as still:
+                drawn = np.asarray(still).astype(float)
+            shown = shown[: len(drawn), : drawn.shape[1]]
+            assert np.abs(shown - drawn).mean() < 4  # of 255: a GIF has 256 colours

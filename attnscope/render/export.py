@@ -72,7 +72,8 @@ def export(
     one grid of thumbnails a layer (``L05.png``) and one of all (``overview.png``), led by the kind of
     attention where there are several. Of each that is data, a page or an animated image (layer after layer):
     one file of all heads (``heads.npz``). At last ``manifest.json``. ``size`` is the width of a picture in
-    inches, ``command`` is told in the manifest. Every file appears whole or not at all, and the same call writes the same bytes.
+    inches, ``command`` is told in the manifest. Every file appears whole or not at all, and the same call
+    writes the same bytes.
 
     An export that was killed is completed by the same call. Raises ``OutputError`` where any other file would
     be overwritten and ``force`` is not set, where the folder

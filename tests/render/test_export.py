@@ -267,7 +267,7 @@ def test_what_does_not_exist_is_told_with_what_does(model, text, tmp_path):
         export(model, text, Selection(layers=(0, 7, 9)), tmp_path / "a")
     with pytest.raises(SelectionError, match="no head 8: these layers have heads 0-7"):
         export(model, text, Selection(), tmp_path / "b", heads=(0, 8))
-    with pytest.raises(OutputError, match="no format 'gif': there are png, svg, pdf, npz"):
+    with pytest.raises(OutputError, match="no format 'bmp': there are png, svg, pdf, gif, npz"):
         export(model, text, Selection(), tmp_path / "c", formats=("bmp",))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="cannot write into"):

@@ -134,7 +134,7 @@ def test_two_texts(run, own):
     top = seen.heads[seen.ranking[0]].name
     assert f"--head {top}" in out
     assert (
-        f"{top} · the second text minus the first"
+        f"{top} · own · the second text minus the first"
         in run("compare", TEXT, "--with-text", OTHER, "--head", top).out
     )
 

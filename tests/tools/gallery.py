@@ -1,8 +1,9 @@
 """Every kind of picture, to be looked at: ``python -m tests.tools.gallery FOLDER``.
 
 What a terminal shows as SVG, at 80, 100 and 160 columns, in true colour, 256 colours and none; pictures as
-PNG at 3.3 and 7 inches; and, where there is a Chromium, the page at three widths in both themes. Of the
-bundled models and of a made-up one of 12 × 12 heads, on short and long texts, Japanese, Arabic and emoji.
+PNG at 3.3 and 7 inches; and, where there is a Chromium, the page at three widths in both themes. All of it is
+what commands print and save: of the bundled models, the trained MiniLM where it is installed, a decoder of
+12 × 12 heads and a model of images, on short and long texts, Japanese, Arabic and emoji.
 """
 
 from __future__ import annotations
@@ -10,96 +11,123 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
+import os
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 from rich.console import Console
+from rich.text import Text
 
 from attnscope.analysis.all_heads import all_heads
-from attnscope.analysis.comparison.compare import compare
-from attnscope.analysis.comparison.depth import through_layers
-from attnscope.analysis.comparison.two_heads import compare_heads
-from attnscope.analysis.head import one_head
-from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
-from attnscope.analysis.token import one_token
-from attnscope.answers.figure_table import print_table
-from attnscope.attention import Head
+from attnscope.cli import main as attnscope
 from attnscope.models import load
 from attnscope.render import page
-from attnscope.render.image import save
 from attnscope.render.layers import save_page
-from attnscope.render.terminal import Picture
-from attnscope.views import grid
 from tests.benchmarks.pictures import made
+from tests.models import folders, images
 from tests.render.page.browser import CHROMIUM, browser
 
 CAT = "The cat sat on the mat because it was tired."
+DOG = "The dog lay on the mat because it was old."
+LONG = " ".join(f"{CAT} The dog that came in at {hour} slept by the fire." for hour in range(240))
 TEXTS = {
     "13": CAT,
     "60": " ".join([CAT.rstrip("."), "and the dog that came in late slept by the fire"] * 3),
-    "512": " ".join(f"{CAT} The dog that came in at {hour} slept by the fire." for hour in range(40)),
+    "512": LONG,
     "japanese": "猫は疲れていたのでマットの上に座った。",
     "arabic": "جلست القطة على السجادة لأنها كانت متعبة",
     "emoji": "The 🐈 sat on the 🧶 because it was 😴.",
 }
 WIDTHS = (80, 100, 160)
-COLOURS: Mapping[str, Mapping[str, object]] = {
-    "true": {"color_system": "truecolor"},
-    "256": {"color_system": "256"},
-    "none": {"color_system": "truecolor", "no_color": True},
+COLOURS: Mapping[str, Mapping[str, str]] = {
+    "true": {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+    "256": {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": ""},
+    "none": {"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": "1"},
 }
 INCHES = (3.3, 7.0)
 PAGES = (1400, 1024, 400)
 
 
-def views() -> Iterator[tuple[str, object]]:
-    """Every view, by a name for its files."""
-    own, causal = load("own"), load("own-causal")
+def commands(place: Path) -> Iterator[tuple[str, Sequence[str], bool]]:
+    """Every command by a name for its files, and whether it saves pictures; models are made in a folder."""
     for name, text in TEXTS.items():
-        for model in (own, causal):
-            prepared = model.prepare(text, truncate=True)
-            yield (
-                f"overview-{model.name}-{name}",
-                next(iter(overview(model, prepared, Selection()).grids.values())),
-            )
-        prepared = own.prepare(text, truncate=True)
-        yield f"head-{name}", one_head(own, prepared, Selection().of("L2H1")).heatmap
-        yield f"token-{name}", one_token(own, prepared, Selection(token="3"))
-    for tokens in (13, 128):
-        yield f"overview-144-heads-{tokens}", grid(enumerate(made(tokens)), title="12 layers of 12 heads")
-    prepared = own.prepare(CAT)
-    yield "compared", compare(own, [prepared], Selection()).view
-    yield "depth", through_layers(own, prepared, 3).view
-    yield "two-heads", compare_heads(own, prepared, Head("L1H2"), Head("L2H1"), Selection()).view
+        yield f"overview-own-{name}", ("show", text, "--truncate"), True
+        yield f"overview-causal-{name}", ("show", text, "--truncate", "-m", "own-causal"), True
+        yield f"head-{name}", ("show", text, "--truncate", "--head", "L2H1"), True
+        yield f"token-{name}", ("show", text, "--truncate", "--token", "3"), True
+    yield "written", ("show", "The king said that he would", "-m", "own-causal", "--generate", "9"), True
+    written = ("show", "The king said that he would", "-m", "own-causal", "--generate", "9", "--head", "L1H1")
+    yield "written-head", written, True
+    yield "words", ("show", "An unbelievably catlike mat.", "--words", "--head", "L0H7"), True
+    yield "one-scale", ("show", CAT, "--head", "L0H7", "--token", "cat", "--scale", "head"), True
+    decoder = folders.gpt2(place / "decoder", n_layer=12, n_head=12, n_embd=48, n_positions=3072)
+    for tokens in (13, 60, 512, 3000):
+        many = ("show", LONG, "-m", decoder, "--max-tokens", str(tokens))
+        yield f"overview-144-heads-{tokens}", many, True
+    yield "stats", ("stats", CAT), False
+    yield "map", ("stats", CAT, "--map", "entropy"), True
+    yield "compare", ("compare", CAT), True
+    yield "compare-all", ("compare", CAT, "--all"), False
+    yield "two-heads", ("compare", CAT, "L1H2", "L2H1"), True
+    yield "depth", ("compare", CAT, "--head", "3"), True
+    yield "texts", ("compare", CAT, "--with-text", DOG), True
+    yield "texts-head", ("compare", CAT, "--with-text", DOG, "--head", "L2H1"), True
+    yield "find", ("find", "it -> cat", "* -> -2", CAT), True
+    yield "spans", ("spans", TEXTS["60"]), True
+    yield "ablation", ("show", CAT, "--ablate", "L2H1"), False
+    yield "check", ("check", "L2H1.previous > 0.8", "count(first > 0.5) = 35", "--text", CAT), False
+    yield "info", ("info",), False
+    vit = images.vision(place / "vit", "vit")
+    image = str(images.picture(place / "corner.png"))
+    yield "image", ("show", "--image", image, "-m", vit), True
+    yield "image-head", ("show", "--image", image, "-m", vit, "--head", "L0H1"), True
+    yield "image-token", ("show", "--image", image, "-m", vit, "--token", "CLS"), True
+    try:
+        minilm = folders.minilm()
+    except ImportError:
+        return
+    for name in ("13", "512"):
+        yield f"overview-minilm-{name}", ("show", TEXTS[name], "-m", minilm, "--truncate"), True
+    yield "compare-minilm", ("compare", CAT, "-m", minilm), True
+    yield "models", ("compare", CAT, "--with-model", minilm), True
 
 
-def console(width: int, colour: str) -> Console:
-    """A console that writes nowhere and remembers all."""
-    return Console(
-        file=io.StringIO(), record=True, width=width, force_terminal=True, highlight=False, **COLOURS[colour]
-    )
+def run(arguments: Sequence[str], columns: int, colour: str) -> str:
+    """What a command prints on a terminal of so many columns, with its colours; errors end everything."""
+    told, errors = io.StringIO(), io.StringIO()
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environment = {**kept, **COLOURS[colour], "COLUMNS": str(columns)}
+    with (
+        patch.dict(os.environ, environment, clear=True),
+        patch.object(sys, "argv", ["attnscope", *arguments]),
+        redirect_stdout(told),
+        redirect_stderr(errors),
+    ):
+        try:
+            attnscope()
+        except SystemExit as ended:
+            failed = ended.code not in (None, 0) and arguments[0] != "check"
+            if failed:
+                raise RuntimeError(f"{arguments}: {errors.getvalue()}") from None
+    for line in errors.getvalue().splitlines():
+        if not line.startswith("saved "):
+            print(f"{' '.join(arguments)[:60]}: {line}")
+    return told.getvalue()
 
 
-def draw_terminal(folder: Path, name: str, view: object) -> None:
-    """A view at every width in true colour, and in the other colours at 80 columns."""
-    shown = getattr(view, "table", view)  # of all heads compared the table
+def draw_terminal(folder: Path, name: str, arguments: Sequence[str]) -> None:
+    """What a command prints at every width in true colour, and in the other colours at 80 columns."""
     for width, colour in [*((width, "true") for width in WIDTHS), (80, "256"), (80, "none")]:
-        target = console(width, colour)
-        target.print(Picture(shown), crop=False)
+        target = Console(
+            file=io.StringIO(), record=True, width=width, force_terminal=True, color_system="truecolor"
+        )
+        target.print(Text.from_ansi(run(arguments, width, colour)), crop=False)
         target.save_svg(str(folder / f"{name}-{width}-{colour}.svg"), title=name)
-
-
-def draw_tables(folder: Path) -> None:
-    """The figures of all heads, as ``stats`` prints them."""
-    model = load("own")
-    seen = stats(model, model.prepare(CAT), Selection())
-    for width in WIDTHS:
-        target = console(width, "true")
-        print_table(seen, seen.heads, None, target)
-        target.save_svg(str(folder / f"stats-{width}-true.svg"), title="stats")
 
 
 def photograph_pages(folder: Path) -> None:
@@ -135,12 +163,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    for name, view in views():
-        draw_terminal(folder, name, view)
-        for inches in INCHES:
-            for warning in save(view, folder / f"{name}-{inches}in.png", width=inches):
-                print(f"{name}: {warning}")
-    draw_tables(folder)
+    with tempfile.TemporaryDirectory() as place:
+        for name, arguments, saves in commands(Path(place)):
+            draw_terminal(folder, name, arguments)
+            for inches in INCHES if saves else ():
+                file = folder / f"{name}-{inches}in.png"
+                run((*arguments, "-o", str(file), "--size", str(inches)), 80, "none")
     if CHROMIUM is not None:
         try:
             photograph_pages(folder)

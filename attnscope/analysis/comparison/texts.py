@@ -102,7 +102,7 @@ def compare_texts(
             subtitle=provenance(one.seen),
             notes=notes,
         ),
-        difference=_difference(chosen, queries, keys, selection) if chosen else None,
+        difference=_difference(chosen, queries, keys, selection, model) if chosen else None,
         notes=notes,
     )
 
@@ -117,7 +117,11 @@ def _steps(one: Axis, other: Axis, selection: Selection) -> tuple[Step, ...]:
 
 
 def _difference(
-    chosen: list[NDArray[np.float32]], queries: tuple[Step, ...], keys: tuple[Step, ...], selection: Selection
+    chosen: list[NDArray[np.float32]],
+    queries: tuple[Step, ...],
+    keys: tuple[Step, ...],
+    selection: Selection,
+    model: Model,
 ) -> Heatmap:
     """The map of one head, the second text's minus the first one's."""
     if len(queries) > LARGEST:
@@ -126,7 +130,7 @@ def _difference(
             "cut them with --max-tokens"
         )
     assert selection.head is not None
-    title = f"{selection.head.name} · the second text minus the first"
+    title = f"{selection.head.name} · {model.title} · the second text minus the first"
     return heatmap(
         joint_difference((chosen[0], chosen[1]), queries, keys), title=title, scale="head", signed=True
     )

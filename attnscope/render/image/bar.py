@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROOM = 0.75  # inches for the bar and its texts
+BAR = 0.3  # inches of the bar alone
 TALLEST = 2.4  # inches
 
 
@@ -29,4 +30,7 @@ def colour_bar(figure: Figure, axes: Axes, style: Style, ticks: Sequence[tuple[f
         ramp, cmap=colour_map(style.cmap), vmin=0, vmax=1, aspect="auto", origin="lower", extent=(0, 1, 0, 1)
     )
     beside(bar, [at for at, _ in ticks], [text for _, text in ticks], SMALL, right=True)
+    for text, (at, words) in zip(bar.texts, ticks, strict=True):
+        if at == 1 and words.count("\n") > 1:  # a long unit: the bar may be short, above it there is room
+            text.set_verticalalignment("bottom")
     frame(bar)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.render.colour import steps, table
 from attnscope.render.image import axis
-from attnscope.render.image.bar import ROOM, colour_bar
+from attnscope.render.image.bar import BAR, ROOM, colour_bar
 from attnscope.render.image.sheet import (
     NORMAL,
     SMALL,
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 WRITTEN = 0.1
 """Inches of a cell from which a weight can be read in it."""
+
+SHORT, LONGEST = 6, 12
+"""Letters of a unit beside its number, and of a line of a longer one."""
 
 WEIGHT = "weight"
 """The group id of the weights that are written into cells."""
@@ -97,17 +101,19 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     """One number a head, written into its cell where there is room. The image holds the numbers."""
     layers, heads = view.values.shape
     cell = min(0.5, 11.0 / max(heads, 1))
+    low, high = view.limits
+    top = _with_unit(f"{high:.3g}", view.unit)
+    right = max(ROOM, BAR + axis.room(top.split("\n"), SMALL))
     if style.width:
-        cell = max(style.width - 0.45 - ROOM - 0.3, 1.0) / max(heads, 1)
+        cell = max(style.width - 0.45 - right - 0.3, 1.0) / max(heads, 1)
     figure, axes = sheet(
         cell * heads,
         cell * 0.7 * layers,
-        Margins(0.45, ROOM, 0.25, 0.1),
+        Margins(0.45, right, 0.25, 0.1),
         title=view.title or view.name,
         subtitle=view.subtitle,
         notes=view.notes,
     )
-    low, high = view.limits
     if not np.isfinite(view.values).all():
         hatch(axes)
     known = np.ma.masked_invalid(view.values)
@@ -120,9 +126,15 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     frame(axes)
     if cell >= 0.3:
         _write_numbers(axes, view, style, min(7.0, cell * 72 * 0.24))
-    unit = f" {view.unit}" if view.unit else ""
-    colour_bar(figure, axes, style, [(0, f"{low:.3g}"), (1, f"{high:.3g}{unit}")])
+    colour_bar(figure, axes, style, [(0, f"{low:.3g}"), (1, top)])
     return figure
+
+
+def _with_unit(number: str, unit: str) -> str:
+    """A number with its unit beside it, or below it in lines where that is long."""
+    if len(unit) <= SHORT:
+        return f"{number} {unit}".strip()
+    return "\n".join([number, *textwrap.wrap(unit, LONGEST)])
 
 
 def _write_numbers(axes: Axes, view: HeadMap, style: Style, size: float) -> None:

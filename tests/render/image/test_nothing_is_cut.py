@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -13,7 +14,9 @@ from attnscope.axes import weights
 from attnscope.cli.answers import dress
 from attnscope.cli.options.picture import PrintedOptions
 from attnscope.render.image import Album, drawing, save
-from attnscope.views import Reading, focus, grid, head_map, heatmap
+from attnscope.views import Focus, Reading, focus, grid, head_map, heatmap
+from attnscope.views.distances import DistanceMap, distance_map
+from attnscope.views.overlay import Overlay
 from tests.render.compared import all_heads, pair, strip
 from tests.render.screen import random_head, tokens
 
@@ -32,10 +35,29 @@ def views() -> dict[str, object]:
         "grid": grid([(layer, stack) for layer in range(4)], title=LONG, subtitle=LONG),
         "token": focus(random_head(13), query=3, key=3, title=LONG, notes=(LONG,)),
         "map": head_map({0: [0.5] * 8, 1: [0.25] * 8}, "previous", title=LONG, unit="share"),
+        "change": head_map({0: [0.5] * 8}, "change", title=LONG, unit="thousandths of a nat"),
+        "overlay": focus_on_a_picture(),
+        "written": replace(grid([(0, stack)], title=LONG), written=7),
+        "written head": replace(heatmap(head, title=LONG), written=7),
+        "parts": heatmap(random_head(3), title=LONG, subtitle=LONG, notes=(LONG,)),
+        "matches": matched(),
         "heads": all_heads(32),
         "depth": strip(6),
         "pair": pair(),
     }
+
+
+def focus_on_a_picture() -> Focus:
+    pixels, map_ = np.zeros((48, 80, 3), np.uint8), np.full((3, 5), 1 / 15)
+    shown = Overlay(pixels, map_, map_, (1, 2))
+    return replace(
+        focus(random_head(16), query=3, key=3, title=LONG, notes=(LONG,)), label="a" * 18, overlay=shown
+    )
+
+
+def matched() -> DistanceMap:
+    names = [f"L{number}H11" for number in range(12)]
+    return distance_map(np.full((12, 12), 0.3), names, names, title=LONG, subtitle=LONG, matched=True)
 
 
 def boxes(figure) -> list[tuple[str, Bbox]]:

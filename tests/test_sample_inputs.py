@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import unicodedata
@@ -11,7 +12,15 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "sample_inputs"
-NAMES = ["article.txt", "languages.txt", "pairs.tsv", "repeated.txt", "sentences.txt", "source_code.py"]
+NAMES = [
+    "article.txt",
+    "languages.txt",
+    "pairs.tsv",
+    "repeated.txt",
+    "sentences.txt",
+    "source_code.py",
+    "words.jsonl",
+]
 
 ZERO_WIDTH_JOINER = "\u200d"
 SCRIPTS = [
@@ -71,6 +80,20 @@ def test_every_pair_has_two_columns() -> None:
         assert len(pair) == 2
         assert all(text and text == text.strip() for text in pair)
         assert pair[0] != pair[1]
+
+
+def test_words_that_belong_together_are_pronouns_subjects_and_articles() -> None:
+    lines = [json.loads(line) for line in sample("words.jsonl").splitlines()]
+    assert len(lines) == 12
+    for line in lines:
+        words = line["text"].split()
+        labels = Counter(label for *_, label in line["pairs"])
+        assert labels["pronoun"] == labels["subject"] == 1
+        assert labels["article"] >= 1
+        for one, _, label in line["pairs"]:
+            if label != "subject":
+                meant = {"pronoun": {"it", "she", "he", "they"}, "article": {"a", "the"}}[label]
+                assert words[one].lower() in meant
 
 
 def test_some_pairs_differ_in_one_word() -> None:

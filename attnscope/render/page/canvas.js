@@ -74,10 +74,19 @@ function hatching(context) {
 
 // How wide the widest of some places' labels is.
 function longestLabel(context, places, size) {
+  const write = writer(context, size);
   return Math.max(...places.map((place) => {
-    context.font = font(size, wrote(place));
+    write(place);
     return context.measureText(`${place[0]} ${place[1]}`).width;
   }));
+}
+
+// What sets the font of a place's label, and only where it is another than that of the place before.
+function writer(context, size) {
+  let bold = null;
+  return (place) => {
+    if (bold !== (bold = wrote(place))) context.font = font(size, bold);
+  };
 }
 
 function cutTo(context, text, width) {

@@ -98,10 +98,11 @@ function* labelsInView(count, scrolled, room, marked) {
   if (marked !== null && marked % every) yield marked;
 }
 
-const labelFont = (place) => font(Math.max(Math.min(LABEL, map.cell * 0.95), 9), wrote(place));
+const labelSize = () => Math.max(Math.min(LABEL, map.cell * 0.95), 9);
 
 function drawRowLabels(context, scrolled, height) {
   const { cell, left, top } = map;
+  const write = writer(context, labelSize());
   const marked = markedRow(), plain = css("--text"), strong = css("--mark");
   context.save();
   context.beginPath();
@@ -111,7 +112,7 @@ function drawRowLabels(context, scrolled, height) {
   context.textBaseline = "middle";
   for (const i of labelsInView(current.rows, scrolled, height - top, marked)) {
     const [text, number] = current.axes.queries[i];
-    context.font = labelFont(current.axes.queries[i]);
+    write(current.axes.queries[i]);
     context.fillStyle = i === marked ? strong : plain;
     const shown = cutTo(context, text, left - 10 - context.measureText(` ${number}`).width);
     context.fillText(`\u2068${shown}\u2069 ${number}`, left - 5, top - scrolled + (i + 0.5) * cell);
@@ -121,6 +122,7 @@ function drawRowLabels(context, scrolled, height) {
 
 function drawColumnLabels(context, scrolled, width) {
   const { cell, left, top } = map;
+  const write = writer(context, labelSize());
   const marked = markedColumn(), plain = css("--text"), strong = css("--mark");
   context.save();
   context.beginPath();
@@ -130,7 +132,7 @@ function drawColumnLabels(context, scrolled, width) {
   context.textBaseline = "middle";
   for (const i of labelsInView(current.columns, scrolled, width - left, marked)) {
     const [text, number] = current.axes.keys[i];
-    context.font = labelFont(current.axes.keys[i]);
+    write(current.axes.keys[i]);
     context.save();
     context.translate(left - scrolled + (i + 0.5) * cell, top - 5);
     context.rotate(-Math.PI / 2);

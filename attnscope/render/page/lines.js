@@ -104,11 +104,12 @@ function paintBars(context, heads, y, inView) {
 
 function drawTokens(context, places, align, x, y, inView, marked) {
   const plain = css("--text"), strong = css("--mark");
+  const write = writer(context, 13);
   context.textAlign = align;
   places.forEach((place, i) => {
     const [text, number] = place;
     if (!inView(i)) return;
-    context.font = font(13, wrote(place));
+    write(place);
     context.fillStyle = i === marked ? strong : plain;
     const room = lines.labels - 10 - context.measureText(` ${number}`).width;
     const shown = `\u2068${cutTo(context, text, room)}\u2069`;

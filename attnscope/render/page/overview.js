@@ -25,11 +25,14 @@ function buildOverview() {
     ...overview.layers.map((_, at) => row(overview.names[at], ...overview.cells[at])));
 }
 
+// The bytes of a layer's thumbnails, one head after the other.
+const thumbnails = (layer) => (layer.bytes ??= bytesOf(layer.small[2]));
+
 function settleOverview() {
   const faint = state.scale === "auto" && !standsOut();
   overview.pictures = overview.layers.map((layer) => {
-    const [rows, columns, text] = layer.small;
-    const bytes = bytesOf(text), size = rows * columns;
+    const [rows, columns] = layer.small;
+    const bytes = thumbnails(layer), size = rows * columns;
     const look = Array.from({ length: layer.heads }, (_, head) =>
       rowPixels(bytes.subarray(head * size, (head + 1) * size), rows, columns,
         state.scale === "auto" ? (faint ? "head" : "fixed") : state.scale));
@@ -39,14 +42,16 @@ function settleOverview() {
 
 // Whether enough heads have a weight that is seen where full colour is 1.
 function standsOut() {
-  let clear = 0, all = 0;
+  const all = overview.layers.reduce((sum, layer) => sum + layer.heads, 0);
+  let clear = 0;
   for (const layer of overview.layers) {
-    const [rows, columns, text] = layer.small;
-    const bytes = bytesOf(text), size = rows * columns;
-    for (let head = 0; head < layer.heads; head++, all++)
+    const bytes = thumbnails(layer), size = layer.small[0] * layer.small[1];
+    for (let head = 0; head < layer.heads; head++) {
       if (largest(bytes.subarray(head * size, (head + 1) * size)) > PAGE.faint[0]) clear++;
+      if (clear >= PAGE.faint[1] * all) return true;
+    }
   }
-  return clear >= PAGE.faint[1] * all;
+  return false;
 }
 
 function drawOverview() {

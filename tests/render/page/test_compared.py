@@ -265,8 +265,10 @@ def test_tokens_that_the_model_wrote_are_told_apart(chromium, tmp_path) -> None:
     assert (
         chromium.run("element('direction').textContent") == "rows look at columns; bold: written by the model"
     )
-    assert chromium.run("labelFont(current.axes.keys[5])").startswith("bold ")
-    assert not chromium.run("labelFont(current.axes.keys[4])").startswith("bold ")
+    after = "((context) => (writer(context, 11)(current.axes.keys[{}]), context.font))"
+    canvas = "(made('canvas').getContext('2d'))"
+    assert chromium.run(after.format(5) + canvas).startswith("bold ")
+    assert not chromium.run(after.format(4) + canvas).startswith("bold ")
 
 
 def test_a_token_that_is_chosen_in_a_long_text_comes_into_view(chromium, tmp_path) -> None:

@@ -83,7 +83,10 @@ def compare(
         again, same = reopen(source, model)
         opening = repeat("compare", again, *anew, axes, picture, same)
     one = corpus.texts is None
-    seen = _compare(given, selection, pair, contrast, opening, one=one, everything=output.everything)
+    saving = output.out is not None
+    seen = _compare(
+        given, selection, pair, contrast, opening, one=one, everything=output.everything, saving=saving
+    )
     _print(seen, output, picture, model.said)
 
 
@@ -162,7 +165,7 @@ def _texts(corpus: TextsOptions, source: SecondNamed, model: WeighedModelOptions
 
 def _compare(
     given: list[Source], selection: Selection, pair: list[Head], contrast: Contrast, opening: str | None,
-    *, one: bool, everything: bool,
+    *, one: bool, everything: bool, saving: bool,
 ) -> Compared:  # fmt: skip
     """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
     from attnscope.analysis.comparison.compare import compare as compare_all
@@ -174,8 +177,12 @@ def _compare(
     from attnscope.answers.compared import of_depth, of_heads, of_two_heads
     from attnscope.models.trace import open_file
 
-    loaded = given[0].load()
-    prepared = [each.prepare(loaded) for each in given]
+    if one and contrast.with_text is None and contrast.with_model is None:
+        loaded, first = given[0].open(kept=True, saving=saving)
+        prepared = [first]
+    else:
+        loaded = given[0].load()
+        prepared = [each.prepare(loaded) for each in given]
     with reading(loaded, *prepared):
         if pair:
             return of_two_heads(compare_heads(loaded, prepared[0], pair[0], pair[1], selection))

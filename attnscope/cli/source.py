@@ -193,7 +193,9 @@ def check_keep(file: Path) -> None:
 
 def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, ModelOptions]:
     """The options with which one looks again: at the trace, where the pass was kept in one."""
-    return (asked, model) if asked.keep is None else (type(asked)(saved=asked.keep), ModelOptions())
+    if asked.keep is None:
+        return replace(asked, fresh=False), model
+    return type(asked)(saved=asked.keep), ModelOptions()
 
 
 @contextmanager

@@ -55,3 +55,15 @@ def test_an_image_is_browsed_as_its_patches(run, monkeypatch, tmp_path):
     (browser,) = seen
     labels = [place.label for place in browser.heads.head("encoder", 0, 0).weights.keys]
     assert labels[:3] == ["[CLS]", "0,0", "0,1"]
+
+
+def test_a_trace_is_browsed_without_its_model(run, monkeypatch, tmp_path):
+    import pytest
+
+    app = pytest.importorskip("textual.app", reason="Textual is not installed")
+    seen = []
+    monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))
+    run("show", TEXT, "--keep", tmp_path / "a.trace")
+    monkeypatch.setattr("attnscope.models.load", None)  # no model is loaded any more
+    assert run("browse", "--from", tmp_path / "a.trace", "-o", tmp_path).code == 0
+    assert len(seen) == 1

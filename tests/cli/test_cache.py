@@ -69,6 +69,39 @@ def test_the_numbers_are_the_same_byte_for_byte(run, looks, folder, asked):
     assert first.out == second.out == fresh.out
 
 
+OTHERS = [
+    ["compare", TEXT],
+    ["compare", TEXT, "--head", "1"],
+    ["compare", TEXT, "L0H0", "L1H1"],
+    ["check", "L0H0.entropy > 0", "--text", TEXT],
+    ["find", "sat -> cat", TEXT],
+]
+
+
+@pytest.mark.parametrize("asked", OTHERS, ids=" ".join)
+def test_other_commands_look_there_too(run, monkeypatch, looks, folder, asked):
+    given = [*asked, "-m", folder, "--json"]
+    live = run(*given)
+    run("show", TEXT, "-m", folder)
+    monkeypatch.setattr("attnscope.models.load", None)  # no model is loaded any more
+    there = run(*given)
+    assert live.code == there.code == 0, (live.err, there.err)
+    ours, theirs = json.loads(live.out), json.loads(there.out)
+    assert ours == theirs
+
+
+def test_an_export_of_the_second_look_is_that_of_the_first(run, monkeypatch, looks, folder, tmp_path):
+    live = run("export", TEXT, "-m", folder, "-o", tmp_path / "one", "--format", "svg")
+    run("show", TEXT, "-m", folder)
+    monkeypatch.setattr("attnscope.models.load", None)
+    there = run("export", TEXT, "-m", folder, "-o", tmp_path / "two", "--format", "svg")
+    assert live.code == there.code == 0, there.err
+    for file in (tmp_path / "one").rglob("*.svg"):
+        other = tmp_path / "two" / file.relative_to(tmp_path / "one")
+        assert other.exists()
+        assert "from the pass" not in other.read_text()
+
+
 def test_what_a_model_writes_is_kept_with_it(run, looks):
     given = ["show", "The cat", "-m", "own-causal", "--generate", "4", "--head", "L0H0"]
     first, second = run(*given), run(*given)

@@ -67,6 +67,13 @@ def coverage90(case: Case, b: int, h: int, i: int) -> float | None:
     return keys
 
 
+def monotonic(case: Case, b: int, h: int, i: int) -> float | None:
+    if i == 0:
+        return None
+    here, before = ([j for j, a in enumerate(row) if a == max(row)] for row in case.weights[b, h, [i, i - 1]])
+    return sum(j >= k for j in here for k in before) / (len(here) * len(before))
+
+
 def sink(case: Case, b: int, h: int, i: int) -> float | None:
     return 1 - sum(case.weights[b, h, i])
 
@@ -140,6 +147,7 @@ ROWS: dict[str, Row] = {
     "span": span,
     "confidence": confidence,
     "coverage90": coverage90,
+    "monotonic": monotonic,
     "sink": sink,
     "distance": distance,
     "offset": offset,
@@ -154,7 +162,17 @@ ROWS: dict[str, Row] = {
     "segment": _pairs(_is_other_segment),
 }
 
-CROSS = ("entropy", "spread", "span", "confidence", "coverage90", "sink", "special", "punctuation")
+CROSS = (
+    "entropy",
+    "spread",
+    "span",
+    "confidence",
+    "coverage90",
+    "monotonic",
+    "sink",
+    "special",
+    "punctuation",
+)
 """What cross-attention has."""
 
 

@@ -19,6 +19,7 @@ from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import Sides
 from attnscope.capture.lineage.pieces import Pieces
+from attnscope.capture.lineage.settled import Settled
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.opaque import find_opaque
@@ -60,6 +61,7 @@ class Recorder:
         self._counts: dict[Call, int] = {}  # of each module that is running, the count when it started
         self._repeats = Repeats()
         self.lineage = Lineage()
+        self.settled = Settled()
 
     @property
     def listens(self) -> bool:
@@ -192,6 +194,7 @@ class Recorder:
         if isinstance(capture, Unknown):
             return self.record.note(LayerWithoutAttention.at(name, capture.reason))
         self.record.calls.append(name)
+        self.settled.count(placed=sides is not None)
         if not self._repeats.holds(capture, self._call_of(name)):
             self._pieces.take(capture, name, self.stack.calls, sides, softmax)
 
@@ -216,28 +219,30 @@ class Recorder:
         self._counts.clear()
         self._pieces.flush()
         self.lineage = Lineage()
+        self.settled.begin_pass()
         self.notes = None
 
     def _enter(self, call: Call) -> None:
         self.ran.add(call.name)
         self._counts[call] = self._count
-        self.lineage.enter(call)
-        with quietly():
-            self._pieces.enter(call)
+        self.settled.enter(call)
+        if not self.settled.rests:
+            self.lineage.enter(call)
+        self._pieces.enter(call)
         if layout_of(call.module) is not None:
             self.notes = Notes()
 
     def _leave(self, call: Call, output: object) -> None:
-        listens = self.listens
+        listens, notes = self.listens, self.notes
         self._repeats.leave(call)
-        with quietly():
-            layout, notes = layout_of(call.module), self.notes
-            if layout is not None and notes is not None:
-                self.notes = None
+        if notes is not None and (layout := layout_of(call.module)) is not None:
+            self.notes = None
+            with quietly():
                 rows = layout(call.module, call.tensors, notes)
                 self.take(from_chunks(rows, type(call.module).__name__), call.name)
-            if self._counts.pop(call, None) == self._count and listens:
-                shown = outputs.capture_weights(self.stack.calls, output)
-                if shown is not None:
-                    self.take(shown, call.name)
-            self._pieces.leave(call)
+        if self._counts.pop(call, None) == self._count and listens:
+            shown = outputs.capture_weights(self.stack.calls, output)
+            if shown is not None:
+                self.take(shown, call.name)
+        self._pieces.leave(call)
+        self.settled.leave(call)

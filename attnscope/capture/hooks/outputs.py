@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from attnscope.capture.hooks.modules import Call, stored
+from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import texts_in_batch
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.weighing import bare_weighing
@@ -27,7 +27,8 @@ def capture_weights(calls: Sequence[Call], output: object) -> Capture | None:
     weights = find_weights(calls[-1], output)
     if weights is None:
         return None
-    capture = Capture.of_weighing(bare_weighing(weights), texts_in_batch(calls, weights.shape[-2]))
+    with quietly():
+        capture = Capture.of_weighing(bare_weighing(weights), texts_in_batch(calls, weights.shape[-2]))
     return replace(capture, source="module", kernel=type(calls[-1].module).__name__)
 
 
@@ -65,7 +66,7 @@ def are_weights(tensor: Tensor, given: tuple[Tensor, ...]) -> bool:
     lengths = {length for states in given for length in states.shape[:-1]}
     if not lengths.issuperset(tensor.shape[-2:]):
         return False
-    with torch.no_grad():
+    with quietly():
         rows = tensor.detach().float().sum(-1)
         whole = ((rows - 1).abs() <= SURPLUS).float().mean()
         return bool((tensor >= 0).all()) and float(rows.amax()) <= 1 + SURPLUS and float(whole) > 0.5

@@ -42,8 +42,9 @@ class AttentionMode(WatchingMode):
         name = getattr(func, "__name__", "") if recorder.listens else ""
         if name == "scaled_dot_product_attention" and recorder.notes is None and not count_hidden(*args[:3]):
             result = recorder.guard.run(recorder.sdpa, func, args, kwargs)
-            with recorder.guard:
-                recorder.lineage.see(name, func, args, kwargs, result)
+            if not recorder.settled.rests:
+                with recorder.guard:
+                    recorder.lineage.see(name, func, args, kwargs, result)
             return result
         result = func(*args, **kwargs)
         if name:
@@ -58,13 +59,14 @@ class AttentionMode(WatchingMode):
         recorder = self.recorder
         if recorder.notes is not None:
             return recorder.notes.note(name, args, result)
-        if not any(isinstance(part, Tensor) and part.is_nested for part in (*args, result)):
+        rests = recorder.settled.rests
+        if not rests and not any(isinstance(part, Tensor) and part.is_nested for part in (*args, result)):
             recorder.lineage.see(name, func, args, kwargs, result)  # of all that has a shape
         if name in FOLLOWED:
             self.trails.follow(name, func, args, kwargs, result)
         elif name in PRODUCTS:
             weighing = self.trails.weighing(name, args, kwargs, result)
-            if weighing is None:
+            if weighing is None and not rests:
                 weighing = find_written(recorder.lineage, recorder.stack.calls, name, args, kwargs, result)
             if weighing is not None:
                 recorder.see_weighing(weighing)

@@ -16,6 +16,7 @@ import torch
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.joined import Piece, at_its_rows, join
 from attnscope.capture.lineage.layout import Layout, Sides, survey
+from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import heads_of
 from attnscope.capture.record import LayerWithoutAttention, Record
 from attnscope.capture.rows.capture import Capture
@@ -109,7 +110,8 @@ class Pieces:
     def enter(self, call: Call) -> None:
         """A module starts: lists of single heads that it does not stand in are over."""
         if self._singles.held:
-            self._singles.enter(call)
+            with quietly():
+                self._singles.enter(call)
 
     def leave(self, call: Call) -> None:
         """A module ends: what ran inside of it is complete."""
@@ -117,9 +119,11 @@ class Pieces:
             first, inside = self.held[0], f"{call.name}." if call.name else ""
             whole = len(self.held) == 1 and first.layout.usual and first.layout.whole
             if first.name.startswith(inside) or (first.name == call.name and whole):
-                self.flush()
+                with quietly():
+                    self.flush()
         if self._singles.held:
-            self._singles.leave(call)
+            with quietly():
+                self._singles.leave(call)
 
     def finish(self) -> None:
         """Release all that is held."""

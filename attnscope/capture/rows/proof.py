@@ -30,7 +30,8 @@ def compare_rows(
     heads of a few rows, [batch, head, row, size], before it returns them as one, [batch, row, size].
     """
     places = few(output.shape[2])
-    largest = float((value if finish is None else output.nan_to_num()).abs().amax())
+    low, high = (value if finish is None else output.nan_to_num()).aminmax()
+    largest = float(torch.maximum(-low, high))
     mixed = mix(few_rows(rows, places), value)  # [batch, head, row, size]
     mixed = mixed if finish is None else finish(mixed, places).unsqueeze(1)
     given = output[:, :, list(places)]

@@ -19,6 +19,8 @@ from tests.tools.libraries.placed import is_placed
 from tests.tools.libraries.units import EACH, Units
 
 CLOSE = 1e-5
+GAIN = 1.5
+"""Of the size of what goes into a linear layer, in what comes out of it."""
 TEXTS = 2
 """Texts, or pictures, that each model is given."""
 
@@ -73,6 +75,7 @@ class Some:
 def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any]) -> Checked:
     """Run a model plainly, observed, and under the oracle, and compare."""
     checked, some, units = Checked(name), Some(), Units()
+    sharpen(model)
     with torch.inference_mode():
         torch.manual_seed(3)
         plain = model(*arguments, **inputs)
@@ -80,15 +83,14 @@ def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[st
         with recording(model, [some], warn=False) as record:
             output = model(*arguments, **inputs)
         torch.manual_seed(3)
-        with units:
+        with units.watch(model):
             model(*arguments, **inputs)
     checked.identical, checked.sites = same(plain, output), len(record.sites)
     checked.named = list(dict.fromkeys(layer.reason for layer in record.without_attention))
     parts = any("its maps are of one part each" in note for note in record.notes)
-    used: set[int] = set()
     for number, kept in some.kept.items():
         site = record.sites[number]
-        verdict = judge(kept, site, units, used, parts)
+        verdict = judge(kept, site, units, parts)
         if verdict == "laid" and site.queries == site.keys:
             placed = is_placed(model, arguments, inputs, kept)
             verdict = "laid" if placed else "unplaced" if placed is None else "misplaced"
@@ -99,11 +101,21 @@ def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[st
             checked.wrong.append(
                 f"{site.site.name} ({site.kernel}, {shape}, offset {site.offset}): {verdict}"
             )
-    checked.missed = missing(units, used, record)
+    checked.missed = missing(units, record)
     return checked
 
 
-def judge(kept: Kept, site: SiteRecord, units: Units, used: set[int], parts: bool) -> str:
+@torch.no_grad()
+def sharpen(model: nn.Module) -> None:
+    """Make the layers of a random model wider than libraries do, whose weights are almost even at first."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and type(module.weight) is nn.Parameter:
+            spread = float(module.weight.std())
+            if 0 < spread < (wanted := GAIN / module.in_features**0.5):
+                module.weight *= wanted / spread
+
+
+def judge(kept: Kept, site: SiteRecord, units: Units, parts: bool) -> str:
     """What one map is."""
     if site.differs:
         return f"weights @ values differ from the output by {site.difference:.2g}"
@@ -113,14 +125,11 @@ def judge(kept: Kept, site: SiteRecord, units: Units, used: set[int], parts: boo
     apart = site.batch != TEXTS
     if apart and not parts:
         return f"{site.batch} texts where {TEXTS} were given"
-    for number, unit in enumerate([*units.kernels, *units.softmaxes]):
-        if is_same(unit, kept.weights):
-            used.add(number)
-            return "parts" if apart else "exact"
-    for number, unit in enumerate([*units.kernels, *units.softmaxes]):
-        if same_rows(unit, kept.weights, CLOSE):
-            used.add(number)
-            return "laid"
+    several = [*units.kernels, *units.softmaxes]
+    if any(is_same(unit, kept.weights) for unit in several):
+        return "parts" if apart else "exact"
+    if any(same_rows(unit, kept.weights, CLOSE) for unit in several):
+        return "laid"
     if site.difference is not None:
         return "proved"
     return "no function of torch weighed with it"
@@ -136,13 +145,11 @@ def is_same(unit: Tensor, weights: Tensor) -> bool:
     return False
 
 
-def missing(units: Units, used: set[int], record: Record) -> list[str]:
-    """The kernels that no map and no name stands for; of a softmax nobody can say whether it attends."""
-    if record.without_attention:
-        return []
-    shown = [unit for number, unit in enumerate(units.kernels) if number in used]
-    return [
-        f"a kernel's weights {tuple(unit.shape)}"
-        for number, unit in enumerate(units.kernels)
-        if number not in used and not any(is_same(unit, other) for other in shown)
-    ]
+def missing(units: Units, record: Record) -> list[str]:
+    """The modules that called a kernel, and have neither a map nor a name; a softmax may be no attention."""
+    said = {site.site.name for site in record.sites} | {layer.name for layer in record.without_attention}
+    return sorted(
+        owner
+        for owner in units.owners
+        if not any(f"{owner}.".startswith(f"{name}.") or f"{name}.".startswith(f"{owner}.") for name in said)
+    )

@@ -40,7 +40,7 @@ def all_models() -> dict[str, Make]:
     ):
         try:
             made |= {f"{library.__name__.replace('_', '-')} {name}": make for name, make in library().items()}
-        except ImportError as error:
+        except (ImportError, OSError) as error:
             print(f"{library.__name__} is left out: {error}")
     return made
 
@@ -91,7 +91,7 @@ def timm() -> dict[str, Make]:
                     with torch.inference_mode():
                         model(picture)
                     return model, (picture,), {}
-                except (TypeError, AssertionError, RuntimeError, ValueError):
+                except (TypeError, AssertionError, RuntimeError, ValueError, IndexError):
                     if part == 1:
                         raise
             raise AssertionError

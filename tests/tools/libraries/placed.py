@@ -12,8 +12,8 @@ from attnscope.capture import Kept
 
 TRIED = 3
 """Tokens that are changed."""
-SEEN = 1e-9
-"""The weight from which a change is seen."""
+SEEN = 1e-3
+"""The weight from which a change must be seen."""
 
 
 def is_placed(model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any], kept: Kept) -> bool | None:
@@ -57,36 +57,36 @@ def _agrees(module: nn.Module, args: Any, kwargs: Any, kept: Kept) -> bool | Non
     laid = [_tokens(each, count) for each in (states, before)]
     if laid[0] is None or laid[1] is None:
         return None
-    sees = (kept.weights[0] > SEEN).any(0)  # [query, key]; a mask of -100 leaves keys open and without weight
+    weights = kept.weights[0].amax(0)  # [query, key]
     torch.manual_seed(5)
     mixes = False
     for token in range(0, count, max(1, count // TRIED)):
-        changed = states.clone()
-        view = _tokens(changed, count)
+        changed = states.clone(memory_format=torch.contiguous_format)
+        view = _tokens(changed, count, view=True)
         assert view is not None
         view[0, token] += torch.randn(view.shape[-1])
         after = _tokens(module(changed, *args[1:], **kwargs), count)
         if after is None or after.shape != laid[1].shape:
             return None
         moved = (after - laid[1])[0].abs().amax(-1) > 1e-6 * float(laid[1].abs().amax())
-        expected = sees[:, token].clone()
-        expected[token] = True
-        if not bool(moved[expected].all()):
+        open_ = weights[:, token] > 0
+        open_[token] = True
+        if not bool(moved[weights[:, token] > SEEN].all()):
             return False
-        mixes |= bool((moved & ~expected).any())
+        mixes |= bool((moved & ~open_).any())
     return None if mixes else True
 
 
-def _tokens(states: Any, count: int) -> Tensor | None:
-    """States as [text, token, channel], a view, if they have so many tokens."""
+def _tokens(states: Any, count: int, view: bool = False) -> Tensor | None:
+    """States as [text, token, channel], if they have so many tokens, and if they can be viewed so."""
     if isinstance(states, (tuple, list)) and states:
         states = states[0]
     if not isinstance(states, Tensor) or not states.is_floating_point() or states.shape[0] != 2:
         return None
     if states.ndim == 3 and states.shape[1] == count:
         return states
-    if states.ndim == 4 and states.shape[1] * states.shape[2] == count:
-        return states.flatten(1, 2) if states.is_contiguous() else None
-    if states.ndim == 4 and states.shape[2] * states.shape[3] == count and states.is_contiguous():
-        return states.flatten(2).mT
-    return None
+    if states.ndim != 4 or (view and not states.is_contiguous()):
+        return None
+    if states.shape[1] * states.shape[2] == count:
+        return states.flatten(1, 2)
+    return states.flatten(2).mT if states.shape[2] * states.shape[3] == count else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 EACH = 2
@@ -27,7 +28,24 @@ class Units(TorchFunctionMode):
         super().__init__()
         self.kernels: list[Tensor] = []
         self.softmaxes: list[Tensor] = []
+        self.owners: set[str] = set()  # the paths of the modules that called kernels
+        self._names: list[str] = []
         self._counts: Counter[Any] = Counter()
+
+    @contextmanager
+    def watch(self, model: nn.Module) -> Iterator[None]:
+        """Keep what runs in a model while the block runs."""
+        handles = []
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda *_, path=path: self._names.append(path)))
+            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        with self:
+            yield
+        for handle in handles:
+            handle.remove()
+
+    def _leave(self) -> None:
+        self._names.pop()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -37,14 +55,19 @@ class Units(TorchFunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
+            self._own()
             keys = (args[1] if len(args) > 1 else kwargs["key"]).shape
             self._keep(self.kernels, lambda: plain_weights(*args, **kwargs), (result.shape, keys))
         elif name == "multi_head_attention_forward":
+            self._own()
             asked = kwargs | {"need_weights": True, "average_attn_weights": False}
             self._keep(self.kernels, lambda: func(*args, **asked)[1], (result[0].shape, args[1].shape))
         elif name in ("softmax", "_softmax") and isinstance(result, Tensor) and result.ndim >= 3:
             self._keep(self.softmaxes, lambda: result.detach().clone(), result.shape)
         return result
+
+    def _own(self) -> None:
+        self.owners |= set(self._names[-1:])
 
     def _keep(self, kept: list[Tensor], make: Callable[[], Tensor], shape: object) -> None:
         self._counts[shape] += 1

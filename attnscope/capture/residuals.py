@@ -82,9 +82,12 @@ class Residuals(Projections):
 
     def _look(self, added: _Added, call: Call, output: object) -> None:
         """Whether a module was given the attention's output, added to what was there."""
-        total = call.first
-        if total is None or total.shape != added.output.shape or not isinstance(output, Tensor):
+        total, shape = call.first, added.output.shape
+        if total is None or not isinstance(output, Tensor) or total.shape[-1:] != shape[-1:]:
             return
+        if total.numel() != added.output.numel() or output.shape != total.shape:
+            return
+        total, output = total.reshape(shape), output.reshape(shape)  # of OPT's, batch and tokens are one axis
         before = total - added.output
         if not any(_same(before, given) for given in added.around):
             return

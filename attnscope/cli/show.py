@@ -16,6 +16,7 @@ from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import WHOLE, MapOptions, NumbersOptions, PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.source import read_source, reading, reopen
+from attnscope.cli.writes import show_writes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +57,14 @@ def show(
 
     attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
 
+    attnscope show "The cat sat on the" -m openai-community/gpt2 --writes --target mat --over floor
+
     attnscope show --from heads.npz --head L0H2
     """
+    if attention.writes:
+        return show_writes(source, attention, output.out, picture, model, as_json=output.as_json)
+    if attention.over is not None:
+        raise typer.BadParameter("it goes with --writes", param_hint="--over")
     head = None
     if attention.head is not None:
         head = parse_head(attention.head, attention)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,43 +15,77 @@ from attnscope.models.model import Model
 from attnscope.models.tokens import readable
 from attnscope.models.vocabulary import Vocabulary
 
+
+class Prediction(NamedTuple):
+    """The score of a prediction, summed over texts, the words that it is of, and the prediction in words."""
+
+    score: Tensor
+    chosen: int
+    against: int | None
+    said: str
+
+
 MARKS = "Ġ▁"
 """What vocabularies begin a word with."""
 
 
-def score_prediction(model: Model, prepared: ModelInput, target: str | None) -> tuple[Tensor, str]:
-    """The score of one prediction of each text, summed, and a sentence that names the prediction.
+def place_prediction(model: Model, prepared: ModelInput, target: str | None) -> int:
+    """The number of the token that is predicted at.
 
-    ``target`` is a word of the vocabulary, predicted behind the last token of the text (in the place of the
-    first masked token, or else the last one, by a model of masked tokens), or the number of a token, behind
-    or in place of which the likeliest word is taken; ``None``: the likeliest at the end. Raises
-    ``ModelError`` for a model without an output head, and ``SelectionError`` for a target that is not there.
+    That which ``target`` names, or the last token of the text (the first masked one, or else the last, of a
+    model of masked tokens). Raises ``ModelError`` for a model without an output head, and ``SelectionError``
+    for a token that is not there.
     """
     objective = model.objective
     ids = objective.ids(prepared)  # [text, token]
-    axis = prepared.axes.get("decoder" if "decoder_input_ids" in prepared.inputs else "encoder")
-    tokens = () if axis is None or isinstance(axis[0], range) else axis[0]
-    number = target is not None and target.isascii() and target.isdigit()
-    at = int(target or 0) if number else _last(ids[0], tokens, objective.mask)
+    at = int(target or 0) if _is_number(target) else _last(ids[0], _tokens(prepared), objective.mask)
     if at >= ids.shape[1]:
         raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{ids.shape[1] - 1:,}")
-    texts = torch.arange(len(ids), device=model.device)
+    return at
+
+
+def score_prediction(
+    model: Model, prepared: ModelInput, target: str | None, against: str | None = None
+) -> Prediction:
+    """The score of one prediction of each text, summed, and a sentence that names the prediction.
+
+    ``target`` is a word of the vocabulary, or the number of the token to predict at, where the likeliest word
+    is taken; ``None``: the likeliest at the end. The score of the word ``against`` is taken away. Raises
+    ``ModelError`` for a model without an output head, and ``SelectionError`` for a word that is not there.
+    """
+    at, objective, tokens = place_prediction(model, prepared, target), model.objective, _tokens(prepared)
+    texts = torch.arange(len(objective.ids(prepared)), device=model.device)
     logits = model.logits(prepared, texts, torch.full_like(texts, at)).float()  # [text, vocabulary]
-    if target is None or number:
+    if target is None or _is_number(target):
         chosen = logits.argmax(-1)
     else:
         chosen = torch.full_like(texts, _id_of(objective.vocabulary, target, logits[0].detach()))
     score = logits.gather(-1, chosen[:, None]).sum()
+    over, other = "", None
+    if against is not None:
+        other = _id_of(objective.vocabulary, against, logits[0].detach())
+        score = score - logits[:, other].sum()
+        over = f" over {visible(against.strip())!r}"
     logits = logits.detach()
     where = "behind" if objective.mask is None else "in the place of"
     if not tokens:
-        return score, f"the prediction of each text: the likeliest token {where} its token {at:,}"
+        said = f"the prediction of each text: the likeliest token {where} its token {at:,}"
+        return Prediction(score, int(chosen[0]), other, said)
     spelled = visible(readable(objective.vocabulary.decode([int(chosen[0])])))
     share = float(logits[0].softmax(-1)[chosen[0]])
-    return (
-        score,
-        f"the prediction: {spelled!r} ({share:.0%}) {where} token {at:,}, {visible(tokens[at].text)!r}",
-    )
+    place = f"{where} token {at:,}, {visible(tokens[at].text)!r}"
+    said = f"the prediction: {spelled!r} ({share:.0%}){over} {place}"
+    return Prediction(score, int(chosen[0]), other, said)
+
+
+def _is_number(target: str | None) -> bool:
+    return target is not None and target.isascii() and target.isdigit()
+
+
+def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
+    """The tokens on the side that is predicted; none where several texts are read together."""
+    axis = prepared.axes.get("decoder" if "decoder_input_ids" in prepared.inputs else "encoder")
+    return () if axis is None or isinstance(axis[0], range) else axis[0]
 
 
 def _last(ids: Tensor, tokens: tuple[Token, ...], mask: int | None) -> int:

@@ -176,5 +176,5 @@ def gradients_of(
         projections.watching(model.module),
         recording(model.module, [projections], prepared.axes, warn=False),
     ):
-        score, said = score_prediction(model, prepared, target)
-        return head_gradients(projections, score), said
+        prediction = score_prediction(model, prepared, target)
+        return head_gradients(projections, prediction.score), prediction.said

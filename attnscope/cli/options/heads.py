@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attnscope.cli.options.complete import complete_head, complete_kind, complete_layer
-from attnscope.cli.options.declare import WHERE, option
+from attnscope.cli.options.declare import WHERE, flag, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +37,7 @@ class ShownHeads(HeadOptions):
     ablate: str | None = option(
         "Set one head's output to zero, and print what changes in the model's predictions.", panel=WHERE
     )
+    writes: bool = flag(
+        "What each head of a causal model writes to the score of the next token, or of --target.", panel=WHERE
+    )
+    over: str | None = option("With --writes: another word, whose score is taken away.", panel=WHERE)

@@ -165,6 +165,8 @@ class Removals:
         """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` if it never did."""
         made = cls()
         made.texts = state["texts"]
+        if type(made.texts) is not int or made.texts < 0:
+            raise ValueError(f"texts is {made.texts!r}")
         made.tokens, made.tokens_squared, made.loss = map(float, state["totals"])
         for entry in state["heads"]:
             sums = torch.tensor(entry["sums"], dtype=torch.float64)

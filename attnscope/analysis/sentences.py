@@ -42,8 +42,9 @@ def name_pass(model: Model, prepared: ModelInput) -> str:
 
 
 def quote_text(prepared: ModelInput) -> str:
-    """The beginning of a text in quotation marks; nothing of an image, or where no tokens are known."""
-    known = [] if prepared.picture is not None else prepared.tokens[: 2 * QUOTED]
+    """The beginning of a text in quotation marks; nothing of an image, a sound, or unknown tokens."""
+    pictured = prepared.picture is not None or prepared.heard is not None
+    known = [] if pictured else prepared.tokens[: 2 * QUOTED]
     words = (replace(token, text=(token.text.split() or [token.text])[0]) for token in known)  # without [UNK]
     text = spell_tokens([token for token in words if not token.special])
     if len(text) > QUOTED:

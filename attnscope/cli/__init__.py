@@ -19,6 +19,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from attnscope import __version__
+from attnscope.cli.align import align
 from attnscope.cli.browse import browse
 from attnscope.cli.cache import cache
 from attnscope.cli.check import check
@@ -64,7 +65,7 @@ def _add(command: Callable[..., None]) -> None:
 
 
 COMMANDS = (
-    show, find, spans, flow, stats, compare, browse, export, info, check, train, loss, schema, cache,
+    show, find, spans, align, flow, stats, compare, browse, export, info, check, train, loss, schema, cache,
 )  # fmt: skip
 
 for _command in COMMANDS:

@@ -87,7 +87,9 @@ def key_of(source: Asked) -> str | None:
         "day": date.today() if asked.chat else None,  # a chat format may say which day it is
     }
     try:
-        key["read"] = [identify_file(path) for path in (asked.image, asked.inputs) if path is not None]
+        key["read"] = [
+            identify_file(path) for path in (asked.image, asked.audio, asked.inputs) if path is not None
+        ]
     except OSError:
         return None
     return hash_key(key)

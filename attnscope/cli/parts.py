@@ -54,7 +54,8 @@ def check_parts(parts: PartOptions, source: SourceOptions) -> None:
         raise typer.BadParameter(f"{parts.by!r}: write one of {ways}, or FILE.json", param_hint="--by")
     if source.chat != (parts.by == "role"):
         raise typer.BadParameter("roles go with --chat, and a chat is cut by roles", param_hint="--by")
-    if source.image or source.inputs or (source.saved and (file or parts.by in ("marks", "role"))):
+    whole = source.image or source.audio or source.inputs
+    if whole or (source.saved and (file or parts.by in ("marks", "role"))):
         raise typer.BadParameter("parts are cut out of a plain text: give TEXT or --file", param_hint="--by")
     if parts.written and (source.generate is None or parts.pair is not None):
         raise typer.BadParameter("it goes with --generate N, and not with --pair", param_hint="--written")

@@ -14,8 +14,8 @@ from attnscope.cli.plain import print_plain
 class SchemaOptions:
     """Which command's answer."""
 
-    of: Literal["show", "stats", "compare", "find", "spans", "flow", "info", "check", "export"] = argument(
-        "The command.", REQUIRED, metavar="COMMAND"
+    of: Literal["show", "stats", "compare", "find", "spans", "align", "flow", "info", "check", "export"] = (
+        argument("The command.", REQUIRED, metavar="COMMAND")
     )
 
 

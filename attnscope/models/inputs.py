@@ -34,6 +34,14 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Heard:
+    """A sound as a model hears it: ``frames`` of ``seconds`` each, behind which there may be padding."""
+
+    seconds: float
+    frames: int
+
+
+@dataclass(frozen=True)
 class Chat:
     """That a text is a user's message, after that of a ``system``; ``reply`` opens the model's turn."""
 
@@ -51,8 +59,9 @@ class ModelInput:
     was recorded while it ran, or a trace: then nothing runs again, and ``figures`` are those of the trace, as
     are ``words``, of heads whose pieces of words were merged. ``arrays`` is a short trace whose rows come as
     NumPy arrays, for looks that need no torch.
-    ``picture`` is the image that was read, ``entry`` the method of the module to call where that is not the
-    whole forward. ``written`` is the number of the first token that the model wrote itself, if it wrote any.
+    ``picture`` is the image that was read, ``heard`` the sound, ``entry`` the method of the module to call
+    where that is not the whole forward. ``written`` is the number of the first token that the model wrote
+    itself, if it wrote any.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -63,6 +72,7 @@ class ModelInput:
     arguments: tuple[Tensor, ...] = ()
     replay: Replay | None = None
     picture: Picture | None = None
+    heard: Heard | None = None
     entry: str = "__call__"
     figures: tuple[HeadFigures, ...] | None = None
     words: tuple[HeadFigures, ...] = ()
@@ -71,7 +81,9 @@ class ModelInput:
 
     @property
     def lead(self) -> Kind | None:
-        """The kind of attention to show first: of a text with a picture in it, that of the text."""
+        """The kind to show first: of a text with a picture, that of the text; of a sound, what finds it."""
+        if self.heard is not None and "cross" in self.axes:
+            return "cross"
         inside = self.picture is not None and self.tokens != self.picture.tokens
         return "decoder" if inside else None
 

@@ -3,6 +3,7 @@
 A release that takes a field away, or changes what one means, raises ``VERSION``.
 """
 
+from attnscope.answers.schemas.align import ALIGN
 from attnscope.answers.schemas.gold import GOLD
 from attnscope.answers.schemas.looks import FIND, INFO, SHOW
 from attnscope.answers.schemas.measured import STATS
@@ -20,6 +21,7 @@ SCHEMAS = {
     "compare": COMPARE,
     "find": either(FIND, GOLD),
     "spans": SPANS,
+    "align": ALIGN,
     "flow": FLOW,
     "info": INFO,
     "check": CHECK,
@@ -27,7 +29,7 @@ SCHEMAS = {
 }
 WEIGH = (TEXT, "what the weights are weighed by (--weigh); absent where they are not")
 TARGET = (TEXT, "the prediction that a gradient is of (--target); absent where none was named")
-UNWEIGHED = ("info", "flow")
+UNWEIGHED = ("info", "flow", "align")
 SCHEMAS |= {
     name: extended(schema, weigh=WEIGH, target=TARGET)
     for name, schema in SCHEMAS.items()

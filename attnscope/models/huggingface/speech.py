@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Axis, Kind, Token
+from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes.places import PICTURED
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import start_token
-from attnscope.models.inputs import ModelInput
+from attnscope.models.inputs import Heard, ModelInput
 from attnscope.models.limits import bounded
 from attnscope.models.tokens import tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
@@ -92,7 +92,19 @@ class SpeechModel(HuggingFaceModel):
             axes["decoder"] = (said, said)
             if frames is not None:
                 axes["cross"] = (said, axis)
-        return ModelInput(inputs, axes, heard_as, notes, self.settings)
+        heard_for = None if frames is None else Heard(frames.seconds, frames.heard)
+        return ModelInput(inputs, axes, heard_as, notes, self.settings, heard=heard_for)
+
+    @property
+    def alignment_heads(self) -> tuple[Head, ...]:
+        """The heads that align words with the sound, as the folder names them; none if it does not."""
+        named = getattr(self.preferred, "alignment_heads", None)
+        pairs = named if isinstance(named, list | tuple) else ()
+        return tuple(
+            Head(*pair)
+            for pair in pairs
+            if isinstance(pair, list | tuple) and len(pair) == 2 and all(type(one) is int for one in pair)
+        )
 
     def _listen(self, path: Path, extractor: Any, truncate: bool) -> tuple[Sound, tuple[str, ...]]:
         """The sound at the rate of the extractor, as long as the model hears at once."""

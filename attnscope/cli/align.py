@@ -1,0 +1,168 @@
+"""``attnscope align``: when each word of a sound is said."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from attnscope.cli.command import command
+from attnscope.cli.heads import parse_head
+from attnscope.cli.options.declare import REQUIRED, TEXT, WHERE, argument, flag, option
+from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.plain import print_plain
+from attnscope.cli.source import load_model, reading
+from attnscope.cli.text import read_text
+from attnscope.cli.waiting import waiting
+
+if TYPE_CHECKING:
+    from attnscope.analysis.questions.align import Alignment, MonotoneHead
+    from attnscope.attention import Head
+    from attnscope.models import Model, ModelInput
+
+LONGEST = 24
+"""Letters of a word that a column has room for; longer ones push their bar away."""
+
+NARROWEST = 16
+"""Columns that bars need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundOptions:
+    """A sound, and what is said in it."""
+
+    sound: Path = argument("A WAV or FLAC file.", REQUIRED)
+    text: str | None = argument("What is said in it; the model writes it if not given.")
+    file: Path | None = option("Read what is said from a file.", "--file", "-f")
+    heads: str | None = option(
+        "The heads to go by: L3H1,L4H2; those that the model names, or all of the upper half of its layers, "
+        "if not given.",
+        panel=WHERE,
+    )
+    rank: bool = flag(
+        "Rank the heads by how much of their attention goes forward through the sound.", panel=WHERE
+    )
+    generate: int | None = option("Let the model write at most that many tokens.", min=1, panel=TEXT)
+    truncate: bool = flag("Hear only the beginning of a sound that is too long for the model.", panel=TEXT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignOutput:
+    """How the words are printed."""
+
+    format: Literal["table", "srt", "textgrid"] = option(
+        "A table, subtitles (srt), or a file of Praat (textgrid).", default="table"
+    )
+    as_json: bool = flag("Print words, tokens and heads as JSON.", "--json")
+
+
+@command
+def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None:
+    """Print when each word of a sound is said, by the cross attention of a model that hears and writes.
+
+    The attention of heads that follow the sound is smoothed, averaged, and followed by dynamic time warping,
+    as transformers does it for Whisper. Needs soundfile: pip install 'attnscope[audio]'.
+
+    Examples:
+
+    attnscope align speech.wav -m openai/whisper-tiny
+
+    attnscope align speech.wav "The cat sat on the mat." -m openai/whisper-tiny --format srt
+
+    attnscope align speech.wav -m my-whisper --rank
+    """
+    heads = _heads(asked.heads)
+    if asked.rank and (heads or output.format != "table"):
+        raise typer.BadParameter("it ranks all heads, as a table or JSON", param_hint="--rank")
+    if output.as_json and output.format != "table":
+        raise typer.BadParameter("it is a format of its own: leave out --format", param_hint="--json")
+    from attnscope.analysis.questions.align import align_words, rank_monotone
+    from attnscope.answers.aligned import alignment_numbers, rank_numbers, write_srt, write_textgrid
+
+    loaded, prepared = _prepare(asked, model)
+    with reading(loaded, prepared):
+        if asked.rank:
+            ranked = rank_monotone(loaded, prepared)
+        else:
+            seen = align_words(loaded, prepared, heads)
+    if asked.rank:
+        print_plain(rank_numbers(ranked)) if output.as_json else _print_rank(ranked)
+    elif output.as_json:
+        print_plain(alignment_numbers(seen))
+    elif output.format == "table":
+        _print_words(seen)
+    else:
+        sys.stdout.write(write_srt(seen) if output.format == "srt" else write_textgrid(seen))
+
+
+def _heads(spelled: str | None) -> tuple[Head, ...]:
+    """The heads of ``--heads``: of cross attention, whatever they are called."""
+    from attnscope.attention import Head
+
+    read = [parse_head(one.strip()) for one in (spelled or "").split(",") if one.strip()]
+    wrong = next((head for head in read if head.kind not in (None, "cross")), None)
+    if wrong is not None:
+        raise typer.BadParameter(f"{wrong} is no head of cross attention", param_hint="--heads")
+    return tuple(dict.fromkeys(Head(head.layer, head.head) for head in read))
+
+
+def _prepare(asked: SoundOptions, options: ModelOptions) -> tuple[Model, ModelInput]:
+    """The model, and the sound as it hears it, with what is said or what it writes."""
+    given = asked.text is not None or asked.file is not None
+    text = read_text(SourceOptions(text=asked.text, file=asked.file))[0] if given else None
+    if text is not None and asked.generate is not None:
+        raise typer.BadParameter("what is said is given: leave it out", param_hint="--generate")
+    model = load_model(options, generative=True)
+    prepared = model.prepare_audio(asked.sound, text, truncate=asked.truncate)
+    if text is None and "decoder" in prepared.axes:
+        room = (model.positions or 448) - len(prepared.axes["decoder"][0])
+        count = min(room - 1, asked.generate or room)
+        with waiting(f"{model.title} writes up to {count:,} tokens"):
+            prepared = model.generate(prepared, count)
+    return model, prepared
+
+
+def _print_words(seen: Alignment) -> None:
+    """A line a word, with its place in the sound."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from attnscope.axes import visible
+
+    console = Console(highlight=False)
+    longest = min(LONGEST, max((len(word.text) for word in seen.words), default=0))
+    names = ", ".join(head.name for head in seen.heads)
+    console.print(Text(f"{seen.title} · {len(seen.words)} words in {seen.seconds:.2f} seconds", style="bold"))
+    console.print(Text(f"by {seen.way}: {names}"), style="dim")
+    print()
+    for word in seen.words:
+        text = f"{word.begin:7.2f} {word.end:7.2f}  {visible(word.text):<{longest}}  "
+        room = (console.width - len(text)) / seen.seconds
+        first, last = round(word.begin * room), round(word.end * room)
+        bar = "━" * max(1, last - first) if room * seen.seconds >= NARROWEST else ""
+        console.print(Text(text).append(" " * first + bar if bar else "", style="cyan"), soft_wrap=True)
+    for note in seen.notes:
+        console.print(Text(f"· {visible(note)}"), style="dim")
+
+
+def _print_rank(ranked: tuple[MonotoneHead, ...]) -> None:
+    """The heads, the most monotone first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("head", "forward", "baseline", "lift"):
+        table.add_column(name, justify="left" if name == "head" else "right")
+    for each in ranked:
+        figures = (each.share, each.baseline, each.share / each.baseline)
+        table.add_row(each.head.name, *(f"{figure:.3f}" for figure in figures[:2]), f"{figures[2]:.1f}×")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        "forward: the share of a token's attention on the best way that only goes forward through the sound",
+        style="dim",
+    )

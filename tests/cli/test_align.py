@@ -1,0 +1,110 @@
+"""``attnscope align`` as a user meets it."""
+
+import json
+import re
+
+import pytest
+
+from tests.models import folders, speech
+
+TEXT = "The cat sat on the mat."
+
+
+@pytest.fixture(scope="module")
+def tone(tmp_path_factory):
+    return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav", 1.3)
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    return speech.whisper(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture
+def answer(run, whisper, tone):
+    return json.loads(run("align", tone, TEXT, "-m", whisper, "--json").out)
+
+
+def test_each_word_has_a_line_with_its_times(run, whisper, tone, answer):
+    ran = run("align", tone, TEXT, "-m", whisper)
+    assert (ran.code, ran.err) == (0, "")
+    assert "6 words in 1.30 seconds" in ran.out
+    assert "by the alignment heads that the model names: L0H1, L1H0" in ran.out
+    lines = re.findall(r"^ +(\d+\.\d\d) +(\d+\.\d\d)  (\S+)", ran.out, re.M)
+    assert [line[2] for line in lines] == TEXT.split()
+    assert [line[:2] for line in lines] == [
+        (f"{word['begin']:.2f}", f"{word['end']:.2f}") for word in answer["words"]
+    ]
+
+
+def test_json_has_words_tokens_and_heads(answer):
+    assert [word["text"] for word in answer["words"]] == TEXT.split()
+    assert answer["heads"] == ["L0H1", "L1H0"]
+    assert answer["tokens"][0]["begin"] == 0
+    assert answer["seconds"] == pytest.approx(1.3)
+
+
+def test_subtitles_are_numbered_and_timed(run, whisper, tone, answer):
+    out = run("align", tone, TEXT, "-m", whisper, "--format", "srt").out
+    blocks = [block.splitlines() for block in out.strip().split("\n\n")]
+    assert [block[0] for block in blocks] == ["1", "2", "3", "4", "5", "6"]
+    assert [block[2] for block in blocks] == TEXT.split()
+    for block, word in zip(blocks, answer["words"], strict=True):
+        times = re.fullmatch(r"00:00:(\d\d),(\d{3}) --> 00:00:(\d\d),(\d{3})", block[1])
+        begin, end = (float(f"{times[one]}.{times[one + 1]}") for one in (1, 3))
+        assert [begin, end] == [word["begin"], word["end"]]
+
+
+def test_a_textgrid_fills_the_whole_sound_and_leaves_no_word_out(run, whisper, tone):
+    out = run("align", tone, TEXT, "-m", whisper, "--format", "textgrid").out
+    assert out.startswith('File type = "ooTextFile"\nObject class = "TextGrid"\n')
+    begins, ends = (
+        [float(one) for one in re.findall(rf"^ {{12}}{name} = (\S+)", out, re.M)] for name in ("xmin", "xmax")
+    )
+    assert begins[0] == 0
+    assert ends[-1] == 1.3
+    assert begins[1:] == ends[:-1]
+    assert all(begin < end for begin, end in zip(begins, ends, strict=True))
+    assert " ".join(re.findall(r'^ {12}text = "(.+)"', out, re.M)) == TEXT
+    assert f"size = {len(begins)}" in out
+
+
+def test_heads_are_ranked(run, whisper, tone):
+    ran = run("align", tone, TEXT, "-m", whisper, "--rank")
+    assert ran.code == 0
+    assert len(re.findall(r"^L\dH\d ", ran.out, re.M)) == speech.LAYERS * speech.HEADS
+    ranked = json.loads(run("align", tone, TEXT, "-m", whisper, "--rank", "--json").out)["ranked"]
+    shares = [each["forward"] for each in ranked]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_the_model_writes_what_is_said(run, whisper, tone):
+    ran = run("align", tone, "-m", whisper, "--generate", "4", "--json")
+    assert len(json.loads(ran.out)["tokens"]) <= 4
+    assert run("align", tone, "-m", whisper, "--json").code == 0
+
+
+def test_an_answer_is_what_its_schema_says(run, whisper, tone, answer):
+    import jsonschema
+
+    schema = json.loads(run("schema", "align").out)
+    jsonschema.Draft202012Validator(schema).validate(answer)
+    ranked = json.loads(run("align", tone, TEXT, "-m", whisper, "--rank", "--json").out)
+    jsonschema.Draft202012Validator(schema).validate(ranked)
+
+
+def test_what_cannot_be_aligned_ends_in_a_sentence(run, whisper, tone, tmp_path):
+    encoder, gpt2 = speech.encoder(tmp_path / "encoder", "hubert"), folders.gpt2(tmp_path / "gpt2")
+    for arguments, code, sentence in (
+        ([tone, "-m", encoder], 1, "aligns no words"),
+        ([tone, TEXT, "-m", gpt2], 1, "hears nothing"),
+        ([tmp_path / "none.wav", TEXT, "-m", whisper], 1, "no such file"),
+        ([tone, TEXT, "-m", whisper, "--heads", "L7H0"], 1, "no cross-attention head L7H0"),
+        ([tone, TEXT, "-m", whisper, "--heads", "encoder L0H0"], 2, "is no head of cross attention"),
+        ([tone, TEXT, "-m", whisper, "--rank", "--format", "srt"], 2, "it ranks all heads"),
+        ([tone, TEXT, "-m", whisper, "--generate", "4"], 2, "what is said is given"),
+        ([speech.sound(tmp_path / "long.wav", 3.0), TEXT, "-m", whisper], 1, "hears at most 2 at once"),
+    ):
+        ran = run("align", *arguments)
+        assert ran.code == code, ran
+        assert sentence in " ".join(ran.err.replace("│", " ").split())

@@ -52,11 +52,17 @@ def identify_model(name: str, revision: str | None = None) -> list[Any] | None:
 
 def identify_programs() -> list[Any]:
     """The versions of this package and of the libraries that run a model."""
-    sources = sorted(
-        (str(path.relative_to(PACKAGE)), path.stat().st_size, path.stat().st_mtime_ns)
-        for path in PACKAGE.rglob("*.py")
-    )
-    return [__version__, hashlib.sha256(repr(sources).encode()).hexdigest(), *map(_version, LIBRARIES)]
+    sources = [
+        (path, found.st_size, found.st_mtime_ns)
+        for place, _, names in os.walk(PACKAGE)
+        for path in (os.path.join(place, name) for name in names if name.endswith(".py"))
+        for found in [os.stat(path)]
+    ]
+    return [
+        __version__,
+        hashlib.sha256(repr(sorted(sources)).encode()).hexdigest(),
+        *map(_version, LIBRARIES),
+    ]
 
 
 def identify_file(path: Path) -> str:

@@ -14,8 +14,8 @@ LARGEST = 1 << 40
 
 def restore(kind: Any, value: Any, where: str = "it") -> Any:
     """A value of JSON as the type that is meant. Raises ``ValueError`` that says where it is none."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
+    origin, inside, made = _parts(kind)
+    if made:
         return _restore_fields(kind, value, where)
     if origin in (Union, types.UnionType):
         return _restore_one_of(inside, value, where)
@@ -38,13 +38,14 @@ def restore(kind: Any, value: Any, where: str = "it") -> Any:
 def _restore_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     """The type of a union that a value fits; of several objects the one with its ``form``, or its fields."""
     for kind in kinds:
-        if is_dataclass(kind):
+        origin, _, made = _parts(kind)
+        if made:
             if isinstance(value, dict) and _fits(kind, value):
                 return restore(kind, value, where)
         elif kind is type(None):
             if value is None:
                 return None
-        elif (get_origin(kind) is tuple) == isinstance(value, list) and not isinstance(value, dict):
+        elif (origin is tuple) == isinstance(value, list) and not isinstance(value, dict):
             try:
                 return restore(kind, value, where)
             except ValueError:
@@ -63,6 +64,12 @@ def _restore_fields(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict) or set(value) != set(hints):
         raise ValueError(f"{where} has other fields than {', '.join(hints)}")
     return kind(**{name: restore(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+
+
+@lru_cache(maxsize=256)
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """What a type is of, what it has inside, and whether it is a dataclass."""
+    return get_origin(kind), get_args(kind), is_dataclass(kind)
 
 
 @lru_cache(maxsize=64)

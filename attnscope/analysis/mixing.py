@@ -60,7 +60,7 @@ class Mixing:
         if found is None or residual is None or attention.values is None:
             what = "its output projection" if found is None else "what its output is added to"
             raise ModelError(
-                f"layer {site.layer} of {self.name} cannot be followed by alti, as {what} was not found: "
+                f"layer {site.layer} of the model cannot be followed by alti, as {what} was not found: "
                 "rollout and relevance follow it"
             )
         values = Values.of(attention.values, attention.heads, None).values

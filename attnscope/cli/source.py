@@ -215,7 +215,7 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
     if isinstance(asked, WeighedModelOptions):
         weigh, target = asked.weigh, asked.target
     if target is not None and weigh != "gradient":
-        raise typer.BadParameter("it goes with --weigh gradient", param_hint="--target")
+        raise typer.BadParameter("it goes with --weigh gradient, or show --writes", param_hint="--target")
     with waiting(f"loading {asked.name}"):
         model = load(
             asked.name,

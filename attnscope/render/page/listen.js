@@ -71,7 +71,8 @@ function inLines(event) {
 // In the text they move from token to token.
 function inText(event) {
   const list = event.target.closest(".text"), options = list.querySelectorAll("[role=option]");
-  const to = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+  const on = list.dir === "rtl" ? -1 : 1;
+  const to = { ArrowLeft: -on, ArrowUp: -1, ArrowRight: on, ArrowDown: 1 }[event.key];
   const at = +event.target.dataset.at;
   const next = event.key === "Home" ? 0 : event.key === "End" ? options.length - 1
     : event.key === "Enter" || event.key === " " ? at : to ? Math.min(Math.max(at + to, 0), options.length - 1) : null;

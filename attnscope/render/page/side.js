@@ -53,7 +53,9 @@ function drawText() {
 }
 
 function newText(title, places, side) {
-  const list = made("div", { role: "listbox", class: "text", "aria-label": title, "data-side": side });
+  const leftwards = places.filter(([text]) => /[\u0590-\u08ff\ufb1d-\ufefc]/.test(text)).length * 2 > places.length;
+  const list = made("div", { role: "listbox", class: "text", "aria-label": title, "data-side": side,
+    dir: leftwards ? "rtl" : "ltr" }); // Hebrew and Arabic are read from the right
   places.forEach((place, i) => {
     const [text, number, glued] = place, own = wrote(place);
     if (i && !glued) list.append(" ");

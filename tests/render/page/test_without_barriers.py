@@ -186,6 +186,20 @@ def test_the_text_is_a_list_in_which_tokens_are_chosen(chromium, pages) -> None:
     assert page.run("element('live').textContent").startswith("cat (token 2)")
 
 
+def test_text_that_is_read_from_the_right_runs_to_the_left(chromium, tmp_path) -> None:
+    axis = tokens("[CLS]", "جلست", "القطة", "هنا")
+    field = weights(np.full((1, 4, 4), 0.25), axis, axis)
+    (tmp_path / "page.html").write_text(html_page({"encoder": [(0, field)]}, title="x"), "utf-8")
+    page = opened(chromium, tmp_path / "page.html")
+    places = page.run(
+        "[...document.querySelectorAll('.text [role=option]')].map((one) => one.getBoundingClientRect().left)"
+    )
+    assert places == sorted(places, reverse=True)
+    page.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
+    page.press("ArrowLeft")
+    assert page.run("document.activeElement.textContent") == "جلست"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]} pixels")

@@ -19,12 +19,21 @@ if TYPE_CHECKING:
     from attnscope.render.image import Drawable
 
 
-def print_views(answer: Answer, *, cmap: str | None, plain: bool) -> None:
+def print_views(answer: Answer, picture: PrintedOptions) -> None:
     """Draw every view on standard output, with a line of air between them."""
+    from rich.console import Console
+
+    from attnscope.render import pixels
+
+    console = Console(highlight=False)
+    way = "cells" if picture.plain else pixels.choose_way(picture.graphics, console)
     for number, view in enumerate(answer.views):
         if number:
             print()
-        print_view(view, cmap=cmap, plain=plain)
+        if way != "cells" and pixels.has_pixels(view):
+            pixels.print_pixels(view, console, way, picture.cmap)
+        else:
+            print_view(view, console, cmap=picture.cmap, plain=picture.plain)
 
 
 def print_written(prepared: ModelInput) -> None:

@@ -212,7 +212,7 @@ def _print(compared: Compared, output: CompareOutput, picture: PrintedOptions, s
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(compared.table)
     elif output.out is None:
-        answers.print_views(compared.answer, cmap=picture.cmap, plain=picture.plain)
+        answers.print_views(compared.answer, picture)
     elif output.out.suffix.lower() != ".npz":
         answers.save(compared.answer, output.out, picture)
     else:

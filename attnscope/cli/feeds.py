@@ -113,7 +113,7 @@ def _print(seen: Feeds, picture: PrintedOptions) -> None:
     print()
     if seen.fed is not None:
         maps = {way: replace(each, subtitle="") for way, each in _maps(seen).items()}
-        answers.print_views(of_maps(maps), cmap=picture.cmap, plain=picture.plain)
+        answers.print_views(of_maps(maps), picture)
         print()
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for name in ("head", "feeds the"):

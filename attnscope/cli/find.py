@@ -209,7 +209,7 @@ def _print(answers: Answers, top: int, picture: PrintedOptions, opening: str | N
     console.print(Text(answers.title), style="dim")
     for answer in answers.answers:
         print()
-        output.print_views(of_maps(_maps(answer)), cmap=picture.cmap, plain=picture.plain)
+        output.print_views(of_maps(_maps(answer)), picture)
         if answer.heads:
             print()
             console.print(_table(answer, top))

@@ -107,7 +107,7 @@ def flow(
     if output.out is not None:
         answers.save(answer, output.out, picture)
     else:
-        answers.print_views(answer, cmap=picture.cmap, plain=picture.plain)
+        answers.print_views(answer, picture)
 
 
 def _numbers(seen: Flow) -> dict[str, Any]:

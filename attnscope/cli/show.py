@@ -106,4 +106,4 @@ def show(
         answers.save(answer, output.out, picture)
     else:
         answers.print_written(prepared)
-        answers.print_views(answer, cmap=picture.cmap, plain=picture.plain)
+        answers.print_views(answer, picture)

@@ -88,7 +88,7 @@ def _show(seen: SpanMaps, attention: HeadOptions, out: Path | None, picture: Pri
     if out is not None:
         answers.save(answer, out, picture)
     else:
-        answers.print_views(answer, cmap=picture.cmap, plain=picture.plain)
+        answers.print_views(answer, picture)
 
 
 def _numbers(seen: SpanMaps) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def _draw(seen: Stats, name: str, out: Path | None, picture: PrintedOptions) -> 
     if out is not None:
         answers.save(maps, out, picture)
     else:
-        answers.print_views(maps, cmap=picture.cmap, plain=picture.plain)
+        answers.print_views(maps, picture)
 
 
 def _explain(name: str | None) -> None:

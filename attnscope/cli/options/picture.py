@@ -56,6 +56,12 @@ class PrintedOptions(PictureOptions):
         "Save a picture without the figures and notes below it.", "--no-figures", panel=PICTURE
     )
     annotate: bool = flag("Write the weights into the cells of one head that is saved.", panel=PICTURE)
+    graphics: Literal["auto", "kitty", "sixel", "iterm", "cells"] = option(
+        "Coloured cells, or real pixels by one of three ways; auto asks the terminal, and draws cells where "
+        "it does not answer. Never in a pipe. Needs textual-image.",
+        panel=PICTURE,
+        default="cells",
+    )
     plain: bool = flag("Shades instead of colours.", panel=PICTURE)
 
 

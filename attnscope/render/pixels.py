@@ -1,0 +1,95 @@
+"""Views as real pixels in a terminal, where it says that it can show them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard
+
+from attnscope.errors import OutputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from rich.console import Console
+
+    from attnscope.render.image import Drawable
+
+Way: TypeAlias = Literal["auto", "kitty", "sixel", "iterm", "cells"]
+"""How pixels reach a terminal; ``cells`` are coloured characters, and no pixels."""
+
+LIBRARY = "textual_image"
+
+DOTS = 150
+"""Dots per inch of a picture that a terminal shows."""
+
+
+def choose_way(asked: Way, console: Console) -> Way:
+    """The way that is meant: ``cells`` in a pipe and without colour, and where a terminal does not answer.
+
+    Raises ``OutputError`` if a way is asked for whose library is not installed.
+    """
+    if asked == "cells" or not sys.stdout.isatty() or not console.is_terminal or console.no_color:
+        return "cells"
+    if asked in ("kitty", "sixel") and find_spec(LIBRARY) is None:
+        raise OutputError(f"--graphics {asked} needs textual-image: pip install 'attnscope[graphics]'")
+    return ask_terminal() if asked == "auto" else asked
+
+
+@cache
+def ask_terminal() -> Way:
+    """What the terminal answers that it can show; its answer comes by standard input."""
+    if find_spec(LIBRARY) is None or sys.__stdin__ is None or not sys.__stdin__.isatty():
+        return "cells"
+    from textual_image import renderable
+
+    known: dict[type, Way] = {renderable.SixelImage: "sixel", renderable.TGPImage: "kitty"}
+    return known.get(renderable.Image, "cells")
+
+
+def has_pixels(view: object) -> TypeGuard[Drawable]:
+    """Whether a view can be drawn as an image; others are text."""
+    from attnscope.render.image.draw import DRAWN
+
+    return type(view) in DRAWN
+
+
+def print_pixels(view: Drawable, console: Console, way: Way, cmap: str | None) -> None:
+    """Draw a view as an image, and show it as large as the screen allows."""
+    from PIL import Image
+
+    from attnscope.render.image import drawing, encode
+
+    with drawing(view, cmap=cmap) as (figure, _):
+        drawn = encode(figure, "png", DOTS)
+    with Image.open(io.BytesIO(drawn)) as image:
+        _SHOWN[way](image.convert("RGB"), console)
+
+
+def _show_by_library(name: str) -> Callable[[Image, Console], None]:
+    def show(image: Image, console: Console) -> None:
+        from textual_image import renderable
+
+        shown = getattr(renderable, name)(image, width="auto", height="auto")
+        console.print(shown, height=max(console.height - 2, 1))  # no more than a screen: pixels do not scroll
+
+    return show
+
+
+def _show_in_iterm(image: Image, console: Console) -> None:
+    """iTerm2's own sequence; it scales the picture to the width of its window."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    data = base64.b64encode(buffer.getvalue()).decode()
+    wide = f"width={min(image.width, console.width * 8)}px;preserveAspectRatio=1"
+    console.file.write(f"\x1b]1337;File=inline=1;{wide}:{data}\a\n")
+
+
+_SHOWN: dict[Way, Callable[[Image, Console], None]] = {
+    "kitty": _show_by_library("TGPImage"),
+    "sixel": _show_by_library("SixelImage"),
+    "iterm": _show_in_iterm,
+}

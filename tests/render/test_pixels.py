@@ -1,0 +1,89 @@
+"""Real pixels in a terminal that shows them; cells everywhere else."""
+
+import base64
+import io
+import sys
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from attnscope.errors import OutputError
+from attnscope.render import pixels
+from attnscope.views import Ranking, heatmap
+from tests.render.screen import random_head
+
+VIEW = heatmap(random_head(6), title="L0H1")
+
+
+def console(**more) -> Console:
+    return Console(
+        file=io.StringIO(), width=60, height=30, force_terminal=True, color_system="truecolor", **more
+    )
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Standard output and input as a terminal."""
+    pixels.ask_terminal.cache_clear()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    yield
+    pixels.ask_terminal.cache_clear()
+
+
+@pytest.mark.parametrize("way", ["auto", "kitty", "sixel", "iterm", "cells"])
+def test_a_pipe_gets_cells(way):
+    assert pixels.choose_way(way, console()) == "cells"
+
+
+@pytest.mark.parametrize("way", ["kitty", "sixel", "iterm"])
+def test_a_terminal_gets_what_is_asked_for_unless_it_has_no_colour(terminal, way):
+    assert pixels.choose_way(way, console()) == way
+    assert pixels.choose_way(way, console(no_color=True)) == "cells"
+
+
+def test_a_terminal_that_cannot_be_asked_gets_cells(terminal, monkeypatch):
+    monkeypatch.setattr(sys, "__stdin__", io.StringIO())
+    assert pixels.choose_way("auto", console()) == "cells"
+
+
+def test_without_its_library_auto_draws_cells_and_a_way_is_refused(terminal, monkeypatch):
+    monkeypatch.setattr(pixels, "find_spec", lambda name: None)
+    assert pixels.choose_way("auto", console()) == "cells"
+    with pytest.raises(OutputError, match=r"--graphics sixel needs textual-image: pip install"):
+        pixels.choose_way("sixel", console())
+    assert pixels.choose_way("iterm", console()) == "iterm"
+
+
+def test_sixels_are_no_taller_than_the_screen():
+    target = console()
+    pixels.print_pixels(VIEW, target, "sixel", None)
+    told = target.file.getvalue()
+    assert "\x1bP" in told
+    assert told.count("\n") <= target.height - 2
+
+
+def test_iterm_gets_the_picture_as_a_png():
+    target = console()
+    pixels.print_pixels(VIEW, target, "iterm", None)
+    head, _, data = target.file.getvalue().rstrip("\a\n").partition(":")
+    assert head.startswith("\x1b]1337;File=inline=1;")
+    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+        assert image.format == "PNG"
+
+
+def test_what_is_text_stays_text():
+    assert pixels.has_pixels(VIEW)
+    assert not pixels.has_pixels(Ranking(()))
+
+
+def test_a_command_in_a_pipe_prints_the_same_whatever_is_asked_for(capsys, monkeypatch):
+    from attnscope.cli import main
+
+    told = []
+    for way in ("cells", "auto", "sixel"):
+        monkeypatch.setattr(sys, "argv", ["attnscope", "show", "The cat sat.", "--graphics", way])
+        with pytest.raises(SystemExit):
+            main()
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1].replace(" --graphics auto", "") == told[2].replace(" --graphics sixel", "")

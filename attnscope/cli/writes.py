@@ -49,7 +49,7 @@ def show_writes(
     elif out is not None:
         answers.save(of_maps({"writes": _map(seen, seen.notes)}), out, picture)
     else:
-        answers.print_views(of_maps({"writes": _map(seen)}), cmap=picture.cmap, plain=picture.plain)
+        answers.print_views(of_maps({"writes": _map(seen)}), picture)
         _print(seen)
 
 

@@ -18,6 +18,9 @@ Array = NDArray[Any]
 PICTURED = 1 << 20
 """The first id of tokens that stand for a part of a picture; no vocabulary has so many."""
 
+SEPARATOR = PICTURED // 2
+"""The first id of tokens that stand between those of a picture."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

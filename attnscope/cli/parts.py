@@ -31,8 +31,9 @@ class PartOptions:
     """How the text is cut, and which parts are asked about."""
 
     by: str = option(
-        "How the text is cut: sentence, line, paragraph, segment, role (with --chat), marks, which are parts "
-        "that it names, [[question: Who slept?]], or a .json FILE of parts.",
+        "How the text is cut: sentence, line, paragraph, segment (both texts of a pair, or --image and its "
+        "text), role (with --chat), marks, which are parts that it names, [[question: Who slept?]], or a "
+        ".json FILE of parts.",
         default="sentence",
     )
     pair: str | None = option(
@@ -54,11 +55,16 @@ def check_parts(parts: PartOptions, source: SourceOptions) -> None:
         raise typer.BadParameter(f"{parts.by!r}: write one of {ways}, or FILE.json", param_hint="--by")
     if source.chat != (parts.by == "role"):
         raise typer.BadParameter("roles go with --chat, and a chat is cut by roles", param_hint="--by")
-    whole = source.image or source.audio or source.inputs
-    if whole or (source.saved and (file or parts.by in ("marks", "role"))):
-        raise typer.BadParameter("parts are cut out of a plain text: give TEXT or --file", param_hint="--by")
     if parts.written and (source.generate is None or parts.pair is not None):
         raise typer.BadParameter("it goes with --generate N, and not with --pair", param_hint="--written")
+    plain = not (source.image or source.inputs or source.audio)
+    pictured = source.image and parts.by == "segment" and (source.text or source.file)
+    kept = source.saved and (file or parts.by in ("marks", "role"))
+    if not (plain or pictured) or kept:
+        raise typer.BadParameter(
+            "parts are cut out of a plain text: give TEXT or --file; with --image, a text and --by segment",
+            param_hint="--by",
+        )
 
 
 def read_parts_of(given: Source, parts: PartOptions) -> tuple[Model, ModelInput, tuple[Span, ...]]:

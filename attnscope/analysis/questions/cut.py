@@ -11,6 +11,7 @@ from itertools import groupby, pairwise
 
 from attnscope.analysis.questions.locate import locate_tokens
 from attnscope.attention import Token
+from attnscope.axes.places import SEPARATOR
 from attnscope.errors import InputError
 
 CUTS = {
@@ -135,14 +136,18 @@ def read_parts(written: str) -> tuple[tuple[str, int], ...]:
 
 
 def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:
-    """The texts of a pair as parts; each special token is a part of its own."""
-    names = ("first text", "second text")
-    return _runs(
-        [
-            (-number - 1, token.text) if token.special else (token.segment, names[min(token.segment, 1)])
-            for number, token in enumerate(tokens)
-        ]
-    )
+    """The texts of a pair, or a picture and its text, as parts; each special token is a part of its own."""
+    pictured = [token.id >= SEPARATOR for token in tokens]
+    names = ("text", "text") if any(pictured) else ("first text", "second text")
+    labels = []
+    for number, token in enumerate(tokens):
+        if pictured[number]:
+            labels.append((2, "image"))
+        elif token.special:
+            labels.append((-number - 1, token.text))
+        else:
+            labels.append((token.segment, names[min(token.segment, 1)]))
+    return _runs(labels)
 
 
 def _runs(labels: Sequence[tuple[int, str]]) -> tuple[Span, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Kind, Token
-from attnscope.axes.places import PICTURED
+from attnscope.axes.places import PICTURED, SEPARATOR
 from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.images import PREPARED, open_image
@@ -26,9 +26,6 @@ from attnscope.models.trial import tried
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-SEPARATOR = PICTURED // 2
-"""The first id of tokens that stand between those of a picture."""
 
 SIGNS = ("image_token_id", "image_token_index")
 """What configs call the id of a token that stands for a picture."""

@@ -18,6 +18,8 @@ from attnscope.models import load
 from attnscope.models.chat import read_messages
 from tests.cli.run import runner
 from tests.models import folders
+from tests.models.images import picture
+from tests.models.vision_language import vision_language
 
 TEXT = "The king was old. The king said that he would"
 
@@ -201,3 +203,19 @@ def test_at_32_thousand_tokens_parts_equal_brute_force(tmp_path):
     np.testing.assert_allclose(seen.weights[0], rows, atol=1e-6)
     np.testing.assert_allclose(seen.baseline[0], even, atol=1e-6)
     np.testing.assert_allclose(seen.weights.sum(-1), 1, atol=1e-6)
+
+
+def test_an_image_and_its_text_are_parts(run, tmp_path):
+    folder = vision_language(tmp_path / "llava", "llava")
+    image = picture(tmp_path / "picture.png")
+    asked = ("spans", "--image", image, "what is on the mat ?", "-m", folder, "--by", "segment")
+    numbers = json.loads(run(*asked, "--json").out)
+    names = [part["name"] for part in numbers["parts"]]
+    assert names.count("image") == 1
+    assert "text" in names
+    parts = {part["name"]: (part["start"], part["stop"]) for part in numbers["parts"]}
+    for head in numbers["heads"]:
+        assert np.array(head["weights"]).sum(-1) == pytest.approx(np.ones(len(names)), abs=1e-5)
+    assert parts["image"][1] - parts["image"][0] == 16  # 4 × 4 patches
+    assert "text -> image" in run(*asked, "--pair", "text -> image").out
+    assert run(*asked[:5], "-m", folder).code == 2

@@ -1,6 +1,8 @@
 """A picture inside a text: every token of it is named by the part of the picture that it stands for."""
 
 import importlib.util
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.analysis.survey import survey
 from attnscope.analysis.token import one_token
 from attnscope.attention import Head
-from attnscope.errors import InputError
+from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
 from attnscope.models.inputs import Chat
 from tests.models.vision_language import FAMILIES, NEED_TORCHVISION, vision_language
@@ -228,3 +230,21 @@ def test_what_the_model_reports_of_its_text_is_not_held_against_its_tower(folder
     assert [(each.seen.site.kind, each.report) for each in seen] == [("encoder", "none")] * 2 + [
         ("decoder", "right")
     ] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"num_additional_image_tokens": 10**7}, "the processor of .* asks for more than"),
+        ({"num_additional_image_tokens": 10**10}, "the processor of .* asks for more than"),
+        ({"patch_size": 0}, "the processor of .* refuses this"),
+        ({"auto_map": {"AutoProcessor": "somebody/code--file.Processor"}}, "names 'somebody/code--file"),
+        ({"image_token": "<image><image>"}, "the processor of .* refuses this"),
+    ],
+)
+def test_a_processor_that_asks_for_too_much_ends_in_a_sentence(settings, sentence, folder_of, tmp_path):
+    folder = shutil.copytree(folder_of("llava"), tmp_path / "model")
+    file = folder / "processor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(AttnscopeError, match=sentence):
+        load(str(folder)).prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)

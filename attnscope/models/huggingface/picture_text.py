@@ -22,13 +22,16 @@ from attnscope.models.inspection import accepts
 from attnscope.models.limits import bounded
 from attnscope.models.regions import Region, find_coordinates, find_owners, find_regions
 from attnscope.models.tokens import tokens_of_ids
-from attnscope.models.trial import tried
+from attnscope.models.trial import tried, try_first
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIGNS = ("image_token_id", "image_token_index")
 """What configs call the id of a token that stands for a picture."""
+
+SHARE = 3
+"""Pixels of a picture that take as long to prepare as a byte of text, at most."""
 
 LARGEST = 512
 """Pixels along the longer side of a picture that is drawn under attention, at most."""
@@ -52,7 +55,7 @@ class PictureText:
         """
         image = open_image(path)
         prompt = self._prompt(text, image) if chat is None else self._write_chat(text, chat)
-        fields = self._process(prompt, image)
+        fields = self._try(prompt, image)
         dtypes = (weights.dtype for weights in self.module.parameters() if weights.is_floating_point())
         dtype = next(dtypes, torch.float32)
         inputs = {
@@ -77,7 +80,7 @@ class PictureText:
         refused: InputError | None = None
         for prompt in prompts:
             try:
-                lengths[prompt] = len(self._process(prompt, image)["input_ids"][0])
+                lengths[prompt] = len(self._try(prompt, image)["input_ids"][0])
             except InputError as error:
                 refused = error
         if not lengths:
@@ -105,6 +108,16 @@ class PictureText:
             raise
         except Exception as error:  # a template is a program, that may raise whatever it likes
             raise InputError(f"the chat template of {self.name} refuses this: {first_line(error)}") from error
+
+    def _try(self, prompt: str, image: Image) -> Mapping[str, Any]:
+        """``_process``, tried in a copy of the process first: a folder says how many tokens there are."""
+
+        def work() -> None:
+            torch.set_num_threads(1)  # a copy has no other threads
+            self.processor(text=prompt, images=image, return_tensors="pt")
+
+        try_first(f"the processor of {self.name}", work, image.width * image.height // SHARE)
+        return self._process(prompt, image)
 
     def _process(self, prompt: str, image: Image) -> Mapping[str, Any]:
         try:

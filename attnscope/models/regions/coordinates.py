@@ -39,10 +39,12 @@ def find_coordinates(prepare: Prepare, rows: int, columns: int) -> Coordinates |
     )
     if not black.shape == white.shape == across.shape == down.shape:
         return None
-    span = white - black
+    with np.errstate(invalid="ignore"):
+        span = white - black
     inside = np.abs(span) > OUTSIDE * np.abs(span).max(initial=0)
     span = np.where(inside, span, np.nan)
-    return Coordinates((across - black) / span * columns, (down - black) / span * rows)
+    with np.errstate(invalid="ignore", over="ignore"):  # a processor may divide by what it likes
+        return Coordinates((across - black) / span * columns, (down - black) / span * rows)
 
 
 def _prepared(prepare: Prepare, grey: Array, shape: tuple[int, int]) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attnscope.cli.command import command
 from attnscope.cli.options.declare import flag
@@ -11,8 +11,11 @@ from attnscope.cli.options.declare import flag
 if TYPE_CHECKING:
     from attnscope.storage.cache import Entry
 
-QUOTED = 40
-"""Characters of a text that are listed."""
+QUOTED = 200
+"""Characters of a text that are listed, where there is room."""
+
+WIDE = 32
+"""Columns that a model's name takes, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,25 +62,22 @@ def _print_table(entries: list[Entry]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from attnscope.models.trace import TracedModel
     from attnscope.text import visible
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
     for name in ("last used", "model", "tokens", "MB"):
-        table.add_column(name, justify="right" if name in ("tokens", "MB") else "left")
+        justify: Literal["left", "right"] = "right" if name in ("tokens", "MB") else "left"
+        table.add_column(name, justify=justify, no_wrap=True, max_width=WIDE, overflow="ellipsis")
     table.add_column("text", ratio=1, no_wrap=True, overflow="ellipsis")
     for entry in entries:
         said = entry.trace.description
         text = said.text or ("an image" if said.image is not None else "")
         table.add_row(
             f"{datetime.fromtimestamp(entry.used):%d %b %H:%M}",
-            Text(visible(_short(said.model.name))),
+            Text(TracedModel(entry.trace).title),
             f"{len(entry.trace.axis(said.tokens)):,}",
             f"{entry.size / 1e6:.1f}",
             Text(visible(" ".join(text.split())[:QUOTED])),
         )
     Console(highlight=False).print(table)
-
-
-def _short(name: str) -> str:
-    """The last part of a path; other names as they are."""
-    return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", ".", "~")) else name

@@ -21,13 +21,14 @@ from attnscope.analysis.sentences import (
     require_selected,
 )
 from attnscope.attention import Site
-from attnscope.axes import Weights
+from attnscope.axes import Array, Place, Weights
 from attnscope.capture import SiteRecord
 from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
 from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import Heard
 from attnscope.views import Heatmap, Reading, heatmap
 
 LARGEST = 1024
@@ -92,11 +93,24 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     picture = head_picture(pick_head(weights, 0), figures, seen, named, selection, tuple(notes))
     if made.site.kind == "decoder":
         picture = replace(picture, written=prepared.written)
+    if made.site.kind == "cross":
+        picture = replace(picture, bands=bands_of(weights.keys, prepared.heard))
     return OneHead(picture, figures, seen)
 
 
 def _pick_one(figures: Sequence[HeadFigures], site: Site, head: int) -> HeadFigures:
     return next(each for each in figures if (each.site, each.head) == (site, head))
+
+
+def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:
+    """How loud the sound is where keys are moments of it, 0 to 1.  -> [band, key]"""
+    if heard is None or heard.bands is None or not all(key.heard for key in keys):
+        return None
+    columns = [heard.bands[:, key.start : key.stop].mean(-1) for key in keys]
+    bands: Array = np.stack(columns, -1)
+    low, high = bands.min(), bands.max()
+    levels: Array = (bands - low) / (high - low if high > low else 1)
+    return levels
 
 
 def head_picture(

@@ -21,6 +21,9 @@ PICTURED = 1 << 20
 SEPARATOR = PICTURED // 2
 """The first id of tokens that stand between those of a picture."""
 
+HEARD = PICTURED << 1
+"""The first id of tokens that stand for a moment of a sound."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -43,12 +46,22 @@ class Place:
     @property
     def pictured(self) -> bool:
         """Whether it stands for a part of a picture."""
-        return self.id is not None and self.id >= PICTURED
+        return self.id is not None and PICTURED <= self.id < HEARD
+
+    @property
+    def heard(self) -> bool:
+        """Whether it stands for a moment of a sound, or for some that follow each other."""
+        return self.id is not None and self.id >= HEARD
+
+    @property
+    def moment(self) -> str:
+        """When it begins, of one that is heard."""
+        return self.text.partition("–")[0].removesuffix(" s") + " s"
 
     @property
     def label(self) -> str:
         """The text with nothing invisible in it; a range is led by its tokens' numbers."""
-        if not self.pooled:
+        if not self.pooled or self.heard:
             return visible(self.text)
         numbers = f"{self.start}-{self.stop - 1}" if self.stop > self.start + 1 else f"{self.start}"
         return f"{numbers} {visible(self.text)}" if self.text else numbers
@@ -76,6 +89,9 @@ def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Plac
         glued = before is None or (place.word is not None and place.word == before.word)
         text += place.text if glued else " " + place.text.removeprefix(" ")
     first = group[0]
+    heard = len(group) > 1 and all(place.heard for place in group)
+    if heard:  # from one moment to another
+        text = f"{first.moment.removesuffix(' s')}–{group[-1].text.rpartition('–')[-1]}"
     return Place(
         text,
         first.start,
@@ -83,5 +99,6 @@ def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Plac
         special=all(place.special for place in group),
         word=first.word if not pooled else None,
         pooled=pooled,
+        id=first.id if heard else None,
         count=count,
     )

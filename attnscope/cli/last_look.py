@@ -68,6 +68,8 @@ def key_of(source: Asked) -> str | None:
     asked, model = source.asked, source.model
     if asked.saved is not None or asked.keep is not None or model.trust_remote_code:
         return None
+    if asked.audio is not None:  # a trace holds no spectrogram
+        return None
     if isinstance(model, WeighedModelOptions) and model.weigh != "raw":
         return None
     if cache_folder() is None:
@@ -87,9 +89,7 @@ def key_of(source: Asked) -> str | None:
         "day": date.today() if asked.chat else None,  # a chat format may say which day it is
     }
     try:
-        key["read"] = [
-            identify_file(path) for path in (asked.image, asked.audio, asked.inputs) if path is not None
-        ]
+        key["read"] = [identify_file(path) for path in (asked.image, asked.inputs) if path is not None]
     except OSError:
         return None
     return hash_key(key)

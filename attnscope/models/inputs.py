@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.attention import Axis, Kind, Token
+from attnscope.axes.places import HEARD
 from attnscope.axes.weights import Array
 from attnscope.figures import HeadFigures
 from attnscope.models.vocabulary import Vocabulary
@@ -35,10 +36,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Heard:
-    """A sound as a model hears it: ``frames`` of ``seconds`` each, behind which there may be padding."""
+    """A sound as a model hears it: ``frames`` of ``seconds`` each, behind which there may be padding.
+
+    ``bands`` is how loud it is, ``None`` where the model is given the wave itself.
+    """
 
     seconds: float
     frames: int
+    bands: Array | None = None  # [band, frame, padding too]
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,8 @@ class ModelInput:
     @property
     def lead(self) -> Kind | None:
         """The kind to show first: of a text with a picture, that of the text; of a sound, what finds it."""
-        if self.heard is not None and "cross" in self.axes:
+        heard = self.axes["cross"][1] if "cross" in self.axes else ()
+        if heard and not isinstance(heard, range) and heard[0].id >= HEARD:
             return "cross"
         inside = self.picture is not None and self.tokens != self.picture.tokens
         return "decoder" if inside else None

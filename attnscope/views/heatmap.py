@@ -43,7 +43,8 @@ class Heatmap:
     ``limits`` are the values of the two ends of the colour bar (with the scale "row", of the row that
     has the largest). ``signed`` maps show differences, with 0 in the middle of a diverging colour map.
     ``block`` says how many rows and columns of the head one cell stands for, ``written`` which token is the
-    first that the model wrote itself.
+    first that the model wrote itself. ``bands`` is how loud the sound is that the columns stand for, the
+    lowest first, drawn above them.
     """
 
     weights: Weights  # [query, key]
@@ -56,6 +57,7 @@ class Heatmap:
     readings: tuple[Reading, ...] = ()
     block: tuple[int, int] = (1, 1)
     written: int | None = None
+    bands: Array | None = None  # [band, moment], 0 to 1
 
     @property
     def values(self) -> Array:

@@ -3,8 +3,10 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
+from attnscope.models import load
 from tests.models import speech
 
 
@@ -80,3 +82,38 @@ def test_without_soundfile_it_says_what_to_install(run, encoder, tone, monkeypat
     ran = run("show", "--audio", tone, "-m", encoder)
     assert ran.code == 1
     assert "pip install 'attnscope[audio]'" in ran.err
+
+
+def test_columns_are_counted_in_seconds(run, whisper, tone):
+    out = run("show", "The cat sat.", "--audio", tone, "-m", whisper, "--head", "cross L0H0").out
+    assert "0.00 s    0.40 s    0.80 s" in out
+    assert "columns:" not in out
+
+
+def test_what_finds_words_in_the_sound_is_shown_first(run, whisper, tone, tmp_path):
+    kept = tmp_path / "sound.trace"
+    asked = ["show", "The cat sat.", "--audio", tone, "-m", whisper]
+    assert run(*asked).out.index("cross-attention") < run(*asked).out.index("encoder attention")
+    run(*asked, "--keep", kept)
+    out = run("show", "--from", kept).out
+    assert out.index("cross-attention") < out.index("encoder attention")
+
+
+def test_the_spectrogram_stands_above_the_picture(whisper, tone):
+    from attnscope.analysis.head import one_head
+    from attnscope.render.image import drawing
+
+    model = load(whisper)
+    prepared = model.prepare_audio(tone, "The cat sat.")
+    view = one_head(model, prepared, "cross L0H1").heatmap
+    features = prepared.inputs["input_features"][0].numpy()  # [band, step]
+    pairs = (features[:, ::2] + features[:, 1::2]) / 2
+    levels = (pairs - pairs.min()) / (pairs.max() - pairs.min())
+    np.testing.assert_allclose(view.bands, levels, atol=1e-6)
+    with drawing(view) as (figure, _):
+        shapes = [one.images[0].get_array().shape for one in figure.axes if one.images]
+        whole, strip = (figure.axes[shapes.index(shape)] for shape in (view.values.shape, levels.shape))
+        assert strip.get_position().y0 >= whole.get_position().y1
+        assert strip.get_position().x0 == pytest.approx(whole.get_position().x0)
+        np.testing.assert_allclose(strip.images[0].get_array(), levels, atol=1e-6)
+    assert one_head(model, prepared, "encoder L0H1").heatmap.bands is None

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Head, Kind, Token
-from attnscope.axes.places import PICTURED
+from attnscope.axes.places import HEARD
+from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import start_token
@@ -44,7 +45,7 @@ class Frames:
         """A token for each, named by the time when it begins; no two are equal."""
         digits = 2 if self.seconds >= 0.01 else 3
         return tuple(
-            Token(f"{number * self.seconds:.{digits}f} s", PICTURED + number, special=number >= self.heard)
+            Token(f"{number * self.seconds:.{digits}f} s", HEARD + number, special=number >= self.heard)
             for number in range(self.count)
         )
 
@@ -92,7 +93,9 @@ class SpeechModel(HuggingFaceModel):
             axes["decoder"] = (said, said)
             if frames is not None:
                 axes["cross"] = (said, axis)
-        heard_for = None if frames is None else Heard(frames.seconds, frames.heard)
+        heard_for = None
+        if frames is not None:
+            heard_for = Heard(frames.seconds, frames.heard, _bands(values, frames.count))
         return ModelInput(inputs, axes, heard_as, notes, self.settings, heard=heard_for)
 
     @property
@@ -207,6 +210,15 @@ class SpeechModel(HuggingFaceModel):
         if not self.encoder_decoder:
             raise ModelError(f"{self.name} hears and writes nothing on: leave out --generate")
         return super().generate(prepared, count, temperature=temperature, seed=seed)
+
+
+def _bands(values: Tensor, frames: int) -> Array | None:
+    """How loud each band is, where the model is given that.  [1, band, step] -> [band, frame]"""
+    if values.ndim != 3 or values.shape[-1] % frames:
+        return None
+    bands: Array = values[0].float().cpu().numpy()
+    means: Array = bands.reshape(len(bands), frames, -1).mean(-1)
+    return means
 
 
 def _ids(named: Any, below: int) -> Mapping[str, int]:

@@ -28,7 +28,11 @@ def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], fl
     every = max(math.ceil(READABLE / pitch), 1)
     shown = list(range(0, len(axis), every))
     texts = [
-        short(f"{axis[i].start} {axis[i].label}" if every > 1 and not axis[i].pooled else axis[i].label)
+        short(
+            axis[i].label
+            if every == 1 or axis[i].pooled or axis[i].heard
+            else f"{axis[i].start} {axis[i].label}"
+        )
         for i in shown
     ]
     return shown, texts, min(max(pitch * every * 0.8, SMALL), NORMAL)
@@ -52,14 +56,16 @@ def put(
     cell: tuple[float, float],
     *,
     written: int | None = None,
+    top: Axes | None = None,
 ) -> None:
     """Label the rows on the left and the columns above; ``cell`` is (width, height) in inches.
 
+    ``top`` are the axes that stand above the map, where there are any.
     The tokens from number ``written`` on, which the model wrote, are bold.
     """
     shown, texts, size = labels(columns, cell[0])
-    above(axes, shown, texts, size, rotation=90)
-    _embolden(axes, columns, shown, written)
+    above(top or axes, shown, texts, size, rotation=90)
+    _embolden(top or axes, columns, shown, written)
     shown, texts, size = labels(rows, cell[1])
     beside(axes, shown, texts, size)
     _embolden(axes, rows, shown, written)

@@ -27,11 +27,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from attnscope.axes.weights import Array
+
 WRITTEN = 0.1
 """Inches of a cell from which a weight can be read in it."""
 
 SHORT, LONGEST = 6, 12
 """Letters of a unit beside its number, and of a line of a longer one."""
+
+LOWEST = 0.16
+"""Inches of a row under a spectrogram, at least: a token is read beside it."""
+
+STRIP = 0.5
+"""Inches of a spectrogram above a map."""
 
 WEIGHT = "weight"
 """The group id of the weights that are written into cells."""
@@ -48,12 +56,15 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     if style.width:
         left = axis.room(axis.labels(queries, cell)[1], NORMAL)
         cell = max(style.width - left - ROOM - 0.3, 1.0) / columns
-    _, row_texts, row_size = axis.labels(queries, cell)
+    tall = cell if view.bands is None else max(cell, LOWEST)
+    _, row_texts, row_size = axis.labels(queries, tall)
     _, column_texts, column_size = axis.labels(keys, cell)
-    margins = Margins(axis.room(row_texts, row_size), ROOM, axis.room(column_texts, column_size), 0.1)
+    strip = 0.0 if view.bands is None else STRIP + 0.04
+    above = axis.room(column_texts, column_size) + strip
+    margins = Margins(axis.room(row_texts, row_size), ROOM, above, 0.1)
     figure, axes = sheet(
         cell * columns,
-        cell * rows,
+        tall * rows,
         margins,
         title=view.title,
         subtitle=view.subtitle,
@@ -71,7 +82,8 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
         interpolation="nearest",
         aspect="auto",
     )
-    axis.put(axes, queries, keys, (cell, cell), written=view.written)
+    top = None if view.bands is None else _draw_bands(figure, axes, view.bands)
+    axis.put(axes, queries, keys, (cell, tall), written=view.written, top=top)
     if style.annotate and cell >= WRITTEN:
         _write_weights(axes, view, style, min(NORMAL, cell * 72 * 0.42))
     frame(axes)
@@ -79,6 +91,16 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     middle = "" if by_row else f"{(low + high) / 2:.3g}"
     colour_bar(figure, axes, style, [(0, ends[0]), (0.5, middle), (1, ends[1])])
     return figure
+
+
+def _draw_bands(figure: Figure, axes: Axes, bands: Array) -> Axes:
+    """A spectrogram over the columns of a map, low tones at the bottom."""
+    place, tall = axes.get_position(), figure.get_size_inches()[1]
+    strip = figure.add_axes((place.x0, place.y1 + 0.04 / tall, place.width, STRIP / tall))
+    extent = (*axes.get_xlim(), 0, len(bands))
+    strip.imshow(bands, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", extent=extent)
+    frame(strip)
+    return strip
 
 
 def _write_weights(axes: Axes, view: Heatmap, style: Style, size: float) -> None:

@@ -121,18 +121,18 @@ def _header(view: Heatmap, layout: Layout) -> Iterator[Line]:
     if view.block == (1, 1) and layout.cell > 1:
         lines = upright([place.label for place in keys], layout.cell, HEADER_HEIGHT)
     if lines is None:
-        lines = [_ticks([place.start for place in keys], layout.cell)]
+        lines = [_ticks([place.moment if place.heard else str(place.start) for place in keys], layout.cell)]
     for line in lines:
         yield [Segment(space + line.rstrip(), PLAIN)]
 
 
-def _ticks(numbers: list[int], cell: int) -> str:
-    """The numbers of columns above them, each, or every 2nd, 5th, 10th ... where there is room."""
-    widest = max((len(str(number)) for number in numbers), default=0) + 1
+def _ticks(numbers: list[str], cell: int) -> str:
+    """The numbers or moments of columns above them, each, or every 2nd, 5th, 10th ... where there is room."""
+    widest = max((len(number) for number in numbers), default=0) + 1
     every = next(step for step in (1, 2, 5, 10, 20, 50) if step * cell >= widest)
     line = ""
     for i in range(0, len(numbers), every):
-        line = line.ljust(i * cell) + str(numbers[i])
+        line = line.ljust(i * cell) + numbers[i]
     return line
 
 
@@ -220,7 +220,7 @@ def _legend(view: Heatmap, layout: Layout, surface: Surface, palette: Palette) -
     else:
         yield bar
         yield from ([Segment(line, DIM)] for line in wrap(text, surface.width))
-    if layout.cell == 1 and not view.weights.square:
+    if layout.cell == 1 and not view.weights.square and not all(key.heard for key in view.weights.keys):
         columns = [isolate(_column_label(place)) for place in view.weights.keys]
         yield []
         yield from ([Segment(line, DIM)] for line in flow(["columns:", *columns], surface.width, "   "))

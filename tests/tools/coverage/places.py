@@ -18,10 +18,10 @@ def same_rows(own: Tensor, ours: Tensor, close: float) -> bool:
         return False  # no other layout
     ours = F.pad(ours, (0, max(0, size - ours.shape[-1])))
     axes = [axis for axis in range(own.ndim - 2) if own.shape[axis] == heads]
-    ways = [zip(own.movedim(axis, 0), ours.transpose(0, 1), strict=True) for axis in axes]
+    ways = [list(zip(own.movedim(axis, 0), ours.transpose(0, 1), strict=True)) for axis in axes]
     return any(
         all(_are_among(mine, theirs, size, close) for theirs, mine in way)
-        for way in (*ways, [(own, ours)] * (not axes))
+        for way in (ways or [[(own, ours)]])
     )
 
 

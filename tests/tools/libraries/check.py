@@ -19,6 +19,11 @@ from tests.tools.libraries.placed import is_placed
 from tests.tools.libraries.units import EACH, Units
 
 CLOSE = 1e-5
+ORDERED_OTHERWISE = frozenset({"timm hiera_tiny_224"})
+"""Models whose blocks have tokens in an order of their own, where the maps have them as the picture does.
+
+By hand: of Hiera's first block, a change of a patch moves just those rows, put in the block's order.
+"""
 GAIN = 1.5
 """Of the size of what goes into a linear layer, in what comes out of it."""
 TEXTS = 2
@@ -91,9 +96,11 @@ def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[st
     for number, kept in some.kept.items():
         site = record.sites[number]
         verdict = judge(kept, site, units, parts)
-        if verdict == "laid" and site.queries == site.keys:
-            placed = is_placed(model, arguments, inputs, kept)
-            verdict = "laid" if placed else "unplaced" if placed is None else "misplaced"
+        if verdict == "laid":
+            square = site.queries == site.keys
+            placed = is_placed(model, arguments, inputs, kept) if square else None
+            untold = placed is None or name in ORDERED_OTHERWISE
+            verdict = "laid" if placed else "unplaced" if untold else "misplaced"
         if hasattr(checked, verdict):
             setattr(checked, verdict, getattr(checked, verdict) + 1)
         else:
@@ -109,6 +116,8 @@ def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[st
 def sharpen(model: nn.Module) -> None:
     """Make the layers of a random model wider than libraries do, whose weights are almost even at first."""
     for module in model.modules():
+        if isinstance(module, nn.LayerNorm) and module.elementwise_affine and not bool(module.weight.any()):
+            nn.init.ones_(module.weight)  # it would hide what stands before it
         if isinstance(module, nn.Linear) and type(module.weight) is nn.Parameter:
             spread = float(module.weight.std())
             if 0 < spread < (wanted := GAIN / module.in_features**0.5):

@@ -17,7 +17,9 @@ and keys) the first two layers are compared, whole.
 - **placed**: exact in another layout: its rows are the oracle's (windows, chunks, blocks), put at their
   places among all tokens. That the places are right the module says itself: a change of token j moves just
   the rows that give j a weight. **not told**: the same, where the modules around it mix by convolutions, too.
-- **proved**: no function of torch shows the weights; weights @ values are the output.
+- **proved**: no result of torch's own functions holds its rows (weights that were written out, mixed once
+  more, or without the keys of padding); weights @ values are the output, call by call. Where its rows stand
+  is not looked at here.
 - **parts**: exact maps of one window, frame or slice each, and a sentence beside them says so.
 - **named**: layers of which nothing is shown, with the reason.
 - **silently wrong**: anything else that was captured. **missed**: a kernel without a map or a name.

@@ -28,11 +28,9 @@ def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], fl
     every = max(math.ceil(READABLE / pitch), 1)
     shown = list(range(0, len(axis), every))
     texts = [
-        short(
-            axis[i].label
-            if every == 1 or axis[i].pooled or axis[i].heard
-            else f"{axis[i].start} {axis[i].label}"
-        )
+        axis[i].moment
+        if axis[i].heard
+        else short(f"{axis[i].start} {axis[i].label}" if every > 1 and not axis[i].pooled else axis[i].label)
         for i in shown
     ]
     return shown, texts, min(max(pitch * every * 0.8, SMALL), NORMAL)

@@ -36,6 +36,7 @@ class Reader:
         second: str | None = None,
         *,
         image: str | Path | None = None,
+        audio: str | Path | None = None,
         chat: bool = False,
         system: str | None = None,
         generate: int | None = None,
@@ -44,7 +45,7 @@ class Reader:
         max_tokens: int | None = None,
         truncate: bool = False,
     ) -> Run:
-        """One pass over a text, a pair of texts, an image, or tensors by the names of the model's arguments.
+        """One pass over a text, a pair, an image, a sound, or tensors by the names of the model's arguments.
 
         ``generate`` lets the model write up to so many tokens, and shows them too. Raises ``InputError`` for
         what the model cannot read, ``ModelError`` for a model that fails.
@@ -56,6 +57,9 @@ class Reader:
         with _at_rest(model.module):
             if image is not None:
                 prepared = model.prepare_image(Path(image), None if text is None else str(text))
+            elif audio is not None:
+                said = None if text is None else str(text)
+                prepared = model.prepare_audio(Path(audio), said, truncate=truncate)
             elif isinstance(text, Mapping):
                 prepared = model.prepare_tensors(text)
             elif text is None:

@@ -15,6 +15,7 @@ import transformers
 import attnscope
 from attnscope.errors import InputError, ModelError, OutputError, SelectionError
 from tests.cli.run import runner
+from tests.models import speech
 from tests.models.folders import gpt2, t5
 from tests.models.images import picture, vision
 
@@ -252,3 +253,9 @@ def test_an_image_is_read_and_shown(tmp_path):
 def test_a_head_that_is_not_there_is_met_with_those_that_are(cat):
     with pytest.raises(SelectionError, match="layers 0-3, heads 0-7"):
         cat.head("L9H0")
+
+
+def test_a_sound_is_read_with_what_is_said_in_it(tmp_path):
+    reader = attnscope.load(speech.whisper(tmp_path / "whisper"))
+    run = reader.read("The cat sat.", audio=speech.sound(tmp_path / "tone.wav"))
+    assert run.head("cross L0H1").weights.shape[1] == speech.FRAMES

@@ -201,7 +201,7 @@ def test_what_hears_takes_tensors_and_refuses_a_text(tmp_path):
     config = transformers.ASTConfig(**sizes, max_length=32, num_mel_bins=16)
     transformers.ASTModel(config).save_pretrained(tmp_path)
     model = load(str(tmp_path))
-    with pytest.raises(InputError, match="reads input_values, not text: give it with --inputs FILE"):
+    with pytest.raises(InputError, match="hears: give it a sound with --audio FILE"):
         model.prepare("The cat")
     assert len(model.run(model.prepare_tensors({"input_values": torch.zeros(1, 32, 16)}), []).sites) == 1
 

@@ -29,8 +29,11 @@ def test_a_folder_without_its_tokenizers_files_is_refused(tmp_path):
     gpt2(tmp_path)
     for file in tmp_path.glob("*token*"):
         file.unlink()
+    model = load(str(tmp_path))
     with pytest.raises(ModelError, match="has no tokenizer: none of "):
-        load(str(tmp_path))
+        model.prepare("The cat sat.")
+    prepared = model.prepare_tensors({"input_ids": torch.tensor([[1, 2, 3]])})  # which need none
+    assert model.run(prepared, []).sites[0].queries == 3
 
 
 def test_an_id_that_the_tokenizer_does_not_have_is_shown_as_its_number(tmp_path):

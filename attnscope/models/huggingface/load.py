@@ -17,6 +17,7 @@ from torch import nn
 from attnscope.errors import ModelError
 from attnscope.memory import require
 from attnscope.models.huggingface.model import HuggingFaceModel
+from attnscope.models.huggingface.reader import NoTokenizer
 from attnscope.models.huggingface.source import Source
 from attnscope.models.huggingface.speech import SpeechModel
 from attnscope.models.inspection import accepts, hears
@@ -92,7 +93,7 @@ def load_huggingface(
     if preferred is not None and (generative or hears(module)):
         _forget_preferences(loaded)
     if accepts(module, "input_ids") and no_tokenizer is not None:
-        raise no_tokenizer
+        tokenizer = NoTokenizer(no_tokenizer)
     named = {"positions": find_positions(module), "writer": None if kind is AutoModel else loaded}
     if hears(module):
         extractor = source.load_extractor

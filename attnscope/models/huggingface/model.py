@@ -18,7 +18,7 @@ from attnscope.models.generation import Sampling, describe_generation, strip_end
 from attnscope.models.huggingface.generation import extend_input, generate_cached, is_row
 from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.picture_text import PictureText, stands_for_pictures
-from attnscope.models.huggingface.reader import Encoded, FolderReader, has_separator, start_token
+from attnscope.models.huggingface.reader import Encoded, FolderReader, NoTokenizer, has_separator, start_token
 from attnscope.models.inputs import Chat, ModelInput, Objective, text_axes
 from attnscope.models.inspection import accepts
 from attnscope.models.kinds import show_kinds
@@ -116,7 +116,8 @@ class HuggingFaceModel(Model):
         """The user's own tensors; ids of one text are labelled with what the vocabulary has for them."""
         prepared = super().prepare_tensors(tensors)
         ids = prepared.inputs.get("input_ids")
-        if ids is None or ids.ndim != 2 or len(ids) != 1 or self.encoder_decoder:
+        unread = self.encoder_decoder or isinstance(self.reader.tokenizer, NoTokenizer)
+        if ids is None or ids.ndim != 2 or len(ids) != 1 or unread:
             return replace(prepared, settings=self.settings)
         tokens = self.reader.vocabulary.extend((), ids[0].tolist())
         return replace(prepared, axes=text_axes(tokens), tokens=tokens, settings=self.settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
@@ -22,6 +22,20 @@ class Encoded:
     fields: Mapping[str, list[int]]
     tokens: tuple[Token, ...]
     notes: tuple[str, ...] = ()
+
+
+class NoTokenizer:
+    """What stands for the tokenizer of a folder without one: tensors can be read, and a text ends in why not."""
+
+    def __init__(self, reason: ModelError) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._reason
+
+    def __call__(self, *texts: str, **how: Any) -> NoReturn:
+        """Raise ``ModelError``."""
+        raise self._reason
 
 
 @dataclass(frozen=True)

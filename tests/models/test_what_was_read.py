@@ -1,6 +1,7 @@
 """The text is what the model read, and standard output holds nothing but answers."""
 
 import pytest
+import torch
 
 from attnscope.capture import Keep
 from attnscope.errors import ModelError

@@ -25,7 +25,7 @@ class Encoded:
 
 
 class NoTokenizer:
-    """What stands for the tokenizer of a folder without one: tensors can be read, and a text ends in why not."""
+    """Stands for the tokenizer of a folder without one: tensors are read, and a text ends in why not."""
 
     def __init__(self, reason: ModelError) -> None:
         self._reason = reason

@@ -179,11 +179,12 @@ CROSS = (
 def figure(case: Case, name: str, head: int, least: int = 1) -> tuple[float, int] | None:
     """Average and number of the rows that count, of those with at least so many open keys."""
     batch, _, queries, _ = case.weights.shape
+    row = at(int(name.removeprefix("offset="))) if name.startswith("offset=") else ROWS[name]
     values = [
         value
         for b in range(batch)
         for i in range(queries)
-        if case.allowed[b, head, i].sum() >= least and (value := ROWS[name](case, b, head, i)) is not None
+        if case.allowed[b, head, i].sum() >= least and (value := row(case, b, head, i)) is not None
     ]
     return (sum(values) / len(values), len(values)) if values else None
 

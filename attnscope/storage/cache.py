@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,9 @@ LOOKS = "looks"
 
 KEY = "attnscope cache key"
 """The name of the key in an entry's metadata."""
+
+_OURS = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}{re.escape(SUFFIX)}|\.attnscope-\w+{re.escape(SUFFIX)}")
+"""The names of entries, and of those that are being written: no other file of a folder is touched."""
 
 LEFT = 3600
 """Seconds after which a file that nobody finished is removed."""
@@ -162,12 +166,12 @@ def _digest(content: bytes) -> str:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int, float]]:
-    """Path, size and last use of every file."""
+    """Path, size and last use of every file of ours."""
     with suppress(OSError):
         for path in sorted(folder.iterdir()):
             with suppress(OSError):
                 found = path.lstat()
-                if not stat.S_ISDIR(found.st_mode):
+                if _OURS.fullmatch(path.name) and not stat.S_ISDIR(found.st_mode):
                     yield path, found.st_size, found.st_mtime
 
 

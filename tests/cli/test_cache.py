@@ -514,3 +514,13 @@ def test_a_text_that_steers_a_terminal_is_listed_in_peace(run, looks):
     listed = run("cache").out
     assert "\x1b[2J" not in listed
     assert "[bold]" in listed
+
+
+def test_other_files_in_the_folder_are_never_removed(monkeypatch, run, looks, folder):
+    run("show", TEXT, "-m", folder)
+    (looks / "letters.txt").write_text("mine")
+    (looks / "mine.trace").write_text("mine")
+    monkeypatch.setattr(cache, "FULL", 0)
+    run("show", "Another text.", "-m", folder)
+    assert run("cache", "--clear").code == 0
+    assert sorted(path.name for path in looks.iterdir()) == ["letters.txt", "mine.trace"]

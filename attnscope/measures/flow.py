@@ -66,7 +66,8 @@ def max_flow(matrices: Sequence[Array], row: int) -> Array:
         ends.append(layer * size + keys)
         capacities.append(np.rint(matrix[queries, keys] * CAPACITY).astype(np.int32))
     nodes = (layers + 1) * size
-    parts = np.concatenate(capacities), (np.concatenate(starts), np.concatenate(ends))
+    places = tuple(np.concatenate(each).astype(np.int32) for each in (starts, ends))  # as scipy 1.14 asks
+    parts = np.concatenate(capacities), places
     graph = coo_array(parts, shape=(nodes, nodes)).tocsr()
     source = layers * size + row
     flows = [maximum_flow(graph, source, key).flow_value / CAPACITY for key in range(size)]

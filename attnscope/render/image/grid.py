@@ -39,7 +39,7 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     figure, axes = sheet(
         head * heads,
         layer * len(layers),
-        Margins(0.45, ROOM, 0.25, 0.1),
+        Margins(0.45, ROOM, 0.25, 0.16),
         title=view.title,
         subtitle=view.subtitle,
         notes=(*_notes_of(view, masked), *view.notes),

@@ -79,14 +79,21 @@ def read_image(
     axes: dict[Kind, tuple[Axis, Axis]] = {}
     if picture.tokens:  # among the patches, and of a pooling head that looks at them all
         axes = {"encoder": (picture.tokens, picture.tokens), "cross": (range(1), picture.tokens)}
+    inputs = place_fields(fields, module, device, entry)
+    return ModelInput(inputs, axes, picture.tokens, picture=picture, entry=entry)
+
+
+def place_fields(
+    fields: Mapping[str, Any], module: nn.Module, device: torch.device, entry: str = "__call__"
+) -> dict[str, Tensor]:
+    """The tensors of a processor that a module takes, where its weights are and in their type."""
     dtypes = (weights.dtype for weights in module.parameters() if weights.is_floating_point())
     dtype = next(dtypes, torch.float32)
-    inputs = {
+    return {
         name: values.to(device, dtype if values.is_floating_point() else None)
         for name, values in fields.items()
-        if accepts(module, name, entry)
+        if isinstance(values, Tensor) and accepts(module, name, entry)
     }
-    return ModelInput(inputs, axes, picture.tokens, picture=picture, entry=entry)
 
 
 def _picture(image: Image, values: Any, processor: Any, module: nn.Module) -> Picture:

@@ -15,10 +15,9 @@ from attnscope.attention import Kind, Token
 from attnscope.axes.places import PICTURED, SEPARATOR
 from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.huggingface.images import PREPARED, open_image
+from attnscope.models.huggingface.images import PREPARED, open_image, place_fields
 from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.inputs import Chat, ModelInput, Picture, text_axes
-from attnscope.models.inspection import accepts
 from attnscope.models.limits import bounded
 from attnscope.models.regions import Region, find_coordinates, find_owners, find_regions
 from attnscope.models.tokens import tokens_of_ids
@@ -56,13 +55,7 @@ class PictureText:
         image = open_image(path)
         prompt = self._prompt(text, image) if chat is None else self._write_chat(text, chat)
         fields = self._try(prompt, image)
-        dtypes = (weights.dtype for weights in self.module.parameters() if weights.is_floating_point())
-        dtype = next(dtypes, torch.float32)
-        inputs = {
-            name: value.to(device, dtype if value.is_floating_point() else None)
-            for name, value in fields.items()
-            if isinstance(value, Tensor) and accepts(self.module, name)
-        }
+        inputs = place_fields(fields, self.module, device)
         ids = inputs["input_ids"][0].tolist()
         tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
         return self._label(prompt, image, inputs, tokens)

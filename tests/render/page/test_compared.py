@@ -16,7 +16,7 @@ from attnscope.render.colour import steps, table
 from attnscope.render.page import page
 from attnscope.render.page.encode import Code
 from attnscope.views import Described, Reading
-from tests.render.page.browser import CHROMIUM, browser
+from tests.render.page.browser import CHROMIUM
 from tests.render.screen import random_head, tokens
 
 pytestmark = [
@@ -54,12 +54,6 @@ def path(tmp_path_factory):
     worth = (Head(1, 5, "encoder"), Head(0, 2, "encoder"))
     found.write_text(page({"encoder": layers}, title="a <i>model</i>", described=said, worth=worth), "utf-8")
     return found
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from attnscope.axes import weights
 from attnscope.render.colour import steps, table
 from attnscope.render.page import save
 from attnscope.render.page.encode import UP, Code, pack
-from tests.render.page.browser import CHROMIUM, browser
+from tests.render.page.browser import CHROMIUM
 from tests.render.screen import random_head, tokens
 
 pytestmark = [
@@ -47,12 +47,6 @@ def path(tmp_path_factory):
     }
     save(kinds, found, title="<i>a model</i>", subtitle="eight tokens", notes=("untrained",))
     return found
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 @pytest.fixture

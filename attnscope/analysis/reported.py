@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention
-
 SAME = 1e-3
 """Sums of rows differ by less."""
 
@@ -14,21 +12,20 @@ ROUNDING = 1e-4
 """Two computations of one weight in float32 differ by less."""
 
 
-def fault(own: Tensor, attention: Attention) -> str | None:
-    """What a model's own attention tensor for this call is instead of its weights, or None if it is them.
+def fault(own: Tensor, weights: Tensor, alive: Tensor) -> str | None:
+    """What a model's own attention tensor for a call is instead of its weights, or None if it is them.
 
-    ``own`` is one tensor of a model's ``output_attentions``, made from the same input. Call it from an
-    observer: it reads all rows of ``attention``. Rows that see nothing are not compared.
+    ``own`` is one tensor of a model's ``output_attentions``, from the same input as ``weights``,
+    [batch, head, query, key]. ``alive`` is true of the rows that see a key: no others are compared.
+    It has the shape [batch or 1, head or 1, query, 1].
     """
-    shape = (attention.batch, attention.heads, len(attention.queries), len(attention.keys))
-    weights = attention.weights().to(own.device)
-    alive = attention.allowed(0, shape[2]).any(-1, keepdim=True)  # [batch or 1, head or 1, query, 1]
-    alive = alive.to(own.device)
+    shape, heads = tuple(weights.shape), weights.shape[1]
+    weights, alive = weights.to(own.device), alive.to(own.device)
     if tuple(own.shape) == shape and _close(own, weights, alive):
         return None
-    if own.ndim == 4 and attention.heads > 1 and bool((own == own[:, :1]).all()):  # one map, perhaps repeated
+    if own.ndim == 4 and heads > 1 and bool((own == own[:, :1]).all()):  # one map, perhaps repeated
         own = own[:, 0]
-    if tuple(own.shape) == (shape[0], *shape[2:]) and attention.heads > 1:
+    if tuple(own.shape) == (shape[0], *shape[2:]) and heads > 1:
         mean = weights.mean(1)
         return "the mean over the heads" if _close(own, mean, alive.any(1)) else "one map for all heads"
     if tuple(own.shape) != shape:

@@ -14,6 +14,7 @@ from torch import Tensor
 from attnscope.analysis.reported import fault
 from attnscope.attention import Attention, Site
 from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecord
+from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.models import Model, ModelInput
 
 Verdict: TypeAlias = Literal["right", "wrong", "none"]
@@ -59,7 +60,7 @@ def survey(model: Model, prepared: ModelInput) -> Survey:
     outputs = _own_outputs(model, prepared)
     reported = {kind: _reported_weights(outputs, kind) for kind in OWN_NAMES}
     sums, compared = RowSums(), _Compared(reported, prepared.lead)
-    record = model.run(prepared, [sums, compared])
+    record = model.run(prepared, [SharedRows([sums, compared])])
     ranges = {row_sum.site: row_sum for row_sum in sums.sums}
     sightings = [
         Sighting(seen, ranges[seen.site].low, ranges[seen.site].high, *compared.verdict(seen.site))
@@ -82,12 +83,15 @@ class _Compared:
     met: Counter[str] = field(default_factory=Counter)
     faults: dict[Site, str | None] = field(default_factory=dict)
 
-    def observe(self, attention: Attention) -> None:
+    def begin(self, attention: Attention) -> _Whole | None:
         theirs = self.reported[attention.site.kind]
         number = self.met[attention.site.kind]
         own = theirs[number] if number < len(theirs) else None
         self.met[attention.site.kind] += 1
-        self.faults[attention.site] = "nothing for this call" if own is None else fault(own, attention)
+        if own is None:
+            self.faults[attention.site] = "nothing for this call"
+            return None
+        return _Whole(self, attention, own)
 
     def verdict(self, site: Site) -> tuple[Verdict, str | None]:
         theirs, met = self.reported[site.kind], self.met[site.kind]
@@ -97,6 +101,30 @@ class _Compared:
         if len(theirs) != met:
             return "wrong", f"{len(theirs):,} tensors for {met:,} calls"
         return ("right", None) if self.faults[site] is None else ("wrong", self.faults[site])
+
+
+@dataclass(eq=False)
+class _Whole:
+    """Reads all rows of a call, and compares them with what the model reported of it."""
+
+    compared: _Compared
+    attention: Attention
+    own: Tensor
+    wanted: None = None
+    rows: list[Tensor] = field(default_factory=list)
+    alive: list[Tensor] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        return len(self.attention.queries)
+
+    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+        self.rows.append(rows)
+        self.alive.append(allowed.any(-1, keepdim=True))
+
+    def end(self) -> None:
+        weights, alive = torch.cat(self.rows, 2), torch.cat(self.alive, 2)
+        self.compared.faults[self.attention.site] = fault(self.own, weights, alive)
 
 
 def _own_outputs(model: Model, prepared: ModelInput) -> Any:

@@ -4,18 +4,8 @@ import torch
 import transformers as hf
 
 from attnscope.analysis.reported import fault
-from attnscope.attention import Attention, HeldRows, Site
 from attnscope.capture import recording
 from tests.capture.tiny import FAMILIES, SIZES, inputs
-
-
-def attention(weights):
-    """Weights [batch, head, query, key] as a call that was seen."""
-    batch, heads, queries, keys = weights.shape
-    read = HeldRows(weights, torch.ones(1, 1, 1, 1, dtype=torch.bool).expand(1, 1, queries, keys))
-    site = Site("layers.0", 0, "encoder", 0)
-    sizes = (batch, heads, heads, range(queries), range(keys), 0)
-    return Attention(site, "kernel", "eager", *sizes, weights.dtype, read)
 
 
 def faults(model, **given):
@@ -26,7 +16,8 @@ def faults(model, **given):
 
         class Compare:
             def observe(self, attention):
-                said.append(fault(own[attention.site.layer], attention))
+                alive = attention.allowed(0, len(attention.queries)).any(-1, keepdim=True)
+                said.append(fault(own[attention.site.layer], attention.weights(), alive))
 
         with recording(model, [Compare()]):
             model(**given)
@@ -46,14 +37,14 @@ def test_squeezebert_reports_scores():
 
 def test_every_other_fault_is_told():
     weights = torch.softmax(torch.randn(2, 4, 5, 5), -1)
-    seen = attention(weights)
-    assert fault(weights, seen) is None
-    assert fault(weights.mean(1), seen) == "the mean over the heads"
-    assert fault(weights.mean(1, keepdim=True), seen) == "the mean over the heads"
-    assert fault(weights.mean(1, keepdim=True).expand(2, 4, 5, 5), seen) == "the mean over the heads"
-    assert fault(weights[:, 0], seen) == "one map for all heads"
-    assert fault(torch.randn(2, 5, 16), seen).startswith("a tensor of the shape [2, 5, 16]")
-    assert fault(weights.log(), seen) == "scores from before the softmax"
-    assert fault(torch.randn(2, 4, 5, 5) * 9, seen) == "no weights: some are negative"
-    assert fault(weights * 2, seen) == "no weights: rows sum to more than 1"
-    assert fault(weights.mT / 3, seen) == "other weights than those that were used"
+    call = weights, torch.ones(1, 1, 5, 1, dtype=torch.bool)
+    assert fault(weights, *call) is None
+    assert fault(weights.mean(1), *call) == "the mean over the heads"
+    assert fault(weights.mean(1, keepdim=True), *call) == "the mean over the heads"
+    assert fault(weights.mean(1, keepdim=True).expand(2, 4, 5, 5), *call) == "the mean over the heads"
+    assert fault(weights[:, 0], *call) == "one map for all heads"
+    assert fault(torch.randn(2, 5, 16), *call).startswith("a tensor of the shape [2, 5, 16]")
+    assert fault(weights.log(), *call) == "scores from before the softmax"
+    assert fault(torch.randn(2, 4, 5, 5) * 9, *call) == "no weights: some are negative"
+    assert fault(weights * 2, *call) == "no weights: rows sum to more than 1"
+    assert fault(weights.mT / 3, *call) == "other weights than those that were used"

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from attnscope.attention import Head, Site
 
-Weigh: TypeAlias = Literal["raw", "norm", "zeroing", "gradient"]
+Weigh: TypeAlias = Literal["raw", "norm", "norm-residual", "zeroing", "gradient"]
 """What weights are weighed by, so that they say more; ``raw``: nothing."""
 
 

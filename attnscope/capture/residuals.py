@@ -1,8 +1,8 @@
 """The states around each attention: what it was added to, and what became of the sum.
 
 They are found by their numbers, too: the next module whose input, less what the attention gave, is something
-that a module around the attention was given. Where that was the attention's own input, the sum is normalised
-before it goes on (as in BERT); else the sum goes on as it is (as in GPT-2).
+that a module around the attention, or just before it, was given. Where that was the attention's own input,
+the sum is normalised before it goes on (as in BERT); else the sum goes on as it is (as in GPT-2).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Added(NamedTuple):
     site: Site
     output: Tensor  # [batch, query, width]
     own: Tensor | None  # what the attention was given
-    around: tuple[Tensor, ...]  # what the modules around it were given
+    around: tuple[Tensor, ...]  # what the modules around it and before it were given
 
 
 @dataclass(eq=False)
@@ -67,7 +67,8 @@ class Residuals(Projections):
     def observe(self, attention: Attention) -> None:
         """Note what the modules around were given, and look for the projection."""
         self._added = None
-        self._given = tuple(each for call in self._running for each in call.tensors)
+        recent = [call for call, _ in self._recent]  # a norm before it may have had the sum so far
+        self._given = tuple(each for call in (*self._running, *recent) for each in call.tensors)
         self._own = self._running[-1].first if self._running else None
         super().observe(attention)
 

@@ -1,7 +1,8 @@
 """What a weight is worth: rows of attention, weighed by what the values behind them do.
 
 A row of any weighing is a row of shares: it sums to 1, so that every measure, role and baseline means on it
-what it means on the weights themselves. A row in which nothing moves at all is closed.
+what it means on the weights themselves; what is no key's, the residual of cross attention, is missing from
+the sum. A row in which nothing moves at all is closed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ WEIGHINGS: dict[str, Explanation] = {
         "of its row in what the head adds: weight times the length of the key's value behind the projection",
         "‖A[i, j] · v_j W_O,h‖₂, v_j with its bias, over the sum of its row",
         "Kobayashi et al. 2020, Attention is Not Only a Weight",
+    ),
+    "norm-residual": Explanation(
+        "of its row in what the block gives: as norm, with an equal part of the residual in each head's cell "
+        "of the token itself, and behind the layer norm, where one follows",
+        "‖g(A[i, j] · v_j W_O,h + [i = j] · x_i / heads)‖₂ over the sum of its row, g(y) = (y - mean y) ⊙ γ "
+        "where a layer norm follows, else y",
+        "Kobayashi et al. 2021, Incorporating Residual and Normalization Layers, head by head",
     ),
     "zeroing": Explanation(
         "of its row in how far the head's output would turn without the key's value",
@@ -89,11 +97,14 @@ class WeighedRows:
     raw: RowSource
     amounts: Amounts
     may_be_none: bool = False  # whether there may be rows in which nothing is moved: they are closed
+    beside: Tensor | None = None  # what moves each row and is no key's, [batch, 1, query, 1]
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """The share of each key in what moves its row.  -> [batch, head, row, key]"""
         amounts = self._amounts(start, stop, heads)
         total = amounts.sum(-1, keepdim=True)
+        if self.beside is not None:
+            total = total + self.beside[:, :, start:stop].to(total)
         return amounts / total.where(total > 0, 1)
 
     def allowed(self, start: int, stop: int) -> Tensor:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Site
 from attnscope.capture import recording
-from attnscope.capture.projections import Projections, head_gradients
+from attnscope.capture.projections import Projection, Projections, head_gradients
+from attnscope.capture.residuals import Residual, Residuals
 from attnscope.errors import InputError, ModelError
 from attnscope.figures import Weigh
+from attnscope.measures.block_norm import by_block_norm, normed_weight, residual_part
 from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
 from attnscope.models.file import FileModel
 from attnscope.models.inputs import Chat, ModelInput, Objective
@@ -60,7 +62,8 @@ class WeighedModel(Model):
         What was kept of a pass runs again. Raises ``ModelError`` where the values of a call cannot be seen.
         """
         prepared = replace(prepared, replay=None, figures=None, words=(), arrays=None)
-        projections, slopes, said = Projections(), dict[Site, Tensor](), ""
+        projections: Projections = Residuals() if self.weigh == "norm-residual" else Projections()
+        slopes, said = dict[Site, Tensor](), ""
         if self.weigh == "gradient":
             slopes, said = gradients_of(self.model, prepared, self.target, projections)
         else:
@@ -127,16 +130,52 @@ class _Weighed:
 
     def observe(self, attention: Attention) -> None:
         """Show one call. Raises ``ModelError`` if its values are not known."""
-        found = self.projections.found.get(attention.site)
-        values = Values.of(self._values(attention), attention.heads, None if found is None else found.weight)
-        if self.model.weigh == "gradient":
-            amounts = by_gradient(values, self._slope(attention, values))
-        else:
-            amounts = (by_zeroing if self.model.weigh == "zeroing" else by_norm)(values)
-        read = WeighedRows(attention.read, amounts, may_be_none=self.model.weigh != "norm")
-        weighed = replace(attention, read=read, statistics=None)
+        weighed = replace(attention, read=self._weigh(attention), statistics=None)
         for observer in self.observers:
             observer.observe(weighed)
+
+    def _weigh(self, attention: Attention) -> WeighedRows:
+        found, weigh = self.projections.found.get(attention.site), self.model.weigh
+        if weigh == "norm-residual":
+            return self._with_residual(attention, found)
+        values = Values.of(self._values(attention), attention.heads, None if found is None else found.weight)
+        if weigh == "norm":
+            return WeighedRows(attention.read, by_norm(values))
+        amounts = (
+            by_zeroing(values) if weigh == "zeroing" else by_gradient(values, self._slope(attention, values))
+        )
+        return WeighedRows(attention.read, amounts, may_be_none=True)
+
+    def _with_residual(self, attention: Attention, found: Projection | None) -> WeighedRows:
+        """Raises ``ModelError`` where the block around the attention cannot be followed."""
+        residual, values = self._residual(attention, found), self._values(attention)
+        assert found is not None
+        weight = normed_weight(found.weight, residual)
+        part = residual_part(residual, attention.heads)
+        known = Values.of(values, attention.heads, weight)
+        if attention.site.kind == "cross":  # the residual is of no token that is looked at
+            beside = part.norm(dim=-1)[:, None, :, None]
+            return WeighedRows(attention.read, by_norm(known), beside=beside)
+        return WeighedRows(attention.read, by_block_norm(known, weight, part))
+
+    def _residual(self, attention: Attention, found: Projection | None) -> Residual:
+        """What a call was added to, [batch, query, width]. Raises ``ModelError`` if that is not known."""
+        site, why = attention.site, ""
+        residual = self.projections.of(site) if isinstance(self.projections, Residuals) else None
+        if found is None:
+            why = "its output projection was not found"
+        elif residual is None:
+            why = "what its output is added to was not found"
+        elif residual.before.shape[:2] != (attention.batch, len(attention.queries)):
+            why = f"it attends in {attention.batch:,} parts"
+        elif site.kind != "cross" and len(attention.queries) != len(attention.keys):
+            why = f"its {len(attention.queries):,} queries are not its {len(attention.keys):,} keys"
+        if residual is None or why:
+            raise ModelError(
+                f"layer {site.layer} of {self.model.name} cannot be weighed by norm-residual, as {why}: "
+                "--weigh norm does without"
+            )
+        return residual
 
     def _slope(self, attention: Attention, values: Values) -> Tensor:
         """-> [batch, head, query, size]; 0 where the prediction does not hang on it"""

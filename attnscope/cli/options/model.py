@@ -57,8 +57,9 @@ class WeighedModelOptions(ModelOptions):
     """Which model, and what its attention is weighed by."""
 
     weigh: Weigh = option(
-        "A cell is the weight itself (raw), or its share in what the head adds (norm), in how far that turns "
-        "without the key (zeroing), or in what raises a prediction (gradient); stats --explain says more.",
+        "A cell is the weight itself (raw), or its share in what the head adds (norm), in the same with the "
+        "residual and behind the layer norm (norm-residual), in how far it turns without the key (zeroing), "
+        "or in what raises a prediction (gradient); stats --explain says more.",
         panel=WHERE,
         default="raw",
     )

@@ -1,0 +1,144 @@
+"""``--weigh norm-residual``: each vector that a block adds up, against what the modules around it give."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.stats import stats
+from attnscope.capture.residuals import Residuals
+from attnscope.errors import ModelError
+from attnscope.models import load
+from attnscope.models.inputs import ModelInput
+from attnscope.models.module import ModuleModel
+from attnscope.models.weighed import WeighedModel
+from tests.capture.test_projections import ALL
+from tests.capture.tiny import inputs
+from tests.models.folders import minilm
+
+BEHIND = r"(attention\.output|attention|sa)[._]LayerNorm|sa_layer_norm|(self|encoder)_attn_layer_norm"
+LLAMA = r"layers\.\d+\.post_attention_layernorm"
+NORMED = dict.fromkeys(
+    ["bert", "roberta", "albert", "deberta-v2", "distilbert", "bart", "marian"], rf".*({BEHIND})"
+)
+"""The norm whose output the block gives."""
+
+SUMMED = {
+    "gpt2": r"h\.\d+\.ln_2",
+    **dict.fromkeys(["llama", "mistral", "qwen2", "gpt-oss"], LLAMA),
+    "bloom": r"h\.\d+\.post_attention_layernorm",
+    "modernbert": r"layers\.\d+\.mlp_norm",
+    "opt": r"decoder\.layers\.\d+\.final_layer_norm",
+    "vit": r".*layernorm_after",
+    "t5": r"(encoder|decoder)\.block\.\d+\.layer\.[12]\.layer_norm",
+    "whisper": r"(encoder|decoder)\.layers\.\d+\.final_layer_norm|decoder\..*encoder_attn_layer_norm",
+}
+"""The module that is given what the block gives."""
+
+
+class _Calls:
+    """Keeps the rows and the raw material of every call."""
+
+    def __init__(self):
+        self.seen = []
+
+    def observe(self, attention):
+        shown = attention.weights().double().numpy()
+        self.seen.append((attention.site, shown, attention.values.double().numpy()))
+
+
+def _model(name):
+    torch.manual_seed(0)
+    module = ALL[name].build()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return ModuleModel(name, module, load("own").reader)
+
+
+def _states(module, pattern, run, given):
+    """The modules of a pattern as they run, with what each is given, or gives."""
+    seen = []
+
+    def hook(one, args, kwargs, output):
+        state = (args or tuple(kwargs.values()))[0] if given else output
+        seen.append((one, state.detach().double().numpy()))
+
+    hooks = [
+        each.register_forward_hook(hook, with_kwargs=True)
+        for path, each in module.named_modules()
+        if re.fullmatch(pattern, path)
+    ]
+    run()
+    for each in hooks:
+        each.remove()
+    return seen
+
+
+def _behind(norm, vectors, spread):
+    """Vectors behind a layer norm, the spread of the whole being given."""
+    return (vectors - vectors.mean(-1, keepdims=True)) / spread * norm.weight.detach().double().numpy()
+
+
+@pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
+def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one(name):
+    model, text = _model(name), ModelInput(inputs(ALL[name].inputs), {}, ())
+    raw, shown, blocks = _Calls(), _Calls(), Residuals()
+    with blocks.watching(model.module):
+        model.run(text, [blocks, raw])
+    WeighedModel(model, "norm-residual").run(text, [shown])
+    pattern = (NORMED | SUMMED)[name]
+    states = _states(model.module, pattern, lambda: model.run(text, []), name in SUMMED)
+    assert len(states) == len(raw.seen)
+    for (site, weights, values), (_, rows, _), (norm, state) in zip(
+        raw.seen, shown.seen, states, strict=True
+    ):
+        projection, before = blocks.found[site], blocks.of(site).before.double().numpy()
+        heads, queries = weights.shape[1:3]
+        values = values.repeat(heads // values.shape[1], 1)
+        weight = projection.weight.double().numpy()
+        vectors = np.einsum("bhij,bhjs,hsw->bhijw", weights, values, weight, optimize=True)
+        bias = np.zeros(before.shape[-1]) if projection.bias is None else projection.bias.double().numpy()
+        total, part = vectors.sum((1, 3)) + before + bias, before[:, None] / heads
+        if site.kind != "cross":
+            vectors[:, :, range(queries), range(queries)] += part
+            part = np.zeros_like(part)
+        if name in NORMED:
+            spread = np.sqrt(total.var(-1, keepdims=True) + norm.eps)  # [batch, query, 1]
+            vectors = _behind(norm, vectors, spread[:, None, :, None])
+            part = _behind(norm, part, spread[:, None])
+            bias = _behind(norm, bias, spread) + norm.bias.detach().double().numpy()
+        made = vectors.sum((1, 3)) + heads * part[:, 0] + bias
+        state = state.reshape(made.shape)
+        assert np.abs(made - state).max() <= 1e-5 * np.abs(state).max()
+        lengths, beside = np.linalg.norm(vectors, axis=-1), np.linalg.norm(part, axis=-1)
+        expected = lengths / (lengths.sum(-1) + beside)[..., None]
+        np.testing.assert_allclose(rows, expected, atol=1e-5)
+
+
+def test_the_rest_of_a_row_of_cross_attention_is_the_residual_and_all_others_sum_to_one():
+    model, shown = _model("bart"), _Calls()
+    WeighedModel(model, "norm-residual").run(ModelInput(inputs("pair"), {}, ()), [shown])
+    for site, rows, _ in shown.seen:
+        total = rows.sum(-1)
+        assert (total < 0.999).all() if site.kind == "cross" else np.allclose(total, 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "falcon"])
+def test_a_block_that_cannot_be_followed_is_named(name):
+    model = WeighedModel(_model(name), "norm-residual")
+    with pytest.raises(ModelError, match=r"layer 0 of .* what its output is added to was not found"):
+        model.run(ModelInput(inputs("text"), {}, ()), [_Calls()])
+
+
+def test_a_token_of_a_trained_model_stays_itself_most_of_all():
+    """Kobayashi et al. 2021: the residual outweighs what attention mixes in."""
+    model = load(minilm())
+    prepared = model.prepare("The cat sat on the mat because it was tired.")
+    shares = {}
+    for weigh in ("norm", "norm-residual"):
+        heads = stats(WeighedModel(model, weigh), prepared, Selection()).heads
+        shares[weigh] = np.mean([head.figures["self"].value for head in heads])
+    assert shares["norm-residual"] > 0.4 > 2 * shares["norm"]

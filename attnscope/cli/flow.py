@@ -37,8 +37,8 @@ class FlowOptions:
         "A word, a token's number, or a patch as row,column: what it is made of, and what it goes into."
     )
     target: str | None = option(
-        "With --method relevance: the prediction, a word at the end of the text or the number of a token; "
-        "the likeliest at the end if not given."
+        "With --method relevance: the prediction, a word at the end of the text, the number of a token, or a "
+        "classifier's class (of a token: CLASS@TOKEN); the likeliest if not given."
     )
 
 

@@ -10,10 +10,12 @@ from torch import Tensor
 from attnscope.attention import Token
 from attnscope.axes import visible
 from attnscope.errors import SelectionError
+from attnscope.models.huggingface.classifier import Classifier
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
 from attnscope.models.tokens import readable
 from attnscope.models.vocabulary import Vocabulary
+from attnscope.registry import nearest_name
 
 
 class Prediction(NamedTuple):
@@ -24,6 +26,9 @@ class Prediction(NamedTuple):
     against: int | None
     said: str
 
+
+FEW = 8
+"""Classes that a message names."""
 
 MARKS = "Ġ▁"
 """What vocabularies begin a word with."""
@@ -49,10 +54,14 @@ def score_prediction(
 ) -> Prediction:
     """The score of one prediction of each text, summed, and a sentence that names the prediction.
 
-    ``target`` is a word of the vocabulary, or the number of the token to predict at, where the likeliest word
-    is taken; ``None``: the likeliest at the end. The score of the word ``against`` is taken away. Raises
-    ``ModelError`` for a model without an output head, and ``SelectionError`` for a word that is not there.
+    Of a model that tells classes apart, ``target`` is the name or the number of one; of one that sorts
+    tokens, a name, or the number of a token, or both as ``NAME@TOKEN``. Of any other it is a word of the
+    vocabulary, or the number of the token to predict at, where the likeliest word is taken; ``None``: the
+    likeliest at the end. The score of the word ``against`` is taken away. Raises ``ModelError`` for a model
+    without an output head, and ``SelectionError`` for a word or a class that is not there.
     """
+    if isinstance(model, Classifier):
+        return _score_class(model, prepared, target)
     at, objective, tokens = place_prediction(model, prepared, target), model.objective, _tokens(prepared)
     texts = torch.arange(len(objective.ids(prepared)), device=model.device)
     logits = model.logits(prepared, texts, torch.full_like(texts, at)).float()  # [text, vocabulary]
@@ -76,6 +85,52 @@ def score_prediction(
     place = f"{where} token {at:,}, {visible(tokens[at].text)!r}"
     said = f"the prediction: {spelled!r} ({share:.0%}){over} {place}"
     return Prediction(score, int(chosen[0]), other, said)
+
+
+def _score_class(model: Classifier, prepared: ModelInput, target: str | None) -> Prediction:
+    """The score of a class of each text, or of one token of each. Raises ``SelectionError``."""
+    scores = model.class_scores(prepared).float()  # [text, class] or [text, token, class]
+    tokens, place, said = _tokens(prepared), "", "the prediction of each text"
+    if scores.ndim == 3:
+        name, _, where = (target or "").rpartition("@") if not _is_number(target) else ("", "", target)
+        if not _is_number(where):
+            name, where = target or "", None
+        chosen = None if not name else _class_of(model.labels, name)
+        at = _place_class(scores[0].detach(), tokens, chosen) if where is None else int(where or 0)
+        if at >= scores.shape[1]:
+            last = scores.shape[1] - 1
+            raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{last:,}")
+        scores, place = scores[:, at], f" of token {at:,}"
+        place += f", {visible(tokens[at].text)!r}" if tokens else ""
+    else:
+        chosen = None if target is None else _class_of(model.labels, target)
+    detached = scores.detach()
+    ids = detached.argmax(-1) if chosen is None else torch.full_like(detached[:, 0], chosen).long()
+    score = scores.gather(-1, ids[:, None]).sum()
+    if len(scores) == 1:
+        spelled = visible(model.labels[int(ids[0])])
+        said = f"the prediction: class {spelled!r} ({float(detached[0].softmax(-1)[ids[0]]):.0%})"
+    return Prediction(score, int(ids[0]), None, f"{said}{place}")
+
+
+def _class_of(labels: tuple[str, ...], name: str) -> int:
+    """The number of a class, by its name or its number. Raises ``SelectionError``."""
+    if name in labels:
+        return labels.index(name)
+    if _is_number(name) and int(name) < len(labels):
+        return int(name)
+    near = nearest_name(name, labels)
+    some = ", ".join(visible(label) for label in labels[:FEW]) + (", ..." if len(labels) > FEW else "")
+    raise SelectionError(f"no class {name!r}: {near}the model tells {len(labels):,} apart: {some}")
+
+
+def _place_class(scores: Tensor, tokens: tuple[Token, ...], chosen: int | None) -> int:
+    """The token where a class is likeliest, special ones aside; the last one if none is named.
+
+    [token, class]
+    """
+    plain = [number for number, token in enumerate(tokens) if not token.special] or [len(scores) - 1]
+    return plain[-1] if chosen is None else plain[int(scores[plain].softmax(-1)[:, chosen].argmax())]
 
 
 def _is_number(target: str | None) -> bool:

@@ -63,7 +63,7 @@ VISION = {
 def vision(folder: Path, name: str) -> str:
     """A tiny model of images alone."""
     config, processor, sizes = VISION[name]
-    return _save(folder, transformers.AutoModel.from_config(config()), processor, sizes)
+    return save_images(folder, transformers.AutoModel.from_config(config()), processor, sizes)
 
 
 def clip(folder: Path) -> str:
@@ -72,7 +72,7 @@ def clip(folder: Path) -> str:
     text = {**SHAPE, "vocab_size": len(tokenizer), "max_position_embeddings": 32, "eos_token_id": 2}
     config = transformers.CLIPConfig(text_config=text, vision_config=VIT, projection_dim=16)
     tokenizer.save_pretrained(folder)
-    return _save(folder, transformers.CLIPModel(config), "CLIPImageProcessor", CROPPED)
+    return save_images(folder, transformers.CLIPModel(config), "CLIPImageProcessor", CROPPED)
 
 
 def siglip(folder: Path) -> str:
@@ -81,7 +81,7 @@ def siglip(folder: Path) -> str:
     text = {**SHAPE, "vocab_size": len(tokenizer), "max_position_embeddings": 32}
     config = transformers.SiglipConfig(text_config=text, vision_config=VIT)
     tokenizer.save_pretrained(folder)
-    return _save(folder, transformers.SiglipModel(config), "SiglipImageProcessor", WHOLE)
+    return save_images(folder, transformers.SiglipModel(config), "SiglipImageProcessor", WHOLE)
 
 
 def vilt(folder: Path) -> str:
@@ -89,7 +89,7 @@ def vilt(folder: Path) -> str:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
     config = transformers.ViltConfig(**VIT, vocab_size=len(tokenizer))
     tokenizer.save_pretrained(folder)
-    return _save(folder, transformers.ViltModel(config), "ViTImageProcessor", WHOLE)
+    return save_images(folder, transformers.ViltModel(config), "ViTImageProcessor", WHOLE)
 
 
 def picture(path: Path, rows: int = 48, columns: int = 80) -> Path:
@@ -101,7 +101,8 @@ def picture(path: Path, rows: int = 48, columns: int = 80) -> Path:
     return path
 
 
-def _save(folder: Path, model, processor: str, sizes) -> str:
+def save_images(folder: Path, model, processor: str, sizes) -> str:
+    """Write a model of images with random weights, and what prepares them, and say where."""
     import torch
 
     torch.manual_seed(0)

@@ -64,8 +64,8 @@ class WeighedModelOptions(ModelOptions):
         default="raw",
     )
     target: str | None = option(
-        "With --weigh gradient or --writes: the prediction, a word at the end of the text or the number of a "
-        "token; the likeliest at the end if not given.",
+        "With --weigh gradient or --writes: the prediction, a word at the end of the text, the number of a "
+        "token, or a classifier's class (of a token: CLASS@TOKEN); the likeliest if not given.",
         panel=WHERE,
     )
 

@@ -16,9 +16,10 @@ from torch import nn
 
 from attnscope.errors import ModelError
 from attnscope.memory import require
+from attnscope.models.huggingface.classifier import Classifier, pick_classifier
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
-from attnscope.models.huggingface.source import Source
+from attnscope.models.huggingface.source import WITHOUT, Source
 from attnscope.models.huggingface.speech import SpeechModel
 from attnscope.models.inspection import accepts, hears
 from attnscope.models.limits import bounded, built_within
@@ -70,7 +71,8 @@ def load_huggingface(
         instead = "take a smaller --dtype, or a smaller model"
         require(weights_size(name, revision, dtype), f"{name} with its weights", instead)
     options: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
-    kind = _pick_class(config, generative, predicting)
+    classes = pick_classifier(config) if predicting and not generative else None
+    kind = classes or _pick_class(config, generative, predicting)
     with source.shielded(), _within_weights(source, config, dtype):
         _try_to_build(source, kind, config)
         loaded, loading = kind.from_pretrained(
@@ -87,7 +89,7 @@ def load_huggingface(
     module = loaded if kind is AutoModel else loaded.base_model
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
     if kind is not AutoModel and (generative or predicting):
-        _require_head(name, loaded, missing)
+        _require_head(name, loaded, missing, of_tokens=classes is None)
     notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
     preferred = getattr(loaded, "generation_config", None)
     if preferred is not None and (generative or hears(module)):
@@ -100,7 +102,8 @@ def load_huggingface(
         return SpeechModel(
             name, module, tokenizer, notes, **named, load_processor=extractor, preferred=preferred
         )
-    return HuggingFaceModel(name, module, tokenizer, notes, **named, load_processor=source.load_processor)
+    make = HuggingFaceModel if classes is None else Classifier
+    return make(name, module, tokenizer, notes, **named, load_processor=source.load_processor)
 
 
 @contextmanager
@@ -159,14 +162,15 @@ def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     )
 
 
-def _require_head(name: str, writer: Any, missing: Sequence[str]) -> None:
-    """Raise ``ModelError`` if weights of the language-model head are among the missing ones."""
+def _require_head(name: str, writer: Any, missing: Sequence[str], *, of_tokens: bool) -> None:
+    """Raise ``ModelError`` if weights of the head over words, or classes, are among the missing ones."""
     base, head = writer.base_model, writer.get_output_embeddings()
     inside = {id(weights) for weights in base.parameters()} if base is not writer else set()
     outside = {id(weights) for weights in (head.parameters() if head is not None else ())}
     for key, weights in writer.named_parameters():
         if key in missing and (id(weights) in outside or (base is not writer and id(weights) not in inside)):
-            raise ModelError(f"{name} predicts no tokens: it has no language-model head (no {key})")
+            kind = "tokens: it has no language-model" if of_tokens else "classes: its weights have no"
+            raise ModelError(f"{name} predicts no {kind} head (no {key}); {WITHOUT}")
 
 
 def _forget_preferences(writer: Any) -> None:

@@ -26,6 +26,9 @@ from attnscope.models.limits import bounded
 from attnscope.models.trial import spell_all, try_first
 from attnscope.offline import network_closed
 
+WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"
+"""What still can be asked of a model without a head."""
+
 LARGE_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -197,7 +200,10 @@ def _explain(name: str, error: Exception) -> str:
     if "trust_remote_code" in message:
         return f"{name} carries code of its own: read it, then pass --trust-remote-code to run it"
     if "Unrecognized configuration class" in message:
-        return f"{name} does not write text: transformers has no language-model head for a model of its type"
+        return (
+            f"{name} does not write text: transformers has no language-model head for a model of its type; "
+            f"{WITHOUT}"
+        )
     if "no file named" in message or "pytorch_model.bin" in message:
         return (
             f"{name} has no safetensors weights: pass --allow-pickle to load pickled ones, "

@@ -1,0 +1,108 @@
+"""Classes as predictions: which one is meant, and its gradient."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from attnscope.errors import ModelError, SelectionError
+from attnscope.models import load
+from attnscope.models.target import score_prediction
+from attnscope.models.weighed import WeighedModel
+from tests.models.folders import gpt2, minilm, save
+from tests.models.images import VIT, WHOLE, picture, save_images
+
+TEXT = "Anna sat on the mat."
+LABELS = {0: "O", 1: "B-PER", 2: "sad"}
+
+
+def _bert(folder, head):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm())
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = transformers.BertConfig(vocab_size=len(tokenizer), id2label=LABELS, **sizes)
+    return save(folder, getattr(transformers, f"BertFor{head}Classification")(config), tokenizer)
+
+
+def _logits(folder, automatic, prepared):
+    model = automatic.from_pretrained(folder, attn_implementation="eager")
+    return model(**prepared.inputs, output_attentions=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "chosen"), [(None, None), ("B-PER", 1), ("2", 2)], ids=["largest", "name", "number"]
+)
+def test_a_class_is_meant_by_its_name_or_number_or_is_the_largest(tmp_path, target, chosen):
+    model = load(_bert(tmp_path, "Sequence"), predicting=True)
+    prepared = model.prepare(TEXT)
+    own = _logits(tmp_path, transformers.AutoModelForSequenceClassification, prepared).logits[0]
+    chosen = int(own.argmax()) if chosen is None else chosen
+    prediction = score_prediction(model, prepared, target)
+    assert prediction.score.item() == pytest.approx(float(own[chosen]), rel=1e-5)
+    share = float(own.softmax(-1)[chosen])
+    assert prediction.said == f"the prediction: class {LABELS[chosen]!r} ({share:.0%})"
+
+
+@pytest.mark.parametrize(
+    ("target", "at", "chosen"),
+    [(None, 6, None), ("2", 2, None), ("B-PER@1", 1, 1), ("B-PER", None, 1), ("2@3", 3, 2)],
+)
+def test_tokens_are_sorted_at_a_position(tmp_path, target, at, chosen):
+    model = load(_bert(tmp_path, "Token"), predicting=True)
+    prepared = model.prepare(TEXT)
+    own = _logits(tmp_path, transformers.AutoModelForTokenClassification, prepared).logits[0]
+    if at is None:
+        at = 1 + int(own[1:-1].softmax(-1)[:, chosen].argmax())
+    chosen = int(own[at].argmax()) if chosen is None else chosen
+    prediction = score_prediction(model, prepared, target)
+    assert prediction.score.item() == pytest.approx(float(own[at, chosen]), rel=1e-5)
+    assert prediction.said.endswith(f" of token {at}, {prepared.tokens[at].text!r}")
+    assert repr(LABELS[chosen]) in prediction.said
+
+
+class _Shown:
+    def __init__(self):
+        self.seen = []
+
+    def observe(self, attention):
+        self.seen.append(attention.weights().numpy().copy())
+
+
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_the_gradient_of_a_class_is_that_of_autograd_on_an_eager_copy(tmp_path, kind):
+    if kind == "text":
+        model = load(_bert(tmp_path, "Sequence"), predicting=True)
+        prepared, automatic = model.prepare(TEXT), transformers.AutoModelForSequenceClassification
+    else:
+        network = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT, id2label=LABELS))
+        model = load(save_images(tmp_path, network, "ViTImageProcessor", WHOLE), predicting=True)
+        prepared = model.prepare_image(picture(tmp_path / "cat.png"))
+        automatic = transformers.AutoModelForImageClassification
+    own = _logits(tmp_path, automatic, prepared)
+    slopes = torch.autograd.grad(own.logits[0, 2], own.attentions)
+    shown = _Shown()
+    record = WeighedModel(model, "gradient", "sad").run(prepared, [shown])
+    assert any("class 'sad'" in note for note in record.notes)
+    for ours, weights, slope in zip(shown.seen, own.attentions, slopes, strict=True):
+        raised = (weights * slope).clamp(min=0).detach().numpy()
+        total = raised.sum(-1, keepdims=True)
+        np.testing.assert_allclose(ours, raised / np.where(total > 0, total, 1), atol=1e-4)
+
+
+def test_a_causal_model_with_classes_is_asked_for_them(tmp_path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(tmp_path))
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=400, id2label=LABELS)
+    model = load(
+        save(tmp_path, transformers.GPT2ForSequenceClassification(config), tokenizer), predicting=True
+    )
+    record = WeighedModel(model, "gradient").run(model.prepare(TEXT), [])
+    assert any("the prediction: class" in note for note in record.notes)
+
+
+def test_a_class_that_is_not_there_and_a_model_without_any_are_refused(tmp_path):
+    model = load(_bert(tmp_path, "Sequence"), predicting=True)
+    with pytest.raises(SelectionError, match=r"no class 'happy': .*3 apart: O, B-PER, sad"):
+        score_prediction(model, model.prepare(TEXT), "happy")
+    with pytest.raises(ModelError, match="predicts no tokens: it has a head for 3 classes"):
+        _ = model.objective
+    with pytest.raises(ModelError, match=r"attention alone needs none, as --weigh norm"):
+        load(minilm(), predicting=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attnscope.attention import Head
-from attnscope.cli.options.heads import LayerOptions
+from attnscope.cli.options.heads import HeadOptions, LayerOptions
 from attnscope.cli.options.picture import AxisOptions
 from attnscope.errors import SelectionError
 
@@ -45,6 +45,11 @@ def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
             f"--kind {asked.kind} and --head {spelling} name two kinds", param_hint="--head"
         )
     return head
+
+
+def select_heads(asked: HeadOptions) -> Selection:
+    """The heads that options name: those of some layers, or one."""
+    return select(asked, head=None if asked.head is None else parse_head(asked.head, asked))
 
 
 def select(

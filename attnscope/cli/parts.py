@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from attnscope.cli.find import FindOutput
-from attnscope.cli.heads import select
+from attnscope.cli.heads import select_heads
 from attnscope.cli.options.declare import MODEL, WHERE, flag, option
 from attnscope.cli.options.heads import HeadOptions
 from attnscope.cli.options.picture import PrintedOptions
@@ -37,7 +37,8 @@ class PartOptions:
         default="sentence",
     )
     pair: str | None = option(
-        'Rank the heads by how much one part looks at another: "question -> fact", "3 -> 1".',
+        'Rank the heads by how much one part looks at another: "question -> fact", "3 -> 1"; or the '
+        'parts by how much it looks at each: "question -> *".',
         panel=WHERE,
     )
     written: bool = flag(
@@ -133,9 +134,9 @@ def show_written(
     if output.out is not None or output.as_csv:
         raise typer.BadParameter("it is drawn here, or printed with --json", param_hint="--written")
     with reading(model, prepared):
-        seen = written_looks(model, prepared, cut, select(attention), exact_kernel=parts.exact_kernel)
+        seen = written_looks(model, prepared, cut, select_heads(attention), exact_kernel=parts.exact_kernel)
     if not output.as_json:
-        which = attention.head or f"mean of {len(seen.heads)} heads"
+        which = seen.heads[0].name if attention.head else f"mean of {len(seen.heads)} heads"
         print_view(seen.stack(which), cmap=picture.cmap, plain=picture.plain)
         return
     heads = [

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli.command import command
 from attnscope.cli.find import FindOutput, write_answers
-from attnscope.cli.heads import select
+from attnscope.cli.heads import select_heads
 from attnscope.cli.options.heads import HeadOptions
 from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import PrintedOptions, check_picture
@@ -20,6 +22,7 @@ from attnscope.cli.plain import print_plain
 from attnscope.cli.source import read_source, reading
 
 if TYPE_CHECKING:
+    from attnscope.analysis.questions.find import Answer
     from attnscope.analysis.questions.spans import SpanMaps
     from attnscope.views import Heatmap
 
@@ -44,6 +47,8 @@ def spans(
 
     attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --by marks --pair "question -> fact"
 
+    attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --by paragraph --pair "3 -> *"
+
     attnscope spans "The king said that the queen" -m own-causal --generate 10 --written
     """
     from attnscope.analysis.questions.find import Answers
@@ -58,9 +63,13 @@ def spans(
         show_written(loaded, prepared, cut, parts, attention, output, picture)
         return
     with reading(loaded, prepared):
-        seen = span_maps(loaded, prepared, cut, select(attention), exact_kernel=parts.exact_kernel)
+        seen = span_maps(loaded, prepared, cut, select_heads(attention), exact_kernel=parts.exact_kernel)
     if questions:
-        asked = tuple(seen.pair(question) for question in questions)
+        asked = tuple(chain.from_iterable(seen.pair(question) for question in questions))
+        drawn = not (output.as_json or output.as_csv or output.out)
+        if drawn and questions[0].right.everything:
+            _print_ranked(asked, seen)
+            return
         write_answers(Answers(asked, seen.title, (seen.ran, *seen.notes)), output, picture, model.said)
     elif output.as_json:
         print_plain(_numbers(seen) | model.said)
@@ -68,6 +77,36 @@ def spans(
         _print_csv(seen)
     else:
         _show(seen, attention, output.out, picture)
+
+
+def _print_ranked(answers: Sequence[Answer], seen: SpanMaps) -> None:
+    """The parts that one part looks at, the one that it looks at most first, as a table."""
+    from statistics import fmean
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from attnscope.views.heads import number
+
+    console, count = Console(highlight=False), len(seen.heads)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("part", overflow="ellipsis", no_wrap=True)
+    for name in ("share", "baseline", "most in")[: 2 + (count > 1)]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for answer in answers:
+        share, baseline = (
+            fmean(getattr(head, name) for head in answer.heads) for name in ("weight", "baseline")
+        )
+        best = answer.heads[0]
+        most = (f"{best.head.name} {number(best.weight)}",) if count > 1 else ()
+        table.add_row(Text(answer.question.right.text), number(share), number(baseline), *most)
+    which = seen.heads[0].name if count == 1 else f"mean of {count} heads"
+    console.print(Text(f"{answers[0].question.left.text} -> * · {which}"), style="bold")
+    console.print(Text(seen.title), style="dim")
+    console.print(table)
+    for note in (seen.ran, *seen.notes):
+        console.print(Text(f"· {note}"), style="dim")
 
 
 def _show(seen: SpanMaps, attention: HeadOptions, out: Path | None, picture: PrintedOptions) -> None:
@@ -81,7 +120,7 @@ def _show(seen: SpanMaps, attention: HeadOptions, out: Path | None, picture: Pri
     notes = (seen.ran, *seen.notes)
     for kind in dict.fromkeys(head.kind for head in seen.heads):
         count = sum(head.kind == kind for head in seen.heads)
-        which = attention.head or f"mean of {count} heads"
+        which = seen.heads[0].name if attention.head else f"mean of {count} heads"
         title = f"{which} · {kind_title(kind or '')} · {len(seen.spans)} parts"
         views[kind or ""] = heatmap(seen.mean(kind), title=title, subtitle=seen.title, notes=notes)
     answer = Answer(tuple(views.values()), views, {})

@@ -23,6 +23,29 @@ def test_json_and_csv_hold_every_pair_of_parts_of_every_head(run):
     assert float(rows[1]["weight"]) == numbers["heads"][0]["weights"][0][1]
 
 
+def test_one_head_is_that_head_and_no_mean(run):
+    every = json.loads(run("spans", TEXT, "--json").out)["heads"]
+    ran = json.loads(run("spans", TEXT, "--json", "--head", "L1H3").out)
+    assert ran["heads"] == [head for head in every if (head["layer"], head["head"]) == (1, 3)]
+    assert run("spans", TEXT, "--head", "L1H3").out.startswith("L1H3 · encoder attention")
+    missing = run("spans", TEXT, "--head", "L1H9")
+    assert missing.code == 1
+    assert missing.err.startswith("attnscope: no head L1H9: this model has")
+
+
+def test_at_a_star_the_parts_are_listed_by_what_is_looked_at_most(run):
+    asked = ("spans", TEXT, "-m", "own-causal", "--pair", "2 -> *")
+    numbers = json.loads(run(*asked, "--head", "L1H3", "--json").out)["questions"]
+    shares = [each["heads"][0]["weight"] for each in numbers]
+    assert shares == sorted(shares, reverse=True)
+    lines = run(*asked, "--head", "L1H3").out.splitlines()
+    assert lines[0] == "2 -> * · L1H3"
+    head = [line.split() for line in lines].index(["part", "share", "baseline"])
+    named = [line.split("  ")[0] for line in lines[head + 1 : head + 1 + len(numbers)]]
+    assert named == [each["question"].partition(" -> ")[2] for each in numbers]
+    assert "most in" in run(*asked).out
+
+
 def test_one_pair_of_parts_ranks_the_heads(run, tmp_path):
     asked = ("spans", "[[fact: A cat sleeps.]] Rain. [[question: Who?]]", "--by", "marks", "--pair")
     ran = run(*asked, "question -> fact")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import pad
 
 from attnscope.analysis.questions.cut import Span
 from attnscope.analysis.questions.find import Answer, Looking
-from attnscope.analysis.questions.parts import Question
+from attnscope.analysis.questions.parts import Part, Question
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     name_pass,
@@ -46,9 +47,27 @@ class SpanMaps:
     ran: str
     notes: tuple[str, ...] = ()
 
-    def pair(self, question: Question) -> Answer:
-        """All heads by how much one part looks at the other. Raises ``SelectionError`` for no such part."""
-        row, key = (self._number(part.text) for part in (question.left, question.right))
+    def pair(self, question: Question) -> tuple[Answer, ...]:
+        """All heads by how much one part looks at the other; at ``*``: at each, what is looked at most first.
+
+        Raises ``SelectionError`` where there is no such part, or its keys are masked.
+        """
+        left, right = question.left, question.right
+        row = self._number(left.text)
+        if right.everything:
+            each = [
+                Answer(Question(left, Part(span.name)), heads)
+                for key, span in enumerate(self.spans)
+                if (heads := self._looking(row, key))
+            ]
+            return tuple(sorted(each, key=lambda answer: -fmean(head.weight for head in answer.heads)))
+        heads = self._looking(row, self._number(right.text))
+        if not heads:
+            raise SelectionError(f"{left.text!r} cannot look at {right.text!r}: those keys are masked")
+        return (Answer(question, heads),)
+
+    def _looking(self, row: int, key: int) -> tuple[Looking, ...]:
+        """All heads that may look from one part to the other, the one that looks most first."""
         ranks = 1 + (self.weights[:, row] > self.weights[:, row, key, None]).sum(-1)
         lines = zip(self.heads, self.weights[:, row, key], self.baseline[:, row, key], ranks, strict=True)
         rows = self.spans[row].stop - self.spans[row].start
@@ -57,10 +76,7 @@ class SpanMaps:
             for head, weight, baseline, rank in lines
             if baseline
         ]
-        if not heads:
-            left, right = question.left.text, question.right.text
-            raise SelectionError(f"{left!r} cannot look at {right!r}: those keys are masked")
-        return Answer(question, tuple(sorted(heads, key=lambda each: (-each.weight, each.head))))
+        return tuple(sorted(heads, key=lambda each: (-each.weight, each.head)))
 
     def mean(self, kind: Kind | None) -> Weights:
         """The mean over the heads of one kind of attention, a row and a column for each part."""

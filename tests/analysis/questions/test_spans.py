@@ -97,7 +97,7 @@ def test_a_pair_of_parts_ranks_the_heads_and_the_parts():
     prepared = model.prepare(TEXT)
     spans = spans_of(prepared.tokens, TEXT, cut_text(TEXT, "sentence"))
     seen = span_maps(model, prepared, spans, Selection(layers=(1, 2)))
-    answer = seen.pair(parse_questions("'It was tired' -> 1")[0])
+    (answer,) = seen.pair(parse_questions("'It was tired' -> 1")[0])
     weights = seen.weights[:, 2, 1]
     assert [looking.weight for looking in answer.heads] == sorted(weights.tolist(), reverse=True)
     best = int(weights.argmax())
@@ -105,6 +105,22 @@ def test_a_pair_of_parts_ranks_the_heads_and_the_parts():
     assert answer.heads[0].rank == 1 + (seen.weights[best, 2] > weights[best]).sum()
     with pytest.raises(SelectionError, match="no part 'dog': the text has the parts"):
         seen.pair(parse_questions("dog -> 1")[0])
+
+
+def test_at_a_star_the_parts_are_ranked_by_how_much_the_heads_look_at_them():
+    model = load("own-causal")
+    prepared = model.prepare(TEXT)
+    spans = spans_of(prepared.tokens, TEXT, cut_text(TEXT, "sentence"))
+    seen = span_maps(model, prepared, spans)
+    answers = seen.pair(parse_questions("2 -> *")[0])
+    row = [span.name[:2] for span in spans].index("2 ")
+    shares = seen.weights[:, row].mean(0)
+    order = [number for number in np.argsort(-shares) if number <= row]  # what comes later is masked
+    assert [answer.question.right.text for answer in answers] == [spans[number].name for number in order]
+    for answer, number in zip(answers, order, strict=True):
+        assert {each.head: each.weight for each in answer.heads} == dict(
+            zip(seen.heads, seen.weights[:, row, number], strict=True)
+        )
 
 
 def test_what_comes_later_cannot_be_looked_at_by_a_decoder():

@@ -5,19 +5,26 @@ from __future__ import annotations
 import csv
 import sys
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
+from attnscope.cli.command import write
 from attnscope.cli.corpus import Report, watch_progress
 from attnscope.cli.heads import select
 from attnscope.cli.options.gold import GoldOptions
 from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import WeighedModelOptions
+from attnscope.cli.options.model import ModelOptions, WeighedModelOptions
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_plain
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import progress_bar
+
+if TYPE_CHECKING:
+    from attnscope.storage.gold import TimedLines
+
+LISTED = 8
+"""Heads that are listed of timed words."""
 
 
 class Output(Protocol):
@@ -66,10 +73,13 @@ def answer_gold(
     """Ask all heads the questions of a file, and print how well they do."""
     from attnscope.analysis.gold.gold import find_gold
     from attnscope.answers import gold as answers
-    from attnscope.storage.gold import read_gold
+    from attnscope.storage.gold import TimedLines, read_gold
 
     assert gold.gold is not None
     file = read_gold(gold.gold, alignments=gold.alignments, coreference=gold.coreference)
+    if isinstance(file, TimedLines):
+        _answer_times(file, gold, source, attention, output, model)
+        return
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
     loaded = load_model(model)
     with progress_bar() as draw:
@@ -94,3 +104,42 @@ def answer_gold(
         from rich.console import Console
 
         answers.print_gold(seen, output.top or 1, Console(highlight=False))
+
+
+def _answer_times(
+    file: TimedLines,
+    gold: GoldOptions,
+    source: SourceOptions,
+    attention: LayerOptions,
+    output: Output,
+    model: WeighedModelOptions,
+) -> None:
+    """Ask all cross-attention heads when the words of a file are said."""
+    from attnscope.analysis.gold.timed import find_times
+    from attnscope.answers import timed as answers
+
+    if gold.relation is not None:
+        raise typer.BadParameter("timed words have no labels", param_hint="--relation")
+    loaded = load_model(model)
+    with progress_bar() as draw:
+        seen = find_times(
+            loaded,
+            file,
+            select(attention),
+            held_out=gold.held_out,
+            limit=gold.limit,
+            truncate=source.truncate,
+            strict=gold.strict,
+            report=Report(),
+            watch=watch_progress(file.size, gold.limit, draw),
+        )
+    if output.as_json:
+        print_plain(answers.numbers_of(seen) | model.said)
+    elif output.as_csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(seen))
+    else:
+        from rich.console import Console
+
+        plain = ModelOptions(**{each.name: getattr(model, each.name) for each in fields(ModelOptions)})
+        opening = write("align", plain)
+        answers.print_times(seen, output.top or LISTED, opening, Console(highlight=False))

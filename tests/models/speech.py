@@ -1,6 +1,7 @@
 """Tiny folders of models that hear, each with what prepares them, and sound files."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -84,13 +85,13 @@ def whisper(folder: Path, *, seed: int = 0, alignment_heads: object = ((0, 1), (
     return str(folder)
 
 
-def tokenizer() -> transformers.WhisperTokenizer:
+def tokenizer(lines: Sequence[str] = folders.LINES) -> transformers.WhisperTokenizer:
     """A byte-level tokenizer with the special tokens of Whisper."""
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     learned.train_from_iterator(
-        folders.LINES, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+        lines, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
     )
     held = json.loads(learned.to_str())["model"]
     made = transformers.WhisperTokenizer(vocab=held["vocab"], merges=[tuple(pair) for pair in held["merges"]])

@@ -4,7 +4,7 @@ A release that takes a field away, or changes what one means, raises ``VERSION``
 """
 
 from attnscope.answers.schemas.align import ALIGN
-from attnscope.answers.schemas.gold import GOLD
+from attnscope.answers.schemas.gold import GOLD, TIMED
 from attnscope.answers.schemas.looks import FIND, INFO, SHOW
 from attnscope.answers.schemas.measured import STATS
 from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT, FLOW
@@ -19,7 +19,7 @@ SCHEMAS = {
     "show": SHOW,
     "stats": STATS,
     "compare": COMPARE,
-    "find": either(FIND, GOLD),
+    "find": either(FIND, GOLD, TIMED),
     "spans": SPANS,
     "align": ALIGN,
     "flow": FLOW,

@@ -9,6 +9,7 @@ from itertools import chain
 
 from attnscope.analysis.head import head_picture, pick_head, readings_of
 from attnscope.analysis.layers import WholeLayers, whole_layers
+from attnscope.analysis.scene import find_scene
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, name_pass, provenance
 from attnscope.attention import Head
@@ -18,6 +19,7 @@ from attnscope.measures import HeadFigures, Measurement, name_weak, worth_a_look
 from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.views import Described, Focus, Grid, Heatmap, focus, grid
+from attnscope.views.scene import Scene
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +27,8 @@ class AllHeads:
     """Whole layers and the figures of their heads, and the pictures of them.
 
     ``figures`` maps (kind, layer) to the figures of each head, ``name`` names the model and the text,
-    ``written`` is the first token that the model wrote. A picture is built when it is asked for;
+    ``written`` is the first token that the model wrote, ``scene`` the picture or the sound that it was given.
+    A picture is built when it is asked for;
     asking for a head that is not there is a ``KeyError`` or ``IndexError``.
     """
 
@@ -34,6 +37,7 @@ class AllHeads:
     selection: Selection
     name: str
     written: int | None = None
+    scene: Scene | None = None
 
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
         """One head with its figures, as ``one_head`` shows it."""
@@ -117,4 +121,6 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     if selection.words or selection.hide_special:
         said = "words, as the pictures do" if spoken else "every token"
         layers = replace(layers, notes=(*layers.notes, f"the figures count {said}"))
-    return AllHeads(layers, figures, selection, name_pass(model, prepared), prepared.written)
+    return AllHeads(
+        layers, figures, selection, name_pass(model, prepared), prepared.written, find_scene(prepared)
+    )

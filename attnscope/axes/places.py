@@ -31,7 +31,8 @@ class Place:
 
     ``word`` is the (segment, word) that the token is a piece of, ``None`` where it is no piece of any.
     ``pooled`` tells a range of tokens from a token or a word. ``id`` is a single token's number in the
-    vocabulary, ``count`` how many tokens or words a row is the mean of.
+    vocabulary, or that of the first of some neighbours in a picture or a sound, whose numbers follow each
+    other; ``count`` is how many tokens or words a row is the mean of.
     """
 
     text: str
@@ -89,8 +90,8 @@ def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Plac
         glued = before is None or (place.word is not None and place.word == before.word)
         text += place.text if glued else " " + place.text.removeprefix(" ")
     first = group[0]
-    heard = len(group) > 1 and all(place.heard for place in group)
-    if heard:  # from one moment to another
+    heard, pictured = all(place.heard for place in group), all(place.pictured for place in group)
+    if heard and len(group) > 1:  # from one moment to another
         text = f"{first.moment.removesuffix(' s')}–{group[-1].text.rpartition('–')[-1]}"
     return Place(
         text,
@@ -99,6 +100,6 @@ def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Plac
         special=all(place.special for place in group),
         word=first.word if not pooled else None,
         pooled=pooled,
-        id=first.id if heard else None,
+        id=first.id if heard or pictured else None,
         count=count,
     )

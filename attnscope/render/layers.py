@@ -48,4 +48,5 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
         described=heads.described,
         worth=heads.worth,
         written=layers.written,
+        scene=heads.scene,
     )

@@ -27,10 +27,11 @@ from attnscope.render.page.encode import POWER, Code
 from attnscope.storage.whole import write_whole
 from attnscope.text import clean
 from attnscope.views.heatmap import FAINT, FEW
+from attnscope.views.scene import Scene
 
 SCRIPTS = (
     "data.js", "canvas.js", "overview.js", "heatmap.js", "compared.js", "lines.js", "legend.js", "side.js",
-    "vector.js", "save.js", "app.js", "listen.js",
+    "scene.js", "vector.js", "save.js", "app.js", "listen.js",
 )  # fmt: skip
 
 
@@ -62,6 +63,7 @@ def page(
     described: Words | None = None,
     worth: Sequence[Head] = (),
     written: int | None = None,
+    scene: Scene | None = None,
 ) -> str:
     """The page as text. ``kinds`` maps "encoder", "decoder" or "cross" to its layers, ``[head, query, key]``.
 
@@ -69,12 +71,12 @@ def page(
     ``top`` is the largest weight that occurs, 1 for weights that sum to 1. By kind and layer, ``proofs`` are
     sentences on the weights and ``described`` what is said of each head. The page opens at the first
     head of ``worth``, or else at the first of all. ``written`` is the number of the first token that a
-    decoder wrote itself. Raises ``ValueError`` for weights that are negative or
-    beyond ``top``.
+    decoder wrote itself, ``scene`` a picture or a sound that tokens stand for. Raises ``ValueError`` for
+    weights that are negative or beyond ``top``.
     """
     chosen = choose_map(cmap, signed=False)
     code = Code(max(top, 1.0))
-    contents = Contents(code, described or {}, proofs or {})
+    contents = Contents(code, described or {}, proofs or {}, scene)
     layers = contents.add(kinds)
     worth_a_look = list_worth(worth, contents, list(kinds))
     content = {
@@ -85,6 +87,7 @@ def page(
         "power": POWER,
         "faint": [FAINT, FEW],
         "axes": contents.labels(),
+        "scene": contents.picture(),
         "kinds": layers,
         "worth": worth_a_look,
         "written": written,
@@ -114,10 +117,11 @@ def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> s
     own = files(__package__)
     style = (own / "page.css").read_text("utf-8")
     script = "\n".join((own / name).read_text("utf-8") for name in SCRIPTS)
+    pictures = "img-src data:; " if content["scene"] else ""
     data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
     parts = {
         "TITLE": html.escape(clean(title)),
-        "POLICY": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}",
+        "POLICY": f"default-src 'none'; {pictures}script-src {_digest(script)}; style-src {_digest(style)}",
         "STYLE": style,
         "DATA": data,
         "FIRST": first,  # before the script, which can draw it at once

@@ -12,9 +12,12 @@ import numpy as np
 from attnscope.attention import Head
 from attnscope.axes.places import Place
 from attnscope.axes.weights import Weights, shrink
+from attnscope.render.overlay import DIMMED, GLOW
 from attnscope.render.page.encode import Code, pack
+from attnscope.render.page.picture import data_uri
 from attnscope.text import clean, round_short
 from attnscope.views import Described
+from attnscope.views.scene import Scene
 
 THUMBNAIL = 32
 """Rows and columns of a thumbnail in the overview."""
@@ -28,6 +31,7 @@ Words = Mapping[tuple[str, int], Sequence[Described]]
 class Contents:
     """Gathers layer by layer what the page holds.
 
+    ``scene`` is the picture or the sound that some tokens stand for.
     ``heads`` are the packed weights by the ids of their elements, ``axes`` the labels of queries and keys
     that occur and the number of each pair.
     """
@@ -35,6 +39,7 @@ class Contents:
     code: Code
     described: Words
     proofs: Mapping[tuple[str, int], str]
+    scene: Scene | None = None
     heads: dict[str, str] = field(default_factory=dict)
     axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict)
 
@@ -54,9 +59,47 @@ class Contents:
     def labels(self) -> list[dict[str, Any]]:
         """The axes as plain data."""
         return [
-            {"queries": _labels(queries), "keys": _labels(keys), "square": queries == keys}
+            {
+                "queries": self._labels(queries),
+                "keys": self._labels(keys),
+                "square": queries == keys,
+                "words": self.scene is not None and any(map(self._spoken, keys)),
+            }
             for queries, keys in self.axes
         ]
+
+    def _labels(self, places: Sequence[Place]) -> list[list[Any]]:
+        """Text, number, whether it is written together with what stands before; its parts of the scene."""
+        numbers = {id_: number for number, id_ in enumerate(self.scene.parts)} if self.scene else {}
+
+        def parts_of(place: Place) -> list[int] | None:
+            ids = self.scene.ids_of(place) if self.scene else ()
+            return [numbers[id_] for id_ in ids] if ids or not place.heard else None  # padding has none
+
+        return [
+            [
+                place.label,
+                place.start,
+                int(before is not None and None is not place.word == before.word),
+                *([parts_of(place)] if self.scene else []),
+            ]
+            for before, place in zip((None, *places), places, strict=False)
+        ]
+
+    def _spoken(self, place: Place) -> bool:
+        """Whether a place is one of words that stand beside those of a picture."""
+        return self.scene is not None and not place.special and not self.scene.ids_of(place)
+
+    def picture(self) -> dict[str, Any] | None:
+        """The scene as plain data: of each part left, top, right, bottom, and whether it is fine."""
+        if self.scene is None:
+            return None
+        uri, across, down = data_uri(self.scene)
+        parts = [
+            [*(round(edge, 4) for edge in part[:4]), int(part.fine)] for part in self.scene.parts.values()
+        ]
+        light = {"dimmed": DIMMED, "glow": GLOW}
+        return {"image": uri, "size": [across, down], "heard": self.scene.heard, "parts": parts, **light}
 
     def _layers(self, kind: str, place: int, layers: Layers) -> Iterator[dict[str, Any]]:
         for number, weights in layers:
@@ -99,11 +142,3 @@ def _describe(head: Described) -> list[Any]:
         for each in head.readings
     ]
     return [clean(head.role), clean(head.sentence), readings]
-
-
-def _labels(places: Sequence[Place]) -> list[list[Any]]:
-    """Text, number, and whether it is written together with what stands before."""
-    return [
-        [place.label, place.start, int(before is not None and None is not place.word == before.word)]
-        for before, place in zip((None, *places), places, strict=False)
-    ]

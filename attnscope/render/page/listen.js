@@ -22,9 +22,8 @@ const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], Arrow
 
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || !current || event.target.tagName === "SELECT") return;
-  const place = event.target.closest?.("#heads, #stage, #lined, .text")?.id ?? "text";
-  const inside = event.target.closest?.("#heads, #stage, #lined, .text");
-  const act = (inside && (place === "heads" ? inHeads : place === "stage" ? inMap : place === "lined" ? inLines : inText)(event))
+  const inside = event.target.closest?.("#heads, #stage, #lined, #view, .text");
+  const act = (inside && ({ heads: inHeads, stage: inMap, lined: inLines, view: inScene }[inside.id] ?? inText)(event))
     || KEYS[event.key];
   if (!act) return;
   event.preventDefault();
@@ -68,17 +67,24 @@ function inLines(event) {
   };
 }
 
+// In the picture they move from part to part; Enter chooses one.
+function inScene(event) {
+  if (event.key === "Enter" || event.key === " ") return () => scene.over !== null && choosePart(scene.over);
+  return ARROWS[event.key] ? () => movePart(ARROWS[event.key]) : null;
+}
+
 // In the text they move from token to token.
 function inText(event) {
   const list = event.target.closest(".text"), options = list.querySelectorAll("[role=option]");
   const on = list.dir === "rtl" ? -1 : 1;
   const to = { ArrowLeft: -on, ArrowUp: -1, ArrowRight: on, ArrowDown: 1 }[event.key];
-  const at = +event.target.dataset.at;
+  const at = [...options].indexOf(event.target);
   const next = event.key === "Home" ? 0 : event.key === "End" ? options.length - 1
     : event.key === "Enter" || event.key === " " ? at : to ? Math.min(Math.max(at + to, 0), options.length - 1) : null;
   if (next === null) return null;
   return () => {
-    pin(next, current.axes.square ? state.side : list.dataset.side);
+    const token = +options[next].dataset.at;
+    pin(token, sideOf(token, list.dataset.side));
     options[next].focus();
   };
 }
@@ -144,7 +150,7 @@ function listen() {
   on("heads", "pointerleave", hideTip);
   on("reading", "click", (event) => {
     const one = event.target.closest("[role=option]");
-    if (one) pin(+one.dataset.at, current.axes.square ? state.side : one.parentNode.dataset.side);
+    if (one) pin(+one.dataset.at, sideOf(+one.dataset.at, one.parentNode.dataset.side));
   });
   watch(element("picture"), cellAt);
   watch(element("strokes"), tokenAt);
@@ -182,6 +188,7 @@ function start() {
   element("kinds").hidden = PAGE.kinds.length === 1;
   buildWorth();
   listen();
+  startScene();
   followLink();
 }
 

@@ -16,6 +16,7 @@ function drawSide() {
   element("side").style.setProperty("--one", openColour());
   drawText();
   drawLists();
+  drawScene();
 }
 
 function buildWorth() {
@@ -38,31 +39,37 @@ function drawText() {
     element("reading").replaceChildren(...(axes.square ? [newText("Tokens", axes.queries, "query")]
       : [newText("Tokens that look", axes.queries, "query"), newText("Tokens that are looked at", axes.keys, "key")]).flat());
   }
+  const full = fullWord();
   for (const list of document.querySelectorAll(".text")) {
     const side = axes.square ? state.side : list.dataset.side;
-    for (const [i, one] of [...list.querySelectorAll("[role=option]")].entries()) {
+    const first = list.querySelector("[role=option]"), options = [...list.querySelectorAll("[role=option]")];
+    const here = options.some((one) => +one.dataset.at === state.token) && side === state.side;
+    for (const one of options) {
+      const i = +one.dataset.at;
       const chosen = state.token === i && side === state.side;
       one.setAttribute("aria-selected", chosen);
-      one.tabIndex = chosen || (i === 0 && (state.token === null || side !== state.side)) ? 0 : -1;
+      one.tabIndex = chosen || (one === first && !here) ? 0 : -1;
       const row = state.side === "query" ? state.token : i, column = state.side === "query" ? i : state.token;
       const other = state.token !== null && (axes.square || side !== state.side);
-      const weight = other ? strengthOf({ ...current }, row, column) : 0;
+      const weight = !other ? 0 : full ? Math.min(weightAt(i) / full, 1) : strengthOf({ ...current }, row, column);
       one.style.setProperty("--tall", `${Math.round(5 * weight)}px`);
     }
   }
 }
 
+// Parts of the picture are not listed: they are chosen in the picture.
 function newText(title, places, side) {
   const leftwards = places.filter(([text]) => /[\u0590-\u08ff\ufb1d-\ufefc]/.test(text)).length * 2 > places.length;
   const list = made("div", { role: "listbox", class: "text", "aria-label": title, "data-side": side,
     dir: leftwards ? "rtl" : "ltr" }); // Hebrew and Arabic are read from the right
   places.forEach((place, i) => {
     const [text, number, glued] = place, own = wrote(place);
-    if (i && !glued) list.append(" ");
+    if (fine(place) || place[3] === null) return; // or silence behind a sound
+    if (list.firstChild && !glued) list.append(" ");
     list.append(made("span", { role: "option", "data-at": i, class: own ? "wrote" : "",
       "aria-label": `${text}, token ${number}${own ? ", written by the model" : ""}` }, isolated(text)));
   });
-  return made("div", {}, made("h2", {}, title), list);
+  return made("div", list.firstChild ? {} : { hidden: "" }, made("h2", {}, title), list);
 }
 
 // What the pinned token looks at, and who looks at it, ranked.
@@ -94,7 +101,7 @@ function ranking(verb, places, side, at) {
     bar.style.setProperty("--share", WEIGHT[byte] / PAGE.top);
     const button = made("button", { type: "button" }, made("span", { class: "place" }, isolated(text), ` ${number}`),
       made("span", {}, shortly(WEIGHT[byte])), bar);
-    button.addEventListener("click", () => pin(i, current.axes.square ? state.side : side));
+    button.addEventListener("click", () => pin(i, sideOf(i, side)));
     list.append(made("li", {}, button));
   }
   const more = found.length - shown.length, next = found[shown.length]?.byte;

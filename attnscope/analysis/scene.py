@@ -30,16 +30,12 @@ def _parts(picture: Picture) -> Iterator[tuple[int, Part]]:
             row, column = divmod(number, columns)
             yield id_, Part(column / columns, row / rows, (column + 1) / columns, (row + 1) / rows)
         return
-    left, top, right, bottom = _extent(picture, finest)
+    extent = np.array(_extent(picture, finest)).reshape(2, 2)  # [corner, x and y]
     for id_, box in picture.boxes.items():
-        edges = np.clip(
-            (np.array(box) - (left, top, left, top))
-            / (right - left, bottom - top, right - left, bottom - top),
-            0,
-            1,
-        )
-        if edges[0] < edges[2] and edges[1] < edges[3]:
-            yield id_, Part(*edges.tolist(), fine=not finest or id_ in finest)
+        shares = (np.array(box).reshape(2, 2) - extent[0]) / (extent[1] - extent[0])
+        left, top, right, bottom = np.clip(shares, 0, 1).ravel().tolist()
+        if left < right and top < bottom:
+            yield id_, Part(left, top, right, bottom, not finest or id_ in finest)
 
 
 def _extent(picture: Picture, finest: list[int]) -> tuple[float, float, float, float]:

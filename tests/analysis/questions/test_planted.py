@@ -1,8 +1,8 @@
 """Documents with a fact in one of ten paragraphs: the copying heads show where the answer was read.
 
 The bundled causal encoder copies from some sixty tokens back (its heads were trained on no longer repeats),
-so that the documents are short: ten paragraphs of four words of its vocabulary, a question, and the answer. It
-answers nothing about prose until it is trained on, as ``tests/tools/facts.py`` does.
+so that the documents are short: ten paragraphs of four words of its vocabulary, a question, and the answer.
+It answers nothing about prose until it is trained on, as ``tests/tools/facts.py`` does.
 """
 
 import random

@@ -16,6 +16,7 @@ def alignment_numbers(seen: Alignment) -> dict[str, Any]:
         "notes": list(seen.notes),
         "heads": [head.name for head in seen.heads],
         "way": seen.way,
+        "begin": seen.begin,
         "seconds": seen.seconds,
         "words": [{"text": word.text, "begin": word.begin, "end": word.end} for word in seen.words],
         "tokens": [

@@ -46,6 +46,8 @@ class SoundOptions:
     rank: bool = flag(
         "Rank the heads by how much of their attention goes forward through the sound.", panel=WHERE
     )
+    from_second: float = option("Hear the sound from that second on.", min=0, panel=TEXT, default=0.0)
+    to_second: float | None = option("Hear it up to that second.", min=0, panel=TEXT)
     generate: int | None = option("Let the model write at most that many tokens.", min=1, panel=TEXT)
     truncate: bool = flag("Hear only the beginning of a sound that is too long for the model.", panel=TEXT)
 
@@ -81,14 +83,22 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     if output.as_json and output.format != "table":
         raise typer.BadParameter("it is a format of its own: leave out --format", param_hint="--json")
     from attnscope.analysis.questions.align import align_words, rank_monotone
+    from attnscope.analysis.questions.windows import align_windows, is_long
     from attnscope.answers.aligned import alignment_numbers, rank_numbers, write_srt, write_textgrid
+    from attnscope.models.inputs import Part
 
-    loaded, prepared = _prepare(asked, model)
-    with reading(loaded, prepared):
-        if asked.rank:
-            ranked = rank_monotone(loaded, prepared)
-        else:
-            seen = align_words(loaded, prepared, heads)
+    loaded, text = _open(asked, model)
+    part = Part(asked.from_second, asked.to_second, asked.truncate)
+    long = text is None and not (asked.rank or asked.truncate) and is_long(loaded, asked.sound, part)
+    if long:
+        seen = align_windows(loaded, asked.sound, lambda given: _write(loaded, given, asked), heads, part)
+    else:
+        prepared = _write(loaded, loaded.prepare_audio(asked.sound, text, part), asked, text)
+        with reading(loaded, prepared):
+            if asked.rank:
+                ranked = rank_monotone(loaded, prepared)
+            else:
+                seen = align_words(loaded, prepared, heads)
     if asked.rank:
         print_plain(rank_numbers(ranked)) if output.as_json else _print_rank(ranked)
     elif output.as_json:
@@ -110,20 +120,24 @@ def _heads(spelled: str | None) -> tuple[Head, ...]:
     return tuple(dict.fromkeys(Head(head.layer, head.head) for head in read))
 
 
-def _prepare(asked: SoundOptions, options: ModelOptions) -> tuple[Model, ModelInput]:
-    """The model, and the sound as it hears it, with what is said or what it writes."""
+def _open(asked: SoundOptions, options: ModelOptions) -> tuple[Model, str | None]:
+    """The model, and what is said if that is given."""
     given = asked.text is not None or asked.file is not None
-    text = read_text(SourceOptions(text=asked.text, file=asked.file))[0] if given else None
-    if text is not None and asked.generate is not None:
+    if given and asked.generate is not None:
         raise typer.BadParameter("what is said is given: leave it out", param_hint="--generate")
-    model = load_model(options, generative=True)
-    prepared = model.prepare_audio(asked.sound, text, truncate=asked.truncate)
-    if text is None and "decoder" in prepared.axes:
-        room = (model.positions or 448) - len(prepared.axes["decoder"][0])
-        count = min(room - 1, asked.generate or room)
-        with waiting(f"{model.title} writes up to {count:,} tokens"):
-            prepared = model.generate(prepared, count)
-    return model, prepared
+    text = read_text(SourceOptions(text=asked.text, file=asked.file))[0] if given else None
+    return load_model(options, generative=True), text
+
+
+def _write(model: Model, prepared: ModelInput, asked: SoundOptions, text: str | None = None) -> ModelInput:
+    """The sound with what the model writes of it, unless what is said is given."""
+    if text is not None or "decoder" not in prepared.axes:
+        return prepared
+    room = (model.positions or 448) - len(prepared.axes["decoder"][0])
+    count = min(room - 1, asked.generate or room)
+    begin = f" from {prepared.heard.begin:.0f} s on" if prepared.heard and prepared.heard.begin else ""
+    with waiting(f"{model.title} writes up to {count:,} tokens{begin}"):
+        return model.generate(prepared, count)
 
 
 def _print_words(seen: Alignment) -> None:
@@ -136,14 +150,17 @@ def _print_words(seen: Alignment) -> None:
     console = Console(highlight=False)
     longest = min(LONGEST, max((len(word.text) for word in seen.words), default=0))
     names = ", ".join(head.name for head in seen.heads)
-    console.print(Text(f"{seen.title} · {len(seen.words)} words in {seen.seconds:.2f} seconds", style="bold"))
+    heard = f"in {seen.seconds:.2f} seconds"
+    if seen.begin:
+        heard = f"from {seen.begin:.2f} to {seen.seconds:.2f} seconds"
+    console.print(Text(f"{seen.title} · {len(seen.words)} words {heard}", style="bold"))
     console.print(Text(f"by {seen.way}: {names}"), style="dim")
     print()
     for word in seen.words:
         text = f"{word.begin:7.2f} {word.end:7.2f}  {visible(word.text):<{longest}}  "
-        room = (console.width - len(text)) / seen.seconds
-        first, last = round(word.begin * room), round(word.end * room)
-        bar = "━" * max(1, last - first) if room * seen.seconds >= NARROWEST else ""
+        width, length = console.width - len(text), seen.seconds - seen.begin
+        first, last = (round((edge - seen.begin) * width / length) for edge in (word.begin, word.end))
+        bar = "━" * max(1, last - first) if width >= NARROWEST else ""
         console.print(Text(text).append(" " * first + bar if bar else "", style="cyan"), soft_wrap=True)
     for note in seen.notes:
         console.print(Text(f"· {visible(note)}"), style="dim")

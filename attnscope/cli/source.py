@@ -122,7 +122,10 @@ class Source:
             chat = Chat(asked.system, asked.generate is not None) if asked.chat else None
             return model.prepare_image(asked.image, self.text or None, chat)
         if asked.audio is not None:
-            return model.prepare_audio(asked.audio, self.text or None, truncate=asked.truncate)
+            from attnscope.models.inputs import Part
+
+            part = Part(asked.from_second, asked.to_second, asked.truncate)
+            return model.prepare_audio(asked.audio, self.text or None, part)
         if asked.inputs is not None:
             from attnscope.models import prepare_tensors
 
@@ -153,6 +156,8 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> Source:
             "it goes with what is said as the text, not with --image, --inputs, --chat or a second text",
             param_hint="--audio",
         )
+    if asked.audio is None and (asked.from_second or asked.to_second is not None):
+        raise typer.BadParameter("it goes with --audio", param_hint="--from-second and --to-second")
     weighed = isinstance(model, WeighedModelOptions) and model.weigh != "raw"
     if weighed and (asked.saved is not None or asked.keep is not None):
         raise typer.BadParameter(

@@ -34,16 +34,29 @@ class Picture:
     boxes: Mapping[int, tuple[float, float, float, float]] = field(default_factory=dict)
 
 
+class Part(NamedTuple):
+    """From which second of a sound to which it is heard; ``None`` is its end.
+
+    With ``truncate`` only the beginning of what is too long for the model.
+    """
+
+    begin: float = 0.0
+    end: float | None = None
+    truncate: bool = False
+
+
 @dataclass(frozen=True)
 class Heard:
     """A sound as a model hears it: ``frames`` of ``seconds`` each, behind which there may be padding.
 
-    ``bands`` is how loud it is, ``None`` where the model is given the wave itself.
+    They begin at the second ``begin`` of the file. ``bands`` is how loud it is, ``None`` where the model is
+    given the wave itself.
     """
 
     seconds: float
     frames: int
     bands: Array | None = None  # [band, frame, padding too]
+    begin: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.memory import out_of_memory, require
-from attnscope.models.inputs import Chat, ModelInput, Objective
+from attnscope.models.inputs import Chat, ModelInput, Objective, Part
 from attnscope.models.inspection import find_device
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Model(ABC):
         """An image file, alone or with a text, as the model reads them. Raises ``InputError``."""
         raise InputError(f"{self.name} reads text, not images: leave out --image, or choose a vision model")
 
-    def prepare_audio(self, path: Path, text: str | None = None, *, truncate: bool = False) -> ModelInput:
+    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
         """A sound file, alone or with what is said in it, as the model hears it. Raises ``InputError``."""
         raise InputError(f"{self.name} hears nothing: leave out --audio, or choose a speech model")
 

@@ -18,7 +18,7 @@ from attnscope.figures import Weigh
 from attnscope.measures.block_norm import by_block_norm, normed_weight, residual_part
 from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
 from attnscope.models.file import FileModel
-from attnscope.models.inputs import Chat, ModelInput, Objective
+from attnscope.models.inputs import Chat, ModelInput, Objective, Part
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
 from attnscope.models.target import score_prediction
@@ -99,9 +99,9 @@ class WeighedModel(Model):
         """As the model does."""
         return self.model.prepare_image(path, text, chat)
 
-    def prepare_audio(self, path: Path, text: str | None = None, *, truncate: bool = False) -> ModelInput:
+    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
         """As the model does."""
-        return self.model.prepare_audio(path, text, truncate=truncate)
+        return self.model.prepare_audio(path, text, part)
 
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0

@@ -37,6 +37,7 @@ class Reader:
         *,
         image: str | Path | None = None,
         audio: str | Path | None = None,
+        part: tuple[float, float | None] = (0.0, None),
         chat: bool = False,
         system: str | None = None,
         generate: int | None = None,
@@ -47,9 +48,11 @@ class Reader:
     ) -> Run:
         """One pass over a text, a pair, an image, a sound, or tensors by the names of the model's arguments.
 
-        ``generate`` lets the model write up to so many tokens, and shows them too. Raises ``InputError`` for
-        what the model cannot read, ``ModelError`` for a model that fails.
+        ``part`` is from which second of a sound to which it is heard. ``generate`` lets the model write up to
+        so many tokens, and shows them too. Raises ``InputError`` for what the model cannot read,
+        ``ModelError`` for a model that fails.
         """
+        from attnscope.models.inputs import Part
         from attnscope.models.keeping import keep_trace
         from attnscope.models.trace import TracedModel
 
@@ -59,7 +62,8 @@ class Reader:
                 prepared = model.prepare_image(Path(image), None if text is None else str(text))
             elif audio is not None:
                 said = None if text is None else str(text)
-                prepared = model.prepare_audio(Path(audio), said, truncate=truncate)
+                begin, end = part
+                prepared = model.prepare_audio(Path(audio), said, Part(begin, end, truncate))
             elif isinstance(text, Mapping):
                 prepared = model.prepare_tensors(text)
             elif text is None:

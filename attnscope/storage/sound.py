@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,11 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """One channel of sound, ``rate`` samples a second."""
+    """One channel of sound, ``rate`` samples a second, from the second ``begin`` of its file on."""
 
     samples: Array  # [sample], float32
     rate: int
+    begin: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -50,11 +51,16 @@ class Sound:
 
         shared = math.gcd(rate, self.rate)
         samples = resample_poly(self.samples, rate // shared, self.rate // shared)
-        return Sound(samples.astype(np.float32), rate)
+        return replace(self, samples=samples.astype(np.float32), rate=rate)
 
 
-def read_sound(path: Path) -> Sound:
-    """A sound file, the mean of its channels. Raises ``InputError`` for what is none, or is too long."""
+def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Sound:
+    """A sound file from one second to another, the mean of its channels.
+
+    Raises ``InputError`` for what is none, is too long, or is not there.
+    """
+    if end is not None and end <= begin:
+        raise InputError(f"from {begin:g} to {end:g} seconds there is nothing to hear: give a later end")
     try:
         import soundfile
     except ModuleNotFoundError as error:
@@ -66,17 +72,19 @@ def read_sound(path: Path) -> Sound:
     _require_sound(path)
     try:
         with soundfile.SoundFile(path) as file:
-            _require_honest(path, file)
-            blocks = list(_mono(path, file))
-            rate = int(file.samplerate)
+            rate = _require_honest(path, file, begin, end)
+            if begin:
+                file.seek(round(begin * rate))
+            blocks = list(_mono(path, file, None if end is None else round((end - begin) * rate)))
     except soundfile.SoundFileError as error:
         raise InputError(f"{path} cannot be read as sound: {first_line(error)}") from error
     samples = np.concatenate([np.zeros(0, np.float32), *blocks])
     if not len(samples):
-        raise InputError(f"{path} holds no sound: it has no samples")
+        behind = f" behind {begin:g} seconds" if begin else ""
+        raise InputError(f"{path} holds no sound{behind}: it has no samples")
     if not np.isfinite(samples).all():
         raise InputError(f"{path} cannot be read as sound: some of its samples are no numbers")
-    return Sound(samples, rate)
+    return Sound(samples, rate, begin)
 
 
 def _require_sound(path: Path) -> None:
@@ -95,26 +103,39 @@ def _require_sound(path: Path) -> None:
         raise InputError(f"{path} is no WAV or FLAC file" if begin else f"{path} is empty: it holds no sound")
 
 
-def _require_honest(path: Path, file: Any) -> None:
-    """Raise ``InputError`` for a header with numbers that no recording has, before anything is decoded."""
+def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> int:
+    """The samples a second. Raises ``InputError`` for numbers that no recording has, before it is decoded."""
     if file.samplerate not in RATES or not 1 <= file.channels <= CHANNELS:
         raise InputError(
             f"{path} claims {file.samplerate:,} samples a second in {file.channels:,} channels: "
             f"{RATES[0]:,} to {RATES[-1]:,} in at most {CHANNELS} are read"
         )
-    if file.format != "FLAC" and file.frames > LONGEST * file.samplerate:  # FLAC may leave it unsaid
+    rate = int(file.samplerate)
+    if file.format == "FLAC":  # it may leave its length unsaid
+        return rate
+    if begin * rate >= file.frames > 0:
+        raise InputError(f"{path} ends at {file.frames / rate:.2f} seconds: {begin:g} is behind that")
+    if min(file.frames / rate, end or math.inf) - begin > LONGEST:
         raise _too_long(path)
+    return rate
 
 
-def _mono(path: Path, file: Any) -> Iterator[Array]:
-    """The mean of the channels, block by block.  -> [sample]"""
-    rest = LONGEST * int(file.samplerate)
-    while len(block := file.read(BLOCK, dtype="float32", always_2d=True)):
-        rest -= len(block)
-        if rest < 0:
+def _mono(path: Path, file: Any, most: int | None) -> Iterator[Array]:
+    """The mean of the channels, block by block, of ``most`` samples or all.  -> [sample]"""
+    longest, taken = LONGEST * int(file.samplerate), 0
+    while most is None or taken < most:
+        size = BLOCK if most is None else min(BLOCK, most - taken)
+        block = file.read(size, dtype="float32", always_2d=True)
+        if not len(block):
+            return
+        taken += len(block)
+        if taken > longest:
             raise _too_long(path)
         yield block.mean(1)
 
 
 def _too_long(path: Path) -> InputError:
-    return InputError(f"{path} is longer than {LONGEST // 60} minutes, and is not read: cut it")
+    return InputError(
+        f"{path} is longer than {LONGEST // 60} minutes, and is not read: cut it, or choose a part with "
+        "--from-second and --to-second"
+    )

@@ -104,7 +104,51 @@ def test_what_cannot_be_aligned_ends_in_a_sentence(run, whisper, tone, tmp_path)
         ([tone, TEXT, "-m", whisper, "--rank", "--format", "srt"], 2, "it ranks all heads"),
         ([tone, TEXT, "-m", whisper, "--generate", "4"], 2, "what is said is given"),
         ([speech.sound(tmp_path / "long.wav", 3.0), TEXT, "-m", whisper], 1, "hears at most 2 at once"),
+        ([tmp_path / "long.wav", TEXT, "-m", whisper], 1, "choose a part with --from-second"),
+        ([tone, TEXT, "-m", whisper, "--from-second", "7"], 1, "ends at 1.30 seconds: 7 is behind that"),
+        ([tone, TEXT, "-m", whisper, "--from-second", "1", "--to-second", "0.5"], 1, "give a later end"),
     ):
         ran = run("align", *arguments)
         assert ran.code == code, ran
         assert sentence in " ".join(ran.err.replace("│", " ").split())
+
+
+def test_a_long_sound_is_heard_window_after_window_and_its_times_go_on(run, whisper, tmp_path):
+    long = speech.sound(tmp_path / "long.wav", 7.0)
+    ran = run("align", long, "-m", whisper, "--generate", "9")
+    assert ran.code == 0
+    assert "in 7.00 seconds" in ran.out
+    whole = json.loads(run("align", long, "-m", whisper, "--generate", "9", "--json").out)
+    times = [word["begin"] for word in whole["words"]]
+    assert times == sorted(times)
+    assert times[-1] > 5
+    begin, words = 0.0, []
+    while begin < 7:  # the same by hand, a window at a time
+        stop = min(begin + speech.SECONDS, 7.0)
+        cut = "--from-second", str(begin), "--to-second", str(stop)
+        part = json.loads(run("align", long, "-m", whisper, "--generate", "9", "--json", *cut).out)
+        assert (part["begin"], part["seconds"]) == pytest.approx((begin, stop), abs=0.02)
+        last = part["words"][-1]["begin"]
+        following = last if stop < 7 and last > begin + speech.SECONDS / 2 else stop
+        words += [word for word in part["words"] if following == stop or word["begin"] < following]
+        begin = following
+    assert words == whole["words"]
+    assert any("seconds at once, in " in note for note in whole["notes"])
+
+
+def test_a_part_of_a_sound_keeps_the_times_of_its_file(run, whisper, tmp_path):
+    import soundfile
+
+    long = speech.sound(tmp_path / "long.wav", 3.0)
+    samples, rate = soundfile.read(long)
+    soundfile.write(tmp_path / "part.wav", samples[rate : 2 * rate], rate)
+    cut = "--from-second", "1", "--to-second", "2"
+    part = json.loads(run("align", long, TEXT, "-m", whisper, "--json", *cut).out)
+    alone = json.loads(run("align", tmp_path / "part.wav", TEXT, "-m", whisper, "--json").out)
+    for one, other in zip(part["words"], alone["words"], strict=True):
+        assert one["text"] == other["text"]
+        assert (one["begin"], one["end"]) == pytest.approx((other["begin"] + 1, other["end"] + 1))
+    shown = run("show", TEXT, "--audio", long, "-m", whisper, "--head", "cross L0H0", "--token", "cat",
+                "--json", *cut)  # fmt: skip
+    assert all(1 <= float(key["text"].removesuffix(" s")) <= 3 for key in json.loads(shown.out)["looks_at"])
+    assert run("show", TEXT, "-m", whisper, *cut).code == 2

@@ -16,6 +16,7 @@ from attnscope.attention import Head
 from attnscope.axes import Array
 from attnscope.errors import InputError
 from attnscope.models import Model
+from attnscope.models.inputs import Part
 from attnscope.storage.gold import TimedLines
 
 
@@ -83,7 +84,7 @@ def find_times(
         try:
             if text.fault:
                 raise InputError(text.fault)
-            prepared = model.prepare_audio(text.sound, text.text, truncate=truncate)
+            prepared = model.prepare_audio(text.sound, text.text, Part(truncate=truncate))
         except InputError as error:
             if strict:
                 raise InputError(f"{file.name}, {text.where}: {error}") from error

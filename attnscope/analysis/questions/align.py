@@ -23,13 +23,17 @@ WIDEST = 99
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """When each token and each word is said; ``way`` says by which heads."""
+    """When each token and each word is said; ``way`` says by which heads.
+
+    The sound is heard from the second ``begin`` of its file to the second ``seconds``.
+    """
 
     tokens: tuple[SaidToken, ...]
     words: tuple[Word, ...]
     heads: tuple[Head, ...]
     way: str
     title: str
+    begin: float
     seconds: float
     notes: tuple[str, ...]
 
@@ -62,13 +66,13 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     assert prepared.heard is not None
     seconds = prepared.heard.seconds
     frames = token_frames(seen.weights, getattr(model.module.config, "median_filter_width", WIDTH))
-    times = [round(int(frame) * seconds, 6) for frame in frames]
+    times = [round(prepared.heard.begin + int(frame) * seconds, 6) for frame in frames]
     said = said_in(prepared)[seen.first + 1 :]
     tokens = tuple(map(SaidToken, said, times, times[1:]))  # a row looks for the token after its own
     words = join_words(tokens, speech.reader.vocabulary)
     notes = (*model.notes, *prepared.notes)
-    length = prepared.heard.frames * seconds
-    return Alignment(tokens, words, seen.heads, way, model.title, length, notes)
+    end = prepared.heard.begin + prepared.heard.frames * seconds
+    return Alignment(tokens, words, seen.heads, way, model.title, prepared.heard.begin, end, notes)
 
 
 def rank_monotone(model: Model, prepared: ModelInput) -> tuple[MonotoneHead, ...]:

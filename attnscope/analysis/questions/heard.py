@@ -41,6 +41,11 @@ def said_in(prepared: ModelInput) -> tuple[Token, ...]:
     return () if isinstance(axis, range) else axis
 
 
+def says_something(prepared: ModelInput) -> bool:
+    """Whether there is more in what the decoder read than special tokens."""
+    return not all(token.special for token in said_in(prepared))
+
+
 def look_across(model: Model, prepared: ModelInput, heads: Sequence[Head] | None) -> Across:
     """Run the model; of ``heads``, of those in the upper half of the layers if none are named, or of all."""
     said, keys = said_in(prepared), prepared.axes["cross"][1]

@@ -37,6 +37,10 @@ class SourceOptions:
         "A WAV or FLAC file for a model that hears; the text is what is said in it, for one that writes.",
         panel=TEXT,
     )
+    from_second: float = option(
+        "With --audio: hear the sound from that second on.", min=0, panel=TEXT, default=0.0
+    )
+    to_second: float | None = option("With --audio: hear it up to that second.", min=0, panel=TEXT)
     inputs: Path | None = option(
         "Tensors for the model's forward instead of a text, .safetensors, .npz or .pt.", panel=TEXT
     )

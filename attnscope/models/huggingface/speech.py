@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Head, Kind, Token
-from attnscope.axes.places import HEARD
-from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError, first_line
+from attnscope.memory import require
+from attnscope.models.huggingface.frames import find_bands, find_frames
+from attnscope.models.huggingface.images import place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import start_token
-from attnscope.models.inputs import Heard, ModelInput
+from attnscope.models.inputs import Heard, ModelInput, Part
 from attnscope.models.limits import bounded
 from attnscope.models.tokens import tokens_of_ids
+from attnscope.models.trial import try_first
 from attnscope.storage.sound import RATES, Sound, read_sound
-
-LENGTHS = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length")
-"""What modules call the function from the length of their input to the number of frames."""
 
 PREPARED = 2 << 30
 """Bytes that preparing a sound may take: a folder says how."""
 
-MANY = 10**9
-"""A length that is so large that its number of frames tells how long a frame is."""
-
-
-@dataclass(frozen=True)
-class Frames:
-    """The frames of an encoder: how long each is, and the first ``heard`` of them are sound, not padding."""
-
-    count: int
-    heard: int
-    seconds: float  # of one
-
-    @property
-    def tokens(self) -> tuple[Token, ...]:
-        """A token for each, named by the time when it begins; no two are equal."""
-        digits = 2 if self.seconds >= 0.01 else 3
-        return tuple(
-            Token(f"{number * self.seconds:.{digits}f} s", HEARD + number, special=number >= self.heard)
-            for number in range(self.count)
-        )
+CONVOLVED = 3
+"""Times that the numbers behind the first convolution are held at once: before and after their norm."""
 
 
 class SpeechModel(HuggingFaceModel):
@@ -69,16 +51,15 @@ class SpeechModel(HuggingFaceModel):
         """Raises ``InputError``: there is nothing to hear in a text."""
         raise InputError(f"{self.name} hears: give it a sound with --audio FILE")
 
-    def prepare_audio(self, path: Path, text: str | None = None, *, truncate: bool = False) -> ModelInput:
+    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
         """A sound file as the model hears it, and ``text``, what is said, as its decoder reads it."""
         if text is not None and not self.encoder_decoder:
             raise InputError(f"{self.name} hears and reads no text: leave out the text beside --audio")
-        extractor = self._load_processor()
-        extractor = getattr(extractor, "feature_extractor", extractor)
-        sound, notes = self._listen(path, extractor, truncate)
+        extractor, part = self._extractor, part or Part()
+        sound, notes = self._listen(path, part)
         name = str(getattr(self.module, "main_input_name", ""))
-        values, heard = self._extract(path, sound, extractor, name)
-        frames = self._frames(values, heard, sound, extractor)
+        values, heard = self._extract(path, sound, name)
+        frames = find_frames(self.name, self.module, values, heard, sound, extractor)
         heard_as: tuple[Token, ...] = frames.tokens if frames is not None else ()
         axis: Axis = heard_as or range(0)
         inputs, axes = {name: values}, dict[Kind, tuple[Axis, Axis]]()
@@ -87,7 +68,7 @@ class SpeechModel(HuggingFaceModel):
         else:
             axes["encoder"] = (axis, axis)
         if self.encoder_decoder:
-            said, more = self._said(values, name, text, truncate)
+            said, more = self._said(values, name, text, part.truncate)
             notes += more
             inputs["decoder_input_ids"] = self._tensor([token.id for token in said])
             axes["decoder"] = (said, said)
@@ -95,7 +76,7 @@ class SpeechModel(HuggingFaceModel):
                 axes["cross"] = (said, axis)
         heard_for = None
         if frames is not None:
-            heard_for = Heard(frames.seconds, frames.heard, _bands(values, frames.count))
+            heard_for = Heard(frames.seconds, frames.heard, find_bands(values, frames.count), sound.begin)
         return ModelInput(inputs, axes, heard_as, notes, self.settings, heard=heard_for)
 
     @property
@@ -109,66 +90,71 @@ class SpeechModel(HuggingFaceModel):
             if isinstance(pair, list | tuple) and len(pair) == 2 and all(type(one) is int for one in pair)
         )
 
-    def _listen(self, path: Path, extractor: Any, truncate: bool) -> tuple[Sound, tuple[str, ...]]:
-        """The sound at the rate of the extractor, as long as the model hears at once."""
+    @cached_property
+    def _extractor(self) -> Any:
+        """What prepares a sound. Raises ``ModelError`` for one that asks for what no sound has."""
+        extractor = self._load_processor()
+        extractor = getattr(extractor, "feature_extractor", extractor)
         rate: Any = getattr(extractor, "sampling_rate", None)
         if rate not in RATES:
             raise ModelError(f"the feature extractor of {self.name} asks for {rate!r} samples a second")
-        sound = read_sound(path).resample(rate)
-        most = getattr(extractor, "n_samples", None)
-        if not isinstance(most, int) or len(sound.samples) <= most:
+        return extractor
+
+    @property
+    def at_once(self) -> float:
+        """How many seconds it hears at once; those that only look at a whole sound have no limit."""
+        most = getattr(self._extractor, "n_samples", None)
+        return most / self._extractor.sampling_rate if isinstance(most, int) and most > 0 else math.inf
+
+    def _listen(self, path: Path, part: Part) -> tuple[Sound, tuple[str, ...]]:
+        """The sound at the rate of the extractor, as long as the model hears at once."""
+        sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
+        if sound.seconds <= self.at_once:
+            self._require_room(sound)
             return sound, ()
-        if not truncate:
+        if not part.truncate:
             raise InputError(
-                f"{path} has {sound.seconds:.1f} seconds and {self.name} hears at most {most / rate:g} at "
-                "once: cut it, or pass --truncate to hear its beginning"
+                f"{path} has {sound.seconds:.1f} seconds and {self.name} hears at most {self.at_once:g} at "
+                "once: choose a part with --from-second and --to-second, or pass --truncate to hear its "
+                "beginning"
             )
-        note = f"cut: the first {most / rate:g} of {sound.seconds:.1f} seconds are heard"
+        note = f"cut: the first {self.at_once:g} of {sound.seconds:.1f} seconds are heard"
+        most = round(self.at_once * sound.rate)
         return replace(sound, samples=sound.samples[:most]), (note,)
 
-    def _extract(self, path: Path, sound: Sound, extractor: Any, name: str) -> tuple[Tensor, int | None]:
+    def _require_room(self, sound: Sound) -> None:
+        """Raise ``SizeError`` if the first convolution over the samples would not fit the memory."""
+        first = next((part for part in self.module.modules() if isinstance(part, nn.Conv1d)), None)
+        if first is not None and first.in_channels == 1:
+            steps = len(sound.samples) // first.stride[0]
+            size = CONVOLVED * steps * first.out_channels * first.weight.element_size()
+            what = f"{sound.seconds:.0f} seconds of sound in {self.name}"
+            require(size, what, "choose a part with --from-second and --to-second")
+
+    def _extract(self, path: Path, sound: Sound, name: str) -> tuple[Tensor, int | None]:
         """What the model is given of a sound, and how many steps of it are no padding."""
+        how = {"sampling_rate": sound.rate, "return_tensors": "pt", "return_attention_mask": True}
+
+        def work() -> Any:
+            return self._extractor(sound.samples, **how)
+
+        def alone() -> None:
+            torch.set_num_threads(1)  # a copy of the process has no other threads
+            work()
+
+        try_first(f"the feature extractor of {self.name}", alone, len(sound.samples))
         try:
-            with bounded(f"what the feature extractor makes of {path}", PREPARED):
-                fields = extractor(
-                    sound.samples,
-                    sampling_rate=sound.rate,
-                    return_tensors="pt",
-                    return_attention_mask=True,
-                )
-            values, mask = fields[name], fields.get("attention_mask")
+            with bounded(f"what the feature extractor of {self.name} makes of {path}", PREPARED):
+                fields = work()
+            mask = fields.get("attention_mask")
+            values = place_fields({name: fields[name]}, self.module, self.device)[name]
         except ModelError:
             raise
         except Exception as error:
             raise InputError(
                 f"the feature extractor of {self.name} refuses {path}: {first_line(error)}"
             ) from error
-        dtypes = (weights.dtype for weights in self.module.parameters() if weights.is_floating_point())
-        values = values.to(self.device, next(dtypes, torch.float32))
         return values, None if mask is None else int(mask[0].sum())
-
-    def _frames(self, values: Tensor, heard: int | None, sound: Sound, extractor: Any) -> Frames | None:
-        """The frames of the encoder, by the module's own function from lengths to frames."""
-        count = _frame_counter(self.module)
-        if count is None:
-            return None
-        wide = values.ndim == 3 and values.shape[1] == getattr(extractor, "feature_size", None)
-        steps = values.shape[-1] if wide or values.ndim == 2 else values.shape[1]
-        if count(steps) < 1:
-            raise InputError(
-                f"{sound.seconds:.3f} seconds are too short for {self.name}: its encoder makes no frame of it"
-            )
-        if values.ndim == 2:
-            step = 1 / sound.rate
-        elif hop := getattr(extractor, "hop_length", None):
-            step = hop / sound.rate
-        else:
-            step = round(sound.seconds / steps, 3)
-        long, full = round(MANY / count(MANY), 3), count(steps)  # steps in a frame
-        known = (
-            full if heard is None else min(count(heard), int(heard / long))
-        )  # the last may be half padding
-        return Frames(full, min(full, max(1, known)), step * long)
 
     def _said(
         self, values: Tensor, name: str, text: str | None, truncate: bool
@@ -212,33 +198,8 @@ class SpeechModel(HuggingFaceModel):
         return super().generate(prepared, count, temperature=temperature, seed=seed)
 
 
-def _bands(values: Tensor, frames: int) -> Array | None:
-    """How loud each band is, where the model is given that.  [1, band, step] -> [band, frame]"""
-    if values.ndim != 3 or values.shape[-1] % frames:
-        return None
-    bands: Array = values[0].float().cpu().numpy()
-    means: Array = bands.reshape(len(bands), frames, -1).mean(-1)
-    return means
-
-
 def _ids(named: Any, below: int) -> Mapping[str, int]:
     """Token numbers by their names, those that a vocabulary has."""
     if not isinstance(named, Mapping):
         return {}
     return {str(name): id_ for name, id_ in named.items() if isinstance(id_, int) and 0 <= id_ < below}
-
-
-def _frame_counter(module: nn.Module) -> Any:
-    """From a length to a number of frames, before any adapter; ``None`` if no module says it."""
-    for child in module.modules():
-        for name in LENGTHS:
-            method = getattr(child, name, None)
-            if method is None:
-                continue
-            alone = {"add_adapter": False} if "add_adapter" in inspect.signature(method).parameters else {}
-
-            def count(length: int, method: Any = method, alone: Mapping[str, bool] = alone) -> int:
-                return int(method(torch.tensor(length), **alone))
-
-            return count
-    return None

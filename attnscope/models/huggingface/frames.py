@@ -1,0 +1,101 @@
+"""The frames of models that hear: how many there are of a sound, and how long each is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Token
+from attnscope.axes.places import HEARD
+from attnscope.axes.weights import Array
+from attnscope.errors import InputError
+from attnscope.storage.sound import Sound
+
+LENGTHS = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length")
+"""What modules call the function from the length of their input to the number of frames."""
+
+MANY = 10**9
+"""A length that is so large that its number of frames tells how long a frame is."""
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The frames of an encoder: how long each is, and the first ``heard`` of them are sound, not padding.
+
+    The first begins at the second ``begin`` of the file.
+    """
+
+    count: int
+    heard: int
+    seconds: float  # of one
+    begin: float
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """A token for each, named by the time when it begins; no two are equal."""
+        digits = 2 if self.seconds >= 0.01 else 3
+        return tuple(
+            Token(
+                f"{self.begin + number * self.seconds:.{digits}f} s",
+                HEARD + number,
+                special=number >= self.heard,
+            )
+            for number in range(self.count)
+        )
+
+
+def find_frames(
+    name: str, module: nn.Module, values: Tensor, heard: int | None, sound: Sound, extractor: Any
+) -> Frames | None:
+    """The frames of an encoder, by the module's own function from lengths to frames.
+
+    ``None`` if it has none. Raises ``InputError`` for a sound that is too short.
+    """
+    count = _frame_counter(module)
+    if count is None:
+        return None
+    wide = values.ndim == 3 and values.shape[1] == getattr(extractor, "feature_size", None)
+    steps = values.shape[-1] if wide or values.ndim == 2 else values.shape[1]
+    if count(steps) < 1:
+        raise InputError(
+            f"{sound.seconds:.3f} seconds are too short for {name}: its encoder makes no frame of it"
+        )
+    if values.ndim == 2:
+        step = 1 / sound.rate
+    elif hop := getattr(extractor, "hop_length", None):
+        step = hop / sound.rate
+    else:
+        step = round(sound.seconds / steps, 3)
+    long, full = round(MANY / count(MANY), 3), count(steps)  # steps in a frame
+    known = full if heard is None else min(count(heard), int(heard / long))  # the last may be half padding
+    return Frames(full, min(full, max(1, known)), step * long, sound.begin)
+
+
+def find_bands(values: Tensor, frames: int) -> Array | None:
+    """How loud each band is, where the model is given that.  [1, band, step] -> [band, frame]"""
+    if values.ndim != 3 or values.shape[-1] % frames:
+        return None
+    bands: Array = values[0].float().cpu().numpy()
+    means: Array = bands.reshape(len(bands), frames, -1).mean(-1)
+    return means
+
+
+def _frame_counter(module: nn.Module) -> Any:
+    """From a length to a number of frames, before any adapter; ``None`` if no module says it."""
+    for child in module.modules():
+        for name in LENGTHS:
+            method = getattr(child, name, None)
+            if method is None:
+                continue
+            alone = {"add_adapter": False} if "add_adapter" in inspect.signature(method).parameters else {}
+
+            def count(length: int, method: Any = method, alone: Mapping[str, bool] = alone) -> int:
+                return int(method(torch.tensor(length), **alone))
+
+            return count
+    return None

@@ -35,6 +35,15 @@ def figure(seen: Stats, head: HeadFigures, name: str) -> Figure | Importance | R
     return head.figures.get(name)
 
 
+def require_figure(seen: Stats, name: str) -> None:
+    """Raise ``SelectionError``, with the reason, if no head has a figure: no text may have such a token."""
+    if not any(figure(seen, head, name) for head in seen.heads):
+        from attnscope.errors import SelectionError
+
+        why = {head.absent[name]: None for head in seen.heads if name in head.absent}
+        raise SelectionError(f"no head has a figure of {name}: {next(iter(why), 'it was not measured')}")
+
+
 def sort_heads(seen: Stats, heads: list[HeadFigures], name: str) -> list[HeadFigures]:
     """The heads that have a figure, the largest first."""
     known = [(found.value, head) for head in heads if (found := figure(seen, head, name)) is not None]

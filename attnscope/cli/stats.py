@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from attnscope.analysis.conditions import Condition
     from attnscope.analysis.selection import Selection
     from attnscope.analysis.stats import Stats
+    from attnscope.measures import HeadFigures
 
 
 @command
@@ -97,8 +98,7 @@ def stats(
         _draw(seen, output.head_map, output.out, picture)
         return
     sort = attention.sort or next(iter(figures.of_predictions(seen)), None)
-    heads = [head for head in seen.heads if all(condition.meets(head) for condition in met)]
-    heads = (figures.sort_heads(seen, heads, sort) if sort else heads)[: attention.top]
+    heads = _listed(seen, met, sort)[: attention.top]
     if output.as_json:
         print_plain(figures.numbers_of(seen, heads) | model.said)
     elif output.as_csv:
@@ -107,6 +107,15 @@ def stats(
         from rich.console import Console
 
         print_table(seen, heads, sort, Console(highlight=False))
+
+
+def _listed(seen: Stats, met: tuple[Condition, ...], sort: str | None) -> list[HeadFigures]:
+    """The heads that meet all conditions. Raises ``SelectionError`` for a figure that none can have."""
+    names = [condition.name for condition in met if condition.name != "role"]
+    for name in [*names, *([sort] if sort else [])]:
+        figures.require_figure(seen, name)
+    heads = [head for head in seen.heads if all(condition.meets(head) for condition in met)]
+    return figures.sort_heads(seen, heads, sort) if sort else heads
 
 
 def _measures(

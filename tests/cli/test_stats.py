@@ -51,6 +51,18 @@ def test_the_largest_of_a_measure_comes_first_and_top_cuts(run):
     assert values[0] == max(head["figures"]["distance"]["value"] for head in heads(run))
 
 
+@pytest.mark.parametrize(
+    "asked", [("--sort", "[MASK]"), ("--where", "[MASK]>0.1"), ("--where", "role=none and [MASK]<2")]
+)
+def test_a_special_token_that_the_text_lacks_ranks_nothing_and_a_sentence_says_so(run, asked):
+    ran = run("stats", TEXT, *asked)
+    assert ran.code == 1
+    assert ran.err == (
+        "attnscope: no head has a figure of [MASK]: [MASK] is taken over rows of texts that have such a "
+        "token, and there are none\n"
+    )
+
+
 def test_only_heads_that_meet_the_conditions_are_listed(run):
     found = heads(run, "--where", "entropy<1 and role=first")
     assert found

@@ -19,24 +19,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from attnscope import __version__
-from attnscope.cli.align import align
-from attnscope.cli.browse import browse
-from attnscope.cli.cache import cache
-from attnscope.cli.check import check
-from attnscope.cli.compare import compare
-from attnscope.cli.export import export
-from attnscope.cli.find import find
-from attnscope.cli.flow import flow
-from attnscope.cli.info import info
-from attnscope.cli.loss import loss
-from attnscope.cli.schema import schema
-from attnscope.cli.show import show
-from attnscope.cli.spans import spans
-from attnscope.cli.stats import stats
-from attnscope.cli.train import train
+from attnscope.cli.commands import HELP, Group
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.memory import out_of_memory
-from attnscope.registry import docstring
 
 LONGEST = 500
 """Characters of an error; whatever was quoted in a longer one loses its middle."""
@@ -49,27 +34,13 @@ AGAIN = 0.05
 
 app = typer.Typer(
     name="attnscope",
+    cls=Group,
     help="See what the attention heads of a transformer do.",
     epilog='Start with: attnscope show "The cat sat on the mat because it was tired."',
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
-
-
-def _add(command: Callable[..., None]) -> None:
-    """Add a command: its docstring is its help, each paragraph free to flow with the terminal's width."""
-    text, title, examples = docstring(command).partition("\nExample")
-    paragraphs = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
-    app.command(help=paragraphs, epilog=title.strip() + examples)(command)
-
-
-COMMANDS = (
-    show, find, spans, align, flow, stats, compare, browse, export, info, check, train, loss, schema, cache,
-)  # fmt: skip
-
-for _command in COMMANDS:
-    _add(_command)
 
 
 def _version(asked: bool) -> None:

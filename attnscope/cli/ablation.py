@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options.heads import ShownHeads
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.waiting import waiting
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def show_ablation(model: Model, prepared: ModelInput, asked: ShownHeads, *, as_j
     with waiting(f"{model.name} predicts with and without {asked.ablate}"):
         seen = ablate(model, prepared, select(asked, head=head))
     if as_json:
-        print_plain(asdict(seen))
+        print_answer("show", asdict(seen))
     else:
         _print(seen)
 

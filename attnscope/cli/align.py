@@ -14,7 +14,7 @@ from attnscope.cli.heads import parse_head
 from attnscope.cli.options.declare import REQUIRED, TEXT, WHERE, argument, flag, option
 from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import load_model, reading
 from attnscope.cli.text import read_text
 from attnscope.cli.waiting import waiting
@@ -100,9 +100,9 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
             else:
                 seen = align_words(loaded, prepared, heads)
     if asked.rank:
-        print_plain(rank_numbers(ranked)) if output.as_json else _print_rank(ranked)
+        print_answer("align", rank_numbers(ranked)) if output.as_json else _print_rank(ranked)
     elif output.as_json:
-        print_plain(alignment_numbers(seen))
+        print_answer("align", alignment_numbers(seen))
     elif output.format == "table":
         _print_words(seen)
     else:

@@ -11,7 +11,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.answers.answer import Answer
 from attnscope.cli.options.model import Said
 from attnscope.cli.options.picture import PrintedOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.render.terminal import print_view
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def print_written(prepared: ModelInput) -> None:
     Console(highlight=False).print(line, end="\n\n")
 
 
-def print_json(answer: Answer, said: Said) -> None:
-    """Write the numbers to standard output, and what is ``said`` of them all."""
-    print_plain({**answer.numbers, **said})
+def print_json(command: str, answer: Answer, said: Said) -> None:
+    """Write the numbers of a command to standard output, and what is ``said`` of them all."""
+    print_answer(command, {**answer.numbers, **said})
 
 
 def save(answer: Answer, out: Path, picture: PrintedOptions) -> None:

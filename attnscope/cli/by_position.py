@@ -10,7 +10,7 @@ import typer
 from attnscope.cli.heads import parse_numbers
 from attnscope.cli.options.model import Said
 from attnscope.cli.options.picture import PrintedOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import Source, reading
 
 if TYPE_CHECKING:
@@ -63,6 +63,6 @@ def show_curves(
     with reading(loaded, prepared):
         seen = curves_by_position(loaded, prepared, selection, name, parts=PARTS, top=top or TOP)
     if said is not None:
-        print_plain(asdict(seen) | said)
+        print_answer("stats", asdict(seen) | said)
     else:
         print_view(seen, cmap=picture.cmap, plain=picture.plain)

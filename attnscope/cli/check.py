@@ -18,7 +18,7 @@ from attnscope.cli.options.heads import LayerOptions
 from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import NumbersOptions
 from attnscope.cli.options.source import TextNamed
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import load_model, read_source, reading
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def check(
         _print_verdicts(verdicts)
     differences = None if asked.against is None else changes(seen, asked.against, asked.tolerance)
     if first and output.as_json:
-        print_plain(_numbers(verdicts, differences) | model.said)
+        print_answer("check", _numbers(verdicts, differences) | model.said)
     elif first and differences is not None:
         _print_differences(differences, asked)
     if first and asked.save is not None:

@@ -208,7 +208,7 @@ def _print(compared: Compared, output: CompareOutput, picture: PrintedOptions, s
     from attnscope.cli import answers
 
     if output.as_json:
-        answers.print_json(compared.answer, said)
+        answers.print_json("compare", compared.answer, said)
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(compared.table)
     elif output.out is None:

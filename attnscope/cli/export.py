@@ -18,7 +18,7 @@ from attnscope.cli.options.heads import LayerOptions
 from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import MapOptions, NumbersOptions, PictureOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import read_source, reading
 from attnscope.cli.waiting import STOPPED
 
@@ -103,7 +103,7 @@ def export(
         print(f"attnscope: {warning}", file=sys.stderr)
     print(f"saved {len(done.manifest['files']):,} files and manifest.json in {output.out}", file=sys.stderr)
     if output.as_json:
-        print_plain(done.manifest)
+        print_answer("export", done.manifest)
 
 
 @contextmanager

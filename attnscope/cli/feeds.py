@@ -14,7 +14,7 @@ from attnscope.cli.options.compare import CompareOutput, Contrast
 from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import PrintedOptions, check_picture
 from attnscope.cli.options.source import SecondNamed
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import read_source, reading
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def show_feeds(
     with reading(loaded, prepared):
         seen = find_feeds(loaded, prepared, fed)
     if output.as_json:
-        print_plain(_numbers(seen))
+        print_answer("compare", _numbers(seen))
     elif output.as_csv:
         _print_csv(seen)
     elif output.out is not None:

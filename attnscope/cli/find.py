@@ -19,7 +19,7 @@ from attnscope.cli.options.heads import LayerOptions
 from attnscope.cli.options.model import Said, WeighedModelOptions
 from attnscope.cli.options.picture import NumbersOptions, PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions, TextNamed
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import read_source, reading
 
 if TYPE_CHECKING:
@@ -111,10 +111,11 @@ def find(
 
         answers = find_heads(loaded, prepared, questions, select(attention))
     opening = repeat("show", SourceOptions(**vars(source)), picture, model)
-    write_answers(answers, output, picture, model.said, opening)
+    write_answers("find", answers, output, picture, model.said, opening)
 
 
 def write_answers(
+    command: str,
     answers: Answers,
     output: FindOutput,
     picture: PrintedOptions,
@@ -123,7 +124,7 @@ def write_answers(
 ) -> None:
     """Print or save the answers; ``said`` goes into JSON, ``opening`` is a command that shows a head."""
     if output.as_json:
-        print_plain(_numbers(answers) | said)
+        print_answer(command, _numbers(answers) | said)
     elif output.as_csv:
         _print_csv(answers)
     elif output.out is not None:

@@ -16,7 +16,7 @@ from attnscope.cli.options.heads import LayerOptions
 from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.picture import WHOLE, MapOptions, NumbersOptions, PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import read_source, reading
 from attnscope.errors import OutputError
 
@@ -94,7 +94,7 @@ def flow(
         shown = select(LayerOptions(kind=attention.kind), axes)
         seen = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
     if output.as_json:
-        return print_plain(_numbers(seen))
+        return print_answer("flow", _numbers(seen))
     if output.out is not None and output.out.suffix.lower() in WHOLE:
         return _save(seen, output.out)
     if asked.token is not None:

@@ -16,7 +16,7 @@ from attnscope.cli.options.gold import GoldOptions
 from attnscope.cli.options.heads import LayerOptions
 from attnscope.cli.options.model import ModelOptions, WeighedModelOptions
 from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import progress_bar
 
@@ -97,7 +97,7 @@ def answer_gold(
             watch=watch_progress(file.size, gold.limit, draw),
         )
     if output.as_json:
-        print_plain(answers.numbers_of(seen) | model.said)
+        print_answer("find", answers.numbers_of(seen) | model.said)
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(seen))
     else:

@@ -12,7 +12,7 @@ from attnscope.cli.options.declare import argument, flag
 from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.picture import NumbersOptions
 from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import read_source, reading
 from attnscope.text import visible
 
@@ -85,7 +85,7 @@ def _survey(model: Model, prepared: ModelInput, as_json: bool) -> None:
     with reading(model, prepared):
         seen = survey(model, prepared)
     if as_json:
-        print_plain(survey_numbers(seen))
+        print_answer("info", survey_numbers(seen))
     else:
         print_survey(seen)
 
@@ -97,6 +97,6 @@ def _audit(model: Model, prepared: ModelInput, as_json: bool) -> None:
     with reading(model, prepared):
         seen = audit(model, prepared)
     if as_json:
-        print_plain(audit_numbers(seen))
+        print_answer("info", audit_numbers(seen))
     else:
         print(*map(visible, seen.sentences), sep="\n")

@@ -14,7 +14,7 @@ from attnscope.cli.options.declare import MODEL, WHERE, flag, option
 from attnscope.cli.options.heads import HeadOptions
 from attnscope.cli.options.picture import PrintedOptions
 from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import Source, reading
 from attnscope.cli.text import read_file
 from attnscope.errors import InputError
@@ -143,4 +143,4 @@ def show_written(
         asdict(head) | {"lookback": seen.lookback[head], "shares": shares.tolist()}
         for head, shares in zip(seen.heads, seen.shares, strict=True)
     ]
-    print_plain({"notes": seen.notes, "parts": seen.parts, "tokens": seen.tokens, "heads": heads})
+    print_answer("spans", {"notes": seen.notes, "parts": seen.parts, "tokens": seen.tokens, "heads": heads})

@@ -24,6 +24,7 @@ def schema(asked: SchemaOptions) -> None:
     """Print what a command answers with --json, as JSON Schema: every field, and what it holds.
 
     The number at the end of its $id is the version: it rises when a field goes, or means something else.
+    Every answer says of which schema it is, as its first field.
 
     Examples:
 

@@ -101,7 +101,7 @@ def show(
             opening = repeat("show", again, axes, picture, anew)
             answer = of_overview(overview(loaded, prepared, selection), opening)
     if output.as_json:
-        answers.print_json(answer, model.said)
+        answers.print_json("show", answer, model.said)
     elif output.out is not None:
         answers.save(answer, output.out, picture)
     else:

@@ -18,7 +18,7 @@ from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.parts import PartOptions, check_parts, read_parts_of, show_written
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import read_source, reading
 
 if TYPE_CHECKING:
@@ -70,9 +70,10 @@ def spans(
         if drawn and questions[0].right.everything:
             _print_ranked(asked, seen)
             return
-        write_answers(Answers(asked, seen.title, (seen.ran, *seen.notes)), output, picture, model.said)
+        answers = Answers(asked, seen.title, (seen.ran, *seen.notes))
+        write_answers("spans", answers, output, picture, model.said)
     elif output.as_json:
-        print_plain(_numbers(seen) | model.said)
+        print_answer("spans", _numbers(seen) | model.said)
     elif output.as_csv:
         _print_csv(seen)
     else:

@@ -20,7 +20,7 @@ from attnscope.cli.options.measured import MeasuredHeads, StatsOptions, StatsOut
 from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import PrintedOptions, check_data, check_picture
 from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import Source, load_model, read_source, reading
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def stats(
     sort = attention.sort or next(iter(figures.of_predictions(seen)), None)
     heads = _listed(seen, met, sort)[: attention.top]
     if output.as_json:
-        print_plain(figures.numbers_of(seen, heads) | model.said)
+        print_answer("stats", figures.numbers_of(seen, heads) | model.said)
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(figures.table_of(seen, heads, names))
     else:

@@ -12,7 +12,7 @@ from attnscope.cli.options.heads import ShownHeads
 from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import read_source, reading
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def show_writes(
     with reading(loaded, prepared):
         seen = direct_effects(loaded, prepared, model.target, asked.over)
     if as_json:
-        print_plain(_numbers(seen))
+        print_answer("show", _numbers(seen))
     elif out is not None:
         answers.save(of_maps({"writes": _map(seen, seen.notes)}), out, picture)
     else:

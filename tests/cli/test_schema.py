@@ -6,7 +6,8 @@ import jsonschema
 import pytest
 from typer.main import get_command
 
-from attnscope.answers.schemas import SCHEMAS, VERSION
+from attnscope.answers.schemas import SCHEMAS
+from attnscope.answers.version import VERSION
 from attnscope.cli import app
 from tests.models.folders import t5
 from tests.models.images import picture, vision
@@ -19,6 +20,7 @@ ASKED = {
         ["--head", "L1H1", "--words"],
         ["--token", "cat"],
         ["--ablate", "L2H1"],
+        ["--weigh", "norm"],
     ],
     "stats": [
         [],
@@ -27,9 +29,20 @@ ASKED = {
         ["--sort", "coverage90", "--layer", "1"],
         ["--by-position", "previous"],
     ],
-    "compare": [[], ["--head", "1"], OTHER, [*OTHER, "--head", "L1H1"], ["--with-model", "own"]],
+    "compare": [
+        [],
+        ["--head", "1"],
+        ["L1H0", "--feeds", "-m", "own-causal"],
+        OTHER,
+        [*OTHER, "--head", "L1H1"],
+        ["--with-model", "own"],
+    ],
     "find": [["it -> cat"]],
-    "spans": [[], ["-m", "own-causal", "--truncate", "--max-tokens", "9", "--generate", "3", "--written"]],
+    "spans": [
+        [],
+        ["--pair", "1 -> 1"],
+        ["-m", "own-causal", "--truncate", "--max-tokens", "9", "--generate", "3", "--written"],
+    ],
     "flow": [[], ["--method", "relevance"]],
     "info": [[], ["--audit"]],
     "export": [["--format", "png,npz", "--layers", "0", "--heads", "1", "-o", "FOLDER"]],
@@ -40,7 +53,9 @@ def validate(ran, command, run):
     assert ran.code in (0, 1), ran.err
     schema = json.loads(run("schema", command).out)
     jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema).validate(json.loads(ran.out))
+    answer = json.loads(ran.out)
+    jsonschema.Draft202012Validator(schema).validate(answer)
+    assert next(iter(answer.items())) == ("schema", schema["$id"])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +72,8 @@ def test_an_answer_is_what_its_schema_says(run, tmp_path, command, asked):
     validate(run(command, *text, *asked, "--json"), command, run)
 
 
-def test_two_heads_a_corpus_and_claims_too(run, tmp_path):
+def test_two_heads_a_corpus_and_claims_too(run, tmp_path, causal_folder):
+    validate(run("show", TEXT, "-m", causal_folder, "--writes", "--json"), "show", run)
     validate(run("compare", TEXT, "L1H1", "L2H1", "--json"), "compare", run)
     (tmp_path / "texts.txt").write_text("The cat sat.\nA dog ran off.\n")
     validate(run("stats", "--texts", tmp_path / "texts.txt", "--json"), "stats", run)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from typer.models import ArgumentInfo
 
 import attnscope.cli
-from attnscope.cli import app
+from attnscope.cli.commands import NAMES, find_command
 
 README = Path(attnscope.cli.__file__).parent / "README.md"
 SHARED = 3
@@ -34,7 +34,7 @@ stands.
 
 **To add an option**, add a field to the group that it belongs to: each command that takes the group has it.
 **To add a command**, write a function of groups with `@command` above it, its help and an example in its
-docstring, and add it to the list in [\\_\\_init\\_\\_.py](__init__.py). Then write this page anew;
+docstring, and add its name to those of [commands.py](commands.py). Then write this page anew;
 tests/cli/test_reference.py says which options each command must have.
 
 Exit codes: 0 done; 1 for what a user can fix, in one sentence, and for a claim of `check` that does not hold;
@@ -54,7 +54,7 @@ class Word:
 
 def commands() -> dict[str, Callable[..., None]]:
     """The functions of all commands by name."""
-    return {info.callback.__name__: info.callback for info in app.registered_commands if info.callback}
+    return {name: find_command(name) for name in NAMES}
 
 
 def words(command: Callable[..., None]) -> dict[str, Word]:

@@ -1,7 +1,4 @@
-"""What every command prints with ``--json``, as JSON Schema: for programs, and for agents.
-
-A release that takes a field away, or changes what one means, raises ``VERSION``.
-"""
+"""What every command prints with ``--json``, as JSON Schema: for programs, and for agents."""
 
 from attnscope.answers.schemas.align import ALIGN
 from attnscope.answers.schemas.gold import GOLD, TIMED
@@ -9,18 +6,17 @@ from attnscope.answers.schemas.looks import FIND, INFO, SHOW
 from attnscope.answers.schemas.measured import STATS
 from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT, FLOW
 from attnscope.answers.schemas.parts import SPANS
-from attnscope.answers.schemas.shape import TEXT, Shape, either, extended
+from attnscope.answers.schemas.shape import TEXT, Shape, begun, either, extended
+from attnscope.answers.version import name_schema
 
-__all__ = ["VERSION", "schema_of"]
-
-VERSION = 1
+__all__ = ["schema_of"]
 
 SCHEMAS = {
     "show": SHOW,
     "stats": STATS,
     "compare": COMPARE,
     "find": either(FIND, GOLD, TIMED),
-    "spans": SPANS,
+    "spans": either(*SPANS["anyOf"], FIND),
     "align": ALIGN,
     "flow": FLOW,
     "info": INFO,
@@ -39,9 +35,11 @@ SCHEMAS |= {
 
 def schema_of(command: str) -> Shape:
     """The schema of what a command prints with ``--json``."""
+    name = name_schema(command)
+    schema = ({"const": name}, "the name of this schema, and its version behind it")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:attnscope:{command}:{VERSION}",
+        "$id": name,
         "title": f"attnscope {command} --json",
-        **SCHEMAS[command],
+        **begun(SCHEMAS[command], schema=schema),
     }

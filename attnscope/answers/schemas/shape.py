@@ -42,6 +42,14 @@ def extended(shape: Shape, **fields: tuple[Shape, str]) -> Shape:
     return shape | {"properties": shape["properties"] | more}
 
 
+def begun(shape: Shape, **fields: tuple[Shape, str]) -> Shape:
+    """The same objects, which begin with these fields."""
+    if "anyOf" in shape:
+        return shape | {"anyOf": [begun(each, **fields) for each in shape["anyOf"]]}
+    first = {name: described(*field) for name, field in fields.items()}
+    return shape | {"properties": first | shape["properties"], "required": [*first, *shape["required"]]}
+
+
 def listed(items: Shape, count: int | None = None) -> Shape:
     """A list of one shape, of so many entries if that is given."""
     size = {} if count is None else {"minItems": count, "maxItems": count}

@@ -82,7 +82,8 @@ def stats(
         if rows is not None and not heads:
             raise no_rows(rows, record)
     else:
-        record, taken = model.run(prepared, []), 0
+        record = model.run(prepared, [])
+        taken = _count_fused(record)
         heads = pick_figures(known, record, selection)
     require_selected(heads, record, selection)
     important: Mapping[Head, Importance] = {}
@@ -141,7 +142,11 @@ def measuring_pass(
     observers: list[RowObserver] = [figures, *([maps] if maps else [])]
     chosen = [SharedRows(observers, None if selection == Selection() else selection.heads)]
     record = model.run(prepared, chosen, fused)
-    return record, sum(call.kernel == FUSED for call in record.sites)
+    return record, _count_fused(record)
+
+
+def _count_fused(record: Record) -> int:
+    return sum(call.kernel == FUSED for call in record.sites)
 
 
 def what_ran(taken: int, calls: int, sites: Sequence[SiteRecord] = ()) -> str:

@@ -59,7 +59,7 @@ def browse(
         ) from None
     from attnscope.analysis.all_heads import all_heads
 
-    loaded, prepared = given.open(kept=True, saving=True)
+    loaded, prepared = given.open(saving=True)
     with reading(loaded, prepared):
         heads = all_heads(loaded, prepared, select(attention, axes))
     Browser(heads, output.out, picture.cmap).run()

@@ -59,7 +59,7 @@ def show_curves(
     from attnscope.analysis.by_rows import curves_by_position
     from attnscope.render.terminal import print_view
 
-    loaded, prepared = given.open()
+    loaded, prepared = given.open(way="kernel")
     with reading(loaded, prepared):
         seen = curves_by_position(loaded, prepared, selection, name, parts=PARTS, top=top or TOP)
     if said is not None:

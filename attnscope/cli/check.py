@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attnscope.analysis.selection import Selection
     from attnscope.analysis.snapshot import Change
     from attnscope.analysis.stats import Stats
+    from attnscope.cli.last_look import Way
 
 AGAINST = "Snapshots"
 MOST = 10
@@ -105,10 +106,12 @@ def _measure(
 ) -> Stats:
     """The figures of one text."""
     from attnscope.analysis.stats import stats
+    from attnscope.measures import DEFAULT
 
     if not source.names_one:
         raise typer.BadParameter("give --texts CORPUS, --text or --file", param_hint="--texts")
-    loaded, prepared = read_source(source, model).open(kept=True)
+    way: Way = "fused" if names == DEFAULT else "other"
+    loaded, prepared = read_source(source, model).open(way=way)
     with reading(loaded, prepared):
         return stats(loaded, prepared, selection, names=names)
 

@@ -178,7 +178,7 @@ def _compare(
     from attnscope.models.trace import open_file
 
     if one and contrast.with_text is None and contrast.with_model is None:
-        loaded, first = given[0].open(kept=True, saving=saving)
+        loaded, first = given[0].open(saving=saving)
         prepared = [first]
     else:
         loaded = given[0].load()

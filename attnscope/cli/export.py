@@ -82,7 +82,7 @@ def export(
         refuse_existing(output.out, contents)
     from attnscope.render.export import export as write_all
 
-    loaded, prepared = given.open(kept=True, saving=True)
+    loaded, prepared = given.open(saving=True)
     selection = select(attention, axes)
     with reading(loaded, prepared), _going_on(output.out, contents):
         done = write_all(

@@ -48,7 +48,7 @@ def show_feeds(
     given = read_source(source if source.names_one else replace(source, text=ANY), model)
     from attnscope.analysis.comparison.feeds import find_feeds
 
-    loaded, prepared = given.open()
+    loaded, prepared = given.open(looking=False)
     with reading(loaded, prepared):
         seen = find_feeds(loaded, prepared, fed)
     if output.as_json:

@@ -105,7 +105,7 @@ def find(
     questions = [question for each in given_words if is_question(each) for question in parse_questions(each)]
     check_picture(output.out, picture.cmap, one=True)
     given = read_source(source, model)
-    loaded, prepared = given.open(kept=True, saving=output.out is not None)
+    loaded, prepared = given.open(saving=output.out is not None)
     with reading(loaded, prepared):
         from attnscope.analysis.questions.find import find as find_heads
 

@@ -89,7 +89,11 @@ def flow(
     from attnscope.cli import answers
     from attnscope.views import heatmap
 
-    loaded, prepared = given.open(predicting=asked.method == "relevance")
+    loaded, prepared = given.open(
+        predicting=asked.method == "relevance",
+        looking=asked.method in ("rollout", "flow"),
+        saving=output.out is not None,
+    )
     with reading(loaded, prepared):
         shown = select(LayerOptions(kind=attention.kind), axes)
         seen = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)

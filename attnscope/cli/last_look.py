@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
@@ -13,8 +13,8 @@ from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pas
 if TYPE_CHECKING:
     from attnscope.cli.options.model import ModelOptions
     from attnscope.cli.options.source import SourceOptions
+    from attnscope.models import Model, ModelInput
     from attnscope.models.trace import TracedModel
-    from attnscope.storage.trace import Trace
 
 UNKEYED = ("text", "second_text", "file", "line", "saved", "keep", "fresh")
 """Options of a source that do not matter beside the texts that were read from them."""
@@ -44,23 +44,49 @@ class Asked(Protocol):
         ...
 
 
-def find_look(key: str | None, *, saving: bool) -> TracedModel | None:
+Way: TypeAlias = Literal["kernel", "fused", "other"]
+"""How a long text is measured: beside the kernels, by the fused pass in their place, which measures what it
+always does, or as nothing is kept. A short text has one pass, whichever it is."""
+
+
+def find_look(key: str | None, way: Way, *, saving: bool) -> TracedModel | None:
     """The pass of a key, which says in its title when it ran, unless that would be saved with a picture."""
-    trace = None if key is None else find_pass(key)
+    for each in ("fused", "kernel") if way == "fused" else ("kernel",):
+        trace = None if key is None else find_pass(_name(key, each))
+        if trace is None:
+            continue
+        from attnscope.models.trace import TracedModel, has_short_text
+
+        model = TracedModel(trace, since=None if saving else _tell_when(trace.description.kept))
+        if each == way or has_short_text(model.prepared):
+            return model
+    return None
+
+
+def hold_look(
+    source: Asked, key: str | None, way: Way, model: Model, prepared: ModelInput, text: str | None
+) -> ModelInput:
+    """The input with its pass, if that is small; it is kept, if nothing has changed meanwhile."""
+    from attnscope.models.keeping import hold_long, hold_short
+    from attnscope.models.trace import has_short_text, look_at
+
+    short = has_short_text(prepared)
+    if short:
+        trace = hold_short(model, prepared, text)
+    elif key is None or way == "other":
+        return prepared
+    else:
+        trace = hold_long(model, prepared, text, fused=way == "fused")
     if trace is None:
-        return None
-    from attnscope.models.trace import TracedModel
+        return prepared
+    if key is not None and key_of(source) == key:
+        store_pass(_name(key, "kernel" if short else way), trace)
+    return look_at(prepared, trace)
 
-    model = TracedModel(trace, since=None if saving else _tell_when(trace.description.kept))
-    return None if model.prepared.arrays is None else model
 
-
-def store_look(source: Asked, key: str | None, trace: Trace) -> None:
-    """Keep a pass, if every look at it can be answered, and nothing has changed while it ran."""
-    from attnscope.models.trace import prepare_traced
-
-    if key is not None and prepare_traced(trace).arrays is not None and key_of(source) == key:
-        store_pass(key, trace)
+def _name(key: str, way: str) -> str:
+    """The key of a pass that was measured in this way."""
+    return hash_key({"key": key, "way": way}) if way == "fused" else key
 
 
 def key_of(source: Asked) -> str | None:

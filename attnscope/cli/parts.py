@@ -101,9 +101,10 @@ def read_parts_of(given: Source, parts: PartOptions) -> tuple[Model, ModelInput,
         begins = cut_text(whole, parts.by)
     elif parts.by.endswith(".json"):
         begins = read_parts(read_file(Path(parts.by)))
-    model = given.load()
-    prepared = prompt = given.prepare(model)
-    if given.asked.generate is not None:
+    writes = given.asked.generate is not None
+    model, prepared = given.open(looking=not writes, way="kernel" if parts.exact_kernel else "other")
+    prompt = prepared
+    if writes:
         prompt = replace(given, asked=replace(given.asked, generate=None)).prepare(model)
     same = [one == other for one, other in zip(prompt.tokens, prepared.tokens, strict=False)]
     count = same.index(False) if False in same else len(same)  # a prompt may end with a token that is no more

@@ -80,11 +80,7 @@ def show(
 
     selection = select(attention, axes, head, token=attention.token)
     whole = output.out is not None and output.out.suffix.lower() in WHOLE
-    loaded, prepared = given.open(
-        predicting=attention.ablate is not None,
-        looking=not whole and attention.ablate is None,
-        saving=output.out is not None,
-    )
+    loaded, prepared = given.open(predicting=attention.ablate is not None, saving=output.out is not None)
     if attention.ablate is not None:
         show_ablation(loaded, prepared, attention, as_json=output.as_json)
         return

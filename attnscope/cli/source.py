@@ -19,6 +19,7 @@ from attnscope.errors import OutputError
 from attnscope.figures import Weigh
 
 if TYPE_CHECKING:
+    from attnscope.cli.last_look import Way
     from attnscope.models import Model, ModelInput
 
 
@@ -32,27 +33,32 @@ class Source:
     second: str | None = None
 
     def open(
-        self, *, predicting: bool = False, looking: bool = False, kept: bool = False, saving: bool = False
+        self, *, predicting: bool = False, looking: bool = True, way: Way = "kernel", saving: bool = False
     ) -> tuple[Model, ModelInput]:
         """The model, and the input as it reads it. Raises ``AttnscopeError``.
 
-        ``looking``: with the pass of a short input, for who looks at heads and their figures alone. It is
-        kept by itself, and where it was before, no model is loaded; ``kept`` looks there, too, and keeps
-        nothing. ``saving``: the title goes into a file, and does not say when the pass ran.
+        ``looking``: with the pass of a small input, for who looks at heads and their figures alone. It is
+        kept by itself, and where it was before, no model is loaded; ``way`` says how a long text is measured.
+        ``saving``: the title goes into a file, and does not say when the pass ran.
         """
-        key = None
-        if (looking or kept) and not predicting:
-            from attnscope.cli.last_look import find_look, key_of
+        if predicting or not looking:
+            model = self.load(predicting=predicting)
+            return model, self.prepare(model)
+        from attnscope.cli.last_look import find_look, hold_look, key_of
 
-            key = key_of(self)
-            found = None if self.asked.fresh else find_look(key, saving=saving)
-            if found is not None:
-                return found, found.prepared
-        model = self.load(predicting=predicting)
+        key = key_of(self)
+        way = (
+            "kernel" if way == "fused" and self.asked.generate is not None else way
+        )  # it ran with the kernels
+        found = None if self.asked.fresh else find_look(key, way, saving=saving)
+        if found is not None:
+            return found, found.prepared
+        model = self.load()
         prepared = self.prepare(model)
-        if not looking or self.asked.saved is not None:
+        if self.asked.saved is not None or model.weigh != "raw":
             return model, prepared
-        return model, self._hold(model, prepared, key)
+        with reading(model, prepared):
+            return model, hold_look(self, key, way, model, prepared, self.plain_text)
 
     def load(self, *, predicting: bool = False) -> Model:
         """The model, or a file in its place; ``predicting`` brings what it was trained with."""
@@ -91,22 +97,6 @@ class Source:
             trace = keep_trace(model, prepared, self.plain_text)
         write_trace(trace, file)
         print(f"kept {file}", file=sys.stderr)
-        return look_at(prepared, trace)
-
-    def _hold(self, model: Model, prepared: ModelInput, key: str | None) -> ModelInput:
-        """The input with its pass, if that is short, which is kept by itself under ``key``."""
-        from attnscope.cli.last_look import store_look
-        from attnscope.models.keeping import hold_short
-        from attnscope.models.trace import look_at
-        from attnscope.models.weighed import WeighedModel
-
-        if isinstance(model, WeighedModel):
-            return prepared
-        with reading(model, prepared):
-            trace = hold_short(model, prepared, self.plain_text)
-        if trace is None:
-            return prepared
-        store_look(self, key, trace)
         return look_at(prepared, trace)
 
     def _read(self, model: Model) -> ModelInput:

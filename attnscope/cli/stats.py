@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from attnscope.analysis.conditions import Condition
     from attnscope.analysis.selection import Selection
     from attnscope.analysis.stats import Stats
+    from attnscope.cli.last_look import Way
     from attnscope.measures import HeadFigures
 
 
@@ -152,9 +153,14 @@ def _measure(
 ) -> Stats:
     """The figures of one text; its maps are saved where they are asked for."""
     from attnscope.analysis.stats import stats as measure
+    from attnscope.measures import DEFAULT
 
+    way: Way = "fused" if names == DEFAULT else "other"
     loaded, prepared = given.open(
-        predicting=asked.importance or asked.ablation is not None, looking=asked.pooled is None, saving=saving
+        predicting=asked.importance or asked.ablation is not None,
+        looking=asked.pooled is None,
+        way="kernel" if asked.exact_kernel or asked.rows is not None else way,
+        saving=saving,
     )
     with reading(loaded, prepared):
         seen = measure(

@@ -15,13 +15,15 @@ from attnscope.attention import Attention, Axis
 from attnscope.axes import coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, SiteRecord
 from attnscope.errors import ModelError, SizeError
-from attnscope.fused.request import SHORTEST
-from attnscope.measures import HeadFigures, Measurement
+from attnscope.fused.fused_pass import FusedPass
+from attnscope.measures import HeadFigures, Measurement, fused_request
 from attnscope.measures.words import measure_words
 from attnscope.models.inputs import ModelInput
 from attnscope.models.inspection import find_device
 from attnscope.models.model import Model
-from attnscope.models.trace import TracedModel, is_short
+from attnscope.models.size import trace_size
+from attnscope.models.trace import TracedModel, has_short_text, is_short
+from attnscope.storage.cache import LARGEST
 from attnscope.storage.trace import Trace
 from attnscope.storage.trace.keep import KeepRows
 from attnscope.storage.trace.layout import (
@@ -67,11 +69,38 @@ class _Measuring:
 
 def hold_short(model: Model, prepared: ModelInput, text: str | None = None) -> Trace | None:
     """The pass of a short input, looked at as one from a file; ``None`` for a long one, or one that fails."""
-    if prepared.arrays is not None or not 0 < len(prepared.tokens) < SHORTEST:
+    if not prepared.tokens or not has_short_text(prepared):
+        return None
+    return _hold(partial(model.run, prepared), model, prepared, text, MEASURED)
+
+
+def hold_long(
+    model: Model, prepared: ModelInput, text: str | None = None, *, fused: bool = False
+) -> Trace | None:
+    """The pass of a long input, if it is small beside ``LARGEST``; ``None`` for any other, or one that fails.
+
+    ``fused``: the fused pass measures all heads in the kernels' place. Beside these nothing is measured.
+    """
+    size = trace_size(model.module, len(prepared.tokens))
+    if size is None or size > LARGEST:
+        return None
+    request = fused_request(Measurement().measures, [prepared.tokens]) if fused else None
+    run = partial(model.run, prepared, fused=None if request is None else FusedPass(request))
+    return _hold(run, model, prepared, text, math.inf if fused else 0)
+
+
+def _hold(
+    run: Callable[[Sequence[Observer]], Record],
+    model: Model,
+    prepared: ModelInput,
+    text: str | None,
+    most: float,
+) -> Trace | None:
+    """The pass, measured up to so many weights; ``None`` for one that cannot be kept."""
+    if prepared.arrays is not None:
         return None
     try:
-        run = partial(model.run, prepared)
-        return make_trace(run, prepared, describe_model(model), model.notes, text, most=MEASURED)
+        return make_trace(run, prepared, describe_model(model), model.notes, text, most=most)
     except (UnkeptPass, SizeError):
         return None
 

@@ -53,6 +53,20 @@ def pass_size(module: nn.Module, texts: int, tokens: int) -> int:
     return texts * max(tokens * wide, scores) * bytes_
 
 
+def trace_size(module: nn.Module, tokens: int) -> int | None:
+    """Bytes of the queries and keys of all layers, at most; ``None`` where no config tells it."""
+    config = getattr(module, "config", None)
+    text = getattr(config, "get_text_config", None)
+    config = text() if callable(text) else config
+    width = getattr(config, "hidden_size", getattr(config, "width", None))
+    layers = getattr(config, "num_hidden_layers", getattr(config, "layers", None))
+    if not isinstance(width, int) or not isinstance(layers, int):
+        return None
+    both = 3 if getattr(config, "is_encoder_decoder", False) else 1  # encoder, decoder, across
+    bytes_ = next((weights.itemsize for weights in module.parameters() if weights.is_floating_point()), 4)
+    return 2 * both * layers * width * tokens * bytes_
+
+
 def _folder(name: str, revision: str | None) -> Path:
     if Path(name).is_dir():
         return Path(name)

@@ -87,6 +87,11 @@ def prepare_traced(trace: Trace) -> ModelInput:
     )
 
 
+def has_short_text(prepared: ModelInput) -> bool:
+    """Whether a text is never measured by the fused pass: whichever way its heads are, the pass is one."""
+    return len(prepared.tokens) < SHORTEST
+
+
 def is_short(trace: Trace) -> bool:
     """Whether arrays are as quick as tensors: what is longer wants many threads."""
     return all(max(trace.size(call)) < SHORTEST for call in trace.description.calls)

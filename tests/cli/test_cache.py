@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,25 +70,83 @@ def test_the_numbers_are_the_same_byte_for_byte(run, looks, folder, asked):
     assert first.out == second.out == fresh.out
 
 
+def answers(ran) -> dict:
+    """The JSON of an answer, but for what says where it came from and when it was made."""
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    found.pop("command", None)
+    words = ("which", "title", "subtitle")
+    return {
+        name: re.sub(" · from the pass of [^·]+(?= ·|$)", "", part) if name in words else part
+        for name, part in found.items()
+    }
+
+
 OTHERS = [
     ["compare", TEXT],
     ["compare", TEXT, "--head", "1"],
     ["compare", TEXT, "L0H0", "L1H1"],
     ["check", "L0H0.entropy > 0", "--text", TEXT],
     ["find", "sat -> cat", TEXT],
+    ["spans", f"{TEXT} It slept."],
+    ["stats", TEXT, "--by-position", "previous"],
+    ["stats", TEXT, "--rows", "1-3"],
+    ["flow", TEXT],
 ]
 
 
 @pytest.mark.parametrize("asked", OTHERS, ids=" ".join)
-def test_other_commands_look_there_too(run, monkeypatch, looks, folder, asked):
+def test_every_command_keeps_what_it_has_read(run, monkeypatch, looks, folder, asked):
     given = [*asked, "-m", folder, "--json"]
-    live = run(*given)
-    run("show", TEXT, "-m", folder)
+    monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
+    live = answers(run(*given))
+    monkeypatch.setenv("ATTNSCOPE_CACHE", str(looks.parent))
+    first = answers(run(*given))
     monkeypatch.setattr("attnscope.models.load", None)  # no model is loaded any more
-    there = run(*given)
-    assert live.code == there.code == 0, (live.err, there.err)
-    ours, theirs = json.loads(live.out), json.loads(there.out)
-    assert ours == theirs
+    assert answers(run(*given)) == first == live
+
+
+@pytest.fixture
+def long_text(tmp_path):
+    """A text of the bundled encoder's whole length, 512 tokens, where the fused pass begins."""
+    file = tmp_path / "long.txt"
+    file.write_text(TEXT * 100)
+    return ["-f", file, "--truncate"]
+
+
+LONG = [
+    ["show", "--head", "L1H0"],
+    ["stats"],
+    ["stats", "--exact-kernel"],
+    ["compare", "--head", "1"],
+    ["spans", "--exact-kernel"],
+]
+
+
+@pytest.mark.parametrize("asked", LONG, ids=" ".join)
+def test_a_long_text_is_kept_where_its_pass_is_small(run, monkeypatch, looks, long_text, asked):
+    given = [*asked, *long_text, "--json"]
+    monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
+    live = answers(run(*given))
+    monkeypatch.setenv("ATTNSCOPE_CACHE", str(looks.parent))
+    first = answers(run(*given))
+    monkeypatch.setattr("attnscope.models.load", None)
+    assert answers(run(*given)) == first == live
+
+
+def test_what_the_fused_pass_measured_answers_for_no_kernel(run, looks, long_text):
+    run("stats", *long_text)
+    assert came_from_there(run("stats", *long_text, "--top", "2"))
+    assert not came_from_there(run("show", "--head", "L1H0", *long_text))
+    assert came_from_there(run("show", "--head", "L1H0", *long_text))
+    assert not came_from_there(run("stats", "--sort", "coverage90", *long_text))
+    assert len(list(looks.iterdir())) == 2
+
+
+def test_a_long_text_whose_pass_is_large_is_not_kept(run, monkeypatch, looks, long_text):
+    monkeypatch.setattr("attnscope.models.keeping.LARGEST", 1 << 20)
+    assert not came_from_there(run("show", *long_text))
+    assert not looks.exists()
 
 
 def test_an_export_of_the_second_look_is_that_of_the_first(run, monkeypatch, looks, folder, tmp_path):
@@ -315,11 +374,6 @@ def test_large_weights_that_were_just_written_have_no_key(monkeypatch, source):
 def test_an_adapter_whose_base_lies_elsewhere_has_no_key(source, folder):
     (folder / "adapter_config.json").write_text("{}")
     assert last_look.key_of(source) is None
-
-
-def test_a_long_text_is_not_kept(run, looks):
-    assert run("stats", "cat " * 600, "-m", "own", "--truncate").code == 0
-    assert not looks.exists()
 
 
 def test_nothing_is_kept_where_that_is_said(run, monkeypatch, looks, folder):

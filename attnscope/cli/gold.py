@@ -134,7 +134,7 @@ def _answer_times(
             watch=watch_progress(file.size, gold.limit, draw),
         )
     if output.as_json:
-        print_plain(answers.numbers_of(seen) | model.said)
+        print_answer("find", answers.numbers_of(seen) | model.said)
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(seen))
     else:

@@ -16,17 +16,20 @@ from attnscope.capture.hooks import outputs
 from attnscope.capture.hooks.compiled import COMPILED
 from attnscope.capture.hooks.guard import Guard
 from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
+from attnscope.capture.hooks.parameters import Learned
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import Sides
 from attnscope.capture.lineage.pieces import Pieces
 from attnscope.capture.lineage.settled import Settled
+from attnscope.capture.lineage.standing import judge
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.opaque import find_opaque
 from attnscope.capture.placing.sites import Sites
-from attnscope.capture.placing.without_attention import find_layers, mixed_heads, signed_weights
-from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord, tolerance
+from attnscope.capture.placing.without_attention import find_layers, no_distribution
+from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
 from attnscope.capture.rows.capture import Capture, Unknown
+from attnscope.capture.rows.fuse import fuse
 from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
 from attnscope.capture.rows.mapped import count_hidden
 from attnscope.capture.rows.mapped_calls import capture_mapped_weighing
@@ -34,7 +37,7 @@ from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.sdpa import sdpa_call
 from attnscope.capture.rows.weighing import Weighing
-from attnscope.fused.fused_pass import FusedPass, Refusal
+from attnscope.fused.fused_pass import FusedPass
 
 
 @dataclass(eq=False)
@@ -60,7 +63,8 @@ class Recorder:
         self._count = 0  # attention calls and gates so far
         self._counts: dict[Call, int] = {}  # of each module that is running, the count when it started
         self._repeats = Repeats()
-        self.lineage = Lineage()
+        self.learned = Learned()
+        self.lineage = Lineage(self.learned)
         self.settled = Settled()
 
     @property
@@ -92,7 +96,7 @@ class Recorder:
         refusal = None
         if self.fused is not None and frame.has_fused_form:
             with quietly():
-                output, capture = self._fuse(Capture.of_call(formula(frame, causal=False), name))
+                output, capture = fuse(self.fused, Capture.of_call(formula(frame, causal=False), name))
             refusal = capture.refusal
             if output is not None:
                 self.take(capture, path)
@@ -117,7 +121,7 @@ class Recorder:
         query: Tensor = args[0] if args else kwargs["query"]
         batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
         call = sdpa_call(args, kwargs, batch, None if frame is None else frame.query.shape[1])
-        output, capture = self._fuse(Capture.of_call(call, "sdpa"))
+        output, capture = fuse(self.fused, Capture.of_call(call, "sdpa"))
         result: Tensor
         if output is None:
             result = kernel(*args, **kwargs)
@@ -129,8 +133,12 @@ class Recorder:
             self.take_kernel(capture, args, kwargs)
         return result
 
-    def see_weighing(self, weighing: Weighing) -> None:
+    def see_weighing(self, weighing: Weighing, result: Tensor) -> None:
         """The result of a softmax met its values."""
+        stands = judge(self.lineage, weighing, result)
+        if not stands.tokens:
+            self.settled.ask()
+            return self.see_gate()
         if self._frames and not weighing.trail.mixed and not weighing.trail.signed:
             self._frames[-1].weighings += [weighing] if weighing.trail.softmax else []
             return
@@ -138,14 +146,15 @@ class Recorder:
         owner = ([""] + [ours for theirs, ours in both if theirs == ours])[-1]
         if weighing.trail.mixed or weighing.trail.signed:
             self.see_gate()
-            note = mixed_heads if weighing.trail.mixed else signed_weights
-            return self.record.note(note(owner))
+            return self.record.note(no_distribution(owner, weighing.trail.mixed))
         heads = heads_of(getattr(self._call_of(owner), "module", None))
         if count_hidden(weighing.weights):
             return self.take(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
         sides = Sides.of_weighing(self.lineage, weighing, batch, heads)
-        self.take(Capture.of_weighing(weighing, batch, heads), owner, sides, weighing.trail.softmax)
+        self.take(
+            Capture.of_weighing(weighing, batch, heads, stands.learned), owner, sides, weighing.trail.softmax
+        )
 
     def take_kernel(self, capture: Capture | Unknown, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
@@ -170,21 +179,6 @@ class Recorder:
         self.record.without_attention += find_layers(self.model, self.ran, known)
 
     # what becomes of it
-
-    def _fuse(self, capture: Capture) -> tuple[Tensor | None, Capture]:
-        """The output and statistics of the fused pass; no output, and why, where the kernel has to run."""
-        if self.fused is None or not isinstance(capture.read, ScoredRows):
-            return None, capture
-        call = capture.read.call
-        try:
-            output, statistics = self.fused.attend(call)
-        except Refusal as refusal:
-            return None, replace(capture, refusal=str(refusal))
-        fused = capture.fused(statistics).proved(call.value, output)
-        if fused.difference is not None and fused.difference > tolerance(call.query.dtype):
-            reason = f"rows of its output differ from their formula by {fused.difference:.2g}"
-            return None, replace(capture, refusal=reason)
-        return output, fused
 
     def take(
         self, capture: Capture | Unknown, name: str, sides: Sides | None = None, softmax: int = 0
@@ -218,7 +212,7 @@ class Recorder:
         self._frames.clear()
         self._counts.clear()
         self._pieces.flush()
-        self.lineage = Lineage()
+        self.lineage = Lineage(self.learned)
         self.settled.begin_pass()
         self.notes = None
 
@@ -241,7 +235,7 @@ class Recorder:
                 rows = layout(call.module, call.tensors, notes)
                 self.take(from_chunks(rows, type(call.module).__name__), call.name)
         if self._counts.pop(call, None) == self._count and listens:
-            shown = outputs.capture_weights(self.stack.calls, output)
+            shown = outputs.capture_weights(self.stack.calls, output, self.lineage)
             if shown is not None:
                 self.take(shown, call.name)
         self._pieces.leave(call)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import resource
 import signal
 import warnings
 from collections import defaultdict
@@ -18,7 +16,9 @@ from typing import Any
 
 import torch
 
-SECONDS, MEMORY = 25, 9 << 30
+from tests.tools.coverage.fork import in_a_fork
+
+SECONDS, MEMORY = 30, 9 << 30
 
 THIRTY = [
     "bert",
@@ -120,22 +120,11 @@ def built(model_type: str) -> tuple[Any, Any]:
     return None, failures[0] if failures else "no inputs are known for it"
 
 
-def in_a_fork(model_type: str) -> dict[str, Any]:
-    """``audit_type`` in a child, so that a crash or an endless pass ends with it."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of work, however busy the machine
-        with os.fdopen(write, "w") as pipe:
-            pipe.write(json.dumps(audit_type(model_type)))
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        line = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(line) if line else {"type": model_type, "note": "took too much time or memory"}
+def in_its_fork(model_type: str) -> dict[str, Any]:
+    """``audit_type`` in a child."""
+    line, status = in_a_fork(lambda: json.dumps(audit_type(model_type)), SECONDS, MEMORY)
+    why = "time" if status == signal.SIGPROF else f"memory, or a crash (status {status})"
+    return json.loads(line) if line else {"type": model_type, "note": f"took too much {why}"}
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -200,7 +189,7 @@ def main() -> None:
     if not options.types:
         random.Random(0).shuffle(types)  # so that a part is a sample
     for model_type in types:
-        done[model_type] = in_a_fork(model_type)
+        done[model_type] = in_its_fork(model_type)
         print(json.dumps(done[model_type]), flush=True)
         options.results.write_text("".join(json.dumps(result) + "\n" for result in done.values()))
     if options.table:

@@ -18,7 +18,7 @@ from attnscope.analysis.audit.moves import Place, differ, tensors_in, with_tenso
 from attnscope.analysis.audit.paths import is_inside
 from attnscope.capture import Record
 from attnscope.capture.hooks.interface import attention_functions
-from attnscope.capture.hooks.softmax import SOFTMAX
+from attnscope.capture.lineage.functions import SOFTMAX
 from attnscope.capture.observer import is_quiet, quietly
 from attnscope.capture.rows import aten
 from attnscope.errors import ModelError

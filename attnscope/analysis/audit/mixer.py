@@ -11,7 +11,7 @@ from torch import nn
 from attnscope.analysis.audit.paths import is_inside, pattern
 from attnscope.analysis.sentences import number_ranges
 from attnscope.attention import Site
-from attnscope.capture.hooks.softmax import ELEMENTWISE
+from attnscope.capture.lineage.functions import ELEMENTWISE
 from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD
 
 MISSED = "attention that was not captured"

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attnscope.capture.hooks.softmax import SOFTMAX
+from attnscope.capture.lineage.functions import SOFTMAX
 from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.weighing import masked_keys
 

@@ -14,6 +14,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from attnscope.capture.hooks.modules import Call, stored
+from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.standing import are_gates
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import texts_in_batch
 from attnscope.capture.rows.capture import Capture
@@ -22,9 +24,9 @@ from attnscope.capture.rows.weighing import bare_weighing
 SURPLUS = 1e-3
 
 
-def capture_weights(calls: Sequence[Call], output: object) -> Capture | None:
+def capture_weights(calls: Sequence[Call], output: object, lineage: Lineage) -> Capture | None:
     """The attention that the innermost of the running modules shows itself, when it ends with ``output``."""
-    weights = find_weights(calls[-1], output)
+    weights = find_weights(calls[-1], output, lineage)
     if weights is None:
         return None
     with quietly():
@@ -32,10 +34,10 @@ def capture_weights(calls: Sequence[Call], output: object) -> Capture | None:
     return replace(capture, source="module", kernel=type(calls[-1].module).__name__)
 
 
-def find_weights(call: Call, output: object) -> Tensor | None:
+def find_weights(call: Call, output: object, lineage: Lineage) -> Tensor | None:
     """The attention weights that a module's call left in its output or its attributes, if any."""
     for tensor in _candidates(call, output):
-        if are_weights(tensor, call.tensors):
+        if are_weights(tensor, call.tensors) and not are_gates(lineage, tensor):
             return tensor.detach()
     return None
 

@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from attnscope.capture.lineage.functions import PRODUCTS
+
+PROJECTING = PRODUCTS | {"linear", "addmm", "conv1d", "conv2d", "conv3d"}
 
 
 def is_parameter(tensor: Tensor) -> bool:
     """Whether a tensor is a parameter or a view of one."""
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
+class Learned:
+    """Knows what is made of parameters alone, which no input moves: weights in another type, latents."""
+
+    def __init__(self) -> None:
+        self._made: Any = WeakTensorKeyDictionary()
+
+    def see(self, name: str, args: Sequence[Any], result: Any) -> None:
+        """A function ran: whether it was given nothing but what is learned."""
+        if not args or not isinstance(args[0], Tensor) or not self.is_fixed(args[0]):
+            return
+        if all(self.is_fixed(arg) for arg in args[1:] if isinstance(arg, Tensor)):
+            parts = (result,) if isinstance(result, Tensor) else result if isinstance(result, tuple) else ()
+            like = self.holds(args[0]) and name not in PROJECTING
+            for part in parts:
+                if isinstance(part, Tensor) and not is_parameter(part):
+                    self._made[part] = like
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter in another form: cast, moved, normalized."""
+        return is_parameter(tensor) or bool(self._made and self._made.get(tensor))
+
+    def is_fixed(self, tensor: Tensor) -> bool:
+        """Whether a tensor is made of parameters, in whatever way."""
+        return is_parameter(tensor) or bool(self._made and tensor in self._made)

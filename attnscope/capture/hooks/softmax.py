@@ -23,40 +23,18 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnscope.capture.hooks.pairs import PAIRING, Pairs
-from attnscope.capture.hooks.parameters import is_parameter
+from attnscope.capture.hooks.parameters import Learned, is_parameter
+from attnscope.capture.lineage.functions import CARRYING, ELEMENTWISE, RESHAPING
+from attnscope.capture.lineage.products import spell_out
 from attnscope.capture.rows.mapped import reveal
 from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, masked_keys
-
-SOFTMAX = frozenset({"softmax", "_softmax", "_safe_softmax"})
-PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "einsum"})
-
-# fmt: off
-RESHAPING = frozenset((
-    "view", "reshape", "view_as", "reshape_as", "permute", "transpose", "transpose_", "swapaxes",
-    "swapdims", "movedim", "moveaxis", "t", "mT", "flatten", "unflatten", "squeeze", "unsqueeze", "expand",
-    "expand_as", "contiguous", "clone", "detach", "__getitem__", "narrow", "select", "index_select",
-    "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "repeat_interleave", "roll", "__get__",
-))
-# fmt: on
-"""Functions that move, cut or copy weights; the mask follows through the same call."""
-
-# fmt: off
-ELEMENTWISE = frozenset((
-    "to", "type", "type_as", "float", "half", "bfloat16", "double", "cpu", "cuda", "dropout", "dropout_",
-    "feature_dropout", "alpha_dropout", "masked_fill", "masked_fill_", "where", "mul", "mul_", "__mul__",
-    "__rmul__", "__imul__", "multiply", "div", "div_", "__truediv__", "__itruediv__", "add", "__add__",
-    "__radd__", "sub", "__sub__", "nan_to_num", "nan_to_num_", "clamp", "clamp_", "tril", "triu",
-))
-# fmt: on
-"""Functions that keep weights in their places."""
-
-CARRYING = RESHAPING | ELEMENTWISE
 
 
 class Trails:
     """The tensors of one pass that hold softmax results; gone as soon as the model drops them."""
 
-    def __init__(self) -> None:
+    def __init__(self, learned: Learned) -> None:
+        self._learned = learned
         self._trails: Any = WeakTensorKeyDictionary()
         self._softmaxes = 0
         self._gates: Any = WeakTensorKeyDictionary()
@@ -68,7 +46,7 @@ class Trails:
         self.mix(source, result)
         if source in self._scores:
             self._scores[result] = True
-        elif weight.shape[0] > 1 and is_parameter(weight):
+        elif weight.shape[0] > 1 and self._learned.holds(weight):
             self._gates[result] = True
 
     def multiply(self, args: Sequence[Any], result: Tensor) -> None:
@@ -76,31 +54,36 @@ class Trails:
         given = [part for arg in args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
         operands = [part for part in given if isinstance(part, Tensor)]
         weights = [operand for operand in operands if operand in self._trails]
-        if weights and any(is_parameter(operand) for operand in operands):
+        if weights and any(self._learned.holds(operand) for operand in operands):
             self.mix(weights[0], result)
-        elif not weights and result.ndim >= 4 and not any(is_parameter(operand) for operand in operands):
+        elif not weights and result.ndim >= 4 and not any(map(self._learned.holds, operands)):
             self._scores[result] = True
 
     def mix(self, source: Tensor, result: Tensor) -> None:
         """Follow weights through a learned layer over their heads, which keeps their shape."""
-        if source.ndim >= 4 and source.shape == result.shape and source in self._trails:
-            self._trails[result] = replace(self._trails[source], masked=None, mixed=True)
+        trail = self._trails.get(source) if source.ndim >= 4 and source.shape == result.shape else None
+        if trail is not None and not trail.gates:
+            self._trails[result] = replace(trail, masked=None, mixed=True)
 
     def start(self, path: tuple[str, ...], scores: Tensor, axis: int, result: Tensor) -> bool:
         """Follow the result of a softmax over ``axis`` of ``scores``; False if the scores are gates."""
-        if scores in self._gates:
-            return False
+        gates = scores in self._gates
         if result.ndim >= 2 and result.is_floating_point():
             shapes = tuple(t.shape for t in (result,) if t.ndim == 4)
             self._softmaxes += 1
-            self._trails[result] = Trail(path, masked_keys(scores, axis), shapes, softmax=self._softmaxes)
-        return True
+            masked = None if gates else masked_keys(scores, axis)
+            self._trails[result] = Trail(path, masked, shapes, softmax=self._softmaxes, gates=gates)
+        return not gates
 
     def follow(
         self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Carry the trail of the first followed argument on to the result of a harmless function."""
-        if name in PAIRING and isinstance(result, Tensor) and self._pairs.are_made(args, result):
+    ) -> bool:
+        """Carry the trail of the first followed argument on to the result of a harmless function.
+
+        Returns whether the function made pairs.
+        """
+        paired = name in PAIRING and isinstance(result, Tensor) and self._pairs.are_made(args, result)
+        if paired:
             self._scores[result] = True
         elif name == "repeat":
             self._pairs.repeat(args[0], result)
@@ -113,8 +96,13 @@ class Trails:
             and any(isinstance(arg, Tensor) and arg in self._scores for arg in args)
         ):
             self._scores[result] = True
-        if not self._trails:
-            return
+        if self._trails:
+            self._follow_weights(name, func, args, kwargs, result)
+        return paired
+
+    def _follow_weights(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
+    ) -> None:
         source = next((arg for arg in args if isinstance(arg, Tensor) and arg in self._trails), None)
         if source is None:
             return
@@ -133,7 +121,7 @@ class Trails:
         """Whether nothing but gates, parameters and masks went into a function."""
         given = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
         gates = [arg for arg in given if arg in self._gates]
-        return bool(gates) and all(arg in self._gates or is_parameter(arg) for arg in given)
+        return bool(gates) and all(arg in self._gates or self._learned.holds(arg) for arg in given)
 
     def _carry(self, trail: Trail, result: Tensor, masked: Tensor | None) -> None:
         shapes = (*trail.shapes, result.shape) if result.ndim == 4 else trail.shapes
@@ -156,12 +144,12 @@ class Trails:
         followed = [operand in self._trails for operand in (left, right)]
         if followed == [True, False] and left.ndim >= 2:
             trail = self._trails[left]
-            found = _attention(trail, left, trail.masked, right, tuple(range(left.ndim)))
+            found = _attention(trail, left, right, right.ndim - 2, tuple(range(left.ndim)))
             return _with_product(found, right, result, name)
         if followed == [False, True] and right.ndim >= 2:
             trail = self._trails[right]
             axes = (*range(right.ndim - 2), right.ndim - 1, right.ndim - 2)
-            found = _attention(trail, right, trail.masked, left, axes)
+            found = _attention(trail, right, left, left.ndim - 1, axes)
             return _with_product(found, left.mT, result.mT, name) if left.ndim > 1 else found
         return None
 
@@ -185,7 +173,8 @@ class Trails:
         # heads that share their values have an axis that the values lack; the last such axis is the queries
         places = tuple(ours.index(axis) for axis in (*shared, *queries, keys[0]))
         trail = self._trails[weights]
-        found = _attention(trail, weights, trail.masked, values, places, grouped=len(queries) > 1)
+        grouped = len(queries) > 1
+        found = _attention(trail, weights, values, theirs.index(keys[0]), places, grouped)
         rest = [axis for axis in theirs if axis not in ours]
         known = [*(axis for axis in (*shared, *queries) if axis in output), *rest]
         if len(rest) != 1 or sorted(known) != sorted(output):
@@ -205,22 +194,11 @@ def _with_product(found: Weighing | None, values: Tensor, result: Tensor, name: 
     return replace(found, values=values.detach(), output=result.detach())
 
 
-def spell_out(equation: str, operands: Sequence[Tensor]) -> str:
-    """An einsum equation with letters in the place of its dots."""
-    equation = equation.replace(" ", "")
-    if "..." not in equation:
-        return equation
-    first = equation.split("->")[0].split(",")[0]
-    count = operands[0].ndim - len(first.replace("...", ""))
-    free = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
-    return equation.replace("...", "".join(free[:count]))
-
-
 def _attention(
     trail: Trail,
     operand: Tensor,
-    masked: Tensor | None,
     values: Tensor,
+    key_axis: int,
     axes: tuple[int, ...],
     grouped: bool | None = None,
 ) -> Weighing | None:
@@ -228,7 +206,7 @@ def _attention(
 
     ``axes`` are those of the operand, in the order batch, heads, query, key.
     """
-    weights, masked = operand.permute(axes), None if masked is None else masked.permute(axes)
+    weights, masked = operand.permute(axes), None if trail.masked is None else trail.masked.permute(axes)
     if is_parameter(values) or values.ndim < 2:
         return None
     (whole,) = reveal(weights.detach())
@@ -238,7 +216,7 @@ def _attention(
         trail = replace(trail, signed=True)
     if grouped is None:
         grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])
-    return Weighing(trail, weights.detach(), masked, grouped, operand, axes)
+    return Weighing(trail, weights.detach(), masked, grouped, operand, axes, values, key_axis)
 
 
 def _holds_tensors(result: Any) -> bool:

@@ -9,11 +9,15 @@ from torch import Tensor
 
 from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, WatchingMode
 from attnscope.capture.hooks.pairs import ACTIVATIONS, PAIRING
-from attnscope.capture.hooks.softmax import CARRYING, PRODUCTS, SOFTMAX, Trails
+from attnscope.capture.hooks.softmax import Trails
+from attnscope.capture.lineage.functions import CARRYING, PRODUCTS, SOFTMAX
+from attnscope.capture.lineage.pieces import INSIDE
+from attnscope.capture.lineage.standing import asks_itself
 from attnscope.capture.lineage.written import find_written
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.opaque import why_opaque
 from attnscope.capture.rows import aten
+from attnscope.capture.rows.capture import Unknown
 from attnscope.capture.rows.fast_path import capture_fast_path
 from attnscope.capture.rows.flex import capture_flex
 from attnscope.capture.rows.mapped import count_hidden
@@ -32,7 +36,7 @@ class AttentionMode(WatchingMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
-        self.trails = Trails()
+        self.trails = Trails(recorder.learned)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -59,17 +63,19 @@ class AttentionMode(WatchingMode):
         recorder = self.recorder
         if recorder.notes is not None:
             return recorder.notes.note(name, args, result)
+        recorder.learned.see(name, args, result)
         rests = recorder.settled.rests
         if not rests and not any(isinstance(part, Tensor) and part.is_nested for part in (*args, result)):
             recorder.lineage.see(name, func, args, kwargs, result)  # of all that has a shape
         if name in FOLLOWED:
-            self.trails.follow(name, func, args, kwargs, result)
+            if self.trails.follow(name, func, args, kwargs, result):
+                recorder.lineage.place(result, None)  # of pairs
         elif name in PRODUCTS:
             weighing = self.trails.weighing(name, args, kwargs, result)
             if weighing is None and not rests:
                 weighing = find_written(recorder.lineage, recorder.stack.calls, name, args, kwargs, result)
             if weighing is not None:
-                recorder.see_weighing(weighing)
+                recorder.see_weighing(weighing, result)
             else:
                 self.trails.multiply(args, result)
         elif name in SOFTMAX:
@@ -89,7 +95,12 @@ class AttentionMode(WatchingMode):
     def _see_attention(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function of torch attended all by itself."""
         recorder, calls = self.recorder, self.recorder.stack.calls
-        if name == "scaled_dot_product_attention" and count_hidden(*args[:3]):
+        if name in FUSED_FUNCTIONS | {"multi_head_attention_forward"} and asks_itself(
+            recorder.lineage, name, args, kwargs
+        ):
+            recorder.settled.ask()
+            recorder.take(Unknown(INSIDE), recorder.owner)
+        elif name == "scaled_dot_product_attention" and count_hidden(*args[:3]):
             recorder.take(capture_mapped_sdpa(args, kwargs, result, calls), recorder.owner)
         elif name == "multi_head_attention_forward":
             recorder.take(capture_projection(bind(args, kwargs), result[0]), recorder.owner)

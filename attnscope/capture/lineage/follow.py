@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.hooks.parameters import is_parameter
-from attnscope.capture.hooks.softmax import PRODUCTS
-from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, REDUCING
-from attnscope.capture.lineage.nodes import Moved, Node, Spread
+from attnscope.capture.hooks.parameters import Learned, is_parameter
+from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING
+from attnscope.capture.lineage.nodes import Moved, Node, Origin, Spread
 from attnscope.capture.lineage.products import spell
 from attnscope.capture.lineage.roots import Filler, Nothing, Root
 
@@ -29,23 +28,11 @@ DEEPEST = 100
 """Steps after which a way is given up: models come back to their shortcut long before."""
 
 
-@dataclass(frozen=True, eq=False)
-class Origin:
-    """Where a tensor comes from. ``state`` tells whether two came from the same numbers.
-
-    Scores have two sides: ``node`` is that of the left factor, ``right`` that of the right one. Their state
-    is that of the left one.
-    """
-
-    node: Node
-    state: int
-    right: Node | None = None
-
-
 class Lineage:
     """The tensors of one pass whose origin is known; gone as soon as the model drops them."""
 
-    def __init__(self) -> None:
+    def __init__(self, learned: Learned) -> None:
+        self._learned = learned
         self._origins: Any = WeakTensorKeyDictionary()
         self._parameters: Any = WeakTensorKeyDictionary()
         self._states = count()
@@ -104,6 +91,16 @@ class Lineage:
         """Follow what one of torch's kernels returned, which has a row for each query."""
         self._multiply("scaled_dot_product_attention", args, kwargs, output)
 
+    def place(self, result: Tensor, node: Node | None) -> None:
+        """Others know better where a tensor comes from: from there, or from nowhere that is known."""
+        self._origins.pop(result, None)
+        if node is not None:
+            self._set(result, Origin(node, next(self._states)))
+
+    def _is_fixed(self, tensor: Tensor) -> bool:
+        """Whether a factor is what the model learned: a parameter in some form, or queries made of it."""
+        return self._learned.holds(tensor) or (self.of(tensor) is None and self._learned.is_fixed(tensor))
+
     def _set(self, result: Tensor, origin: Origin) -> None:
         if origin.node.depth <= DEEPEST:
             self._origins[result] = origin
@@ -154,9 +151,8 @@ class Lineage:
             return
         axis, kept = axis % source.ndim, result.ndim == source.ndim
         axes = [place for place in range(source.ndim) if place != axis]
-        node = Spread(
-            known.node, tuple((place, place - (place > axis and not kept)) for place in axes), result.shape
-        )
+        stay = tuple((place, place - (place > axis and not kept)) for place in axes)
+        node = Spread(known.node, stay, result.shape, pooled=axis < source.ndim - 1)
         self._set(result, Origin(node, known.state))
 
     def _pad(
@@ -224,10 +220,10 @@ class Lineage:
         if spelled is None:
             return
         (left, right), (ours, theirs), out = spelled
-        if is_parameter(left) and not is_parameter(right):
+        if self._is_fixed(left) and not self._is_fixed(right):
             left, right, ours, theirs = right, left, theirs, ours
         kept = tuple((ours.index(letter), out.index(letter)) for letter in ours if letter in out)
-        if is_parameter(right):
+        if self._is_fixed(right):
             known = self.begin(left)
             if known is not None and known.right is None:
                 new = tuple(axis for axis, letter in enumerate(out) if letter not in ours)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.nodes import Node, beginnings, outputs
+from attnscope.capture.lineage.nodes import Node, beginnings, is_pooled, outputs
 from attnscope.capture.lineage.roots import STRETCH, Filler, Root
 from attnscope.capture.rows.weighing import Weighing
 
@@ -76,6 +76,7 @@ class Layout:
     positions: int  # of one text
     outputs: int  # of the projection that the queries come from
     channels: bool  # whether its queries are channels of one position
+    inside: bool = False  # whether each query and its keys are of one position: streams, heads, experts
 
     @property
     def usual(self) -> bool:
@@ -148,6 +149,9 @@ def survey(sides: Sides) -> Layout | None:
     if varies and bool((query == query[..., :1]).all()):
         return Layout(texts, channel, asked, key, 0, 0, 0, channels=True)
     answered, answering, _ = _split(key, begun, swapped)
+    here = (answering == asked[..., None]) & (answered == texts[..., None]) | (asked < 0)[..., None]
+    if here.shape[-1] > 1 and bool(here.all()) and not is_pooled(sides.key):
+        return Layout(texts, channel, asked, answering, 0, 0, 0, channels=False, inside=True)
     roots = [begun[int(number)] for number in torch.unique(query[query > 0] // STRETCH)]
     real = [root for root in roots if isinstance(root, Root)]
     if not real:  # fillers alone ask, of the texts that answer

@@ -76,7 +76,8 @@ class Moved:
 class Spread:
     """What a product made of one side: the axes that stay, ``kept`` as (axis before, axis after).
 
-    ``channels`` are the axes of the result that a parameter brought in, and ``projection`` its number.
+    ``channels`` are the axes of the result that a parameter brought in, and ``projection`` its number;
+    ``pooled`` says whether one entry stands for several that may have had places of their own.
     """
 
     parent: Node
@@ -84,6 +85,7 @@ class Spread:
     shape: torch.Size
     channels: tuple[int, ...] = ()
     projection: int = 0
+    pooled: bool = False
 
     @property
     def depth(self) -> int:
@@ -118,6 +120,19 @@ class Spread:
         return labels.expand(self.shape)
 
 
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a tensor comes from. ``state`` tells whether two came from the same numbers.
+
+    Scores have two sides: ``node`` is that of the left factor, ``right`` that of the right one. Their state
+    is that of the left one.
+    """
+
+    node: Node
+    state: int
+    right: Node | None = None
+
+
 def _first(labels: Tensor, axis: int) -> Tensor:
     """The labels at the start of an axis; raises ``ValueError`` where padding hides a place behind it."""
     first = labels.select(axis, 0)
@@ -144,6 +159,13 @@ def comes_from_projection(node: Any) -> bool:
     return isinstance(node, Moved) and any(
         comes_from_projection(part) for arg in node.args for part in _nodes(arg)
     )
+
+
+def is_pooled(node: Any) -> bool:
+    """Whether one entry of a tensor stands for several positions."""
+    if isinstance(node, Spread):
+        return node.pooled or is_pooled(node.parent)
+    return isinstance(node, Moved) and any(is_pooled(part) for arg in node.args for part in _nodes(arg))
 
 
 def beginnings(node: Any) -> list[Root | Filler]:

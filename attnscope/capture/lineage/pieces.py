@@ -28,6 +28,7 @@ PARTS = (
     "they lie: its maps are of one part each, their positions those of the part"
 )
 CHANNELS = "it attends from channel to channel, not from token to token"
+INSIDE = "it attends among what stands at one token (streams, heads, experts), not from token to token"
 MOST = 2**24
 """Rows and slots up to which a call's places are looked at."""
 LARGE = (
@@ -89,9 +90,9 @@ class Pieces:
             if texts and capture.batch > texts[0] and capture.batch not in texts:
                 self.record.note_change(PARTS.format(name or "the model itself", capture.batch))
             return False
-        if layout.channels:
+        if layout.channels or layout.inside:
             self.flush()
-            self.record.note(LayerWithoutAttention.at(name, CHANNELS))
+            self.record.note(LayerWithoutAttention.at(name, CHANNELS if layout.channels else INSIDE))
             return True
         piece = Piece(capture, name, tuple(calls), layout, sides.state, softmax)
         if self.held and not self._belongs(piece):
@@ -171,7 +172,7 @@ def _survey(sides: Sides, capture: Capture) -> Layout | None:
     shape = capture.batch, capture.heads, capture.queries
     if layout is None or layout.query.shape != shape or layout.key.shape[-1] != capture.keys:
         return None
-    return layout if layout.channels or layout.usual or not ask_again(layout, []) else None
+    return layout if layout.channels or layout.inside or layout.usual or not ask_again(layout, []) else None
 
 
 def ask_again(layout: Layout, others: Sequence[Layout]) -> bool:

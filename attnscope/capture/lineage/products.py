@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from attnscope.capture.hooks.softmax import spell_out
-
 
 def spell(
     name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
@@ -39,3 +37,14 @@ def spell(
         return (left, right), (ours, lead[len(lead) - (right.ndim - 2) :] + "jx"), lead + "iy"
     theirs = lead[len(lead) - (right.ndim - 2) :] + "xj"
     return (left, right), (ours, theirs), lead + "ij"
+
+
+def spell_out(equation: str, operands: Sequence[Tensor]) -> str:
+    """An einsum equation with letters in the place of its dots."""
+    equation = equation.replace(" ", "")
+    if "..." not in equation:
+        return equation
+    first = equation.split("->")[0].split(",")[0]
+    count = operands[0].ndim - len(first.replace("...", ""))
+    free = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
+    return equation.replace("...", "".join(free[:count]))

@@ -40,6 +40,10 @@ class Settled:
         self._captured += 1
         self._placed += placed
 
+    def ask(self) -> None:
+        """Lineage was asked, though nothing was captured."""
+        self._placed += 1
+
     def enter(self, call: Call) -> None:
         """A module starts."""
         self._before[call] = self._captured, self._placed

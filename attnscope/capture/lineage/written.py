@@ -50,9 +50,9 @@ def find_written(
         origin = lineage.of(operand)
         keys = [letter for letter in letters if letter in others and letter not in out]
         queries = [letter for letter in letters if letter not in others and letter in out]
-        if origin is None or origin.right is None or is_parameter(values) or operand.numel() > MOST:
+        if origin is None or origin.right is None or is_parameter(values):
             continue
-        if count_hidden(operand, values):
+        if not 0 < operand.numel() <= MOST or count_hidden(operand, values):
             continue  # inside of torch.vmap nobody can ask for the sign
         weighed = lineage.of(values)
         if len(keys) != 1 or len(queries) != 1 or weighed is None or weighed.right is not None:

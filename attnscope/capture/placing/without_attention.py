@@ -93,16 +93,11 @@ def _unlike_siblings(
                 yield LayerWithoutAttention(prefix + child, children.index(child), reason)
 
 
-def mixed_heads(name: str) -> LayerWithoutAttention:
-    """The note of a call whose weights are no distribution over keys when they meet the values."""
-    reason = "a learned layer mixes its weights between heads before they meet the values (talking heads)"
-    return LayerWithoutAttention.at(name, reason)
-
-
-def signed_weights(name: str) -> LayerWithoutAttention:
-    """The note of a call whose weights were a softmax, and are negative in part when they meet the values."""
-    reason = "some of its weights are negative when they meet the values: no distribution over keys"
-    return LayerWithoutAttention.at(name, reason)
+def no_distribution(name: str, mixed: bool) -> LayerWithoutAttention:
+    """The note of a call whose weights were a softmax, and are no distribution when they meet the values."""
+    talking = "a learned layer mixes its weights between heads before they meet the values (talking heads)"
+    signed = "some of its weights are negative when they meet the values: no distribution over keys"
+    return LayerWithoutAttention.at(name, talking if mixed else signed)
 
 
 def describe(layer: nn.Module) -> str:

@@ -83,9 +83,15 @@ class Capture:
         return cls(source, kernel, batch, heads, heads, queries, keys, weights.dtype, held)
 
     @classmethod
-    def of_weighing(cls, weighing: Weighing, batch: int, heads: int | None = None) -> Capture:
-        """Attention that a module's own code computed; ``heads`` is the module's own count."""
+    def of_weighing(
+        cls, weighing: Weighing, batch: int, heads: int | None = None, learned: bool = False
+    ) -> Capture:
+        """Attention that a module's own code computed; ``heads`` is the module's own count.
+
+        Queries that were ``learned`` stand at no key.
+        """
         capture = cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
+        capture = replace(capture, crossed=True, apart=True) if learned else capture
         if not weighing.trail.softmax:
             capture = replace(capture, source="module", kernel="product")
         product = weighing.product(batch, heads)

@@ -25,6 +25,7 @@ class Trail:
     mixed: bool = False  # whether a learned layer mixed heads behind the softmax (talking heads)
     signed: bool = False  # whether some of the weights are negative when they meet the values
     softmax: int = 0  # which softmax of the recording; 0 of none
+    gates: bool = False  # whether a layer with several outputs made the scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,8 @@ class Weighing:
     grouped: bool = False  # whether neighbouring heads share their values along an axis of their own
     operand: Tensor | None = None  # the tensor that was multiplied
     axes: tuple[int, ...] = ()  # of the operand, in the order in which the weights have them
+    weighed: Tensor | None = None  # the other factor
+    key_axis: int = 0  # of the other factor
     values: Tensor | None = None  # [..., key, size], where the product had one such axis
     output: Tensor | None = None  # [..., query, size], what the product gave
 

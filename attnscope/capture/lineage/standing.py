@@ -1,0 +1,117 @@
+"""Whether a product weighs tokens, or what stands at one position: streams, experts, slots, channels.
+
+Weights that a layer makes of one position's state are gates: their columns are outputs of that layer, and
+what they weigh stands where they were made. Columns that are positions are tokens, whoever asks: another
+position, or a query that the model learned, which stands nowhere. Sizes say nothing: a model may have as
+many streams as a text has tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.layout import is_constant
+from attnscope.capture.lineage.nodes import Node, Spread, beginnings, is_pooled
+from attnscope.capture.lineage.roots import STRETCH, Root
+from attnscope.capture.rows.weighing import ROUNDING, Weighing
+
+MOST = 2**24
+"""Weights up to which their labels are looked at."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of weights: whether their columns are tokens, and asked by queries that were learned."""
+
+    tokens: bool = True
+    learned: bool = False
+
+
+def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
+    """What weights weigh, as far as their lineage tells; what they made is placed by it, too."""
+    origin, weights, gates = lineage.of(weighing.operand), weighing.weights, weighing.trail.gates
+    unknown = Standing(tokens=not gates)
+    if origin is None or origin.right is not None or weights.numel() > MOST or weights.shape[-1] < 2:
+        return unknown
+    weighed = lineage.of(weighing.weighed)
+    try:
+        places = _positions(origin.node).permute(weighing.axes)
+        if not is_constant(places, -1):
+            whole = not gates or bool(((weights.sum(-1) - 1).abs() < ROUNDING).all())
+            stands = Standing(whole, learned=places.ndim < 2 or is_constant(places, -2))
+        elif _all_differ(origin.node.labels("channel").permute(weighing.axes)):
+            stands = Standing(tokens=False)
+        else:
+            stands = Standing(tokens=not (gates or (weighed is not None and _inside(weighed.node, weighing))))
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return unknown  # a function that moves numbers, and cannot move labels
+    if not stands.tokens or stands.learned:
+        _place(lineage, result, None if stands.learned or weighed is None else weighed.node)
+    return stands
+
+
+def asks_itself(lineage: Lineage, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether each query of one of torch's whole attentions stands where all its keys do."""
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    query, key = given[0], given[name != "_transformer_encoder_layer_fwd"]
+    asking, answering = lineage.of(query), lineage.of(key)
+    if asking is None or answering is None or key.ndim < 3 or query.is_nested or is_pooled(answering.node):
+        return False
+    try:
+        places, keys = (_positions(side.node)[..., 0] for side in (asking, answering))
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return False
+    axis = 0 if name == "multi_head_attention_forward" else 1  # of the keys
+    few = key.shape[axis] < 2 or not is_constant(keys, axis)
+    return not few and bool((places == keys.narrow(axis, 0, 1)).all())
+
+
+def _inside(weighed: Node, weighing: Weighing) -> bool:
+    """Whether all that is weighed stands at one position."""
+    return not is_pooled(weighed) and is_constant(_positions(weighed), weighing.key_axis)
+
+
+def _place(lineage: Lineage, result: Tensor, values: Node | None) -> None:
+    """What was mixed at one position stands where the values do, what learned queries mixed nowhere."""
+    origin = lineage.of(result)
+    if origin is not None and origin.right is not None:
+        sides = [side for side in (origin.node, origin.right) if isinstance(side, Spread)]
+        lineage.place(result, next((side for side in sides if side.parent is values), None))
+
+
+def are_gates(lineage: Lineage, tensor: Tensor) -> bool:
+    """Whether each of a tensor's columns is an output of a layer, at one position."""
+    origin = lineage.of(tensor)
+    if origin is None or origin.right is not None or tensor.numel() > MOST or tensor.shape[-1] < 2:
+        return False
+    try:
+        return is_constant(_positions(origin.node), -1) and _all_differ(origin.node.labels("channel"))
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return False
+
+
+def _all_differ(labels: Tensor) -> bool:
+    """Whether no two labels along the last axis are alike."""
+    first = labels[(0,) * (labels.ndim - 1)]
+    return len(torch.unique(first)) == len(first)
+
+
+def _positions(node: Any) -> Tensor:
+    """Of every entry the number of its text and position; those of one position are alike."""
+    labels = node.labels("place")
+    places = torch.zeros_like(labels)
+    for begin in beginnings(node):
+        start = begin.number * STRETCH
+        here = (labels >= start) & (labels < start + STRETCH)
+        code = labels - start
+        if isinstance(begin, Root):
+            text, position = begin.split(code)
+            code = text * begin.positions + position
+        places = torch.where(here, code + start, places)
+    return places

@@ -1,0 +1,166 @@
+"""Softmaxes over streams, experts, slots and heads of one token, in models with as many tokens as these."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnscope.capture import Keep, recording
+
+SIZE, COUNT = 8, 4
+"""Features, and the number of tokens, of streams, of experts, of slots and of heads."""
+
+
+def streams_by_gates(m, x):
+    """Hyper-connections: each token mixes its own streams, by gates that its streams make."""
+    streams = x[:, :, None].expand(-1, -1, COUNT, -1)
+    for each in range(3):
+        gates = F.linear(F.rms_norm(streams.flatten(2).float(), (SIZE * COUNT,)), m.mixing[each].float())
+        mixing = (gates.unflatten(-1, (COUNT, COUNT)) * m.scale + m.base).softmax(-1) + 1e-6
+        for _ in range(3):
+            mixing = mixing / mixing.sum(-2, keepdim=True)
+            mixing = mixing / mixing.sum(-1, keepdim=True)
+        new = m.attend(streams.mean(2))
+        write = torch.sigmoid(m.write(new))[..., None] * new[:, :, None]
+        streams = write + mixing.transpose(-1, -2) @ streams
+    return streams.mean(2)
+
+
+def experts(m, x):
+    return torch.stack([expert(x) for expert in m.experts], 2)  # [text, token, expert, feature]
+
+
+def experts_by_a_router(m, x):
+    return (m.router(m.attend(x)).softmax(-1)[:, :, None] @ experts(m, x))[:, :, 0]
+
+
+def experts_by_the_cosine(m, x):
+    likeness = F.normalize(m.attend(x), dim=-1) @ F.normalize(m.table, dim=-1).T
+    return (likeness.softmax(-1).unsqueeze(-2) @ experts(m, x)).squeeze(-2)
+
+
+def experts_by_an_einsum(m, x):
+    likeness = torch.einsum("btd,ed->bte", m.attend(x), m.table.double().float()).softmax(-1)
+    return torch.einsum("btre,bted->btrd", likeness[:, :, None], experts(m, x))[:, :, 0]
+
+
+def experts_by_their_own_scores(m, x):
+    made = experts(m, m.attend(x))
+    return (m.one(made).softmax(2).transpose(2, 3) @ made)[:, :, 0]
+
+
+def experts_by_attention(m, x):
+    made = experts(m, m.attend(x))
+    weights = (m.q(x)[:, :, None] @ m.k(made).mT).softmax(-1)
+    return (weights @ made)[:, :, 0]
+
+
+def experts_by_torchs_kernel(m, x):
+    made = experts(m, m.attend(x))
+    return F.scaled_dot_product_attention(m.q(x)[:, :, None], m.k(made), m.v(made))[:, :, 0]
+
+
+def heads_by_attention(m, x):
+    heads = m.attend(x).unflatten(-1, (COUNT, -1))
+    q, k, v = (part(x).unflatten(-1, (COUNT, -1)) for part in (m.q, m.k, m.v))
+    return ((q @ k.mT).softmax(-1) @ v + heads).flatten(2)
+
+
+def experts_by_a_layer_of_torch(m, x):
+    made = experts(m, m.attend(x)).flatten(0, 1)  # [text · token, expert, feature]
+    return m.torchs(made, made, made, need_weights=False)[0].unflatten(0, (len(x), -1)).mean(2)
+
+
+INSIDE = [
+    streams_by_gates,
+    experts_by_a_router,
+    experts_by_the_cosine,
+    experts_by_an_einsum,
+    experts_by_their_own_scores,
+    experts_by_attention,
+    experts_by_torchs_kernel,
+    heads_by_attention,
+    experts_by_a_layer_of_torch,
+]
+
+
+class Attend(nn.Module):
+    """Attention of two heads that keeps its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.kept = nn.Linear(SIZE, 3 * SIZE), []
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        self.kept.append((q @ k.mT).softmax(-1))
+        return (self.kept[-1] @ v).transpose(1, 2).flatten(2)
+
+
+class Model(nn.Module):
+    """Attention beside a mixture of some kind."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.attend = way, Attend()
+        self.mixing = nn.Parameter(torch.randn(3, COUNT * COUNT, SIZE * COUNT))
+        self.scale, self.base = nn.Parameter(torch.randn(1)), nn.Parameter(torch.randn(COUNT, COUNT))
+        self.table = nn.Parameter(torch.randn(COUNT, SIZE))
+        self.experts = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(COUNT))
+        self.q, self.k, self.v = (nn.Linear(SIZE, SIZE) for _ in range(3))
+        self.write = self.router = nn.Linear(SIZE, COUNT)
+        self.one = nn.Linear(SIZE, 1)
+        self.torchs = nn.MultiheadAttention(SIZE, 2, batch_first=True)
+
+    def forward(self, x):
+        self.attend.kept.clear()
+        return self.way(self, x)
+
+
+def observe(way):
+    torch.manual_seed(0)
+    keep, model, x = (
+        Keep(lambda site: range(1 + (site.name == "attend"))),
+        Model(way).eval(),
+        torch.randn(2, COUNT, SIZE),
+    )
+    with torch.inference_mode(), recording(model, [keep], warn=False) as record:
+        model(x)
+    assert not record.failures
+    return model, record, keep.maps
+
+
+@pytest.mark.parametrize("way", INSIDE, ids=lambda way: way.__name__)
+def test_what_mixes_inside_of_each_token_is_not_shown_as_attention_over_tokens(way):
+    model, record, maps = observe(way)
+    assert {site.site.name for site in record.sites} == {"attend"}
+    for mine, theirs in zip(maps, model.attend.kept, strict=True):
+        torch.testing.assert_close(mine.weights, theirs)
+    named = [layer.reason for layer in record.without_attention if "not from token to token" in layer.reason]
+    assert bool(named) == (way.__name__.endswith(("by_attention", "torchs_kernel", "layer_of_torch")))
+
+
+def slots(m, x):
+    """Soft mixture of experts: slots gather tokens, by scores with what was learned; tokens gather slots."""
+    x = m.attend(x)
+    scores = torch.einsum("btd,sd->bts", x, F.normalize(m.table, dim=-1))
+    m.kept = scores.softmax(1).transpose(1, 2)
+    made = m.v(m.kept @ x)
+    return scores.softmax(-1) @ made
+
+
+def heads_that_pool(m, x):
+    m.kept = m.router(torch.tanh(m.q(m.attend(x)))).softmax(1).transpose(1, 2)
+    return m.kept @ x
+
+
+def a_learned_query(m, x):
+    m.kept = (m.table @ m.k(m.attend(x)).mT).softmax(-1)
+    return m.kept @ m.v(x)
+
+
+@pytest.mark.parametrize("way", [slots, heads_that_pool, a_learned_query], ids=lambda way: way.__name__)
+def test_queries_that_were_learned_ask_tokens_and_stand_at_none(way):
+    model, record, maps = observe(way)
+    assert [site.site.kind for site in record.sites] == ["encoder", "cross"]
+    torch.testing.assert_close(maps[1].weights[:, 0], model.kept)

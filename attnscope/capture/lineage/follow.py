@@ -152,7 +152,7 @@ class Lineage:
         axis, kept = axis % source.ndim, result.ndim == source.ndim
         axes = [place for place in range(source.ndim) if place != axis]
         stay = tuple((place, place - (place > axis and not kept)) for place in axes)
-        node = Spread(known.node, stay, result.shape, pooled=axis < source.ndim - 1)
+        node = Spread(known.node, stay, result.shape)
         self._set(result, Origin(node, known.state))
 
     def _pad(

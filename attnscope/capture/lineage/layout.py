@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.nodes import Node, beginnings, is_pooled, outputs
+from attnscope.capture.lineage.nodes import Node, beginnings, outputs
 from attnscope.capture.lineage.roots import STRETCH, Filler, Root
 from attnscope.capture.rows.weighing import Weighing
 
@@ -150,7 +150,7 @@ def survey(sides: Sides) -> Layout | None:
         return Layout(texts, channel, asked, key, 0, 0, 0, channels=True)
     answered, answering, _ = _split(key, begun, swapped)
     here = (answering == asked[..., None]) & (answered == texts[..., None]) | (asked < 0)[..., None]
-    if here.shape[-1] > 1 and bool(here.all()) and not is_pooled(sides.key):
+    if here.shape[-1] > 1 and bool(here.all()) and _stand_alone(sides):
         return Layout(texts, channel, asked, answering, 0, 0, 0, channels=False, inside=True)
     roots = [begun[int(number)] for number in torch.unique(query[query > 0] // STRETCH)]
     real = [root for root in roots if isinstance(root, Root)]
@@ -164,6 +164,13 @@ def survey(sides: Sides) -> Layout | None:
         return None  # what they began with holds more in the axis of its texts: heads, windows, frames
     positions = sum(root.shape[0] if swapped and isinstance(root, Root) else root.positions for root in roots)
     return Layout(texts, channel, asked, answering, count, positions, outputs(sides.query), channels=False)
+
+
+def _stand_alone(sides: Sides) -> bool:
+    """Whether queries and keys stand at one position each, and are not made of several."""
+    return all(
+        bool((side.labels("position") > 0).all()) for side in (sides.query, sides.key) if side is not None
+    )
 
 
 def _split(

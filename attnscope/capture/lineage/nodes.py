@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from attnscope.capture.lineage.roots import STRETCH, Filler, Nothing, Root, Which
+from attnscope.capture.lineage.roots import MIXED, STRETCH, Filler, Nothing, Root, Which
 
 
 class Node(Protocol):
@@ -76,8 +76,7 @@ class Moved:
 class Spread:
     """What a product made of one side: the axes that stay, ``kept`` as (axis before, axis after).
 
-    ``channels`` are the axes of the result that a parameter brought in, and ``projection`` its number;
-    ``pooled`` says whether one entry stands for several that may have had places of their own.
+    ``channels`` are the axes of the result that a parameter brought in, and ``projection`` its number.
     """
 
     parent: Node
@@ -85,7 +84,6 @@ class Spread:
     shape: torch.Size
     channels: tuple[int, ...] = ()
     projection: int = 0
-    pooled: bool = False
 
     @property
     def depth(self) -> int:
@@ -109,7 +107,7 @@ class Spread:
         before = [axis for axis, _ in self.kept]
         for axis in reversed(range(labels.ndim)):
             if axis not in before:
-                labels = _first(labels, axis)
+                labels = _one(labels, axis) if which == "position" else _first(labels, axis)
         order = sorted(range(len(self.kept)), key=lambda place: self.kept[place][1])
         rank = sorted(before)
         labels = labels.permute([rank.index(self.kept[place][0]) for place in order])
@@ -131,6 +129,14 @@ class Origin:
     node: Node
     state: int
     right: Node | None = None
+
+
+def _one(labels: Tensor, axis: int) -> Tensor:
+    """The positions that are alike along an axis; ``MIXED`` where they are not."""
+    first = labels.select(axis, 0)
+    if labels.stride(axis) == 0:
+        return first
+    return first.where((labels == first.unsqueeze(axis)).all(axis), MIXED)
 
 
 def _first(labels: Tensor, axis: int) -> Tensor:
@@ -159,13 +165,6 @@ def comes_from_projection(node: Any) -> bool:
     return isinstance(node, Moved) and any(
         comes_from_projection(part) for arg in node.args for part in _nodes(arg)
     )
-
-
-def is_pooled(node: Any) -> bool:
-    """Whether one entry of a tensor stands for several positions."""
-    if isinstance(node, Spread):
-        return node.pooled or is_pooled(node.parent)
-    return isinstance(node, Moved) and any(is_pooled(part) for arg in node.args for part in _nodes(arg))
 
 
 def beginnings(node: Any) -> list[Root | Filler]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Which = Literal["place", "channel"]
+Which = Literal["place", "position", "channel"]
+
+MIXED = -1.0
+"""The position of what was made of several."""
 
 STRETCH = float(2**40)
 """Places of one beginning; float64 is exact over thousands of such stretches."""
@@ -50,13 +54,17 @@ class Root:
         return text, rest if len(self.shape) > 3 else rest // channels  # of a picture, nobody knows the axis
 
     def labels(self, which: Which) -> Tensor:
-        """Every entry numbered, over all axes or along that of the channels."""
+        """Every entry numbered, over all axes, over all but that of the channels, or along that one."""
         if which == "channel":
             channels = self.shape[self.channel_axis]
             count = torch.arange(1, channels + 1, dtype=torch.float64, device=self.device)
             return count.view([-1] + [1] * (-1 - self.channel_axis % -len(self.shape))).expand(self.shape)
-        count = torch.arange(self.shape.numel(), dtype=torch.float64, device=self.device)
-        return (count + self.number * STRETCH).view(self.shape)
+        channels = self.channel_axis % len(self.shape)
+        known = len(self.shape) < 4 or self.channel_axis != -1  # else nobody knows the axis
+        alone = which == "position" and known
+        sizes = [1 if alone and axis == channels else size for axis, size in enumerate(self.shape)]
+        count = torch.arange(math.prod(sizes), dtype=torch.float64, device=self.device)
+        return (count + self.number * STRETCH).view(sizes).expand(self.shape)
 
 
 @dataclass(frozen=True, eq=False)

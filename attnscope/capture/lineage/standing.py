@@ -17,8 +17,7 @@ from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import is_constant
-from attnscope.capture.lineage.nodes import Node, Spread, beginnings, is_pooled
-from attnscope.capture.lineage.roots import STRETCH, Root
+from attnscope.capture.lineage.nodes import Node, Spread
 from attnscope.capture.rows.weighing import ROUNDING, Weighing
 
 MOST = 2**24
@@ -41,7 +40,7 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
         return unknown
     weighed = lineage.of(weighing.weighed)
     try:
-        places = _positions(origin.node).permute(weighing.axes)
+        places = origin.node.labels("position").permute(weighing.axes)
         if not is_constant(places, -1):
             whole = not gates or bool(((weights.sum(-1) - 1).abs() < ROUNDING).all())
             stands = Standing(whole, learned=places.ndim < 2 or is_constant(places, -2))
@@ -61,20 +60,21 @@ def asks_itself(lineage: Lineage, name: str, args: Sequence[Any], kwargs: Mappin
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     query, key = given[0], given[name != "_transformer_encoder_layer_fwd"]
     asking, answering = lineage.of(query), lineage.of(key)
-    if asking is None or answering is None or key.ndim < 3 or query.is_nested or is_pooled(answering.node):
+    if asking is None or answering is None or key.ndim < 3 or query.is_nested:
         return False
     try:
-        places, keys = (_positions(side.node)[..., 0] for side in (asking, answering))
+        places, keys = (side.node.labels("position")[..., 0] for side in (asking, answering))
     except (RuntimeError, TypeError, IndexError, ValueError):
         return False
     axis = 0 if name == "multi_head_attention_forward" else 1  # of the keys
     few = key.shape[axis] < 2 or not is_constant(keys, axis)
-    return not few and bool((places == keys.narrow(axis, 0, 1)).all())
+    return not few and bool(((places == keys.narrow(axis, 0, 1)) & (places > 0)).all())
 
 
 def _inside(weighed: Node, weighing: Weighing) -> bool:
     """Whether all that is weighed stands at one position."""
-    return not is_pooled(weighed) and is_constant(_positions(weighed), weighing.key_axis)
+    places = weighed.labels("position")
+    return bool((places > 0).all()) and is_constant(places, weighing.key_axis)
 
 
 def _place(lineage: Lineage, result: Tensor, values: Node | None) -> None:
@@ -91,7 +91,7 @@ def are_gates(lineage: Lineage, tensor: Tensor) -> bool:
     if origin is None or origin.right is not None or tensor.numel() > MOST or tensor.shape[-1] < 2:
         return False
     try:
-        return is_constant(_positions(origin.node), -1) and _all_differ(origin.node.labels("channel"))
+        return is_constant(origin.node.labels("position"), -1) and _all_differ(origin.node.labels("channel"))
     except (RuntimeError, TypeError, IndexError, ValueError):
         return False
 
@@ -100,18 +100,3 @@ def _all_differ(labels: Tensor) -> bool:
     """Whether no two labels along the last axis are alike."""
     first = labels[(0,) * (labels.ndim - 1)]
     return len(torch.unique(first)) == len(first)
-
-
-def _positions(node: Any) -> Tensor:
-    """Of every entry the number of its text and position; those of one position are alike."""
-    labels = node.labels("place")
-    places = torch.zeros_like(labels)
-    for begin in beginnings(node):
-        start = begin.number * STRETCH
-        here = (labels >= start) & (labels < start + STRETCH)
-        code = labels - start
-        if isinstance(begin, Root):
-            text, position = begin.split(code)
-            code = text * begin.positions + position
-        places = torch.where(here, code + start, places)
-    return places

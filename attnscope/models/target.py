@@ -25,6 +25,7 @@ class Prediction(NamedTuple):
     chosen: int
     against: int | None
     said: str
+    logits: Tensor  # [text, vocabulary], or of classes
 
 
 FEW = 8
@@ -75,16 +76,15 @@ def score_prediction(
         other = _id_of(objective.vocabulary, against, logits[0].detach())
         score = score - logits[:, other].sum()
         over = f" over {visible(against.strip())!r}"
-    logits = logits.detach()
     where = "behind" if objective.mask is None else "in the place of"
     if not tokens:
         said = f"the prediction of each text: the likeliest token {where} its token {at:,}"
-        return Prediction(score, int(chosen[0]), other, said)
+        return Prediction(score, int(chosen[0]), other, said, logits)
     spelled = visible(readable(objective.vocabulary.decode([int(chosen[0])])))
-    share = float(logits[0].softmax(-1)[chosen[0]])
+    share = float(logits[0].detach().softmax(-1)[chosen[0]])
     place = f"{where} token {at:,}, {visible(tokens[at].text)!r}"
     said = f"the prediction: {spelled!r} ({share:.0%}){over} {place}"
-    return Prediction(score, int(chosen[0]), other, said)
+    return Prediction(score, int(chosen[0]), other, said, logits)
 
 
 def _score_class(model: Classifier, prepared: ModelInput, target: str | None) -> Prediction:
@@ -110,7 +110,7 @@ def _score_class(model: Classifier, prepared: ModelInput, target: str | None) ->
     if len(scores) == 1:
         spelled = visible(model.labels[int(ids[0])])
         said = f"the prediction: class {spelled!r} ({float(detached[0].softmax(-1)[ids[0]]):.0%})"
-    return Prediction(score, int(ids[0]), None, f"{said}{place}")
+    return Prediction(score, int(ids[0]), None, f"{said}{place}", scores)
 
 
 def _class_of(labels: tuple[str, ...], name: str) -> int:

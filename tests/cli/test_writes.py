@@ -4,32 +4,48 @@ import json
 
 import pytest
 
-from tests.analysis.test_writes import FOLLOWED, TEXT, saved
+from tests.analysis.test_writes import CAUSAL, TEXT, saved
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("gpt2"), FOLLOWED["gpt2"]())
+    return saved(tmp_path_factory.mktemp("gpt2"), CAUSAL["gpt2"]())
 
 
-def test_a_map_of_the_heads_and_a_table_that_sums_to_the_score(run, folder):
+def test_groups_and_parts_each_sum_to_the_score(run, folder):
     ran = run("show", TEXT, "-m", folder, "--writes", "--target", "mat", "--over", "cat")
     assert ran.code == 0
-    lines = ran.out.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("part "))
-    end = next(number for number, line in enumerate(lines) if line.startswith("the score"))
-    parts = [float(line.split()[-1]) for line in lines[start + 1 : end]]
-    assert sum(parts) == pytest.approx(float(lines[end].split()[-1]), abs=0.01)
+    groups, parts, *_ = (block.splitlines() for block in ran.out.split("\n\n")[1:])
+    values = {line[: line.rindex("  ", 0, 20)].strip(): float(line.split()[-2]) for line in groups}
+    *terms, score = values.values()
+    assert list(values) == ["heads", "feed-forward", "embeddings", "biases", "= the score"]
+    assert sum(terms) == pytest.approx(score, abs=0.01)
+    assert parts[0] == "one by one"
+    assert sum(float(line.split()[-2]) for line in parts[1:]) == pytest.approx(score, abs=0.02)
     assert "the prediction: 'mat'" in ran.out
     assert "over 'cat'" in ran.out
+    assert "the spread of every norm" in " ".join(ran.out.split())
 
 
-def test_json_has_every_part(run, folder):
-    seen = json.loads(run("show", TEXT, "-m", folder, "--writes", "--json").out)
+def test_json_has_every_part_and_the_words_of_one_head(run, folder):
+    seen = json.loads(run("show", TEXT, "-m", folder, "--writes", "--head", "L1H2", "--json").out)
     effects = [each["effect"] for each in (*seen["heads"], *seen["feed_forward"])]
-    total = sum(effects) + seen["embeddings"] + seen["biases"] + seen["output_bias"]
+    total = sum(effects) + seen["embeddings"] + seen["biases"] + seen["rest"]
     assert len(effects) == 10
     assert total == pytest.approx(seen["score"], abs=1e-5)
+    assert seen["mixers"] == []
+    (words,) = seen["words"]
+    assert (words["layer"], words["head"]) == (1, 2)
+    assert all(word["moved"] > 0 for word in words["raised"])
+    assert all(word["moved"] < 0 for word in words["lowered"])
+
+
+def test_the_words_of_a_head_are_printed_in_any_width(run, folder, monkeypatch):
+    for width in (80, 160):
+        monkeypatch.setenv("COLUMNS", str(width))
+        ran = run("show", TEXT, "-m", folder, "--writes", "--head", "L1H2")
+        assert "L1H2  raises" in ran.out
+        assert max(map(len, ran.out.splitlines())) <= width
 
 
 def test_a_picture_is_saved(run, folder, tmp_path):
@@ -40,8 +56,8 @@ def test_a_picture_is_saved(run, folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--writes", "--head", "L0H1"), "it is of all heads"),
-        (("--writes", "--weigh", "norm"), "it is of all heads"),
+        (("--writes", "--layer", "1"), "it is of all parts"),
+        (("--writes", "--weigh", "norm"), "it is of all parts"),
         (("--over", "cat"), "it goes with --writes"),
     ],
 )

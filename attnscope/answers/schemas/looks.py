@@ -20,6 +20,7 @@ from attnscope.answers.schemas.shape import (
     named,
     record,
 )
+from attnscope.answers.schemas.writes import WRITES
 
 NOTED = (NOTES, "what to know about the model, the text and the answer")
 
@@ -145,30 +146,6 @@ ABLATION = record(
     divergence=(NUMBER, "the mean KL divergence, in nats"),
     losses=(listed(NUMBER, 2), "the loss with and without the head"),
     notes=NOTED,
-)
-WRITES = record(
-    "what each part writes to the score of a token (--writes), in logits",
-    title=(TEXT, "the model"),
-    notes=NOTED,
-    score=(NUMBER, "the score, which all parts sum to"),
-    heads=(
-        listed(
-            record(
-                "a head",
-                layer=(COUNT, "its layer"),
-                head=(COUNT, "its number in the layer"),
-                effect=(NUMBER, "what it writes"),
-            )
-        ),
-        "every head",
-    ),
-    feed_forward=(
-        listed(record("a layer", layer=(COUNT, "its number"), effect=(NUMBER, "what it writes"))),
-        "what each layer adds beside its attention",
-    ),
-    embeddings=(NUMBER, "what the embeddings write"),
-    biases=(NUMBER, "what the biases of output projections and the final norm write"),
-    output_bias=(NUMBER, "the bias of the output head"),
 )
 SHOW = either(OVERVIEW, ONE_HEAD, ONE_TOKEN, ABLATION, WRITES)
 

@@ -38,6 +38,8 @@ class ShownHeads(HeadOptions):
         "Set one head's output to zero, and print what changes in the model's predictions.", panel=WHERE
     )
     writes: bool = flag(
-        "What each head of a causal model writes to the score of the next token, or of --target.", panel=WHERE
+        "What each head writes to the score of the next token, or of --target, with all else that the score "
+        "is the sum of. With --head: the words that it favours.",
+        panel=WHERE,
     )
     over: str | None = option("With --writes: another word, whose score is taken away.", panel=WHERE)

@@ -23,6 +23,7 @@ from attnscope.render.image.maps import WEIGHT, head_map_figure, heatmap_figure
 from attnscope.render.image.pair import pair_figure
 from attnscope.render.image.sheet import Style
 from attnscope.render.image.strip import strip_figure
+from attnscope.render.image.terms import terms_figure
 from attnscope.render.image.width import fit_width
 from attnscope.storage.folder import PICTURES
 from attnscope.storage.whole import write_whole
@@ -33,11 +34,14 @@ from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import Heatmap
 from attnscope.views.pair import HeadPair
 from attnscope.views.strip import Strip
+from attnscope.views.terms import Terms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Drawable: TypeAlias = "Heatmap | Grid | Focus | HeadMap | DistanceMap | HeadDistances | Strip | HeadPair"
+Drawable: TypeAlias = (
+    "Heatmap | Grid | Focus | HeadMap | DistanceMap | HeadDistances | Strip | HeadPair | Terms"
+)
 
 DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Heatmap: heatmap_figure,
@@ -48,6 +52,7 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     HeadDistances: distances_figure,
     Strip: strip_figure,
     HeadPair: pair_figure,
+    Terms: terms_figure,
 }
 """What draws each view."""
 
@@ -158,7 +163,7 @@ def settings(fonts: list[str]) -> Iterator[None]:
 
 def style_of(view: Drawable, cmap: str | None, width: float | None) -> Style:
     """How a view is to be drawn. Raises ``SelectionError`` for an unknown colour map."""
-    signed = isinstance(view, (Heatmap, HeadMap, Grid)) and view.signed
+    signed = isinstance(view, Terms) or (isinstance(view, (Heatmap, HeadMap, Grid)) and view.signed)
     return Style(width, choose_map(cmap, signed=signed))
 
 
@@ -170,6 +175,9 @@ def texts(view: Drawable) -> Iterator[str]:
     elif isinstance(view, Focus):
         lists = [bars for bars in (view.looks_at, view.looked_at_by) if bars is not None]
         yield from (view.label, *(bar.label for bars in lists for bar in bars.bars))
+    elif isinstance(view, Terms):
+        words = [word for each in view.moved for word in (*each.raised, *each.lowered)]
+        yield from (term.label for term in (*words, *view.groups, *view.largest))
     elif isinstance(view, HeadPair):
         yield from texts(view.difference)
         yield from (text for parting in view.partings for text in (parting.label, *parting.keys))

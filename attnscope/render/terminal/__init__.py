@@ -31,6 +31,7 @@ from attnscope.render.terminal.plane import plane_lines
 from attnscope.render.terminal.stack import stack_lines
 from attnscope.render.terminal.strip import strip_lines
 from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface
+from attnscope.render.terminal.terms import terms_lines
 from attnscope.views.aligned import AlignedTexts
 from attnscope.views.curves import Curves
 from attnscope.views.distances import DistanceMap, HeadPlane
@@ -41,13 +42,14 @@ from attnscope.views.heatmap import Heatmap
 from attnscope.views.pair import HeadPair
 from attnscope.views.stack import Stack
 from attnscope.views.strip import Strip
+from attnscope.views.terms import Terms
 
 TEXT_OF = itemgetter(0)
 """The text of a segment; this is asked ten thousand times a frame."""
 
 View: TypeAlias = (
     "Heatmap | Grid | Focus | HeadMap | Ranking | DistanceMap | HeadPlane | Strip | HeadPair | AlignedTexts"
-    " | Curves | Stack"
+    " | Curves | Stack | Terms"
 )
 
 DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
@@ -63,6 +65,7 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
     AlignedTexts: aligned_lines,
     Curves: curves_lines,
     Stack: stack_lines,
+    Terms: terms_lines,
 }
 """What draws each view."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -11,6 +10,7 @@ import numpy as np
 
 from attnscope.analysis.mixing import Mixing
 from attnscope.analysis.naming import find_place
+from attnscope.analysis.overlays import boxes_of, lay_over
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, kinds_of, number_ranges, provenance
 from attnscope.attention import Axis
@@ -23,7 +23,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.file import FileModel
 from attnscope.models.inputs import Picture
 from attnscope.models.weighed import gradients_of
-from attnscope.views import Focus, Overlay, rank_places
+from attnscope.views import Focus, rank_places
 
 Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
 
@@ -116,25 +116,20 @@ def follow_flow(
 
 
 def focus_token(
-    seen: Flow, kind: str | None, layer: int | None, token: str, picture: Picture | None
+    seen: Flow, kind: str | None, layer: int | None, token: str, pictures: Sequence[Picture] = ()
 ) -> Focus:
     """What one token of a layer is made of, and which of the layer's tokens it goes into."""
     kind, layer, weights = seen.map(kind, layer)
     row = find_place(weights.queries, token)
     place = weights.queries[row]
-    made = rank_places(weights.values[row], weights.allowed[row], weights.keys, TOP)
+    boxes = boxes_of(pictures)
+    made = rank_places(weights.values[row], weights.allowed[row], weights.keys, TOP, boxes)
     goes = None
     if weights.square and seen.method != "flow":  # of which one row was computed
-        goes = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP)
-    overlay = None
-    patches = [number for number, each in enumerate(weights.keys) if not each.special]
-    if picture is not None and picture.grid is not None and len(patches) == math.prod(picture.grid):
-        lit = weights.values[row][patches].reshape(picture.grid)
-        before = next(number for number, each in enumerate(picture.tokens) if not each.special)
-        patch = None if place.special else divmod(place.start - before, picture.grid[1])
-        overlay = Overlay(picture.pixels, lit, None, patch)
+        goes = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP, boxes)
+    overlays, notes = lay_over(pictures, place, (weights.values[row], weights.keys), None)
     title = seen.titled(kind, layer)
-    return Focus(place.label, place.start, made, goes, title, "", seen.notes, overlay, VERBS)
+    return Focus(place.label, place.start, made, goes, title, "", (*seen.notes, *notes), overlays, VERBS)
 
 
 def _follow(

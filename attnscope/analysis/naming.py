@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from attnscope.axes import Place
 from attnscope.errors import SelectionError
+
+NUMBERED = re.compile(r"(image|frame)s? [0-9-]+ · ")
+"""Which picture a token stands for: its row and column alone mean the first."""
 
 
 def find_place(places: Sequence[Place], wanted: str) -> int:
@@ -34,5 +38,5 @@ def _names(place: Place) -> tuple[str, ...]:
     """What a place may be called: its text, and a special token also without its brackets."""
     name = place.text.strip().casefold()
     if place.pictured:
-        return name, name.removeprefix("image 1 · ")
+        return name, NUMBERED.sub("", name)
     return (name, name.strip("[]<>|")) if place.special else (name,)

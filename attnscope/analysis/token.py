@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from attnscope.analysis.naming import fit_exactly, fit_loosely
+from attnscope.analysis.overlays import boxes_of, lay_over
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     kind_title,
@@ -26,9 +27,9 @@ from attnscope.capture.observers.coarsen import Axes, Coarsen
 from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.inputs import Picture
 from attnscope.registry import nearest_name
-from attnscope.views import Bars, Focus, Overlay, rank_places
+from attnscope.views import Bars, Focus, rank_places
+from attnscope.views.focus import Edges, describe_box
 
 TOP = 10
 """Tokens that are listed on each side."""
@@ -69,17 +70,24 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
     notes += tuple(note_maps(looks_at or looked_at_by, prepared))
     if again:
         notes += (f"token {place.start} is shown; the same text stands at {number_ranges(again)} too",)
-    notes += _box(prepared.picture, place)
-    overlay = _overlay(prepared.picture, place, looks_at, looked_at_by, keys.places, queries.places)
-    top = TOP if overlay is None else BESIDE
+    boxes = boxes_of(prepared.pictures)
+    if place.id is not None and place.id in boxes:
+        notes += (f"{place.label} is {describe_box(boxes[place.id])}, in pixels of the picture",)
+    overlays, left_out = lay_over(
+        prepared.pictures,
+        place,
+        (_mean(looks_at), keys.places) if looks_at else None,
+        (_mean(looked_at_by), queries.places) if looked_at_by else None,
+    )
+    top = BESIDE if overlays else TOP
     return Focus(
         label=place.label,
         position=place.start,
-        looks_at=_rank(looks_at, keys.places, top) if looks_at else None,
-        looked_at_by=_rank(looked_at_by, queries.places, top) if looked_at_by else None,
+        looks_at=_rank(looks_at, keys.places, top, boxes) if looks_at else None,
+        looked_at_by=_rank(looked_at_by, queries.places, top, boxes) if looked_at_by else None,
         title=f"{_which(selection, seen)} · {name_pass(model, prepared)} · {kind_title(kind)}",
-        notes=notes,
-        overlay=overlay,
+        notes=(*notes, *left_out),
+        overlays=overlays,
     )
 
 
@@ -176,11 +184,11 @@ def _which(selection: Selection, seen: Sequence[SiteRecord]) -> str:
     return f"mean of {heads} heads of {where}"
 
 
-def _rank(maps: Sequence[CoarseMap], places: Sequence[Place], top: int) -> Bars:
+def _rank(maps: Sequence[CoarseMap], places: Sequence[Place], top: int, boxes: Mapping[int, Edges]) -> Bars:
     """The heads' mean, ranked; what was left aside is not listed."""
     opened = np.concatenate([made.opened.reshape(len(made.opened), -1) for made in maps])
     size = len(places)
-    return rank_places(_mean(maps)[:size], np.logical_or.reduce(opened[:, :size]), places, top)
+    return rank_places(_mean(maps)[:size], np.logical_or.reduce(opened[:, :size]), places, top, boxes)
 
 
 def _mean(maps: Sequence[CoarseMap]) -> Array:
@@ -188,43 +196,3 @@ def _mean(maps: Sequence[CoarseMap]) -> Array:
     weights = np.concatenate([made.mean.reshape(len(made.mean), -1) for made in maps])  # [head, place]
     mean: Array = weights.mean(0)
     return mean
-
-
-def _overlay(
-    picture: Picture | None,
-    place: Place,
-    looks_at: Sequence[CoarseMap],
-    looked_at_by: Sequence[CoarseMap],
-    keys: Sequence[Place],
-    queries: Sequence[Place],
-) -> Overlay | None:
-    """The picture with what the place looks at, and who looks at it; ``None`` where there are no patches."""
-    if picture is None or picture.grid is None:
-        return None
-    row, column = (
-        _on_grid(picture, maps, places) for maps, places in ((looks_at, keys), (looked_at_by, queries))
-    )
-    if row is None and column is None:
-        return None
-    patches = [token.id for token in picture.tokens if not token.special]
-    patch = divmod(patches.index(place.id), picture.grid[1]) if place.id in patches else None
-    return Overlay(picture.pixels, row, column, patch)
-
-
-def _box(picture: Picture | None, place: Place) -> tuple[str, ...]:
-    """Which part of the picture a token stands for, as a sentence; none for a token of the text."""
-    if picture is None or place.id is None or place.id not in picture.boxes:
-        return ()
-    left, top, right, bottom = (round(edge) for edge in picture.boxes[place.id])
-    return (f"{place.label} is {left}-{right} across, {top}-{bottom} down, in pixels of the picture",)
-
-
-def _on_grid(picture: Picture, maps: Sequence[CoarseMap], places: Sequence[Place]) -> Array | None:
-    """A weight a patch, where all of them are on the axis.  -> [patch row, patch column]"""
-    assert picture.grid is not None
-    numbers = {place.id: number for number, place in enumerate(places)}
-    tokens = [token.id for token in picture.tokens if not token.special]
-    if not maps or not numbers.keys() >= set(tokens):
-        return None
-    weights = _mean(maps)[[numbers[id_] for id_ in tokens]]
-    return weights.reshape(picture.grid) if weights.any() else None  # a text behind it is seen by no patch

@@ -10,6 +10,7 @@ from attnscope.analysis.head import OneHead
 from attnscope.analysis.numbers import site_numbers
 from attnscope.analysis.overview import Overview
 from attnscope.attention import Head
+from attnscope.axes.weights import Array
 from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.render.terminal import View
 from attnscope.views import Bars, Focus, HeadMap, Heatmap, Ranked, Ranking
@@ -76,9 +77,15 @@ def of_token(seen: Focus) -> Answer:
         "looks_at": _bars(seen.looks_at),
         "looked_at_by": _bars(seen.looked_at_by),
     }
-    if seen.overlay is not None:
-        maps = {"looks_at": seen.overlay.looks_at, "looked_at_by": seen.overlay.looked_at_by}
-        numbers["patches"] = {name: None if each is None else each.tolist() for name, each in maps.items()}
+    if seen.overlays:
+        numbers["patches"] = [
+            {
+                "picture": shown.name,
+                "looks_at": _cells(shown.looks_at),
+                "looked_at_by": _cells(shown.looked_at_by),
+            }
+            for shown in seen.overlays
+        ]
     return Answer((seen,), {"token": seen}, numbers)
 
 
@@ -117,4 +124,12 @@ def head_numbers(head: HeadFigures) -> dict[str, Any]:
 def _bars(bars: Bars | None) -> list[dict[str, Any]] | None:
     if bars is None:
         return None
-    return [{"text": bar.label, "position": bar.position, "weight": bar.weight} for bar in bars.bars]
+    return [
+        {"text": bar.label, "position": bar.position, "weight": bar.weight}
+        | ({} if bar.box is None else {"box": [round(edge, 1) for edge in bar.box]})
+        for bar in bars.bars
+    ]
+
+
+def _cells(weights: Array | None) -> list[list[float]] | None:
+    return None if weights is None else weights.tolist()

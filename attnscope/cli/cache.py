@@ -73,7 +73,7 @@ def _print_table(entries: list[Entry]) -> None:
     table.add_column("text", ratio=1, no_wrap=True, overflow="ellipsis")
     for entry in entries:
         said = entry.trace.description
-        text = said.text or ("an image" if said.image is not None else "")
+        text = said.text or ("an image" if said.images else "")
         table.add_row(
             f"{datetime.fromtimestamp(entry.used):%d %b %H:%M}",
             Text(TracedModel(entry.trace).title),

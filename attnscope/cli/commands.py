@@ -83,7 +83,7 @@ def _spare(parameters: Any, kinds: Mapping[str, Any]) -> Any:
     Typer asks pydantic about every value, and to import that takes a fifth of a look at a pass that is kept.
     """
     for parameter in parameters:
-        if "process_value" not in vars(parameter) and not (parameter.required or parameter.multiple):
+        if "process_value" not in vars(parameter) and not parameter.required:
             parameter.process_value = partial(
                 _take, parameter, kinds.get(parameter.name), parameter.process_value
             )
@@ -92,6 +92,8 @@ def _spare(parameters: Any, kinds: Mapping[str, Any]) -> Any:
 
 def _take(parameter: Any, kind: Any, check: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
     """A value as it is: one that was not given, a text, or a path, of which nothing is asked here."""
+    if parameter.multiple:
+        return check(context, value) if value else ()
     if value is None and parameter.callback is not None:
         return parameter.callback(context, parameter, value)
     if value is None or (

@@ -95,7 +95,7 @@ def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -
     if any(each is not None for each in (source.file, source.saved, source.inputs, corpus.texts)):
         return True
     try:
-        return (source.image is not None or contrast.feeds) and bool(Head(str(source.text)))
+        return (bool(source.image) or contrast.feeds) and bool(Head(str(source.text)))
     except SelectionError:
         return False
 

@@ -102,7 +102,7 @@ def flow(
     if output.out is not None and output.out.suffix.lower() in WHOLE:
         return _save(seen, output.out)
     if asked.token is not None:
-        view: Any = focus_token(seen, attention.kind, layer, asked.token, prepared.picture)
+        view: Any = focus_token(seen, attention.kind, layer, asked.token, prepared.pictures)
     else:
         kind, last, weights = seen.map(attention.kind, layer)
         title = seen.titled(kind, last)

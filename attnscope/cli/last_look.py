@@ -96,6 +96,8 @@ def key_of(source: Asked) -> str | None:
         return None
     if asked.audio is not None:  # a trace holds no spectrogram
         return None
+    if asked.video is not None and asked.video.is_dir():
+        return None
     if isinstance(model, WeighedModelOptions) and model.weigh != "raw":
         return None
     if cache_folder() is None:
@@ -115,7 +117,7 @@ def key_of(source: Asked) -> str | None:
         "day": date.today() if asked.chat else None,  # a chat format may say which day it is
     }
     try:
-        key["read"] = [identify_file(path) for path in (asked.image, asked.inputs) if path is not None]
+        key["read"] = [identify_file(path) for path in (*asked.pictures, asked.inputs) if path is not None]
     except OSError:
         return None
     return hash_key(key)

@@ -58,8 +58,8 @@ def check_parts(parts: PartOptions, source: SourceOptions) -> None:
         raise typer.BadParameter("roles go with --chat, and a chat is cut by roles", param_hint="--by")
     if parts.written and (source.generate is None or parts.pair is not None):
         raise typer.BadParameter("it goes with --generate N, and not with --pair", param_hint="--written")
-    plain = not (source.image or source.inputs or source.audio)
-    pictured = source.image and parts.by == "segment" and (source.text or source.file)
+    plain = not (source.image or source.video or source.inputs or source.audio)
+    pictured = (source.image or source.video) and parts.by == "segment" and (source.text or source.file)
     kept = source.saved and (file or parts.by in ("marks", "role"))
     if not (plain or pictured) or kept:
         raise typer.BadParameter(

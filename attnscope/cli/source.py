@@ -83,7 +83,7 @@ class Source:
     def plain_text(self) -> str | None:
         """The text and the second one, where nothing else was read and nothing is written on."""
         asked = self.asked
-        if asked.image or asked.audio or asked.inputs or asked.chat or asked.generate is not None:
+        if asked.pictures or asked.audio or asked.inputs or asked.chat or asked.generate is not None:
             return None
         return self.text if self.second is None else f"{self.text}\n{self.second}"
 
@@ -106,11 +106,11 @@ class Source:
 
             assert isinstance(model, FileModel)
             return model.prepared
-        if asked.image is not None:
+        if asked.pictures:
             from attnscope.models.inputs import Chat
 
             chat = Chat(asked.system, asked.generate is not None) if asked.chat else None
-            return model.prepare_image(asked.image, self.text or None, chat)
+            return model.prepare_image(asked.pictures, self.text or None, chat, video=asked.video is not None)
         if asked.audio is not None:
             from attnscope.models.inputs import Part
 
@@ -136,12 +136,14 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> Source:
     """
     writes = asked.chat or asked.generate is not None
     text = asked.text is not None or asked.file is not None
-    if asked.image is not None and (asked.inputs is not None or (writes and not text)):
+    if asked.video is not None and (asked.image or asked.inputs or asked.second_text or not text):
+        raise typer.BadParameter("it goes with a text, not with --image or --inputs", param_hint="--video")
+    if asked.image and (asked.inputs is not None or (writes and not text)):
         raise typer.BadParameter(
             "without a text, it does not go with --chat or --generate; with --inputs, never",
             param_hint="--image",
         )
-    if asked.audio is not None and (asked.image or asked.inputs or asked.chat or asked.second_text):
+    if asked.audio is not None and (asked.pictures or asked.inputs or asked.chat or asked.second_text):
         raise typer.BadParameter(
             "it goes with what is said as the text, not with --image, --inputs, --chat or a second text",
             param_hint="--audio",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.places import HEARD
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from attnscope.capture import Replay
 
 
+Paths: TypeAlias = Path | Sequence[Path]
+"""One file, or several."""
+
+
 @dataclass(frozen=True, eq=False)
 class Picture:
     """An image as the model sees it: cropped and scaled, in ``grid`` patches, rows by columns.
@@ -25,13 +30,14 @@ class Picture:
     ``tokens`` are the patches row by row, named by row and column, with the special ones before them.
     ``grid`` is ``None``, and ``tokens`` are none, where the module does not say how it cuts the image.
     ``boxes`` has left, top, right and bottom of what a token stands for, by the token's id, in pixels of the
-    image as it was given.
+    image as it was given; ``name`` tells it from others: image 2, or frame 3 of a video.
     """
 
     pixels: Array  # [row, column, 3], uint8
     grid: tuple[int, int] | None
     tokens: tuple[Token, ...]
     boxes: Mapping[int, tuple[float, float, float, float]] = field(default_factory=dict)
+    name: str = "image 1"
 
 
 class Part(NamedTuple):
@@ -77,9 +83,9 @@ class ModelInput:
     was recorded while it ran, or a trace: then nothing runs again, and ``figures`` are those of the trace, as
     are ``words``, of heads whose pieces of words were merged. ``arrays`` is a short trace whose rows come as
     NumPy arrays, for looks that need no torch.
-    ``picture`` is the image that was read, ``heard`` the sound, ``entry`` the method of the module to call
-    where that is not the whole forward. ``written`` is the number of the first token that the model wrote
-    itself, if it wrote any.
+    ``pictures`` are the images that were read, ``heard`` the sound, ``entry`` the method of the module to
+    call where that is not the whole forward. ``written`` is the number of the first token that the model
+    wrote itself, if it wrote any.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -89,13 +95,18 @@ class ModelInput:
     settings: Mapping[str, Any] = field(default_factory=dict)
     arguments: tuple[Tensor, ...] = ()
     replay: Replay | None = None
-    picture: Picture | None = None
+    pictures: tuple[Picture, ...] = ()
     heard: Heard | None = None
     entry: str = "__call__"
     figures: tuple[HeadFigures, ...] | None = None
     words: tuple[HeadFigures, ...] = ()
     arrays: Replay | None = None
     written: int | None = None
+
+    @property
+    def picture(self) -> Picture | None:
+        """The first picture, ``None`` without any."""
+        return self.pictures[0] if self.pictures else None
 
     @property
     def lead(self) -> Kind | None:

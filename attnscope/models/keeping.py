@@ -29,6 +29,7 @@ from attnscope.storage.trace.keep import KeepRows
 from attnscope.storage.trace.layout import (
     FORMAT,
     About,
+    Box,
     Call,
     Description,
     Fault,
@@ -135,10 +136,16 @@ def make_trace(
 
     if len(kept.calls) != len(record.sites):
         raise UnkeptPass(f"the pass of {about.name} cannot be kept: {'; '.join(record.notes)}")
-    image = None
-    if prepared.picture is not None:
-        pixels = kept.hold("pixels", prepared.picture.pixels)
-        image = Image(pixels, prepared.picture.grid, number(prepared.picture.tokens))
+    images = tuple(
+        Image(
+            each.name,
+            kept.hold(f"pixels{place}", each.pixels),
+            each.grid,
+            number(each.tokens),
+            tuple(Box(id_, edges) for id_, edges in each.boxes.items()),
+        )
+        for place, each in enumerate(prepared.pictures)
+    )
     description = Description(
         trace=FORMAT,
         attnscope=__version__,
@@ -152,7 +159,7 @@ def make_trace(
         labels=tuple(
             Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()
         ),
-        image=image,
+        images=images,
         calls=tuple(
             _call(seen, number(queries), number(keys), rows)
             for seen, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)

@@ -6,7 +6,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.memory import out_of_memory, require
-from attnscope.models.inputs import Chat, ModelInput, Objective, Part
+from attnscope.models.inputs import Chat, ModelInput, Objective, Part, Paths
 from attnscope.models.inspection import find_device
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from attnscope.capture import Observer, Record
     from attnscope.fused.fused_pass import FusedPass
-
-SMALL_PASS = 4e9
-"""Floating-point operations of a pass below which threads cost more than they bring."""
 
 
 class Model(ABC):
@@ -99,9 +96,12 @@ class Model(ABC):
         """
         raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
 
-    def prepare_image(self, path: Path, text: str | None = None, chat: Chat | None = None) -> ModelInput:
-        """An image file, alone or with a text, as the model reads them. Raises ``InputError``."""
-        raise InputError(f"{self.name} reads text, not images: leave out --image, or choose a vision model")
+    def prepare_image(
+        self, path: Paths, text: str | None = None, chat: Chat | None = None, *, video: bool = False
+    ) -> ModelInput:
+        """An image, or some with a text; or the frames of a ``video``. Raises ``InputError``."""
+        left = "--video" if video else "--image"
+        raise InputError(f"{self.name} reads text, not images: leave out {left}, or choose a vision model")
 
     def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
         """A sound file, alone or with what is said in it, as the model hears it. Raises ``InputError``."""
@@ -184,8 +184,11 @@ class Model(ABC):
 
         texts = max(1, next((len(field) for field in prepared.inputs.values() if field.ndim), 1))
         tokens = len(prepared.tokens) // texts
-        size = pass_size(self.module, texts, tokens)
-        require(size, f"{self.name} on {tokens:,} tokens", "cut the text with --max-tokens")
+        require(
+            pass_size(self.module, texts, tokens),
+            f"{self.name} on {tokens:,} tokens",
+            "cut the text with --max-tokens",
+        )
 
     @contextmanager
     def _quoting(self, prepared: ModelInput) -> Iterator[None]:
@@ -210,21 +213,11 @@ class Model(ABC):
             raise ModelError(f"{self.name} has no attention to show: {why_empty(self.module, record)}")
         return record
 
-    @contextmanager
-    def threads(self, prepared: ModelInput) -> Iterator[None]:
+    def threads(self, prepared: ModelInput) -> AbstractContextManager[None]:
         """One thread for a short text on the CPU, where several would only wait for each other."""
-        import torch
+        from attnscope.models.size import few_threads
 
-        operations = 2.0 * sum(weights.numel() for weights in self.module.parameters()) * len(prepared.tokens)
-        before = torch.get_num_threads()
-        if operations > SMALL_PASS or self.device.type != "cpu" or before == 1:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        return few_threads(self.module, self.device, len(prepared.tokens))
 
     def _fit(
         self, count: int, *, max_tokens: int | None, truncate: bool

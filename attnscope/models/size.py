@@ -1,13 +1,18 @@
-"""How much memory a model's weights and its pass will take, before any of it is taken."""
+"""How much memory a model's weights and its pass will take, and how many threads pay for it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+SMALL_PASS = 4e9
+"""Floating-point operations of a pass below which threads cost more than they bring."""
 
 
 def weights_size(name: str, revision: str | None, dtype: torch.dtype | None) -> int:
@@ -86,3 +91,18 @@ def _shapes(file: Path) -> list[list[int]]:
             return [tensors.get_slice(name).get_shape() for name in names]
     except (SafetensorError, OSError):
         return []
+
+
+@contextmanager
+def few_threads(module: nn.Module, device: torch.device, tokens: int) -> Iterator[None]:
+    """One thread for a short text on the CPU, where several would only wait for each other."""
+    operations = 2.0 * sum(weights.numel() for weights in module.parameters()) * tokens
+    before = torch.get_num_threads()
+    if operations > SMALL_PASS or device.type != "cpu" or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -66,10 +66,17 @@ def prepare_traced(trace: Trace) -> ModelInput:
     """What was read, with the pass that was kept: no model runs again for it."""
     said = trace.description
     axes = {each.kind: (trace.axis(each.queries), trace.axis(each.keys)) for each in said.labels}
-    tokens, picture = _tokens(trace.axis(said.tokens)), None
-    if said.image is not None:
-        pixels = trace.arrays[said.image.array]
-        picture = Picture(pixels, said.image.grid, _tokens(trace.axis(said.image.tokens)))
+    tokens = _tokens(trace.axis(said.tokens))
+    pictures = tuple(
+        Picture(
+            trace.arrays[each.array],
+            each.grid,
+            _tokens(trace.axis(each.tokens)),
+            {box.id: box.edges for box in each.boxes},
+            clean(each.name),
+        )
+        for each in said.images
+    )
     figures, words = _figures(said, said.figures), _figures(said, said.words)
     complete = figures is not None and words is not None
     usual = complete and all({*head.figures, *head.absent} == set(DEFAULT) for head in figures or ())
@@ -79,7 +86,7 @@ def prepare_traced(trace: Trace) -> ModelInput:
         tokens,
         tuple(map(clean, said.text_notes)),
         replay=replay(trace),
-        picture=picture,
+        pictures=pictures,
         figures=figures,
         words=words or (),
         arrays=replay(trace, arrays=True) if usual and is_short(trace) else None,

@@ -18,7 +18,7 @@ from attnscope.figures import Weigh
 from attnscope.measures.block_norm import by_block_norm, normed_weight, residual_part
 from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
 from attnscope.models.file import FileModel
-from attnscope.models.inputs import Chat, ModelInput, Objective, Part
+from attnscope.models.inputs import ModelInput, Objective, Part, Paths
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
 from attnscope.models.target import score_prediction
@@ -95,9 +95,9 @@ class WeighedModel(Model):
         """As the model does."""
         return self.model.prepare_chat(text, **how)
 
-    def prepare_image(self, path: Path, text: str | None = None, chat: Chat | None = None) -> ModelInput:
+    def prepare_image(self, path: Paths, *args: Any, **how: Any) -> ModelInput:
         """As the model does."""
-        return self.model.prepare_image(path, text, chat)
+        return self.model.prepare_image(path, *args, **how)
 
     def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
         """As the model does."""

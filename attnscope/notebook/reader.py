@@ -35,7 +35,8 @@ class Reader:
         text: str | Mapping[str, Tensor] | None = None,
         second: str | None = None,
         *,
-        image: str | Path | None = None,
+        image: str | Path | Sequence[str | Path] | None = None,
+        video: str | Path | None = None,
         audio: str | Path | None = None,
         part: tuple[float, float | None] = (0.0, None),
         chat: bool = False,
@@ -46,20 +47,24 @@ class Reader:
         max_tokens: int | None = None,
         truncate: bool = False,
     ) -> Run:
-        """One pass over a text, a pair, an image, a sound, or tensors by the names of the model's arguments.
+        """One pass over a text, a pair, images, a video, a sound, or tensors by the names of arguments.
 
         ``part`` is from which second of a sound to which it is heard. ``generate`` lets the model write up to
         so many tokens, and shows them too. Raises ``InputError`` for what the model cannot read,
         ``ModelError`` for a model that fails.
         """
-        from attnscope.models.inputs import Part
+        from attnscope.models.inputs import Chat, Part
         from attnscope.models.keeping import keep_trace
         from attnscope.models.trace import TracedModel
 
         model, plain = self._model, None
         with _at_rest(model.module):
-            if image is not None:
-                prepared = model.prepare_image(Path(image), None if text is None else str(text))
+            if image is not None or video is not None:
+                message = Chat(system, generate is not None) if chat else None
+                said, files = None if text is None else str(text), image if video is None else video
+                given = [files] if isinstance(files, (str, Path)) else files or []
+                paths = [Path(each) for each in given]
+                prepared = model.prepare_image(paths, said, message, video=video is not None)
             elif audio is not None:
                 said = None if text is None else str(text)
                 begin, end = part

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from attnscope.axes.weights import Array
 from attnscope.render.colour import STEPS, table
+from attnscope.views.overlay import Overlay
 
 DIMMED = 0.3
 """How much of a picture's own light a patch without any attention keeps."""
@@ -23,10 +26,19 @@ def blend(pixels: Array, levels: Array, cmap: str) -> Array:
     return shown
 
 
-def levels_of(weights: Array) -> tuple[Array, float]:
-    """Levels of which 1 is the heaviest weight, and that weight.  [row, column] -> the same"""
-    top = float(weights.max(initial=0))
-    return np.clip(weights / (top or 1.0), 0, 1), top
+def full_light(shown: Sequence[Overlay]) -> dict[str, float]:
+    """The heaviest weight of each kind of map over all pictures, so that these can be compared."""
+    tops: dict[str, float] = {}
+    for each in shown:
+        for verb, weights in each.maps:
+            tops[verb] = max(tops.get(verb, 0.0), float(weights.max(initial=0)))
+    return tops
+
+
+def levels_of(weights: Array, top: float) -> Array:
+    """Levels of which 1 is the weight ``top``.  [row, column] -> the same"""
+    levels: Array = np.clip(weights / (top or 1.0), 0, 1)
+    return levels
 
 
 def resize(field: Array, rows: int, columns: int) -> Array:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,14 +14,33 @@ from attnscope.axes.weights import Array, Weights
 from attnscope.errors import SelectionError
 from attnscope.views.overlay import Overlay
 
+Edges: TypeAlias = tuple[float, float, float, float]
+
+NOWHERE: Mapping[int, Edges] = MappingProxyType({})
+
+
+def describe_box(box: Edges) -> str:
+    """A part of a picture: from where to where across, then down."""
+    left, top, right, bottom = (round(edge) for edge in box)
+    return f"{left}-{right} across, {top}-{bottom} down"
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One ranked token: its label, its number in the text, and the weight between it and the focus."""
+    """One ranked token: its label, its number in the text, and the weight between it and the focus.
+
+    ``box`` is the part of a picture that it stands for, left, top, right and bottom in pixels of it.
+    """
 
     label: str
     position: int
     weight: float
+    box: Edges | None = None
+
+    @property
+    def where(self) -> str:
+        """The part of a picture in words; empty for what stands for none."""
+        return "" if self.box is None else describe_box(self.box)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +56,8 @@ class Bars:
 class Focus:
     """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
 
-    Either is ``None`` where the token has no row or no column, as in cross-attention. ``overlay`` has
-    the same of all patches where the tokens are those of a picture. ``verbs`` say what row and column are.
+    Either is ``None`` where the token has no row or no column, as in cross-attention. ``overlays`` have
+    the same of all patches where the tokens are those of pictures. ``verbs`` say what row and column are.
     """
 
     label: str
@@ -46,7 +67,7 @@ class Focus:
     title: str = ""
     subtitle: str = ""
     notes: tuple[str, ...] = ()
-    overlay: Overlay | None = None
+    overlays: tuple[Overlay, ...] = ()
     verbs: tuple[str, str] = ("looks at", "is looked at by")
 
 
@@ -94,9 +115,17 @@ def _find(axis: Sequence[Place], position: int) -> int:
     raise SelectionError(f"no token {position} here: this picture shows {numbers}")
 
 
-def rank_places(values: Array, allowed: Array, axis: Sequence[Place], top: int) -> Bars:
-    """The open places by weight, the heaviest ``top`` of them, ties in the order of the text.  [place]"""
+def rank_places(
+    values: Array, allowed: Array, axis: Sequence[Place], top: int, boxes: Mapping[int, Edges] = NOWHERE
+) -> Bars:
+    """The open places by weight, the heaviest ``top`` of them, ties in the order of the text.  [place]
+
+    ``boxes`` has, by the id of a place, the part of a picture that it stands for.
+    """
     order = [i for i in np.argsort(-values, kind="stable") if allowed[i]]
-    bars = tuple(Bar(axis[i].label, axis[i].start, float(values[i])) for i in order[:top])
+    bars = tuple(
+        Bar(place.label, place.start, float(values[i]), None if place.id is None else boxes.get(place.id))
+        for i, place in ((i, axis[i]) for i in order[:top])
+    )
     rest = order[top:]
     return Bars(bars, len(rest), float(values[rest[0]]) if rest else 0.0)

@@ -12,13 +12,15 @@ class Overlay:
     """What a place looks at in a picture, and which patches look at it.
 
     ``looks_at`` and ``looked_at_by`` hold a weight a patch, ``[patch row, patch column]``; either is ``None``
-    where there is no such row or column. ``patch`` is the place itself, ``None`` for a special token.
+    where there is no such row or column. ``patch`` is the place itself, ``None`` for a special token;
+    ``name`` tells the picture from others.
     """
 
     pixels: Array  # [row, column, 3], uint8
     looks_at: Array | None  # [patch row, patch column]
     looked_at_by: Array | None  # [patch row, patch column]
     patch: tuple[int, int] | None = None
+    name: str = ""
 
     @property
     def maps(self) -> tuple[tuple[str, Array], ...]:

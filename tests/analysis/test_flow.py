@@ -144,7 +144,7 @@ def test_words_are_averaged_down_and_summed_across():
 def test_one_token_is_a_row_and_a_column():
     seen = _follow(load("own"))
     _, _, weights = seen.map(None, None)
-    focus = focus_token(seen, None, None, "it", None)
+    focus = focus_token(seen, None, None, "it")
     assert focus.verbs == ("is made of", "goes into")
     assert focus.looks_at.bars[0].weight == pytest.approx(weights.values[8].max())
     assert focus.looked_at_by.bars[0].weight == pytest.approx(weights.values[:, 8].max())
@@ -155,11 +155,11 @@ def test_what_cannot_be_followed_or_is_not_there_is_refused():
     long = follow_flow, model, model.prepare("cat " * 100), "flow", Selection()
     with pytest.raises(SelectionError, match="name one with --token"):
         long[0](*long[1:])
-    assert focus_token(long[0](*long[1:], token="5"), None, None, "5", None).looked_at_by is None
+    assert focus_token(long[0](*long[1:], token="5"), None, None, "5").looked_at_by is None
     seen = _follow(model)
     with pytest.raises(SelectionError, match="has layers 0-3"):
         seen.map(None, 9)
     with pytest.raises(SelectionError, match="no decoder"):
         seen.map("decoder", None)
     with pytest.raises(SelectionError, match="no token 'dog'"):
-        focus_token(seen, None, None, "dog", None)
+        focus_token(seen, None, None, "dog")

@@ -48,37 +48,41 @@ def test_a_patch_is_drawn_over_the_picture_both_ways(seen):
     model, prepared, weights = seen
     focus = one_token(model, prepared, Selection(Head("L1H1"), token="2,3"))
     place = 5 + 2 * 4 + 3
-    assert (focus.label, focus.position, focus.overlay.patch) == ("2,3", place, (2, 3))
-    np.testing.assert_allclose(focus.overlay.looks_at, weights[1, 1, place, 5:].reshape(4, 4), atol=1e-5)
-    np.testing.assert_allclose(focus.overlay.looked_at_by, weights[1, 1, 5:, place].reshape(4, 4), atol=1e-5)
-    assert np.array_equal(focus.overlay.pixels, prepared.picture.pixels)
+    assert (focus.label, focus.position, focus.overlays[0].patch) == ("2,3", place, (2, 3))
+    np.testing.assert_allclose(focus.overlays[0].looks_at, weights[1, 1, place, 5:].reshape(4, 4), atol=1e-5)
+    np.testing.assert_allclose(
+        focus.overlays[0].looked_at_by, weights[1, 1, 5:, place].reshape(4, 4), atol=1e-5
+    )
+    assert np.array_equal(focus.overlays[0].pixels, prepared.picture.pixels)
 
 
 @pytest.mark.parametrize("name", ["CLS", "[CLS]", "cls", "0"])
 def test_a_special_token_is_found_with_and_without_its_brackets(seen, name):
     model, prepared, weights = seen
     focus = one_token(model, prepared, Selection(Head("L0H1"), token=name))
-    assert (focus.label, focus.overlay.patch) == ("[CLS]", None)
-    np.testing.assert_allclose(focus.overlay.looks_at, weights[0, 1, 0, 5:].reshape(4, 4), atol=1e-5)
+    assert (focus.label, focus.overlays[0].patch) == ("[CLS]", None)
+    np.testing.assert_allclose(focus.overlays[0].looks_at, weights[0, 1, 0, 5:].reshape(4, 4), atol=1e-5)
 
 
 def test_a_patch_may_be_called_a_patch(seen):
     model, prepared, _ = seen
-    assert one_token(model, prepared, Selection(Head("L0H0"), token="patch 1,2")).overlay.patch == (1, 2)
+    assert one_token(model, prepared, Selection(Head("L0H0"), token="patch 1,2")).overlays[0].patch == (1, 2)
 
 
 def test_without_a_head_the_picture_shows_the_mean_of_all(seen):
     model, prepared, weights = seen
     focus = one_token(model, prepared, Selection(token="REG2"))
-    np.testing.assert_allclose(focus.overlay.looks_at, weights.mean((0, 1))[3, 5:].reshape(4, 4), atol=1e-5)
+    np.testing.assert_allclose(
+        focus.overlays[0].looks_at, weights.mean((0, 1))[3, 5:].reshape(4, 4), atol=1e-5
+    )
     assert "mean of 4 heads of 2 layers" in focus.title
 
 
 def test_special_tokens_may_be_hidden_without_moving_a_patch(seen):
     model, prepared, weights = seen
     focus = one_token(model, prepared, Selection(Head("L0H0"), token="0,1", hide_special=True))
-    np.testing.assert_allclose(focus.overlay.looks_at, weights[0, 0, 6, 5:].reshape(4, 4), atol=1e-5)
-    assert focus.overlay.patch == (0, 1)
+    np.testing.assert_allclose(focus.overlays[0].looks_at, weights[0, 0, 6, 5:].reshape(4, 4), atol=1e-5)
+    assert focus.overlays[0].patch == (0, 1)
 
 
 def test_a_patch_that_is_not_there_is_told_what_is(seen):
@@ -115,10 +119,10 @@ def test_detection_tokens_stand_behind_the_patches(tmp_path, picture):
     assert [token.text for token in prepared.tokens][-4:] == ["3,3", "[DET0]", "[DET1]", "[DET2]"]
     assert len({token.id for token in prepared.tokens}) == len(prepared.tokens)
     focus = one_token(model, prepared, Selection(Head("L1H1"), token="DET1"))
-    assert (focus.position, focus.overlay.patch) == (18, None)
+    assert (focus.position, focus.overlays[0].patch) == (18, None)
     patch = one_token(model, prepared, Selection(Head("L1H1"), token="0,2"))
-    assert (patch.position, patch.overlay.patch) == (3, (0, 2))
-    assert patch.overlay.looked_at_by.shape == (4, 4)
+    assert (patch.position, patch.overlays[0].patch) == (3, (0, 2))
+    assert patch.overlays[0].looked_at_by.shape == (4, 4)
 
 
 def test_stages_of_other_sizes_are_named_and_bare_positions_are_said_to_be_such(tmp_path, picture):
@@ -135,7 +139,7 @@ def test_a_token_is_looked_up_in_the_tower_that_it_is_of(tmp_path, picture):
     focus = one_token(model, both, Selection(token="0"))
     assert "mean of 4 heads of 2 layers" in focus.title
     alone = one_token(model, model.prepare_image(picture), Selection(token="0"))
-    np.testing.assert_allclose(focus.overlay.looks_at, alone.overlay.looks_at, atol=1e-6)
+    np.testing.assert_allclose(focus.overlays[0].looks_at, alone.overlays[0].looks_at, atol=1e-6)
 
 
 def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
@@ -149,6 +153,6 @@ def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
 def test_a_patch_of_a_window_has_no_place_in_the_picture(windows):
     model, prepared, _ = windows
     focus = one_token(model, prepared, Selection(Head("L1H0"), token="5"))
-    assert focus.overlay is None
+    assert not focus.overlays
     with pytest.raises(SelectionError, match="tokens 0-15"):
         one_token(model, prepared, Selection(Head("L1H0"), token="2,3"))

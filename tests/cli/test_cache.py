@@ -327,7 +327,7 @@ def test_another_device_that_is_seen_has_another_key(monkeypatch, source):
 def test_another_content_of_what_is_read_has_another_key(source, tmp_path, field):
     file = tmp_path / "a.png"
     picture(file)
-    told = replace(source, asked=replace(source.asked, **{field: file}))
+    told = replace(source, asked=replace(source.asked, **{field: [file] if field == "image" else file}))
     before = last_look.key_of(told)
     change_byte(file)
     assert last_look.key_of(told) not in (before, None)

@@ -51,7 +51,7 @@ def test_a_patch_is_shown_as_shades_in_a_pipe(run, folder, picture):
     answer = json.loads(
         run("show", "--image", picture, "-m", folder, "--token", "1,2", "--head", "L0H1", "--json").out
     )
-    heaviest = np.unravel_index(np.argmax(answer["patches"]["looks_at"]), (4, 4))
+    heaviest = np.unravel_index(np.argmax(answer["patches"][0]["looks_at"]), (4, 4))
     if heaviest != (1, 2):
         cell = rows[heaviest[0]].split("│")[1][2 * heaviest[1] :][:2]
         assert cell == "██"
@@ -70,8 +70,8 @@ def test_a_terminal_shows_the_picture_where_it_is_looked_at(folder, picture):
     model = load(folder)
     view = one_token(model, model.prepare_image(picture), Selection(Head("L0H1"), token="CLS"))
     out = coloured(view)
-    levels = view.overlay.looks_at / view.overlay.looks_at.max()
-    pixels = blend(resize(view.overlay.pixels, 38, 38), resize(levels, 38, 38), "ember")
+    levels = view.overlays[0].looks_at / view.overlays[0].looks_at.max()
+    pixels = blend(resize(view.overlays[0].pixels, 38, 38), resize(levels, 38, 38), "ember")
     for row, column in ((0, 0), (20, 11), (36, 37)):
         red, green, blue = pixels[row, column]
         under = pixels[row + 1, column]

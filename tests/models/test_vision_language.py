@@ -160,7 +160,7 @@ def test_a_picture_that_is_looked_at_across_a_model_has_places_too(folder_of, tm
     model = load(folder_of("mllama"))
     prepared = model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
     seen = one_token(model, prepared, Selection(token="mat", kind="cross"))
-    assert seen.overlay.looks_at.shape == prepared.picture.grid
+    assert seen.overlays[0].looks_at.shape == prepared.picture.grid
     assert {token.text for token in prepared.axes["cross"][1]} >= {"image 1 · 0,0", "image 1 · 5,7"}
 
 
@@ -175,11 +175,11 @@ def test_a_word_lights_the_patches_that_it_looks_at(folder_of, tmp_path):
         for i, token in enumerate(prepared.tokens)
         if token.text.startswith("image 1 · ") and not token.special
     ]
-    np.testing.assert_allclose(view.overlay.looks_at.ravel(), row[patches], atol=1e-6)
-    assert view.overlay.looked_at_by is None  # it stands behind the picture, which cannot see it
+    np.testing.assert_allclose(view.overlays[0].looks_at.ravel(), row[patches], atol=1e-6)
+    assert view.overlays[0].looked_at_by is None  # it stands behind the picture, which cannot see it
     corner = one_token(model, prepared, Selection(token="0,7"))
     assert corner.label == "image 1 · 0,7"
-    assert corner.overlay.patch == (0, 7)
+    assert corner.overlays[0].patch == (0, 7)
     assert corner.notes[-1] == "image 1 · 0,7 is 105-120 across, 0-15 down, in pixels of the picture"
 
 
@@ -215,12 +215,12 @@ def test_a_model_writes_on_about_a_picture(folder_of, tmp_path):
     expected = model.writer.generate(**prepared.inputs, max_new_tokens=3, do_sample=False)[0, -3:]
     assert [token.id for token in written.tokens[-3:]] == expected.tolist()
     seen = one_token(model, written, Selection(token=str(len(prepared.tokens))))
-    assert seen.overlay.looks_at.shape == (4, 4)
+    assert seen.overlays[0].looks_at.shape == (4, 4)
 
 
 def test_what_a_processor_refuses_is_a_sentence(folder_of, tmp_path):
     picture = save_noise(tmp_path / "a.png", 90, 120)
-    with pytest.raises(InputError, match="refuses this"):
+    with pytest.raises(InputError, match="the text has 2 × <image> and there is 1 image:"):
         load(folder_of("llava")).prepare_image(picture, "<image> <image> what")
 
 

@@ -128,6 +128,29 @@ def llava_next() -> tuple[Any, Any]:
     )
 
 
+def llava_next_video() -> tuple[Any, Any]:
+    """The same, and videos, of which four patches of a frame are averaged into a token."""
+    t = transformers
+    one, processor = llava_next()
+    words = make_tokenizer("<image>", "<video>")
+    config = t.LlavaNextVideoConfig(
+        vision_config=one.vision_config,
+        text_config=_text(t.LlamaConfig, words),
+        image_token_id=_id(words, "<image>"),
+        video_token_id=_id(words, "<video>"),
+        vision_feature_layer=-1,
+        image_grid_pinpoints=one.image_grid_pinpoints,
+    )
+    return config, t.LlavaNextVideoProcessor(
+        t.LlavaNextVideoVideoProcessor(size={"shortest_edge": 56}, crop_size=SQUARE),
+        processor.image_processor,
+        words,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
 def llava_onevision() -> tuple[Any, Any]:
     """The same with another tower."""
     t, words = transformers, make_tokenizer("<image>", "<video>")
@@ -144,7 +167,7 @@ def llava_onevision() -> tuple[Any, Any]:
     return config, t.LlavaOnevisionProcessor(
         images,
         words,
-        t.LlavaOnevisionVideoProcessor(),
+        t.LlavaOnevisionVideoProcessor(size=SQUARE),
         num_image_tokens=16,
         vision_feature_select_strategy="full",
         patch_size=14,
@@ -166,7 +189,9 @@ def _qwen(kind: str, **vision: Any) -> tuple[Any, Any]:
     text = _text(type(base), words, rope_parameters=rope)
     config = named(vision_config=vision, text_config=text, **ids)
     images = t.Qwen2VLImageProcessor(patch_size=14, min_pixels=56 * 56, max_pixels=140 * 140)
-    videos = getattr(t, f"{'Qwen3VL' if kind == 'Qwen3VL' else 'Qwen2VL'}VideoProcessor")()
+    videos = getattr(t, f"{'Qwen3VL' if kind == 'Qwen3VL' else 'Qwen2VL'}VideoProcessor")(
+        patch_size=14, size={"shortest_edge": 56 * 56, "longest_edge": 16 * 140 * 140}
+    )
     return config, getattr(t, f"{kind}Processor")(images, words, videos)
 
 
@@ -256,7 +281,7 @@ def _idefics3(kind: str, text: type) -> tuple[Any, Any]:
     )
     sizes = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
     images = getattr(t, f"{kind}ImageProcessor")(**sizes)
-    more = (t.SmolVLMVideoProcessor(),) if kind == "SmolVLM" else ()
+    more = (t.SmolVLMVideoProcessor(**sizes),) if kind == "SmolVLM" else ()
     return config, getattr(t, f"{kind}Processor")(images, words, *more, image_seq_len=4)
 
 
@@ -289,7 +314,8 @@ def internvl() -> tuple[Any, Any]:
         vision_feature_layer=-1,
     )
     images = t.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, max_patches=6, min_patches=2)
-    return config, t.InternVLProcessor(images, words, t.InternVLVideoProcessor(), image_seq_length=4)
+    videos = t.InternVLVideoProcessor(size=SQUARE)
+    return config, t.InternVLProcessor(images, words, videos, image_seq_length=4)
 
 
 def aya_vision() -> tuple[Any, Any]:
@@ -359,6 +385,7 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
         llava,
         vipllava,
         llava_next,
+        llava_next_video,
         llava_onevision,
         qwen2_vl,
         qwen2_5_vl,
@@ -377,6 +404,7 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 
 NEED_TORCHVISION = (
+    "llava_next_video",
     "llava_onevision",
     "qwen2_vl",
     "qwen2_5_vl",

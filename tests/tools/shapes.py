@@ -157,7 +157,7 @@ def find_lit(folder: Path, image: Image.Image, shape: str, head: str) -> int:
     sys.argv = ["attnscope", *words, "--token", shape, "--head", head, "--kind", "decoder", "--json"]
     with contextlib.redirect_stdout(answer), contextlib.suppress(SystemExit):
         main()
-    return int(np.argmax(json.loads(answer.getvalue())["patches"]["looks_at"]))
+    return int(np.argmax(json.loads(answer.getvalue())["patches"][0]["looks_at"]))
 
 
 def ask(folder: Path) -> tuple[str, int]:

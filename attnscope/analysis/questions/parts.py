@@ -18,12 +18,13 @@ Group: TypeAlias = tuple[int, ...]
 
 HELP = (
     "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "
-    "special, punctuation, image, /regex/, or *; behind the arrow also a number of tokens from here (-2, +1)"
+    "special, punctuation, image, image 2, /regex/, "
+    "or *; behind the arrow also a number of tokens from here (-2, +1)"
 )
 
 CLASSES = ("special", "punctuation")
 
-PICTURE = "image"
+PICTURES = ("image", "video")
 """All that stands for a part of a picture; without a picture, a word like others."""
 
 DIGITS = 9
@@ -61,13 +62,20 @@ class Part:
         if self.text in CLASSES:
             return tuple(group for place, group in words if _belongs(place, self.text))
         pictured = tuple(group for place, group in words if place.pictured)
-        if self.text == PICTURE and pictured:
+        if self.text in PICTURES and pictured:
             return pictured
+        one = tuple(group for place, group in words if place.pictured and self._names(place))
+        if one:
+            return one
         name, _, place = self.text.rpartition("#")
         number = _number(place)
         if name and number is not None:
             return _word(name, words)[number - 1 : number] if number else ()
         return _word(self.text, words)
+
+    def _names(self, place: Place) -> bool:
+        """Whether the picture is named that a token is part of: image 2, frame 1."""
+        return place.text.partition(" · ")[0] == self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,9 +89,11 @@ BARS = absent(
     listed(
         record(
             "a token and its weight",
+            ("box",),
             text=(TEXT, "its label"),
             position=(COUNT, "its number"),
             weight=(NUMBER, "its weight"),
+            box=(listed(NUMBER), "left, top, right and bottom of a part of a picture, in its pixels"),
         )
     )
 )
@@ -121,7 +123,17 @@ ONE_TOKEN = record(
     token=(record("the token", text=(TEXT, "its label"), position=(COUNT, "its number")), "which it is"),
     looks_at=(BARS, "the heaviest of its row; null where it has none"),
     looked_at_by=(BARS, "the heaviest of its column; null where it has none"),
-    patches=(record("on the patches of an image", looks_at=CELLS, looked_at_by=CELLS), "with an image"),
+    patches=(
+        listed(
+            record(
+                "on the patches of an image",
+                picture=(TEXT, "which"),
+                looks_at=CELLS,
+                looked_at_by=CELLS,
+            )
+        ),
+        "with images: one each, of many those that have most",
+    ),
 )
 ABLATION = record(
     "a head taken away (--ablate)",

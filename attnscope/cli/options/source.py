@@ -29,8 +29,13 @@ class SourceOptions:
         panel=TEXT,
     )
     fresh: bool = flag("Run the model again, though the same pass is kept (see attnscope cache).", panel=TEXT)
-    image: Path | None = option(
-        "An image for a model that reads them; with a text, for one that reads both.",
+    image: list[Path] | None = option(
+        "An image for a model that reads them; with a text, for one that reads both. Several: --image A "
+        "--image B; they stand where the text says <image>, or before it.",
+        panel=TEXT,
+    )
+    video: Path | None = option(
+        "With a text: a GIF, APNG or WebP, or a folder of frames in order of names, for a model of videos.",
         panel=TEXT,
     )
     audio: Path | None = option(
@@ -60,6 +65,11 @@ class SourceOptions:
         "Give the text as a user's message, in the model's chat format; or all messages as JSON.", panel=TEXT
     )
     system: str | None = option("With --chat: a system message.", panel=TEXT)
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The images, or the video, that are read."""
+        return self.image or [] if self.video is None else [self.video]
 
     @property
     def names_one(self) -> bool:

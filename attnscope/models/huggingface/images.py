@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is opened; of the others that Pillow knows, some run programs of their own."""
 
+MOST_FRAMES = 16
+"""Frames of a video that a model is shown; of longer ones, so many are taken evenly."""
+
 PREPARED = 1 << 30
 """Bytes that preparing an image may take: a folder says how large it is to be."""
 
@@ -43,13 +47,62 @@ AFTER = {"detection_tokens": "DET"}
 
 def open_image(path: Path) -> Image:
     """An image from a file, upright and in colour. Raises ``InputError``."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    with _opened(path) as image:
+        return _upright(image)
+
+
+def open_frames(path: Path) -> tuple[list[Image], tuple[str, ...]]:
+    """The frames of a GIF, APNG, WebP or TIFF, or the images of a folder by name; notes on those left out.
+
+    Raises ``InputError``, also for frames of different sizes.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        if not files:
+            raise InputError(f"there is no frame in the folder {path}: give image files, in order of names")
+        kept = _spread(len(files))
+        frames, count = [open_image(files[number]) for number in kept], len(files)
+    else:
+        with _opened(path) as image:
+            count = getattr(image, "n_frames", 1)
+            kept, frames = _spread(count), []
+            for number in kept:
+                image.seek(number)
+                frames.append(_upright(image))
+    if len({frame.size for frame in frames}) > 1:
+        raise InputError(f"the frames of {path} differ in size: give frames of one size")
+    if len(frames) == count:
+        return frames, ()
+    which = ", ".join(str(number + 1) for number in kept)
+    return frames, (f"of {count:,} frames, {len(frames)} are shown to the model: {which}",)
+
+
+def _spread(count: int) -> list[int]:
+    """At most ``MOST_FRAMES`` of so many frames, evenly spread."""
+    kept = min(count, MOST_FRAMES)
+    return [(2 * number + 1) * count // (2 * kept) for number in range(kept)]
+
+
+def _upright(image: Image) -> Image:
+    """An image in colour, turned as its camera says; of 16 bits, the upper 8 are taken."""
+    from PIL import Image, ImageOps
+
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode.startswith("I;16"):
+        turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
+    return turned.convert("RGB")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image]:
+    """An image file; what goes wrong while it is read is one ``InputError``."""
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=FORMATS) as image:
-                return ImageOps.exif_transpose(image).convert("RGB")
+                yield image
     except FileNotFoundError:
         raise InputError(f"no such file: {path}") from None
     except IsADirectoryError:
@@ -80,7 +133,7 @@ def read_image(
     if picture.tokens:  # among the patches, and of a pooling head that looks at them all
         axes = {"encoder": (picture.tokens, picture.tokens), "cross": (range(1), picture.tokens)}
     inputs = place_fields(fields, module, device, entry)
-    return ModelInput(inputs, axes, picture.tokens, picture=picture, entry=entry)
+    return ModelInput(inputs, axes, picture.tokens, pictures=(picture,), entry=entry)
 
 
 def place_fields(

@@ -16,10 +16,10 @@ from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.generation import Sampling, describe_generation, strip_end
 from attnscope.models.huggingface.generation import extend_input, generate_cached, is_row
-from attnscope.models.huggingface.images import read_image
-from attnscope.models.huggingface.picture_text import PictureText, stands_for_pictures
+from attnscope.models.huggingface.picture_prompts import stands_for_pictures
 from attnscope.models.huggingface.reader import Encoded, FolderReader, NoTokenizer, has_separator, start_token
-from attnscope.models.inputs import Chat, ModelInput, Objective, text_axes
+from attnscope.models.huggingface.sight import Sight
+from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
 from attnscope.models.inspection import accepts
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
@@ -84,33 +84,23 @@ class HuggingFaceModel(Model):
             self.reader.trial.require(parts if self.encoder_decoder else texts)
         return super().prepare_all(texts, max_tokens=max_tokens, truncate=truncate)
 
-    def prepare_image(self, path: Path, text: str | None = None, chat: Chat | None = None) -> ModelInput:
-        """An image for the image tower of a model that has one, or with a text for what reads both."""
+    def prepare_image(
+        self, path: Paths, text: str | None = None, chat: Chat | None = None, *, video: bool = False
+    ) -> ModelInput:
+        """An image for the image tower of a model that has one, or some with a text for what reads both."""
         if "pixel_values" not in self._reads:
-            return super().prepare_image(path)
-        if "input_ids" not in self._reads:
-            if text is not None:
-                raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
-            return self._read_image(path)
-        alone = hasattr(self.module, "get_image_features")
-        if text is not None and stands_for_pictures(self.module) and not self.encoder_decoder:
-            reader = PictureText(
-                self.name, self.module, self._load_processor(True), self.reader, self.settings
-            )
-            return reader.read(path, text, chat, self.device)
-        if chat is not None:
-            return super().prepare_chat(text or "")
-        if text is not None and alone and not self._towers:
-            raise InputError(f"{self.name} reads the image as a part of its text: give --image alone")
-        if text is None and not alone:
-            raise InputError(f"{self.name} reads a text beside the image: give both")
+            return super().prepare_image(path, video=video)
+        sight = Sight(self.name, self.module, self.reader, self._load_processor, self.settings)
+        paths = [path] if isinstance(path, Path) else path
         if text is None:
-            return self._read_image(path, "get_image_features")
-        prepared = self._read_image(path)
-        encoded = self._read([text], None, False)
-        inputs = dict(prepared.inputs) | self._tensors(encoded.fields)
-        axes = dict(prepared.axes) | {"decoder": (encoded.tokens, encoded.tokens)}
-        return replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
+            return sight.see(paths, tower="input_ids" in self._reads)
+        if "input_ids" not in self._reads:
+            raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
+        if stands_for_pictures(self.module) and not self.encoder_decoder:
+            return sight.read(paths, text, chat, video=video)
+        if chat is not None:
+            return super().prepare_chat(text)
+        return sight.see_beside(paths, self._read([text], None, False))
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
         """The user's own tensors; ids of one text are labelled with what the vocabulary has for them."""
@@ -121,9 +111,6 @@ class HuggingFaceModel(Model):
             return replace(prepared, settings=self.settings)
         tokens = self.reader.vocabulary.extend((), ids[0].tolist())
         return replace(prepared, axes=text_axes(tokens), tokens=tokens, settings=self.settings)
-
-    def _read_image(self, path: Path, entry: str = "__call__") -> ModelInput:
-        return read_image(path, self._load_processor(), self.module, self.device, entry)
 
     def prepare_chat(
         self,

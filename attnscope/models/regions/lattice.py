@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,13 +51,25 @@ def find_regions(owners: Array, where: Coordinates, rows: int, columns: int) -> 
     two tokens would have the same place.
     """
     cells = _cells(owners.ravel(), where.x.ravel(), where.y.ravel())
+    picture = columns, rows
+    levels = [part for group in _levels(cells) for part in _part(group, picture)]
     regions: dict[int, Region] = {}
-    for level, group in enumerate(_levels(cells)):
-        placed = _place(group, level, (columns, rows))
-        if len({(region.row, region.column) for region in placed.values()}) < len(placed):
+    for level, group in enumerate(sorted(levels, key=_coarseness)):
+        placed = _place(group, level, picture)
+        if not _is_lattice(placed):
             return None
         regions |= placed
     return regions
+
+
+def _is_lattice(placed: Mapping[int, Region]) -> bool:
+    """Whether no two tokens have one place."""
+    return len({(region.row, region.column) for region in placed.values()}) == len(placed)
+
+
+def _coarseness(cells: Sequence[_Cell]) -> float:
+    """The longer side of the tokens of one level: small pictures of the whole may be squeezed."""
+    return float(np.median([max(cell.size) for cell in cells]))
 
 
 def _cells(owners: Array, x: Array, y: Array) -> list[_Cell]:
@@ -84,6 +96,32 @@ def _levels(cells: Sequence[_Cell]) -> list[list[_Cell]]:
             levels.append([])
         levels[-1].append(cell)
     return levels
+
+
+def _part(cells: Sequence[_Cell], picture: tuple[int, int]) -> list[list[_Cell]]:
+    """Tokens of one scale, apart where two pictures of the same thing happen to have it.
+
+    Tokens of one picture follow each other: each joins the first in which it covers none.
+    """
+    if _is_lattice(_place(cells, 0, picture)):
+        return [list(cells)]
+    parts: list[list[_Cell]] = []
+    for cell in sorted(cells, key=lambda cell: cell.token):
+        free = (part for part in parts if not any(_overlap(cell, other) for other in part))
+        part = next(free, None)
+        if part is None:
+            parts.append([cell])
+        else:
+            part.append(cell)
+    return parts
+
+
+def _overlap(one: _Cell, other: _Cell) -> bool:
+    """Whether two tokens share more than the edges of their pictures, in both directions."""
+    return all(
+        (size + wide) / 2 - abs(middle - centre) > STEP * min(size, wide)
+        for middle, centre, size, wide in zip(one.middle, other.middle, one.size, other.size, strict=True)
+    )
 
 
 def _place(cells: Sequence[_Cell], level: int, picture: tuple[int, int]) -> dict[int, Region]:

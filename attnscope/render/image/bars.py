@@ -20,8 +20,8 @@ BETWEEN = 0.5
 
 def focus_figure(view: Focus, style: Style) -> Figure:
     """Two lists of bars side by side, on one scale from 0 to 1; the heaviest token on top. Or a picture."""
-    if view.overlay is not None:
-        return overlay_figure(view, view.overlay, style)
+    if view.overlays:
+        return overlay_figure(view, view.overlays, style)
     lists = [
         (f"{axis.short(view.label)} (token {view.position}) {verb}", bars)
         for verb, bars in zip(view.verbs, (view.looks_at, view.looked_at_by), strict=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnscope.axes.weights import Array
 from attnscope.render.image import axis
 from attnscope.render.image.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, frame, sheet, wrap_title
-from attnscope.render.overlay import blend, levels_of, resize
+from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.views.focus import Focus
 from attnscope.views.overlay import Overlay
 
@@ -16,54 +18,79 @@ if TYPE_CHECKING:
 
 SIDE = 2.8  # inches of a picture's width
 LEAST = 1.5  # below, its title has no room; narrower pictures are made smaller with all that is in them
+TALLEST = 5.0  # inches of a picture's height
+SLENDER = 0.25  # inches of width of one that is much taller than wide
 BETWEEN = 0.25
 FINEST = 448  # pixels of a picture's shorter side, at least, so that patches have sharp edges
 
 
-def overlay_figure(view: Focus, shown: Overlay, style: Style) -> Figure:
-    """The picture itself, and one for each map laid over it; full light is the heaviest weight."""
-    tall, wide = shown.pixels.shape[:2]
-    count = 1 + len(shown.maps)
+def overlay_figure(view: Focus, shown: Sequence[Overlay], style: Style) -> Figure:
+    """A row for each picture: itself, and each map laid over it; full light is the heaviest weight."""
+    count = 1 + max(len(each.maps) for each in shown)
     side = SIDE if not style.width else max((style.width - BETWEEN * (count - 1) - 0.2) / count, LEAST)
-    label = axis.short(view.label)
-    names = ["as the model sees it", *(f"{label} {title}" for title, _ in shown.maps)]
-    titles = [wrap_title(name, NORMAL, side + GAP) for name in names]
-    lines = max(title.count("\n") for title in titles)
+    sides = [min(side, max(TALLEST * _proportion(each), SLENDER)) for each in shown]
+    heights = [min(one / _proportion(each), TALLEST) for one, each in zip(sides, shown, strict=True)]
+    titles = [_titles(view, each, side, several=len(shown) > 1) for each in shown]
+    lines = max(title.count("\n") for row in titles for title in row)
+    heading, above = 0.3 + 0.15 * lines, 0.3
     whole = side * count + BETWEEN * (count - 1)
+    tall = sum(heights) + (heading + above) * (len(shown) - 1)
     figure, axes = sheet(
         whole,
-        side * tall / wide,
-        Margins(0.15, 0.15, 0.3 + 0.15 * lines, 0.3),
+        tall,
+        Margins(0.15, 0.15, heading, above),
         title=view.title,
         subtitle=view.subtitle,
         notes=view.notes,
     )
     box = axes.get_position()
-    share, above = box.width / whole, 1 + 0.06 / (side * tall / wide)
-    grow = max(1, -(-FINEST // min(tall, wide)))
-    pixels = resize(shown.pixels, tall * grow, wide * grow)
-    for number, (title, weights) in enumerate(
-        zip(titles, (None, *(map_ for _, map_ in shown.maps)), strict=True)
-    ):
-        if number:
-            axes = figure.add_axes((0, 0, 1, 1))
-        heading: dict[str, Any] = {"transform": axes.transAxes, "size": NORMAL, "va": "bottom"}
-        left = box.x0 + number * (side + BETWEEN) * share
-        axes.set_position((left, box.y0, side * share, box.height))
-        frame(axes)
-        if weights is None:
-            axes.imshow(pixels.astype("uint8"), interpolation="nearest", aspect="auto")
-            axes.text(0, above, title, color=GREY, **heading)
-            continue
-        levels, top = levels_of(weights)
-        spread = resize(levels, tall * grow, wide * grow)
-        axes.imshow(blend(pixels, spread, style.cmap), interpolation="nearest", aspect="auto")
-        axes.text(0, above, title, weight="bold", **heading)
-        axes.text(
-            0, -0.03, f"full light is {top:.2g}", transform=axes.transAxes, size=SMALL, color=GREY, va="top"
-        )
-        _mark(axes, shown, pixels.shape[0], pixels.shape[1])
+    axes.remove()
+    across, up = box.width / whole, box.height / tall
+    tops, top = full_light(shown), box.y1
+    for each, names, wide, high in zip(shown, titles, sides, heights, strict=True):
+        grow = max(1, -(-FINEST // min(each.pixels.shape[:2])))
+        pixels = resize(each.pixels, *(size * grow for size in each.pixels.shape[:2]))
+        for number, name in enumerate(names):
+            left = box.x0 + number * (side + BETWEEN) * across
+            one = figure.add_axes((left, top - high * up, wide * across, high * up))
+            _draw(one, each, number, pixels, tops, style)
+            weight = "bold" if number else "normal"
+            colour = "black" if number else GREY
+            place: dict[str, Any] = {"transform": one.transAxes, "va": "bottom"}
+            one.text(0, 1 + 0.06 / high, name, size=NORMAL, weight=weight, color=colour, **place)
+        top -= (high + heading + above) * up
     return figure
+
+
+def _proportion(shown: Overlay) -> float:
+    """How wide a picture is beside its height."""
+    tall, wide = shown.pixels.shape[:2]
+    return float(wide / tall)
+
+
+def _titles(view: Focus, shown: Overlay, side: float, *, several: bool) -> list[str]:
+    """What stands above a picture and each of its maps."""
+    which = f" · {shown.name}" if several else ""
+    label = axis.short(view.label)
+    names = [f"as the model sees it{which}", *(f"{label} {verb}{which}" for verb, _ in shown.maps)]
+    return [wrap_title(name, NORMAL, side + GAP) for name in names]
+
+
+def _draw(
+    axes: Axes, shown: Overlay, number: int, pixels: Array, tops: dict[str, float], style: Style
+) -> None:
+    """The picture itself, or the map with that number over it."""
+    frame(axes)
+    if number:
+        verb, weights = shown.maps[number - 1]
+        levels = resize(levels_of(weights, tops[verb]), *pixels.shape[:2])
+        below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        light = f"full light is {tops[verb]:.2g}"
+        axes.annotate(light, (0, 0), (0, -3), size=SMALL, color=GREY, va="top", **below)
+        pixels = blend(pixels, levels, style.cmap)
+    axes.imshow(pixels.astype("uint8"), interpolation="nearest", aspect="auto")
+    if number:
+        _mark(axes, shown, *pixels.shape[:2])
 
 
 def _mark(axes: Axes, shown: Overlay, tall: int, wide: int) -> None:

@@ -20,6 +20,9 @@ FULL_BARS = (0.1, 0.25, 0.5, 1.0)
 
 LABEL_WIDTH = 24
 LONGEST_BAR = 48
+SHORTEST_BAR = 8
+"""Columns of a full bar, beside which the part of a picture is written."""
+
 SIDE_BY_SIDE = 100
 """Columns from which the two lists of a focus stand beside each other."""
 
@@ -27,8 +30,8 @@ SIDE_BY_SIDE = 100
 def focus_lines(view: Focus, surface: Surface) -> Iterator[Line]:
     """Both lists of a focus, side by side where there is room; they share one scale."""
     yield from heading(view.title, view.subtitle, surface)
-    if view.overlay is not None:
-        yield from overlay_lines(view.overlay, view.label, surface)
+    if view.overlays:
+        yield from overlay_lines(view.overlays, view.label, surface)
         yield []
     name = f"{view.label} (token {view.position})"
     lists = []
@@ -40,7 +43,10 @@ def focus_lines(view: Focus, surface: Surface) -> Iterator[Line]:
     full = next((step for step in FULL_BARS if heaviest <= step), max(heaviest, 1.0))
     beside = surface.width >= SIDE_BY_SIDE and len(lists) == 2
     width = (surface.width - 4) // 2 if beside else surface.width
-    drawn = [list(_bars(title, bars, full, width, surface)) for title, bars in lists]
+    where = max((cell_len(bar.where) + 2 for _, bars in lists for bar in bars.bars if bar.where), default=0)
+    if where + LABEL_WIDTH + 9 + SHORTEST_BAR > width:
+        where = 0
+    drawn = [list(_bars(title, bars, full, width, where, surface)) for title, bars in lists]
     if beside:
         yield from _side_by_side(drawn[0], drawn[1], width)
     else:
@@ -51,19 +57,21 @@ def focus_lines(view: Focus, surface: Surface) -> Iterator[Line]:
     yield from footing(view.notes, surface)
 
 
-def _bars(title: str, bars: Bars, full: float, width: int, surface: Surface) -> Iterator[Line]:
+def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: Surface) -> Iterator[Line]:
+    """The list of one side; ``where`` columns of it are for parts of pictures."""
     yield [Segment(fit(title, width), BOLD)]
     if not bars.bars:
         yield [Segment(fit("nothing: the mask closes every key", width), DIM)]
         return
     longest = max(cell_len(f"{bar.label} {bar.position}") for bar in bars.bars)
     label = min(longest, LABEL_WIDTH, width // 3)
-    room = min(width - label - 7, LONGEST_BAR)
+    room = min(width - label - 7 - where, LONGEST_BAR)
     style = tone(surface.palette(signed=False), TONES * 5 // 8, None) if surface.colour else None
     for bar in bars.bars:
         yield [
             Segment(f"{number_label(bar.label, bar.position, label, right=True)}  {bar.weight:.2f} "),
-            Segment(fit(_bar(bar.weight / full, room, surface), width - label - 7), style),
+            *([Segment(bar.where.ljust(where), DIM)] if where else []),
+            Segment(fit(_bar(bar.weight / full, room, surface), width - label - 7 - where), style),
         ]
     if bars.more:
         text = f"and {bars.more} more, each at most {bars.most:.2g}"

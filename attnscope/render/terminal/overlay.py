@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import numpy as np
 from rich.color import Color
@@ -10,7 +11,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from attnscope.axes.weights import Array
-from attnscope.render.overlay import blend, levels_of, resize
+from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.render.terminal.strokes import colour_bar
 from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface
 from attnscope.render.terminal.text import fit
@@ -22,36 +23,45 @@ WIDEST = 64
 NARROWEST = 34
 """Columns from which a picture stands beside another one."""
 
+TALLEST = 28
+"""Lines of a picture."""
+
 BETWEEN = 3
 ITSELF = "×"
 """What stands in the middle of the patch that looks or is looked at."""
 
 
-def overlay_lines(view: Overlay, label: str, surface: Surface) -> Iterator[Line]:
-    """Each map over the picture, beside each other, with what full light stands for."""
-    palette = surface.palette(signed=False)
-    count = len(view.maps)
-    room = (surface.width - BETWEEN * (count - 1)) // count
-    beside = room >= NARROWEST
-    room = min(WIDEST, room if beside else surface.width)
+def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Iterator[Line]:
+    """Each map over its picture, beside each other as far as there is room; full light is one weight."""
+    tops = full_light(views)
+    count = sum(len(view.maps) for view in views)
+    beside = max(1, min(count, (surface.width + BETWEEN) // (NARROWEST + BETWEEN)))
+    room = min(WIDEST, (surface.width - BETWEEN * (beside - 1)) // beside)
     blocks = []
-    for verb, weights in view.maps:
-        levels, top = levels_of(weights)
-        if surface.colour:
-            body = list(_blocks(view, levels, palette.cmap, room))
-            scale = [Segment(f"full light is {top:.2g}", DIM)]
-        else:
-            body = list(_shades(view, levels, room, surface))
-            scale = colour_bar("0", f"{top:.2g}", surface, palette)
-        blocks.append([[Segment(fit(f"{label} {verb}", room), BOLD)], *body, scale])
-    if beside:
-        for lines in zip(*blocks, strict=True):
+    for view in views:
+        which = f"{view.name}: " if len(views) > 1 else ""
+        for verb, weights in view.maps:
+            title = [Segment(fit(f"{which}{label} {verb}", room), BOLD)]
+            blocks.append([title, *_picture(view, weights, tops[verb], room, surface)])
+    for first in range(0, count, beside):
+        for lines in zip_longest(*blocks[first : first + beside], fillvalue=[]):
             yield _in_columns(lines, room + BETWEEN)
-    else:
-        for block in blocks:
-            yield from block
-    if view.patch is not None:
+    if any(view.patch is not None for view in views):
         yield [Segment(f"{ITSELF} is the patch itself", DIM)]
+
+
+def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surface) -> Iterator[Line]:
+    """One map over its picture, with what full light stands for."""
+    palette = surface.palette(signed=False)
+    tall, wide = view.pixels.shape[:2]
+    room = max(1, min(room, 2 * TALLEST * wide // tall))
+    levels = levels_of(weights, top)
+    if surface.colour:
+        yield from _blocks(view, levels, palette.cmap, room)
+        yield [Segment(f"full light is {top:.2g}", DIM)]
+    else:
+        yield from _shades(view, levels, room, surface)
+        yield colour_bar("0", f"{top:.2g}", surface, palette)
 
 
 def _in_columns(lines: Sequence[Line], width: int) -> Line:

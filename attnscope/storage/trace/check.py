@@ -22,11 +22,13 @@ def check_trace(trace: Trace, arrays: FileArrays) -> None:
             raise ValueError(f"an axis has {size:,} rows or columns, and at most {LONGEST:,} are read")
     axes = [said.tokens] + [number for each in said.labels for number in (each.queries, each.keys)]
     axes += [number for call in said.calls for number in (call.queries, call.keys)]
-    axes += [] if said.image is None else [said.image.tokens]
+    axes += [image.tokens for image in said.images]
     if not all(0 <= number < len(said.axes) for number in axes):
         raise ValueError(f"it speaks of an axis that it has not; there are {len(said.axes)}")
-    if said.image is not None:
-        arrays.shape(said.image.array, "u", 3)
+    for image in said.images:
+        arrays.shape(image.array, "u", 3)
+        if not all(abs(edge) <= LONGEST for box in image.boxes for edge in box.edges):
+            raise ValueError("a box lies outside of any picture")
     if not said.calls:
         raise ValueError("it holds no attention")
     for call in said.calls:

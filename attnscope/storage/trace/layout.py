@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from attnscope.attention import Kind, Source, Token
 from attnscope.figures import HeadFigures
 
-FORMAT = 2
+FORMAT = 3
 """The version of the layout. A reader refuses any other."""
 
 Tokens: TypeAlias = tuple[Token, ...]
@@ -141,12 +141,22 @@ class Positions:
 
 
 @dataclass(frozen=True)
+class Box:
+    """Left, top, right and bottom of what the token with that id stands for, in pixels of an image."""
+
+    id: int
+    edges: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
 class Image:
     """An image as the model saw it: uint8 [row, column, 3], its grid of patches, their tokens' axis."""
 
+    name: str
     array: str
     grid: tuple[int, int] | None
     tokens: int
+    boxes: tuple[Box, ...]
 
 
 @dataclass(frozen=True)
@@ -194,7 +204,7 @@ class Description:
     tokens: int
     written: int | None
     labels: tuple[Labels, ...]
-    image: Image | None
+    images: tuple[Image, ...]
     axes: tuple[Positions | Tokens, ...]
     calls: tuple[Call, ...]
     without_attention: tuple[Without, ...]

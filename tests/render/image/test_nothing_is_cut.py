@@ -51,7 +51,7 @@ def focus_on_a_picture() -> Focus:
     pixels, map_ = np.zeros((48, 80, 3), np.uint8), np.full((3, 5), 1 / 15)
     shown = Overlay(pixels, map_, map_, (1, 2))
     return replace(
-        focus(random_head(16), query=3, key=3, title=LONG, notes=(LONG,)), label="a" * 18, overlay=shown
+        focus(random_head(16), query=3, key=3, title=LONG, notes=(LONG,)), label="a" * 18, overlays=(shown,)
     )
 
 

@@ -51,7 +51,7 @@ def change(path, value):
 DELETE = object()
 ROWS = ("calls", 0, "rows")
 LIES = {
-    "a version from the future": change(["trace"], 3),
+    "a version from the future": change(["trace"], 4),
     "a version that is a text": change(["trace"], "1"),
     "no version": change(["trace"], DELETE),
     "a field more": change(["extra"], 1),

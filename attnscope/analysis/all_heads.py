@@ -15,7 +15,7 @@ from attnscope.analysis.sentences import kind_title, name_pass, provenance
 from attnscope.attention import Head
 from attnscope.axes import Weights
 from attnscope.capture import SiteRecord
-from attnscope.measures import HeadFigures, Measurement, name_weak, worth_a_look
+from attnscope.measures import HeadFigures, Measurement, settle_roles, worth_a_look
 from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.views import Described, Focus, Grid, Heatmap, focus, grid
@@ -108,7 +108,7 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     measured = Measurement()
     layers = whole_layers(model, prepared, selection, [measured])
     figures: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
-    for head in name_weak(measured.figures()):
+    for head in settle_roles(measured.figures()):
         place = head.site.kind, head.site.layer
         figures[place] = (*figures.get(place, ()), head)
     spoken: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}

@@ -19,7 +19,7 @@ from attnscope.analysis.sentences import (
 from attnscope.capture import Record
 from attnscope.capture.observers.near import Near
 from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
-from attnscope.measures import DEFAULT, HeadFigures, Measurement, name_weak
+from attnscope.measures import DEFAULT, HeadFigures, Measurement, settle_roles
 from attnscope.models import Model, ModelInput
 from attnscope.views import Grid, grid
 from attnscope.views.grid import CELLS
@@ -68,4 +68,4 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
         grids[kind] = replace(picture, size=size, whole=selection.every_layer, written=written)
         notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
     heads = measured.figures() if known is None else pick_figures(known, record, selection)
-    return Overview(grids, name_weak(heads), record, tuple(notes))
+    return Overview(grids, settle_roles(heads), record, tuple(notes))

@@ -22,7 +22,7 @@ from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers.coarsen import Coarsen, How, cells
 from attnscope.capture.observers.shared_rows import RowObserver, SharedRows
 from attnscope.fused.request import SHORTEST
-from attnscope.measures import DEFAULT, HeadFigures, Measurement, fused_request, name_weak
+from attnscope.measures import DEFAULT, HeadFigures, Measurement, fused_request, settle_roles
 from attnscope.models import Model, ModelInput
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def stats(
         important, removed = importances.figures(), removals.figures()
         said = tuple(describe_way("zero" if ablation else None))
     return Stats(
-        name_weak(heads),
+        settle_roles(heads),
         f"{name_pass(model, prepared)} · {provenance(record.sites)}",
         what_ran(taken, len(record.sites), record.sites),
         (*model.notes, *prepared.notes, *record.notes, *said),

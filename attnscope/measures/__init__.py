@@ -14,8 +14,9 @@ from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.explain import explain
 from attnscope.measures.measure import MEASURES, Measure, fused_request, measure
 from attnscope.measures.measurement import DEFAULT, Measurement
+from attnscope.measures.resting import settle_roles
 from attnscope.measures.roles import PATTERNS, role, worth_a_look
-from attnscope.measures.weak import ROLES, name_weak
+from attnscope.measures.weak import ROLES
 
 __all__ = [
     "DEFAULT",
@@ -32,7 +33,7 @@ __all__ = [
     "explain",
     "fused_request",
     "measure",
-    "name_weak",
     "role",
+    "settle_roles",
     "worth_a_look",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnscope.errors import SelectionError
 from attnscope.figures import WEAK
 from attnscope.measures.measure import MEASURES
+from attnscope.measures.resting import HARDLY, LEVEL
 from attnscope.measures.roles import (
     BROAD,
     CHANCE,
@@ -14,8 +15,9 @@ from attnscope.measures.roles import (
     PATTERNS,
     POSITION,
     POSITIONAL,
+    RESTING,
 )
-from attnscope.measures.weak import BEST, OUTLYING, PART, ROLES, TIMES
+from attnscope.measures.weak import BEST, FEWEST_HEADS, OUTLYING, PART, ROLES, TIMES
 from attnscope.measures.weighing import WEIGHINGS
 from attnscope.registry import nearest_name
 
@@ -26,6 +28,12 @@ NEEDS = {
 }
 """What a measure cannot do without, in words."""
 
+
+CROWD = (
+    f";\n            among {FEWEST_HEADS} heads or more, only where chance puts as many there in at most\n"
+    f"            {LEVEL:.0%} of models, or at most {HARDLY:.0%} of the heads"
+)
+"""What more a resting place takes."""
 
 PREDICTIONS = {
     "importance": (
@@ -93,7 +101,7 @@ def _role(name: str) -> str:
             f"{LEAST_LIFT} and\n            {CHANCE} times what chance could do above the baseline, in "
             f"{FEWEST_ROWS} rows or more with a choice,\n            and no other pattern stands farther "
             "above its baseline"
-        )
+        ) + (CROWD if name in RESTING else "")
     if name == POSITIONAL:
         return (
             f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION}; two "

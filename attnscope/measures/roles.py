@@ -79,6 +79,9 @@ POSITIONAL = "positional"
 ROLE_MEASURES = (*PATTERNS, "spread")
 """The measures that make up roles."""
 
+RESTING = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == TARGET)
+"""The patterns of a head that rests: it looks at one place from all rows."""
+
 WORTH = 6
 """Heads that are recommended."""
 
@@ -93,12 +96,9 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
     if not all(isfinite(figure.value) for figure in figures.values()):
         return None
     patterns = patterns_of(figures)
-    passing = [name for name, pattern in patterns.items() if _passes(pattern, figures[name])]
-    if passing:
-        name = max(passing, key=lambda name: figures[name].lift)
-        figure = figures[name]
-        sentence = f"{pattern_words(patterns[name], figure)} {score(figure)}"
-        return Role(role_name(name), figure.value, figure.baseline, figure.rows, sentence)
+    passing = strongest(patterns, figures)
+    if passing is not None:
+        return passing
     spread = figures.get("spread")
     if spread is None:
         return None
@@ -111,6 +111,17 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
         name = max(most, key=lambda name: figures[name].lift)
         words += f"; most of all it {patterns[name].words} {score(figures[name])}"
     return Role(NONE, spread.value, spread.baseline, spread.rows, words)
+
+
+def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
+    """The role of the pattern farthest above its baseline, of those that pass; ``None`` if none does."""
+    passing = [name for name, pattern in patterns.items() if _passes(pattern, figures[name])]
+    if not passing:
+        return None
+    name = max(passing, key=lambda name: figures[name].lift)
+    figure = figures[name]
+    sentence = f"{pattern_words(patterns[name], figure)} {score(figure)}"
+    return Role(role_name(name), figure.value, figure.baseline, figure.rows, sentence)
 
 
 def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:

@@ -24,7 +24,7 @@ from attnscope.measures.roles import (
     NONE,
     PATTERNS,
     POSITIONAL,
-    TARGET,
+    RESTING,
     Pattern,
     is_beyond_chance,
     is_no_shoulder,
@@ -33,8 +33,6 @@ from attnscope.measures.roles import (
     role_name,
     score,
 )
-
-RESTING = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == TARGET)
 
 WEAK_ROLES = tuple(WEAK + name for name in (*PATTERNS, POSITIONAL) if name not in RESTING)
 """Every weak role."""

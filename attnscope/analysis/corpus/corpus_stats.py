@@ -20,7 +20,7 @@ from attnscope.analysis.sentences import describe_kernels, extent, require_selec
 from attnscope.analysis.stats import Stats, measuring_pass, what_ran
 from attnscope.capture import Record
 from attnscope.errors import InputError
-from attnscope.measures import DEFAULT, Measurement, name_weak
+from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model, ModelInput
 from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.corpus import Corpus, Entry
@@ -225,7 +225,7 @@ class _Run:
         size = f"{seen.texts:,} texts, {seen.tokens:,} tokens"
         parts = (self.model.title, layers, size, how)
         return Stats(
-            name_weak(total.measured.figures()),
+            settle_roles(total.measured.figures()),
             " · ".join(part for part in parts if part),
             what_ran(seen.taken, seen.calls),
             (*self.model.notes, *seen.left_out, *describe_way(self.ablation)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -121,22 +122,27 @@ def shrink(
     """
     queries, keys = sizes or ([1] * values.shape[-2], [1] * values.shape[-1])
     down = averaging(queries, rows)  # [row, query]
-    across = _overlap(keys, columns)  # [column, key]
+    across = _overlap(tuple(keys), columns)  # [column, key]
     small = down @ values.astype(np.float32, copy=False) @ across.T
     return small, down @ allowed.astype(np.float32) @ across.T > 1e-6
 
 
 def averaging(sizes: Sequence[int], wanted: int) -> Array:
     """What averages rows, that stand for so many tokens each, in at most ``wanted`` parts.  -> [part, row]"""
-    averaged = _overlap(sizes, wanted) * np.asarray(sizes, np.float32)
+    averaged = _overlap(tuple(sizes), wanted) * np.asarray(sizes, np.float32)
     averaged /= averaged.sum(1, keepdims=True)
     return averaged
 
 
-def _overlap(sizes: Sequence[int], wanted: int) -> Array:
-    """The share of each cell that lies in each of ``wanted`` equal parts.  -> [part, cell]"""
+@lru_cache(maxsize=8)
+def _overlap(sizes: tuple[int, ...], wanted: int) -> Array:
+    """The share of each cell that lies in each of ``wanted`` equal parts.  -> [part, cell]
+
+    The layers of a model ask for the same one after the other; nothing may be written into it.
+    """
     ends = np.cumsum(sizes)
     cut = np.linspace(0, ends[-1], max(min(len(sizes), wanted), 1) + 1)
     shared = np.minimum(cut[1:, None], ends) - np.maximum(cut[:-1, None], ends - sizes)
     share: Array = np.clip(shared / sizes, 0, 1).astype(np.float32)
+    share.flags.writeable = False
     return share

@@ -135,7 +135,8 @@ class Grid:
             values, allowed = shrink(layer.values, ~layer.masked, rows, room, sizes)
             if beside and layer.near is not None:
                 near = pool_near(layer.near, sizes[0], rows)[..., [offset + NEAR for offset in beside]]
-                left = np.pad(near.repeat(wide, -1), ((0, 0), (0, 0), (0, wide)), constant_values=np.nan)
+                left = np.full((*near.shape[:2], wide * (len(beside) + 1)), np.nan, near.dtype)
+                left[..., :-wide] = near.repeat(wide, -1)
                 open_ = np.broadcast_to(allowed, values.shape)
                 values = np.concatenate([np.nan_to_num(left), values], -1)
                 allowed = np.concatenate([np.isfinite(left), open_], -1)

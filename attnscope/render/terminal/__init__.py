@@ -74,16 +74,18 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
 class Picture:
     """A view as something that rich prints; ``plain`` leaves colour away even where there is some.
 
-    ``marked`` stands out: a (layer, head) of a grid, or a token of a heatmap.
+    ``marked`` stands out: a (layer, head) of a grid, or a token of a heatmap. ``printed`` says that a console
+    gets it to be printed, and nothing else.
     """
 
     view: View
     cmap: str | None = None
     plain: bool = False
     marked: tuple[int, int] | int | None = None
+    printed: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        surface = Surface.of(console, options, self.cmap, self.plain)
+        surface = Surface.of(console, options, self.cmap, self.plain, self.printed)
         end = Segment.line()
         for line in lines(self.view, surface, self.marked):
             if not surface.colour:
@@ -97,7 +99,7 @@ class Picture:
 
 
 def _safe(segment: Segment) -> Segment:
-    return Segment(segment.text.translate(CONTROLS), segment.style)
+    return segment if segment.control else Segment(segment.text.translate(CONTROLS), segment.style)
 
 
 def _trim(line: Line) -> Line:
@@ -128,4 +130,4 @@ def print_view(
     view: View, console: Console | None = None, *, cmap: str | None = None, plain: bool = False
 ) -> None:
     """Print a view to a console, or to standard output."""
-    (console or Console(highlight=False)).print(Picture(view, cmap, plain), crop=False)
+    (console or Console(highlight=False)).print(Picture(view, cmap, plain, printed=True), crop=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from rich.segment import Segment
@@ -47,7 +48,7 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
     width, beside, gap = _layout(view, surface, label, compact=chosen is not None)
     height = half_lines(view, width)
     small = view.fit(rows_of(height, surface), width)
-    drawn = {layer.layer: thumbnails(layer, small, width, height, surface, palette) for layer in small.layers}
+    rows = _rows_of(small, width, height, gap, surface, palette, chosen)
     for start in range(0, view.heads, beside):
         heads = range(start, min(start + beside, view.heads))
         if start:
@@ -58,9 +59,9 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
             names.append(Segment(name, MARK if chosen and chosen[1] == head else DIM))
             names.append(Segment(_above(small, len(name), width).ljust(width + gap - len(name)), DIM))
         yield names
-        for number in sorted({*drawn, *view.without_attention}):
-            inside = chosen[1] if chosen and chosen[0] == number and chosen[1] in heads else None
-            yield from _layer(number, drawn.get(number), heads, " " * (gap - 1), label, inside)
+        for number in sorted({*(layer.layer for layer in small.layers), *view.without_attention}):
+            inside = bool(chosen and chosen[0] == number and chosen[1] in heads)
+            yield from _layer(number, rows(number, heads), label, inside)
     yield []
     yield from legend(view, small, surface, palette)
     yield from footing(view.notes, surface)
@@ -120,22 +121,33 @@ def thumbnails(
     layer: GridLayer, view: Grid, width: int, height: int, surface: Surface, palette: Palette
 ) -> list[list[Line]]:
     """The lines of each head of a layer."""
+    if not surface.colour:
+        return _shaded(layer, view, rows_of(height, surface), width, surface)
+    tones = tones_of(layer, view, width, height)
+    lines = half_block_lines(tones.reshape(-1, width), palette)
+    tall = tones.shape[1] // 2
+    return [lines[start : start + tall] for start in range(0, len(lines), tall)]
+
+
+def tones_of(layer: GridLayer, view: Grid, width: int, height: int) -> Array:
+    """The tones of each head's cells, with air below; -1 is none.  -> [head, half-line, column]"""
     levels = thumbnail_levels(layer, view.shown_scale, view.signed)  # [head, row, column]
-    if not surface.colour and view.signed:
+    tones = np.where(layer.masked, -1, np.round(levels * (TONES - 1))).astype(int)
+    air = 1 if height % 2 else 2  # half-lines
+    cells = np.full((len(tones), height + air, width), -1)  # np.pad takes ten times as long
+    cells[:, :height] = _stretch(tones, height, width)
+    return cells
+
+
+def _shaded(layer: GridLayer, view: Grid, rows: int, width: int, surface: Surface) -> list[list[Line]]:
+    levels = thumbnail_levels(layer, view.shown_scale, view.signed)  # [head, row, column]
+    if view.signed:
         levels = np.abs(2 * levels - 1)  # a shade has no sign
     levels = np.where(layer.masked, -1, levels)
-    if not surface.colour:
-        levels[..., view.gap] = -2
-        levels = _stretch(levels, rows_of(height, surface), width)
-        blank: Line = [Segment(" " * width)]
-        return [[*([Segment(_shades(row, surface))] for row in head), blank] for head in levels]
-    tones = np.where(levels < 0, -1, np.round(levels * (TONES - 1))).astype(int)
-    tones = _stretch(tones, height, width)
-    air = 1 if height % 2 else 2  # half-lines
-    tones = np.pad(tones, ((0, 0), (0, air), (0, 0)), constant_values=-1)
-    lines = half_block_lines(tones.reshape(-1, width), palette)
-    tall = (height + air) // 2
-    return [lines[start : start + tall] for start in range(0, len(lines), tall)]
+    levels[..., view.gap] = -2
+    blank: Line = [Segment(" " * width)]
+    stretched = _stretch(levels, rows, width)
+    return [[*([Segment(_shades(row, surface))] for row in head), blank] for head in stretched]
 
 
 def _stretch(cells: Array, height: int, width: int) -> Array:
@@ -149,27 +161,73 @@ def _shades(row: Array, surface: Surface) -> str:
     return "".join(" ·"[level == -1] if level < 0 else surface.shade(level) for level in row.tolist())
 
 
-def _layer(
-    number: int, drawn: list[list[Line]] | None, heads: range, air: str, label: int, chosen: int | None
-) -> Iterator[Line]:
-    """A layer's thumbnails side by side, with ``air`` and a column for a bracket between them."""
-    name = f"L{number}"
-    led: Line = [Segment(name, DIM if chosen is None else MARK), Segment(" " * (label - len(name) - 1))]
-    if drawn is None:
-        yield [*led, Segment(" no attention of this kind", DIM)]
-        return
+def _rows_of(
+    view: Grid,
+    width: int,
+    height: int,
+    gap: int,
+    surface: Surface,
+    palette: Palette,
+    chosen: tuple[int, int] | None,
+) -> Callable[[int, range], list[Line] | None]:
+    """What gives the lines of some heads of a layer side by side; ``None`` for a layer that is not there."""
+    layers = {layer.layer: layer for layer in view.layers}
+    if surface.direct and chosen is None:
+        cells = replace(palette, direct=True)
+        tones = {number: tones_of(layer, view, width, height) for number, layer in layers.items()}
+        return lambda number, heads: _joined(tones[number], heads, gap, cells) if number in tones else None
+    drawn = {
+        number: thumbnails(layer, view, width, height, surface, palette) for number, layer in layers.items()
+    }
+
+    def beside(number: int, heads: range) -> list[Line] | None:
+        inside = chosen[1] if chosen and chosen[0] == number and chosen[1] in heads else None
+        return _bracketed(drawn[number], heads, gap, inside) if number in drawn else None
+
+    return beside
+
+
+def _joined(tones: Array, heads: range, gap: int, palette: Palette) -> list[Line]:
+    """Thumbnails side by side, as lines of cells.  [head, half-line, column]"""
+    shown = tones[heads.start : heads.stop]
+    count, tall, width = shown.shape
+    cells = np.full((tall, count, gap + width), -1)
+    cells[..., gap:] = shown.swapaxes(0, 1)
+    return half_block_lines(cells.reshape(tall, -1)[:, gap - 1 :], palette) if count else []
+
+
+def _bracketed(drawn: list[list[Line]], heads: range, gap: int, chosen: int | None) -> list[Line]:
+    """Thumbnails side by side, the chosen one in brackets."""
     shown = [head for head in heads if head < len(drawn)]
-    for i in range(len(drawn[shown[0]]) if shown else 0):
-        line: Line = [*led] if i == 0 else [Segment(" " * (label - 1))]
-        for head in shown:
-            between = list(" " if head == shown[0] else " " + air)
-            if head - 1 == chosen and head != shown[0]:
-                between[0] = "▌"
+    bare = [Segment(" " if head == shown[0] else " " * gap) for head in shown]
+    for at, head in enumerate(shown):
+        if chosen is not None and head in (chosen, chosen + 1):
+            between = list(bare[at].text)
             if head == chosen:
                 between[-1] = "▐"
-            bracket = "".join(between)
-            line += [Segment(bracket, BRACKET if bracket.strip() else None), *drawn[head][i]]
-        yield [*line, Segment("▌", BRACKET)] if shown[-1] == chosen else line
+            elif at:
+                between[0] = "▌"
+            bare[at] = Segment("".join(between), BRACKET)
+    last = [Segment("▌", BRACKET)] if shown and shown[-1] == chosen else []
+    lines = []
+    for i in range(len(drawn[shown[0]]) if shown else 0):
+        line: Line = []
+        for between_, head in zip(bare, shown, strict=True):
+            line.append(between_)
+            line += drawn[head][i]
+        lines.append(line + last)
+    return lines
+
+
+def _layer(number: int, rows: list[Line] | None, label: int, chosen: bool) -> Iterator[Line]:
+    """The lines of a layer, led by its name."""
+    name = f"L{number}"
+    led: Line = [Segment(name, MARK if chosen else DIM), Segment(" " * (label - len(name) - 1))]
+    if rows is None:
+        yield [*led, Segment(" no attention of this kind", DIM)]
+        return
+    for i, row in enumerate(rows):
+        yield [*(led if i == 0 else [Segment(" " * (label - 1))]), *row]
 
 
 def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from rich.color import Color
 from rich.console import Console, ConsoleOptions
-from rich.segment import Segment
+from rich.segment import ControlType, Segment
 from rich.style import Style
 
 from attnscope.render.colour import STEPS, choose_map, table, terminal_colours
@@ -21,6 +21,9 @@ TONES = 64
 
 FAINT = 0.65
 """How much of its ink faint text has; the rest is the colour of its cell."""
+
+RAW = [(ControlType.CARRIAGE_RETURN,)]
+"""Marks a segment that is written as it stands, escape sequences and all: rich looks whether there is any."""
 
 BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
 MARK, BRACKET = Style(bold=True, reverse=True), Style(bold=True)
@@ -40,17 +43,22 @@ ASCII = str.maketrans("…·×–—━▀▄█⏎␣⇥∅◌‹›▾", ".|x-
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """A colour map as a terminal shows it: ``indexed`` where it has 256 colours."""
+    """A colour map as a terminal shows it: ``indexed`` where it has 256 colours.
+
+    ``direct`` cells are written with their escape sequences, many to a segment.
+    """
 
     cmap: str
     indexed: bool = False
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Surface:
     """``width`` in columns; ``colour`` false for pipes, NO_COLOR and terminals of 16 colours or fewer.
 
-    ``indexed`` tells a terminal of 256 colours from one of true colour.
+    ``indexed`` tells a terminal of 256 colours from one of true colour. Lines of a ``direct`` one are
+    printed and nothing else: then a row of cells may be one segment.
     """
 
     width: int
@@ -58,13 +66,18 @@ class Surface:
     ascii: bool = False
     cmap: str | None = None
     indexed: bool = False
+    direct: bool = False
 
     @classmethod
-    def of(cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool) -> Surface:
-        """The surface that a console offers."""
+    def of(
+        cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool, printed: bool = False
+    ) -> Surface:
+        """The surface that a console offers; ``printed`` if what it is given goes to a terminal as it is."""
         rich_colour = console.color_system in ("256", "truecolor") and not console.no_color
         of_256 = console.color_system == "256"
-        return cls(options.max_width, rich_colour and not plain, options.ascii_only, cmap, of_256)
+        colour = rich_colour and not plain
+        direct = printed and colour and not (console.record or console.legacy_windows or options.ascii_only)
+        return cls(options.max_width, colour, options.ascii_only, cmap, of_256, direct)
 
     def palette(self, *, signed: bool) -> Palette:
         """The colours to draw with; refuses a map that does not exist."""

@@ -16,6 +16,9 @@ from attnscope.views.overlay import Overlay
 
 Edges: TypeAlias = tuple[float, float, float, float]
 
+NOTHING = 0.001
+"""A weight below it has no name of its own."""
+
 NOWHERE: Mapping[int, Edges] = MappingProxyType({})
 
 
@@ -50,6 +53,12 @@ class Bars:
     bars: tuple[Bar, ...]
     more: int = 0
     most: float = 0.0
+
+    @property
+    def rest(self) -> str:
+        """What is said of those that are not shown."""
+        most = f"at most {self.most:.2g}" if self.most >= NOTHING else f"less than {NOTHING}"
+        return f"and {self.more} more, each {most}" if self.more else ""
 
 
 @dataclass(frozen=True, eq=False)

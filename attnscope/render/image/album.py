@@ -36,8 +36,8 @@ from attnscope.render.image.sheet import (
     VALUE,
     Style,
     value_of,
-    wrap_title,
 )
+from attnscope.render.image.wrapping import wrap_title
 from attnscope.storage.whole import write_whole
 from attnscope.views.heatmap import Heatmap
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.axes.places import Place
-from attnscope.render.image.sheet import NORMAL, POINT, SMALL, em, is_wide
+from attnscope.render.image.sheet import NORMAL, SMALL
+from attnscope.render.image.wrapping import POINT, em, is_wide
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image import axis
 from attnscope.render.image.overlay import overlay_figure
-from attnscope.render.image.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, sheet, wrap_title
+from attnscope.render.image.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, sheet
+from attnscope.render.image.wrapping import wrap_title
 from attnscope.views.focus import Bars, Focus
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def focus_figure(view: Focus, style: Style) -> Figure:
     length = LENGTH
     if style.width:
         length = max((style.width - 0.4 - BETWEEN * (len(lists) - 1)) / len(lists) - label, 1.2)
-    titles = [wrap_title(title, NORMAL, length + label + 0.3) for title, _ in lists]
+    titles = [wrap_title(title, NORMAL, length + label + 0.3, bold=True) for title, _ in lists]
     lines = max((title.count("\n") for title in titles), default=0)
     height = 0.22 * max(longest, 1)
     whole = length * len(lists) + (label + BETWEEN) * (len(lists) - 1)
@@ -58,8 +59,7 @@ def focus_figure(view: Focus, style: Style) -> Figure:
         whole_axes: dict[str, Any] = {"transform": axes.transAxes, "ha": "left"}
         axes.text(left, 1 + 0.08 / height, title, size=NORMAL, weight="bold", va="bottom", **whole_axes)
         if bars.more:
-            more = f"and {bars.more} more, each at most {bars.most:.2g}"
-            axes.text(left, -0.22 / height, more, size=SMALL, color=GREY, va="top", **whole_axes)
+            axes.text(left, -0.22 / height, bars.rest, size=SMALL, color=GREY, va="top", **whole_axes)
     return figure
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.axes.weights import Array
 from attnscope.render.image import axis
-from attnscope.render.image.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, frame, sheet, wrap_title
+from attnscope.render.image.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, frame, sheet
+from attnscope.render.image.wrapping import wrap_title
 from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.views.focus import Focus
 from attnscope.views.overlay import Overlay
@@ -73,7 +74,7 @@ def _titles(view: Focus, shown: Overlay, side: float, *, several: bool) -> list[
     which = f" · {shown.name}" if several else ""
     label = axis.short(view.label)
     names = [f"as the model sees it{which}", *(f"{label} {verb}{which}" for verb, _ in shown.maps)]
-    return [wrap_title(name, NORMAL, side + GAP) for name in names]
+    return [wrap_title(name, NORMAL, side + GAP, bold=True) for name in names]
 
 
 def _draw(

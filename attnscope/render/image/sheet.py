@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnscope.render.colour import table
+from attnscope.render.image.wrapping import POINT, wrap, wrap_title
 from attnscope.text import clean, round_short
 from attnscope.views.heatmap import Reading
 
@@ -17,14 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-POINT = 1 / 72  # inches
 SMALL, BELOW, NORMAL, LARGE = 6.5, 8.0, 9.0, 11.0  # points
 GREY = "#5a5a5a"
 GAP = 0.15  # inches
 LINE = SMALL * 1.3 * POINT  # from line to line of a caption
 COLUMN, TO_VALUE = 2.2, 0.85  # inches from column to column of readings, and to the end of their values
 TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
-LINES = 3  # of a title, at most
 NAME, VALUE, BASELINE = "name", "value", "baseline"
 """The group ids of a sheet's own texts."""
 
@@ -69,7 +66,7 @@ def sheet(
     full = max(margins.left + width + margins.right, 3.2)
     title, subtitle = wrap_title(title, LARGE, full), wrap_title(subtitle, BELOW, full)
     columns = in_columns(readings, full)
-    lines = wrap_notes(notes, full)
+    lines = [line for note in notes for line in wrap(note, SMALL, full)]
     measured = max((len(column) for column in columns), default=0)
     heads = [
         (TITLE, title, LARGE, "black", 0.22 + 0.18 * title.count("\n"), 0.08),
@@ -102,28 +99,6 @@ def sheet(
     return figure, axes
 
 
-def em(character: str) -> float:
-    """How wide a character is, of the size of its letters, generously."""
-    if unicodedata.combining(character):
-        return 0.0
-    return 1.25 if is_wide(character) else 0.64
-
-
-def is_wide(character: str) -> bool:
-    """Whether a character is as wide as it is tall, and stands upright in a column of text."""
-    return unicodedata.east_asian_width(character) in "WF"
-
-
-def wrap_title(text: str, size: float, width: float) -> str:
-    """A title in as many lines as a sheet of some inches needs, at most ``LINES``."""
-    text = clean(text)
-    ems = sum(map(em, text)) * size * POINT
-    if ems <= width - 2 * GAP:
-        return text
-    letters = max(int(len(text) * (width - 2 * GAP) / ems), 8)
-    return "\n".join(textwrap.wrap(text, letters, max_lines=LINES, placeholder=" …"))
-
-
 def in_columns(readings: Sequence[Reading], width: float) -> list[Sequence[Reading]]:
     """Readings in as many columns as a sheet of some inches has room for."""
     count = max(int((width - GAP) / COLUMN), 1)
@@ -139,11 +114,6 @@ def value_of(reading: Reading) -> str:
 def _beside(reading: Reading) -> str:
     baseline = "" if reading.baseline is None else f"(baseline {round_short(reading.baseline)})"
     return f"{reading.unit} {baseline}".strip()
-
-
-def wrap_notes(notes: Sequence[str], width: float) -> list[str]:
-    """The lines of the notes below a sheet of some inches."""
-    return [line for text in notes for line in textwrap.wrap(text, max(int(width * 16), 30))]
 
 
 def colour_map(name: str) -> Colormap:

@@ -74,8 +74,7 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
             Segment(fit(_bar(bar.weight / full, room, surface), width - label - 7 - where), style),
         ]
     if bars.more:
-        text = f"and {bars.more} more, each at most {bars.most:.2g}"
-        yield [Segment(fit(" " * (label + 2) + text, width), DIM)]
+        yield [Segment(fit(" " * (label + 2) + bars.rest, width), DIM)]
 
 
 def _bar(share: float, room: int, surface: Surface) -> str:

@@ -25,7 +25,7 @@ from attnscope.render.terminal.surface import (
     Surface,
     tone,
 )
-from attnscope.render.terminal.text import fit, isolate, wrap
+from attnscope.render.terminal.text import balance, fit, isolate, wrap
 from attnscope.text import clean, round_short
 from attnscope.views.heatmap import Reading
 
@@ -35,12 +35,12 @@ def heading(title: str, subtitle: str, surface: Surface) -> Iterator[Line]:
     title, subtitle = clean(title), clean(subtitle)
     if title:
         beside = subtitle and cell_len(title) + 3 + cell_len(subtitle) <= surface.width
-        bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in wrap(title, surface.width)]
+        bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in balance(title, surface.width)]
         if beside:
             bold[-1] += [Segment("   "), Segment(isolate(subtitle), DIM)]
             subtitle = ""
         yield from bold
-    for line in wrap(subtitle, surface.width) if subtitle else ():
+    for line in balance(subtitle, surface.width) if subtitle else ():
         yield [Segment(isolate(line), DIM)]
     if title or subtitle:
         yield []

@@ -89,6 +89,18 @@ def wrap(text: str, width: int) -> list[str]:
     return flow(text.split(), width, " ")
 
 
+def balance(text: str, width: int) -> list[str]:
+    """The text in as few lines as ``wrap`` needs, the widest as narrow as can be."""
+    lines = wrap(text, width)
+    words = max((cell_len(word) for word in text.split()), default=0)
+    for narrower in range(width - 1, words - 1, -1) if len(lines) > 1 else ():
+        tried = wrap(text, narrower)
+        if len(tried) > len(lines):
+            break
+        lines = tried
+    return lines
+
+
 def flow(items: Sequence[str], width: int, gap: str) -> list[str]:
     """Items side by side in lines of at most ``width`` cells; one that is longer than a line is cut."""
     lines: list[str] = []

@@ -1,0 +1,48 @@
+"""Titles and notes in lines as long as there is room for."""
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from attnscope.render.image.wrapping import BOLD, LINES, wrap, wrap_title
+
+TITLE = "L2H1 · own · “The cat sat on the mat because…” · encoder attention"
+
+
+def drawn(text: str, size: float, weight: str = "normal") -> float:
+    """Inches that a line of text takes where it is drawn."""
+    figure = Figure(figsize=(20, 1), dpi=100)
+    canvas = FigureCanvasAgg(figure)
+    box = figure.text(0, 0.5, text, size=size, weight=weight).get_window_extent(canvas.get_renderer())
+    return box.width / 100
+
+
+@pytest.mark.parametrize("width", [3.2, 4.0, 5.5])
+@pytest.mark.parametrize("bold", [False, True])
+def test_every_line_has_room_as_it_is_drawn(width, bold):
+    for line in wrap(TITLE, 11, width, bold=bold):
+        assert drawn(line, 11, "bold" if bold else "normal") <= width - 0.3
+
+
+def test_a_title_that_fits_stays_in_one_line():
+    assert wrap(TITLE, 11, drawn(TITLE, 11) * 1.02 + 0.34) == [TITLE]
+    assert len(wrap(TITLE, 11, drawn(TITLE, 11))) == 2
+
+
+def test_lines_are_of_nearly_one_length_and_none_begins_with_a_dot():
+    lines = wrap(TITLE, 11, 3.3)
+    assert lines == ["L2H1 · own · “The cat sat on the", "mat because…” · encoder attention"]
+    assert not any(line.startswith("·") for width in (3, 4, 5) for line in wrap(TITLE, 11, width))
+
+
+def test_a_title_of_too_many_lines_ends_in_dots_and_a_word_that_is_too_long_is_cut():
+    long = wrap_title(" ".join([TITLE] * 4), 11, 3.2).split("\n")
+    assert len(long) == LINES
+    assert long[-1].endswith("…")
+    pieces = wrap("x" * 300, 11, 3.2)
+    assert "".join(pieces) == "x" * 300
+    assert all(drawn(piece, 11) <= 2.9 for piece in pieces)
+
+
+def test_bold_letters_are_no_wider_than_is_thought():
+    assert drawn(TITLE, 9, "bold") <= BOLD * drawn(TITLE, 9)

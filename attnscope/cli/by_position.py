@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -52,17 +53,21 @@ def show_curves(
     selection: Selection,
     name: str,
     top: int | None,
+    out: Path | None,
     picture: PrintedOptions,
     said: Said | None,
 ) -> None:
     """One measure of the heads along the text, as curves, or as plain data with what is ``said`` of it."""
     from attnscope.analysis.by_rows import curves_by_position
-    from attnscope.render.terminal import print_view
+    from attnscope.answers.answer import Answer
+    from attnscope.cli import answers
 
     loaded, prepared = given.open(way="kernel")
     with reading(loaded, prepared):
         seen = curves_by_position(loaded, prepared, selection, name, parts=PARTS, top=top or TOP)
     if said is not None:
         print_answer("stats", asdict(seen) | said)
+    elif out is not None:
+        answers.save(Answer((seen,), {"": seen}, {}), out, picture)
     else:
-        print_view(seen, cmap=picture.cmap, plain=picture.plain)
+        answers.print_views(Answer((seen,), {}, {}), picture)

@@ -130,15 +130,20 @@ def show_written(
 ) -> None:
     """What each written token looks at, drawn or as plain data."""
     from attnscope.analysis.questions.written import written_looks
-    from attnscope.render.terminal import print_view
+    from attnscope.answers.answer import Answer
+    from attnscope.cli import answers
 
-    if output.out is not None or output.as_csv:
+    if output.as_csv:
         raise typer.BadParameter("it is drawn here, or printed with --json", param_hint="--written")
     with reading(model, prepared):
         seen = written_looks(model, prepared, cut, select_heads(attention), exact_kernel=parts.exact_kernel)
     if not output.as_json:
         which = seen.heads[0].name if attention.head else f"mean of {len(seen.heads)} heads"
-        print_view(seen.stack(which), cmap=picture.cmap, plain=picture.plain)
+        drawn = seen.stack(which)
+        if output.out is not None:
+            answers.save(Answer((drawn,), {"": drawn}, {}), output.out, picture)
+        else:
+            answers.print_views(Answer((drawn,), {}, {}), picture)
         return
     heads = [
         asdict(head) | {"lookback": seen.lookback[head], "shares": shares.tolist()}

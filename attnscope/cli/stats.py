@@ -80,11 +80,12 @@ def stats(
     predicting = asked.importance or asked.ablation is not None
     names = (*DEFAULT, *_measures(attention.sort, output.head_map, met, asked))
     names = tuple(dict.fromkeys(names))
-    _check_output(output, asked.pooled, picture.cmap, one=corpus.texts is None)
+    drawn = output.head_map or asked.by_position
+    _check_output(output, drawn is not None, asked.pooled, picture.cmap, one=corpus.texts is None)
     selection = select(attention)
     if given is not None and asked.by_position is not None:
         said = model.said if output.as_json else None
-        show_curves(given, selection, asked.by_position, attention.top, picture, said)
+        show_curves(given, selection, asked.by_position, attention.top, output.out, picture, said)
         return
     if given is not None:
         seen = _measure(given, selection, names, asked, saving=output.out is not None)
@@ -137,10 +138,13 @@ def _measures(
     return measures
 
 
-def _check_output(output: StatsOutput, pooled: Path | None, cmap: str | None, *, one: bool) -> None:
+def _check_output(
+    output: StatsOutput, drawn: bool, pooled: Path | None, cmap: str | None, *, one: bool
+) -> None:
     """Refuse what could not be written at the end; ``one`` says that one text is measured."""
-    if output.out is not None and output.head_map is None:
-        raise typer.BadParameter("--out saves a map: add --map MEASURE", param_hint="--out")
+    if output.out is not None and not drawn:
+        message = "--out saves a picture: add --map MEASURE or --by-position MEASURE"
+        raise typer.BadParameter(message, param_hint="--out")
     check_picture(output.out, cmap, one=True, signed=True)
     if pooled is not None:
         if not one:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FULL = (0.1, 0.25, 0.5, 1.0)
+"""Shares that a full mark may stand for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -31,3 +34,20 @@ class Curves:
     title: str = ""
     subtitle: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def top(self) -> float:
+        """What a mark of full height stands for: a round share that holds all, or the largest figure."""
+        known = [abs(value) for value in self._known]
+        most = max(known, default=0.0) or 1.0
+        return next((step for step in FULL if self.unit == "share" and most <= step), most)
+
+    @property
+    def least(self) -> float:
+        """The smallest figure."""
+        return min(self._known, default=0.0)
+
+    @property
+    def _known(self) -> list[float]:
+        lines = [curve.values for curve in self.curves] + [self.curves[0].baseline]
+        return [value for line in lines for value in line if value is not None]

@@ -88,6 +88,7 @@ def compare_texts(
         *note_certainty(apart.shape[1], count, error),
     )
     notes = tuple(dict.fromkeys(notes))
+    named = f"{quote_text(other)} minus {quote_text(prepared)}"
     return TextComparison(
         kind=one.kind,
         heads=one.heads,
@@ -102,7 +103,7 @@ def compare_texts(
             subtitle=provenance(one.seen),
             notes=notes,
         ),
-        difference=_difference(chosen, queries, keys, selection, model) if chosen else None,
+        difference=_difference(chosen, queries, keys, selection, model, named) if chosen else None,
         notes=notes,
     )
 
@@ -122,8 +123,9 @@ def _difference(
     keys: tuple[Step, ...],
     selection: Selection,
     model: Model,
+    named: str,
 ) -> Heatmap:
-    """The map of one head, the second text's minus the first one's."""
+    """The map of one head, the second text's minus the first one's, which is ``named``."""
     if len(queries) > LARGEST:
         raise InputError(
             f"a difference map shows at most {LARGEST:,} tokens, and these texts have {len(queries):,}: "
@@ -132,5 +134,9 @@ def _difference(
     assert selection.head is not None
     title = f"{selection.head.name} · {model.title} · the second text minus the first"
     return heatmap(
-        joint_difference((chosen[0], chosen[1]), queries, keys), title=title, scale="head", signed=True
+        joint_difference((chosen[0], chosen[1]), queries, keys),
+        title=title,
+        subtitle=named,
+        scale="head",
+        signed=True,
     )

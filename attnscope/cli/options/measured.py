@@ -65,7 +65,7 @@ class StatsOutput(NumbersOptions):
     head_map: str | None = option(
         "Draw one measure of all heads, layers down and heads across.", "--map", complete=complete_measure
     )
-    out: Path | None = option("Save the map as .png, .svg or .pdf.", "--out", "-o")
+    out: Path | None = option("Save the map or the curves as .png, .svg or .pdf.", "--out", "-o")
     explain: str | None = option(
         "Say what a measure, a role or a weighing means, and stop.", complete=complete_explained
     )

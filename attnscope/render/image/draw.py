@@ -16,23 +16,27 @@ import numpy as np
 from attnscope.errors import OutputError
 from attnscope.render.colour import choose_map
 from attnscope.render.image.bars import focus_figure
+from attnscope.render.image.curves import curves_figure
 from attnscope.render.image.distances import distance_figure, distances_figure
 from attnscope.render.image.fonts import families
 from attnscope.render.image.grid import grid_figure
 from attnscope.render.image.maps import WEIGHT, head_map_figure, heatmap_figure
 from attnscope.render.image.pair import pair_figure
 from attnscope.render.image.sheet import Style
+from attnscope.render.image.stack import stack_figure
 from attnscope.render.image.strip import strip_figure
 from attnscope.render.image.terms import terms_figure
 from attnscope.render.image.width import fit_width
 from attnscope.storage.folder import PICTURES
 from attnscope.storage.whole import write_whole
+from attnscope.views.curves import Curves
 from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.focus import Focus
 from attnscope.views.grid import Grid
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import Heatmap
 from attnscope.views.pair import HeadPair
+from attnscope.views.stack import Stack
 from attnscope.views.strip import Strip
 from attnscope.views.terms import Terms
 
@@ -40,7 +44,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Drawable: TypeAlias = (
-    "Heatmap | Grid | Focus | HeadMap | DistanceMap | HeadDistances | Strip | HeadPair | Terms"
+    "Heatmap | Grid | Focus | HeadMap | DistanceMap | HeadDistances | Strip | HeadPair | Terms | Curves"
+    " | Stack"
 )
 
 DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
@@ -53,6 +58,8 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Strip: strip_figure,
     HeadPair: pair_figure,
     Terms: terms_figure,
+    Curves: curves_figure,
+    Stack: stack_figure,
 }
 """What draws each view."""
 
@@ -178,6 +185,8 @@ def texts(view: Drawable) -> Iterator[str]:
     elif isinstance(view, Terms):
         words = [word for each in view.moved for word in (*each.raised, *each.lowered)]
         yield from (term.label for term in (*words, *view.groups, *view.largest))
+    elif isinstance(view, Stack):
+        yield from (*view.parts, *view.labels)
     elif isinstance(view, HeadPair):
         yield from texts(view.difference)
         yield from (text for parting in view.partings for text in (parting.label, *parting.keys))

@@ -22,7 +22,7 @@ const direction = () => (state.mode === "lines" ? "left looks at right" : "rows 
   + (current.axes.queries.some(wrote) ? "; bold: written by the model" : "");
 
 function leastLine() {
-  const least = faintest(drawnHeads().length);
+  const focus = focusNow(), least = faintest(drawnHeads().length, focus.row !== null || focus.column !== null);
   const bars = state.token === null ? "" : `; a full bar is ${current.scale === "fixed" ? "1" : "the largest"}`;
   return (current.scale === "fixed" ? `below ${least} no line` : `of the largest; below ${least} of it no line`) + bars;
 }
@@ -38,13 +38,11 @@ function paintSamples(context, x, y) {
   for (const [place, strength] of [0.1, 0.5, 1].entries()) {
     const stroke = strokeOf(strength, alone, heads.length), start = x + place * 64;
     context.strokeStyle = css(heads.length === 1 ? `--head${heads[0].slot}` : "--text");
-    context.globalAlpha = stroke.alpha;
-    context.lineWidth = stroke.width;
+    context.lineWidth = stroke;
     context.beginPath();
     context.moveTo(start, y);
     context.lineTo(start + 30, y);
     context.stroke();
-    context.globalAlpha = 1;
     context.fillStyle = css("--quiet");
     context.fillText(strength, start + 35, y + 1);
   }

@@ -34,11 +34,11 @@ function settleLines(context, width, heads) {
   Object.assign(lines, { left, right, width, labels, bar });
 }
 
-// How a weight is drawn that is a share of the full one: of all tokens strong lines hide faint ones, of one
-// token all are in full colour and thicker or thinner within their lane.
+// How wide the line of a weight is that is a share of the full one; all have their full colour, which stands out
+// from the ground. Of one token each line is within its lane.
 function strokeOf(strength, alone, heads) {
-  if (!alone) return { alpha: strength, width: 0.6 + 2.2 * strength };
-  return { alpha: 1, width: 0.8 + strength * Math.max(1.4, Math.min(7, (LINE - 5) / heads - 0.8)) };
+  if (!alone) return 0.75 + 2.45 * strength;
+  return 0.8 + strength * Math.max(1.4, Math.min(7, (LINE - 5) / heads - 0.8));
 }
 
 function paintLines(context, width, height, scrolled = 0) {
@@ -52,27 +52,27 @@ function paintLines(context, width, height, scrolled = 0) {
   heads.forEach((head, place) => {
     const lane = alone ? (place - (heads.length - 1) / 2) * ((LINE - 5) / heads.length) : 0;
     context.strokeStyle = css(`--head${head.slot}`);
+    const drawn = [];
     for (const row of some(focus.row, rows)) for (const column of some(focus.column, columns)) {
       const strength = strengthOf(head, row, column);
-      if (strength < faintest(heads.length) || !(inView(row) || inView(column))) continue;
-      const stroke = strokeOf(strength, alone, heads.length);
-      context.globalAlpha = stroke.alpha;
-      context.lineWidth = stroke.width;
+      if (strength >= faintest(heads.length, alone) && (inView(row) || inView(column))) drawn.push({ strength, row, column });
+    }
+    for (const { strength, row, column } of drawn.sort((a, b) => a.strength - b.strength)) { // strong ones above
+      context.lineWidth = strokeOf(strength, alone, heads.length);
       context.beginPath();
       context.moveTo(lines.left, y(row) + lane);
       context.lineTo(lines.right, y(column) + lane);
       context.stroke();
     }
   });
-  context.globalAlpha = 1;
   if (state.token !== null) paintBars(context, heads, y, inView);
   context.textBaseline = "middle";
   drawTokens(context, axes.queries, "right", lines.labels - 6, y, inView, focus.row ?? focus.other);
   drawTokens(context, axes.keys, "left", width - lines.labels + 6, y, inView, focus.column ?? focus.other);
 }
 
-// Weaker lines than that are not drawn: where many heads are, the bars tell them.
-const faintest = (heads) => (heads > 3 ? 0.05 : 0.02);
+// Weaker lines than that are not drawn: where many heads are, the bars tell them, and of all tokens they hide others.
+const faintest = (heads, alone) => (alone ? (heads > 3 ? 0.05 : 0.02) : 0.1);
 
 // How much of the full line or bar a weight is.
 function strengthOf(head, row, column) {

@@ -8,7 +8,7 @@ class Vector {
     this.page = document.implementation.createDocument(SVG, "svg"); // apart from this page, so that nothing is loaded
     this.root = this.page.documentElement;
     this.set(this.root, { width, height, viewBox: `0 0 ${width} ${height}` });
-    Object.assign(this, { fillStyle: "#000", strokeStyle: "#000", lineWidth: 1, globalAlpha: 1, font: "10px sans-serif",
+    Object.assign(this, { fillStyle: "#000", strokeStyle: "#000", lineWidth: 1, font: "10px sans-serif",
       textAlign: "left", textBaseline: "alphabetic", moves: "", path: "", kept: [], patterns: 0 });
     this.ruler = made("canvas").getContext("2d");
   }
@@ -27,8 +27,8 @@ class Vector {
   }
 
   save() {
-    const { fillStyle, strokeStyle, lineWidth, globalAlpha, font, textAlign, textBaseline, moves } = this;
-    this.kept.push({ fillStyle, strokeStyle, lineWidth, globalAlpha, font, textAlign, textBaseline, moves });
+    const { fillStyle, strokeStyle, lineWidth, font, textAlign, textBaseline, moves } = this;
+    this.kept.push({ fillStyle, strokeStyle, lineWidth, font, textAlign, textBaseline, moves });
   }
 
   restore() { Object.assign(this, this.kept.pop()); }
@@ -41,7 +41,7 @@ class Vector {
   clip() {}
 
   stroke() {
-    this.add("path", { d: this.path, stroke: this.strokeStyle, "stroke-width": this.lineWidth, "stroke-opacity": this.globalAlpha });
+    this.add("path", { d: this.path, stroke: this.strokeStyle, "stroke-width": this.lineWidth });
   }
 
   fillRect(x, y, width, height) {

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from rich.segment import Segment
 
-from attnscope.render.terminal.bars import FULL_BARS
 from attnscope.render.terminal.strip import ASCII_SPARKS, SPARKS
 from attnscope.render.terminal.strokes import footing, heading
 from attnscope.render.terminal.surface import BOLD, DIM, TONES, Line, Surface, tone
@@ -22,9 +21,7 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
     """All heads on one scale from 0 on, and what even attention has below."""
     yield from heading(view.title, view.subtitle, surface)
     lines = [(curve.head, curve.values) for curve in view.curves] + [("baseline", view.curves[0].baseline)]
-    known = [value for _, values in lines for value in values if value is not None]
-    most = max(map(abs, known), default=0.0) or 1.0
-    top = next((step for step in FULL_BARS if view.unit == "share" and most <= step), most)
+    top = view.top
     label = max(len(name) for name, _ in lines) + 2
     ends = [_ends(values) for _, values in lines]
     room = surface.width - label - max(map(len, ends)) - 2

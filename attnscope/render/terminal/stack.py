@@ -15,7 +15,6 @@ from attnscope.render.terminal.text import cut, fit, isolate, wrap
 from attnscope.text import clean
 from attnscope.views.stack import Stack
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LONGEST_LABEL = 16
 WIDEST = 100
 
@@ -23,8 +22,8 @@ WIDEST = 100
 def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
     """Each label with its bar and its largest part; then which letter is which part."""
     yield from heading(view.title, view.subtitle, surface)
-    letters = [LETTERS[part % len(LETTERS)] for part in range(len(view.parts))]
-    styles = [_style(part, len(view.parts), surface) for part in range(len(view.parts))]
+    letters = view.letters
+    styles = [_style(tone, surface) for tone in view.tones]
     label = min(max([1, *(cell_len(clean(each)) for each in view.labels)]), LONGEST_LABEL)
     room = min(surface.width - label - 10, WIDEST)
     for name, shares in zip(view.labels, view.shares.tolist(), strict=True):
@@ -37,10 +36,7 @@ def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
         line.append(Segment(f"{rest}  {letters[most]} {shares[most]:.2f}"))
         yield line
     yield []
-    means = view.shares.mean(0).tolist()
-    names = zip(letters, view.parts, means, strict=True)
-    said = " · ".join(f"{letter} {clean(name)} {mean:.2f}" for letter, name, mean in names)
-    for words in wrap(said, surface.width):
+    for words in wrap(view.legend, surface.width):
         yield [Segment(isolate(words))]
     yield from footing(view.notes, surface)
 
@@ -54,9 +50,8 @@ def _cells(shares: Sequence[float], room: int) -> list[int]:
     return [stop - start for start, stop in pairwise(ends)]
 
 
-def _style(part: int, parts: int, surface: Surface) -> Style | None:
-    """Tones of the colour map, neighbours far apart; letters alone where there is no colour."""
+def _style(level: float, surface: Surface) -> Style | None:
+    """A tone of the colour map; letters alone where there is no colour."""
     if not surface.colour:
         return None
-    step = (TONES - 1) * (0.15 + 0.75 * ((part * 5) % parts if parts % 5 else part) / max(1, parts - 1))
-    return style_on(surface.palette(signed=False), round(step))
+    return style_on(surface.palette(signed=False), round((TONES - 1) * level))

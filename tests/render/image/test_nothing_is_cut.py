@@ -15,8 +15,10 @@ from attnscope.cli.answers import dress
 from attnscope.cli.options.picture import PrintedOptions
 from attnscope.render.image import Album, drawing, save
 from attnscope.views import Focus, Reading, focus, grid, head_map, heatmap
+from attnscope.views.curves import Curve, Curves
 from attnscope.views.distances import DistanceMap, distance_map
 from attnscope.views.overlay import Overlay
+from attnscope.views.stack import Stack
 from tests.render.compared import all_heads, pair, strip
 from tests.render.screen import random_head, tokens
 
@@ -44,7 +46,22 @@ def views() -> dict[str, object]:
         "heads": all_heads(32),
         "depth": strip(6),
         "pair": pair(),
+        "curves": curves(),
+        "stack": stack_of(10),
+        "long stack": stack_of(300),
     }
+
+
+def curves() -> Curves:
+    edges = tuple(range(0, 1100, 100))
+    drawn = [Curve(f"L{number}H11", (None, *[0.3 - 0.03 * number] * 9), (0.1,) * 10) for number in range(8)]
+    return Curves("previous", "share", edges, tuple(drawn), title=LONG, subtitle=LONG, notes=(LONG,))
+
+
+def stack_of(count: int) -> Stack:
+    shares = np.random.default_rng(0).dirichlet(np.ones(7), count)
+    parts, labels = [f"{part} a part that has a name" for part in range(7)], ["unbelievably"] * count
+    return Stack(tuple(parts), tuple(labels), shares, title=LONG, subtitle=LONG, notes=(LONG,))
 
 
 def focus_on_a_picture() -> Focus:

@@ -1,0 +1,71 @@
+"""Curves along a text and shares of parts, as pictures: what is drawn is what was measured."""
+
+import numpy as np
+import pytest
+
+from attnscope.render.image import drawing
+from attnscope.views.curves import Curve, Curves
+from attnscope.views.stack import Stack
+from tests.cli.run import runner
+
+TEXT = "The king said that the queen"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    return runner(monkeypatch, capsys)
+
+
+def curves(*values: tuple[float | None, ...]) -> Curves:
+    drawn = tuple(Curve(f"L{number}H0", one, (0.2,) * len(one)) for number, one in enumerate(values))
+    return Curves("previous", "share", tuple(range(0, 10 * len(values[0]) + 1, 10)), drawn)
+
+
+def test_every_head_is_drawn_as_steps_on_one_scale_with_its_baseline():
+    view = curves((None, 0.4, 0.3), (0.1, 0.2, 0.25))
+    with drawing(view) as (figure, _):
+        shown = [[patch.get_data() for patch in axes.patches] for axes in figure.axes]
+        limits = {axes.get_ylim() for axes in figure.axes}
+    for (steps, baseline), curve in zip(shown, view.curves, strict=True):
+        np.testing.assert_array_equal(steps.values, [np.nan if x is None else x for x in curve.values])
+        assert tuple(steps.edges) == view.edges
+        assert list(baseline.values) == [0.2] * 3
+    assert limits == {(0.0, 0.5)}
+
+
+@pytest.mark.parametrize(("values", "top"), [((0.02, 0.09), 0.25), ((0.7, 0.1), 1.0)])
+def test_the_scale_is_a_round_share_that_holds_every_figure_and_the_baseline(values, top):
+    assert curves(values).top == top
+
+
+def test_bars_of_parts_stand_one_behind_the_other_as_wide_as_their_shares():
+    shares = np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])
+    view = Stack(("[CLS]", "text", "written"), ("was", "a"), shares)
+    with drawing(view) as (figure, _):
+        bars = [(bar.get_x(), bar.get_width()) for bar in figure.axes[0].patches]
+        letters = [text.get_text() for text in figure.axes[0].texts]
+        said = [text.get_text() for text in figure.texts]
+    assert np.allclose(np.array(bars).reshape(3, 2, 2)[..., 1].T, shares)
+    assert np.allclose(np.array(bars).reshape(3, 2, 2)[2, :, 0], shares[:, :2].sum(1))
+    assert "A" in letters
+    assert said[0].replace("\n", " ") == view.legend
+    assert view.legend.startswith("A [CLS] 0.30 · B text 0.2")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_commands_that_draw_them_save_them(run, tmp_path, suffix):
+    for number, asked in enumerate(
+        (
+            ("stats", TEXT, "-m", "own-causal", "--by-position", "previous"),
+            ("spans", TEXT, "-m", "own-causal", "--generate", "3", "--written"),
+        )
+    ):
+        path = tmp_path / f"{number}.{suffix}"
+        assert run(*asked, "-o", str(path)).code == 0
+        assert path.stat().st_size > 1000
+
+
+def test_a_picture_needs_something_that_is_drawn(run):
+    ran = run("stats", TEXT, "-o", "x.png")
+    assert ran.code == 2
+    assert "--by-position MEASURE" in ran.err.replace("\n", " ")

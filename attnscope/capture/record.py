@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from attnscope.attention import Attention, Site, Source
@@ -120,7 +122,8 @@ class Record:
 
     ``changes`` are sentences on what ran otherwise than it does without a recording, or may be missing.
     ``calls`` are the paths of the modules at which something was captured, at once when it was: heads that
-    run one by one, each by itself.
+    run one by one, each by itself. ``places`` are the modules of which one sentence in ``changes`` is true,
+    with what is said of each.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
@@ -128,6 +131,7 @@ class Record:
     failures: list[Failure] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list, compare=False)
+    places: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
 
     def note(self, layer: LayerWithoutAttention) -> None:
         """Add a layer without attention, once."""
@@ -139,6 +143,20 @@ class Record:
         if sentence not in self.changes:
             self.changes.append(sentence)
 
+    def note_place(self, said: str, name: str, detail: str = "") -> None:
+        """Add what is true of one module: all of which it is true share a sentence, as do their details.
+
+        ``said`` has the places ``{names}`` and, if it likes, ``{details}``.
+        """
+        known = self.places.setdefault(said, [])
+        before = _say(said, known)
+        known.append((name, detail))
+        sentence = _say(said, known)
+        if before in self.changes:
+            self.changes[self.changes.index(before)] = sentence
+        else:
+            self.note_change(sentence)
+
     def note_failure(self, failure: Failure) -> None:
         """Add a failure, once: what fails at a module may fail at each of its tensors."""
         if failure not in self.failures:
@@ -148,9 +166,31 @@ class Record:
     def notes(self) -> list[str]:
         """What to know of the recording itself, in sentences: where it failed, and what ran otherwise."""
         seen = {site.site.name for site in self.sites}
-        failed = [
-            f"the recording failed in {failure.name or 'the model itself'} ({failure.reason}), so "
-            + ("some of its attention may be missing" if failure.name in seen else "its attention is missing")
-            for failure in self.failures
-        ]
-        return [*failed, *self.changes]
+        failed: dict[tuple[str, bool], list[str]] = {}
+        for failure in self.failures:
+            failed.setdefault((failure.reason, failure.name in seen), []).append(failure.name)
+        said = []
+        for (reason, partly), names in failed.items():
+            whose = "their" if len(names) > 1 else "its"
+            lost = f"some of {whose} attention may be" if partly else f"{whose} attention is"
+            said.append(f"the recording failed in {name_all(names)} ({reason}), so {lost} missing")
+        return [*said, *self.changes]
+
+
+def pattern(path: str) -> str:
+    """A path without its numbers: modules of one pattern are the same one of several layers."""
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
+
+
+def name_all(names: Iterable[str]) -> str:
+    """Modules by their paths, those of one pattern as one."""
+    patterns: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        patterns.setdefault(pattern(name), []).append(name)
+    each = [some[0] if len(some) == 1 else f"{path} ({len(some)} of them)" for path, some in patterns.items()]
+    return ", ".join(name or "the model itself" for name in each)
+
+
+def _say(said: str, known: list[tuple[str, str]]) -> str:
+    details = " or ".join(dict.fromkeys(detail for _, detail in known))
+    return said.format(names=name_all(name for name, _ in known), details=details)

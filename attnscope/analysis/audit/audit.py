@@ -20,11 +20,12 @@ from attnscope.analysis.audit.hold import Hold
 from attnscope.analysis.audit.mend import project
 from attnscope.analysis.audit.mixer import Mixer, describe_mixers, name_mixers
 from attnscope.analysis.audit.moves import Place
-from attnscope.analysis.audit.paths import is_inside, pattern
+from attnscope.analysis.audit.paths import is_inside
 from attnscope.analysis.audit.spots import Spot, choose_spots
 from attnscope.attention import Site
 from attnscope.capture import recording
 from attnscope.capture.hooks.compiled import original
+from attnscope.capture.record import pattern
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import Model, ModelInput
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from attnscope.analysis.audit.paths import is_inside, pattern
+from attnscope.analysis.audit.paths import is_inside
 from attnscope.analysis.sentences import number_ranges
 from attnscope.attention import Site
 from attnscope.capture.lineage.functions import ELEMENTWISE
 from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD
+from attnscope.capture.record import pattern
 
 MISSED = "attention that was not captured"
 

@@ -32,6 +32,15 @@ class Piece:
         layout = self.layout
         return torch.stack([layout.text, layout.head, layout.query], -1)[layout.query >= 0]
 
+    @property
+    def weighs_padding(self) -> bool:
+        """Whether a row leaves keys open that are of no position."""
+        layout = self.layout
+        padding = (layout.key[:, :1] < 0) & (layout.query[:, :1] >= 0)[..., None]  # [batch, 1, query, key]
+        if not bool(padding.any()):
+            return False
+        return bool((self.capture.read.allowed(0, self.capture.queries)[:, :1] & padding).any())
+
 
 def join(pieces: Sequence[Piece]) -> Capture:
     """One attention of several calls: its texts, heads and positions in order."""

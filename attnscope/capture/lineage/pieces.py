@@ -24,8 +24,12 @@ from attnscope.capture.rows.single_heads import SingleHeads
 
 AXES = "it attends in {} axes, and nothing tells which of them are its heads"
 PARTS = (
-    "{} attends in {} parts, more than there are texts (windows, frames or heads), and nothing tells where "
-    "they lie: its maps are of one part each, their positions those of the part"
+    "attention in {details} parts, more than there are texts (windows, frames or heads), and nothing tells "
+    "where they lie, so a map is of one part, with the positions of that part: {names}"
+)
+PADDED = (
+    "windows that are padded: what a row weighs on padding stands at no token and is not shown, so rows "
+    "there sum to less than 1: {names}"
 )
 CHANNELS = "it attends from channel to channel, not from token to token"
 INSIDE = "it attends among what stands at one token (streams, heads, experts), not from token to token"
@@ -88,7 +92,7 @@ class Pieces:
                 return True
             texts = () if sides is None else sides.texts
             if texts and capture.batch > texts[0] and capture.batch not in texts:
-                self.record.note_change(PARTS.format(name or "the model itself", capture.batch))
+                self.record.note_place(PARTS, name, str(capture.batch))
             return False
         if layout.channels or layout.inside:
             self.flush()
@@ -140,6 +144,8 @@ class Pieces:
         if len(pieces) == 1 and first.layout.usual:
             self._release(at_its_rows(first), first.name, first.calls)
         else:
+            if any(piece.weighs_padding for piece in pieces):
+                self.record.note_place(PADDED, first.name)
             self._release(join(pieces), first.name, first.calls)
 
     def _belongs(self, piece: Piece) -> bool:

@@ -346,7 +346,41 @@ def test_parts_that_cannot_be_placed_are_said_to_be_parts():
     model = nn.Sequential(Frames(plain_heads, "softmax"))
     record, *_ = observe(model, torch.randn(2, COUNT, SIZE))
     assert record.sites[0].batch == 8
-    assert record.notes[0].startswith("0 attends in 8 parts, more than there are texts")
+    assert record.notes[0].startswith("attention in 8 parts, more than there are texts")
+
+
+def test_one_sentence_tells_of_all_layers_with_such_parts():
+    model = nn.Sequential(*(Frames(plain_heads, "softmax") for _ in range(3)))
+    record, *_ = observe(model, torch.randn(2, COUNT, SIZE))
+    assert len(record.sites) == 3
+    (note,) = record.notes
+    assert note.endswith("with the positions of that part: * (3 of them)")
+
+
+class PaddedWindows(nn.Module):
+    """Attention inside of windows, the last of which is filled up with zeros."""
+
+    def __init__(self, size=5):
+        super().__init__()
+        self.size, self.qkv = size, nn.Linear(SIZE, 3 * SIZE)
+
+    def forward(self, x):
+        count = x.shape[1]
+        windows = F.pad(x, (0, 0, 0, -count % self.size)).unflatten(1, (-1, self.size)).flatten(0, 1)
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(windows).chunk(3, -1))
+        self.kept = (q @ k.mT / 2).softmax(-1)
+        return (self.kept @ v).transpose(1, 2).flatten(2).unflatten(0, (len(x), -1)).flatten(1, 2)[:, :count]
+
+
+def test_what_goes_to_the_padding_of_windows_is_said():
+    model = nn.Sequential(*(PaddedWindows() for _ in range(2)))
+    record, maps, *_ = observe(model, torch.randn(2, 8, SIZE))
+    (note,) = record.notes
+    assert note.startswith("windows that are padded")
+    assert note.endswith("sum to less than 1: * (2 of them)")
+    last = model[0].kept.unflatten(0, (2, 2))[:, 1, :, :3, :3]  # its last two keys are padding
+    torch.testing.assert_close(maps[0].weights[:, :, 5:, 5:], last)
+    torch.testing.assert_close(maps[0].weights[:, :, :5].sum(-1), torch.ones(2, HEADS, 5))
 
 
 def test_whole_attention_needs_no_note():

@@ -109,7 +109,7 @@ class Model(nn.Module):
         self.experts = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(COUNT))
         self.q, self.k, self.v = (nn.Linear(SIZE, SIZE) for _ in range(3))
         self.write = self.router = nn.Linear(SIZE, COUNT)
-        self.one = nn.Linear(SIZE, 1)
+        self.one, self.over = nn.Linear(SIZE, 1), nn.Linear(COUNT, COUNT)
         self.torchs = nn.MultiheadAttention(SIZE, 2, batch_first=True)
 
     def forward(self, x):
@@ -164,3 +164,18 @@ def test_queries_that_were_learned_ask_tokens_and_stand_at_none(way):
     model, record, maps = observe(way)
     assert [site.site.kind for site in record.sites] == ["encoder", "cross"]
     torch.testing.assert_close(maps[1].weights[:, 0], model.kept)
+
+
+def tokens_of_all_tokens(m, x):
+    return m.attend(m.over(x.mT).mT)
+
+
+def tokens_of_a_mean(m, x):
+    return m.attend(x.mean(1, keepdim=True).expand(-1, COUNT, -1))
+
+
+@pytest.mark.parametrize("way", [tokens_of_all_tokens, tokens_of_a_mean], ids=lambda way: way.__name__)
+def test_tokens_that_were_made_of_all_tokens_are_tokens(way):
+    model, record, maps = observe(way)
+    assert [(site.site.name, site.site.kind) for site in record.sites] == [("attend", "encoder")]
+    torch.testing.assert_close(maps[0].weights, model.attend.kept[0])

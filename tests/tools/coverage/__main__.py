@@ -17,9 +17,9 @@ from tests.tools.coverage.result import Result
 SECONDS, MEMORY = 40, 9 << 30
 
 
-def in_its_fork(model_type: str) -> Result:
+def in_its_fork(model_type: str, seconds: int) -> Result:
     """``attempt`` in a child."""
-    line, status = in_a_fork(lambda: attempt(model_type).json(), SECONDS, MEMORY)
+    line, status = in_a_fork(lambda: attempt(model_type).json(), seconds, MEMORY)
     if not line:
         return Result(model_type, note=f"the process ended with status {status} (time or memory)")
     return Result(**json.loads(line))
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("types", nargs="*")
     parser.add_argument("--results", type=Path, default=Path("coverage.jsonl"))
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="of work that one type may take")
     parser.add_argument("-v", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -47,7 +48,7 @@ def main() -> None:
             done[json.loads(line)["type"]] = line
     for model_type in options.types or [name for name in CONFIG_MAPPING_NAMES if name not in done]:
         start = time.monotonic()
-        result = in_its_fork(model_type)
+        result = in_its_fork(model_type, options.seconds)
         print(f"{time.monotonic() - start:5.1f}s {result.json()}", flush=True)
         done[model_type] = result.json()
         options.results.write_text("\n".join(done.values()) + "\n")

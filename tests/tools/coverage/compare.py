@@ -20,7 +20,7 @@ from tests.tools.coverage.oracles import (
     run,
     same,
 )
-from tests.tools.coverage.places import same_rows
+from tests.tools.coverage.places import same_rows, same_rows_reordered
 from tests.tools.coverage.result import Result
 
 CLOSE = 1e-5
@@ -124,6 +124,10 @@ def equal_map(result: Result, own: Tensor, maps: list[Kept], free: set[int]) -> 
         if same_rows(own, maps[number].weights, CLOSE):
             result.laid += 1
             result.layouts = sorted({*result.layouts, "the windows, blocks or chosen queries by themselves"})
+            return number
+        if same_rows_reordered(own, maps[number].weights, CLOSE):
+            result.laid += 1
+            result.layouts = sorted({*result.layouts, "the rows in the order in which they were chosen"})
             return number
     return None
 

@@ -25,6 +25,17 @@ def same_rows(own: Tensor, ours: Tensor, close: float) -> bool:
     )
 
 
+def same_rows_reordered(own: Tensor, ours: Tensor, close: float) -> bool:
+    """Whether the rows of each head are those of a map in another order, [batch, head, query, key]."""
+    if own.shape != ours.shape or own.ndim != 4:
+        return False
+    gaps = (own[:, :, :, None].double() - ours[:, :, None].double()).abs().amax(-1)  # [batch, head, row, row]
+    nearest = gaps.argmin(-1)
+    return float(gaps.amin(-1).max()) <= close and all(
+        len(set(head.tolist())) == len(head) for head in nearest.flatten(0, 1)
+    )
+
+
 def _are_among(mine: Tensor, theirs: Tensor, size: int, close: float) -> bool:
     """Whether every row of one tensor is among those of another, but for the order of its numbers."""
     one, other = (_rows(rows, size) for rows in (mine, theirs))

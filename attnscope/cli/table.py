@@ -117,5 +117,6 @@ def _notes(seen: Survey) -> list[str]:
         )
     notes += note_unproved([sighting.seen for sighting in seen.sightings])
     if any(sighting.high < 1 - 1e-3 for sighting in seen.sightings):
-        notes.append("rows that sum to less than 1 leave the rest on a sink that no token owns, or on padding")
+        rest = "a sink that no token owns, or on padding"
+        notes.append(f"rows that sum to less than 1 leave the rest on {rest}")
     return notes

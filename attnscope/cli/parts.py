@@ -81,42 +81,48 @@ def read_parts_of(given: Source, parts: PartOptions) -> tuple[Model, ModelInput,
         spans_of_roles,
     )  # fmt: skip
     from attnscope.models.chat import read_messages
-    from attnscope.models.trace import TracedModel
 
-    begins: tuple[tuple[str, int], ...] = ()
-    if given.asked.saved is not None:
-        kept, prepared = given.open()
-        if parts.by == "segment":
-            return kept, prepared, segments(prepared.tokens)
-        known = kept.trace.description.text if isinstance(kept, TracedModel) else None
-        if known is None:
-            raise InputError(f"{given.asked.saved} holds no plain text that could be cut: give the text")
-        return kept, prepared, spans_of(prepared.tokens, known, cut_text(known, parts.by))
-    text = given.text
+    text, begins = given.text, tuple[tuple[str, int], ...]()
     if parts.by == "marks":
         text, begins = read_marks(text)
         given = replace(given, text=text)
-    whole = text if given.second is None else f"{text}\n{given.second}"
-    if parts.by in CUTS:
-        begins = cut_text(whole, parts.by)
     elif parts.by.endswith(".json"):
         begins = read_parts(read_file(Path(parts.by)))
-    writes = given.asked.generate is not None
-    model, prepared = given.open(looking=not writes, way="kernel" if parts.exact_kernel else "other")
-    prompt = prepared
-    if writes:
-        prompt = replace(given, asked=replace(given.asked, generate=None)).prepare(model)
-    same = [one == other for one, other in zip(prompt.tokens, prepared.tokens, strict=False)]
-    count = same.index(False) if False in same else len(same)  # a prompt may end with a token that is no more
+    roles = parts.by == "role"
+    model, prepared = given.open(looking=not roles, way="kernel" if parts.exact_kernel else "other")
+    count = _count_read(given, model, prepared) if roles else prepared.read
     tokens = prepared.tokens[:count]
-    name = "written"
-    if parts.by == "role":
-        name = "assistant"
+    if roles:
         cut = spans_of_roles(tokens, read_messages(text, given.asked.system))
+    elif parts.by == "segment":
+        cut = segments(tokens)
     else:
-        cut = segments(tokens) if parts.by == "segment" else spans_of(tokens, whole, begins)
+        whole = _whole_text(given, model)
+        cut = spans_of(tokens, whole, cut_text(whole, parts.by) if parts.by in CUTS else begins)
+    name = "assistant" if roles else "written"
     rest = [Span(name, count, len(prepared.tokens))] if count < len(prepared.tokens) else []
     return model, prepared, (*cut, *rest)
+
+
+def _whole_text(given: Source, model: Model) -> str:
+    """The plain text that is cut. Raises ``InputError`` for a file that holds none."""
+    from attnscope.models.trace import TracedModel
+
+    if given.asked.saved is None:
+        return given.text if given.second is None else f"{given.text}\n{given.second}"
+    known = model.trace.description.text if isinstance(model, TracedModel) else None
+    if known is None:
+        raise InputError(f"{given.asked.saved} holds no plain text that could be cut: give the text")
+    return known
+
+
+def _count_read(given: Source, model: Model, prepared: ModelInput) -> int:
+    """How many tokens of a chat were there before the model's turn began."""
+    if given.asked.generate is None:
+        return len(prepared.tokens)
+    prompt = replace(given, asked=replace(given.asked, generate=None)).prepare(model)
+    same = [one == other for one, other in zip(prompt.tokens, prepared.tokens, strict=False)]
+    return same.index(False) if False in same else len(same)  # a prompt may end with a token that is no more
 
 
 def show_written(

@@ -81,9 +81,9 @@ class Source:
 
     @property
     def plain_text(self) -> str | None:
-        """The text and the second one, where nothing else was read and nothing is written on."""
+        """The text and the second one, where nothing else was read."""
         asked = self.asked
-        if asked.pictures or asked.audio or asked.inputs or asked.chat or asked.generate is not None:
+        if asked.pictures or asked.audio or asked.inputs or asked.chat:
             return None
         return self.text if self.second is None else f"{self.text}\n{self.second}"
 

@@ -109,6 +109,13 @@ class ModelInput:
         return self.pictures[0] if self.pictures else None
 
     @property
+    def read(self) -> int:
+        """How many of ``tokens`` were read: what the model wrote itself stands behind them."""
+        axes = self.axes.get("decoder")
+        follows = axes is not None and axes[0] == self.tokens
+        return len(self.tokens) if self.written is None or not follows else self.written
+
+    @property
     def lead(self) -> Kind | None:
         """The kind to show first: of a text with a picture, that of the text; of a sound, what finds it."""
         heard = self.axes["cross"][1] if "cross" in self.axes else ()

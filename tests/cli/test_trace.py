@@ -240,6 +240,7 @@ def test_parts_and_questions_are_asked_of_a_trace_as_of_the_text(run, tmp_path):
 
 
 def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path):
-    run("show", "The cat", "-m", "own-causal", "--generate", "3", "--keep", tmp_path / "a.trace")
+    file = picture(tmp_path / "a.png")
+    run("show", "--image", file, "-m", vision(tmp_path / "vit", "vit"), "--keep", tmp_path / "a.trace")
     ran = run("spans", "--from", tmp_path / "a.trace")
     assert (ran.code, "holds no plain text that could be cut" in ran.err) == (1, True)

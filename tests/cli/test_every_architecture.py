@@ -1,0 +1,175 @@
+"""Every command, on the sample inputs, in every sort of model: a trace answers what the model answers."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.capture.tiny import DECODER, FAMILIES, SIZES
+from tests.models import folders, images
+from tests.models.vision_language import vision_language
+
+CAT = "The cat sat on the mat because it was tired."
+SENTENCES = ["-f", "sample_inputs/sentences.txt", "--line", "2", "--max-tokens", "40"]
+CODE = ["-f", "sample_inputs/source_code.py", "--max-tokens", "50"]
+LANGUAGES = ["-f", "sample_inputs/languages.txt", "--max-tokens", "60"]
+ARTICLE = ["-f", "sample_inputs/article.txt", "--max-tokens", "60"]
+PAIR = ["-f", "sample_inputs/pairs.tsv", "--line", "1", "--max-tokens", "40"]
+
+OTHERS = {
+    "bloom": lambda: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4),
+    "mpt": lambda: transformers.MptConfig(d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
+    "falcon": lambda: transformers.FalconConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, multi_query=True
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**DECODER, head_dim=8, sliding_window=4),
+    "neox": lambda: transformers.GPTNeoXConfig(**SIZES, num_hidden_layers=2, max_position_embeddings=64),
+    "squeezebert": lambda: transformers.SqueezeBertConfig(
+        **SIZES, num_hidden_layers=2, embedding_size=32, q_groups=1, k_groups=1, v_groups=1
+    ),
+}
+BEGINS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 0}
+
+
+def family(folder: Path, name: str) -> str:
+    """A folder of a tiny model of a family, random, with a tokenizer that was learnt from a few lines."""
+    pairs = name in ("bart", "marian")
+    tokenizer = (folders.t5 if pairs else folders.gpt2)(folder / "tokenizer")
+    wrapped = transformers.AutoTokenizer.from_pretrained(tokenizer)
+    config = OTHERS[name]() if name in OTHERS else FAMILIES[name].config()
+    changes = {"vocab_size": len(wrapped), "decoder_vocab_size": len(wrapped)} | (BEGINS if pairs else {})
+    for field, value in changes.items():
+        if hasattr(config, field):
+            setattr(config, field, value)
+    return folders.save(folder / name, transformers.AutoModel.from_config(config), wrapped)
+
+
+def written(folder: Path) -> str:
+    """A model with grouped queries, windows and an output head, which writes on."""
+    wrapped = transformers.AutoTokenizer.from_pretrained(folders.gpt2(folder / "tokenizer"))
+    config = transformers.MistralConfig(**DECODER | {"vocab_size": len(wrapped)}, sliding_window=6)
+    return folders.save(folder / "mistral", transformers.MistralForCausalLM(config), wrapped)
+
+
+def image(folder: Path) -> list:
+    return ["--image", images.picture(folder / "a.png")]
+
+
+def of_text(name: str):
+    return lambda folder: [*ARTICLE, "-m", family(folder, name)]
+
+
+def of_pair(name: str):
+    return lambda folder: [CAT, "It slept.", "-m", family(folder, name)]
+
+
+def of_image(name: str):
+    return lambda folder: [*image(folder), "-m", images.vision(folder / name, name)]
+
+
+TEXTS = ("bert", "albert", "modernbert", "deberta-v2", "llama", "mistral", "gemma2", "gpt-oss", *OTHERS)
+SOURCES = {
+    "own": lambda folder: LANGUAGES,
+    "own, a pair": lambda folder: PAIR,
+    "own-causal that writes": lambda folder: [CAT, "-m", "own-causal", "--generate", "5"],
+    "minilm": lambda folder: [*SENTENCES, "-m", folders.minilm()],
+    "gpt2 in bfloat16": lambda folder: [*CODE, "-m", folders.gpt2(folder), "--dtype", "bfloat16"],
+    "t5": lambda folder: [CAT, "It slept.", "-m", folders.t5(folder)],
+    "t5 that writes": lambda folder: [CAT, "-m", folders.t5(folder), "--generate", "4"],
+    "mistral that writes": lambda folder: [CAT, "-m", written(folder), "--generate", "6"],
+    "clip": lambda folder: ["The cat sat.", "-m", images.clip(folder)],
+    "llava": lambda folder: ["What is on the mat?", *image(folder), "-m", vision_language(folder, "llava")],
+    **{name: of_text(name) for name in TEXTS},
+    **{name: of_pair(name) for name in ("bart", "marian")},
+    **{name: of_image(name) for name in ("vit", "dinov2", "swin", "yolos", "segformer")},
+}
+LOOKS = [
+    ["show"],
+    ["show", "--layer", "1"],
+    ["show", "--head", "L1H0"],
+    ["show", "--head", "L1H1", "--words", "--hide-special"],
+    ["show", "--token", "2"],
+    ["stats"],
+    ["stats", "--sort", "coverage90"],
+    ["stats", "--rows", "1-3"],
+    ["stats", "--by-position", "entropy"],
+    ["compare"],
+    ["compare", "--head", "1"],
+    ["compare", "L0H0", "L1H1"],
+    ["check", "any.entropy > 0.5", "all.confidence > 0.1"],
+    ["find", "* -> -1"],
+    ["find", "X -> X-1"],
+    ["spans"],
+    ["spans", "--by", "segment"],
+    ["flow"],
+    ["export", "--format", "csv"],
+]
+
+
+def place(command: str, asked: list, given: list) -> list:
+    """A source where a command takes it: what is asked stands before the text, or behind it."""
+    if str(given[0]).startswith("-") or command not in ("compare", "check", "find"):
+        return [*asked, *given] if command in ("check", "find") else [*given, *asked]
+    second = [] if str(given[1]).startswith("-") else ["--second", given[1]]
+    rest = [*second, *given[1 + len(second) // 2 :]]
+    first = ["--text", given[0]] if command == "check" else [given[0]]
+    return [*first, *asked, *rest] if command == "compare" else [*asked, *first, *rest]
+
+
+def numbers(ran) -> str:
+    """An answer without what says where it came from, to the last byte."""
+    answer = json.loads(ran.out)
+    answer.pop("command", None)
+    for file in answer.pop("files", ()):
+        assert file["bytes"]
+    if "notes" in answer:
+        answer["notes"] = [note for note in answer["notes"] if not re.match("from .*trace", note)]
+    return json.dumps(answer)
+
+
+@pytest.fixture
+def press(monkeypatch):
+    """The screens of the browser, key by key, in place of a terminal."""
+    pytest.importorskip("textual", reason="Textual is not installed: there is nothing to browse with")
+    screens = []
+
+    async def drive(app):
+        async with app.run_test(size=(100, 150)) as pilot:
+            for key in ("down", "right", "enter", "j", "j", "escape"):
+                await pilot.press(key)
+                await pilot.pause()
+                strips = app.screen._compositor.render_strips()
+                lines = [strip.text for strip in strips if strip.text.strip()]
+                screens.append([line for line in lines if "a trace of" not in line])
+
+    monkeypatch.setattr("attnscope.browser.Browser.run", lambda app: asyncio.run(drive(app)))
+    return screens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_trace_answers_every_command_as_the_model_does(run, press, tmp_path, name):
+    given, file = SOURCES[name](tmp_path), tmp_path / "a.trace"
+    kept = run("show", *given, "--keep", file, "--json")
+    assert kept.code == 0, kept.err
+    answered = 0
+    for command, *asked in LOOKS:
+        places = [["-o", tmp_path / which] if command == "export" else [] for which in ("live", "kept")]
+        live = run(command, *place(command, asked, given), *places[0], "--json")
+        there = run(command, *place(command, asked, ["--from", file]), *places[1], "--json")
+        if live.out:  # not every command has an answer for every input
+            answered += 1
+            assert there.out, (command, asked, there.err)
+            assert (live.code, numbers(live)) == (there.code, numbers(there)), (command, asked)
+    assert answered >= 15
+    for table in (tmp_path / "live").glob("*.csv"):
+        assert table.read_bytes() == (tmp_path / "kept" / table.name).read_bytes()
+    assert run("browse", *given, "-o", tmp_path).code == 0
+    live_screens = press.copy()
+    press.clear()
+    assert run("browse", "--from", file, "-o", tmp_path).code == 0
+    for one, other in zip(press, live_screens, strict=True):
+        assert one == other

@@ -79,7 +79,7 @@ class Reader:
                 )
             else:
                 prepared = model.prepare(text, second, max_tokens=max_tokens, truncate=truncate)
-                plain = None if generate else text if second is None else f"{text}\n{second}"
+                plain = text if second is None else f"{text}\n{second}"
             if generate is not None:
                 prepared = model.generate(prepared, generate, temperature=temperature, seed=seed)
             with model.threads(prepared):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope.answers.figure_table import NOTHING
 from attnscope.errors import AttnscopeError
 from attnscope.notebook.shown import Shown, text_console
 
@@ -59,11 +61,16 @@ class Table(Shown):
         return file.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str:
+        """A line a head; each figure with its baseline behind it, without measures that are 0 everywhere."""
         rows = self.rows
-        names = list(rows[0]) if rows else []
+        names = [
+            name
+            for name in (rows[0] if rows else ())
+            if not name.endswith(_BASELINE) and any(_says_something(row[name]) for row in rows)
+        ]
         head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
         body = "\n".join(
-            "<tr>" + "".join(f"<td>{_cell(row[name])}</td>" for name in names) + "</tr>" for row in rows
+            "<tr>" + "".join(f"<td>{_cell(row, name)}</td>" for name in names) + "</tr>" for row in rows
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
@@ -98,7 +105,21 @@ class Page(Shown):
         return {"text/html": self._repr_html_()}
 
 
-def _cell(value: Any) -> str:
+_BASELINE = "_baseline"
+
+
+def _says_something(value: Any) -> bool:
+    return not isinstance(value, float) or abs(value) >= NOTHING
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    value, measure = row[name], {"score": "role", "role": None}.get(name, name)
+    baseline = row.get(f"{measure}{_BASELINE}")
     if value is None:
         return "–"
-    return f"{value:.3g}" if isinstance(value, float) else html.escape(str(value))
+    behind = "" if baseline is None else f" <small>({_round(baseline)})</small>"
+    return (_round(value) if isinstance(value, float) else html.escape(str(value))) + behind
+
+
+def _round(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}"  # no -0.00

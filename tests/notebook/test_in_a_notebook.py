@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
+import json
 
 import numpy as np
 import pytest
@@ -74,19 +76,60 @@ def test_a_mistake_is_the_packages_sentence(outputs):
     assert "layers 0-3, heads 0-7" in error.evalue
 
 
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
+    "img-src data:; font-src data:; child-src data:"
+)
+"""What VS Code lets a renderer of notebooks do, without the network that it would allow."""
+
+
+def plain_cell(shown: str) -> str:
+    """The output of a cell on a page."""
+    return f"<!doctype html><title>a cell</title><body style='margin:0'>{shown}</body>"
+
+
+def editor_cell(shown: str) -> str:
+    """The same as editors show it: put in by a script, in a frame without rights, under a strict policy."""
+    script = json.dumps(shown).replace("</", "<\\/")
+    inside = (
+        f'<!doctype html><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<body style='margin:0'><div id=out></div><script>out.innerHTML = {script}</script></body>"
+    )
+    frame = "width:100%;height:880px;border:0"
+    return plain_cell(
+        f'<iframe sandbox="allow-scripts allow-downloads" style="{frame}" srcdoc="{html.escape(inside)}">'
+        "</iframe>"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
-def test_the_page_draws_itself_in_a_frame_without_rights_or_network(tmp_path):
+@pytest.mark.parametrize("host", [plain_cell, editor_cell])
+def test_the_page_draws_itself_and_is_clicked_in_a_frame_without_rights_or_network(tmp_path, host):
     shown = attnscope.load("own").read("The cat sat on the mat.").page()._repr_html_()
-    (tmp_path / "cell.html").write_text(f"<!doctype html><title>a cell</title><body>{shown}</body>")
+    (tmp_path / "cell.html").write_text(host(shown))
     (tmp_path / "profile").mkdir()
     with browser(tmp_path / "profile") as chromium:
         chromium.size(1300, 900)
         chromium.send("Page.navigate", url=(tmp_path / "cell.html").as_uri())
         chromium.until("document.readyState === 'complete' && document.querySelector('iframe') !== null")
-        assert count_colours(chromium, tmp_path / "shot.png") > ENOUGH
+        shot = tmp_path / "shot.png"
+        assert count_colours(chromium, shot) > ENOUGH
+        before = imread(shot)
+        chromium.click(98, 219)  # on the thumbnail of L2H1
+        assert has_changed(chromium, shot, before[250:600, 500:850])
         assert chromium.troubles == []
+
+
+def has_changed(chromium, shot, before) -> bool:
+    """Whether the map becomes another one, within ten seconds."""
+    for _ in range(200):
+        chromium.photograph(shot)
+        if (imread(shot)[250:600, 500:850] != before).mean() > 0.01:
+            return True
+        chromium.run("new Promise(r => setTimeout(r, 50))")
+    return False
 
 
 def count_colours(chromium, shot) -> int:

@@ -59,11 +59,13 @@ def check_parts(parts: PartOptions, source: SourceOptions) -> None:
     if parts.written and (source.generate is None or parts.pair is not None):
         raise typer.BadParameter("it goes with --generate N, and not with --pair", param_hint="--written")
     plain = not (source.image or source.video or source.inputs or source.audio)
-    pictured = (source.image or source.video) and parts.by == "segment" and (source.text or source.file)
+    sensed = source.image or source.video or source.audio
+    pictured = sensed and parts.by == "segment" and (source.text or source.file)
     kept = source.saved and (file or parts.by in ("marks", "role"))
     if not (plain or pictured) or kept:
         raise typer.BadParameter(
-            "parts are cut out of a plain text: give TEXT or --file; with --image, a text and --by segment",
+            "parts are cut out of a plain text: give TEXT or --file; with --image or --audio, a text and "
+            "--by segment",
             param_hint="--by",
         )
 

@@ -117,11 +117,12 @@ class ModelInput:
 
     @property
     def lead(self) -> Kind | None:
-        """The kind to show first: of a text with a picture, that of the text; of a sound, what finds it."""
+        """The kind to show first: that of a text with a picture or sound in it; of a sound, what finds it."""
         heard = self.axes["cross"][1] if "cross" in self.axes else ()
         if heard and not isinstance(heard, range) and heard[0].id >= HEARD:
             return "cross"
         inside = self.picture is not None and self.tokens != self.picture.tokens
+        inside |= self.heard is not None and any(token.id < HEARD for token in self.tokens)
         return "decoder" if inside else None
 
 

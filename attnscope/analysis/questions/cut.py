@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 
 from attnscope.analysis.questions.locate import locate_tokens
 from attnscope.attention import Token
-from attnscope.axes.places import SEPARATOR
+from attnscope.axes.places import HEARD, SEPARATOR
 from attnscope.errors import InputError
 
 CUTS = {
@@ -136,13 +136,13 @@ def read_parts(written: str) -> tuple[tuple[str, int], ...]:
 
 
 def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:
-    """The texts of a pair, or a picture and its text, as parts; each special token is a part of its own."""
+    """The texts of a pair, or a text and its picture or sound, as parts; a special token is one alone."""
     pictured = [token.id >= SEPARATOR for token in tokens]
     names = ("text", "text") if any(pictured) else ("first text", "second text")
     labels = []
     for number, token in enumerate(tokens):
         if pictured[number]:
-            labels.append((2, "image"))
+            labels.append((3, "sound") if token.id >= HEARD else (2, "image"))
         elif token.special:
             labels.append((-number - 1, token.text))
         else:

@@ -18,7 +18,7 @@ Group: TypeAlias = tuple[int, ...]
 
 HELP = (
     "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "
-    "special, punctuation, image, image 2, /regex/, "
+    "special, punctuation, image, image 2, sound, /regex/, "
     "or *; behind the arrow also a number of tokens from here (-2, +1)"
 )
 
@@ -26,6 +26,9 @@ CLASSES = ("special", "punctuation")
 
 PICTURES = ("image", "video")
 """All that stands for a part of a picture; without a picture, a word like others."""
+
+SOUND = "sound"
+"""All that stands for a moment of a sound; the same."""
 
 DIGITS = 9
 """Digits of a token's number or a distance: no text is longer."""
@@ -64,6 +67,9 @@ class Part:
         pictured = tuple(group for place, group in words if place.pictured)
         if self.text in PICTURES and pictured:
             return pictured
+        heard = tuple(group for place, group in words if place.heard)
+        if self.text == SOUND and heard:
+            return heard
         one = tuple(group for place, group in words if place.pictured and self._names(place))
         if one:
             return one

@@ -23,6 +23,10 @@ MANY = 10**9
 """A length that is so large that its number of frames tells how long a frame is."""
 
 
+EXACT = 1e-4
+"""Seconds that a frame may be longer than its hundredths say."""
+
+
 @dataclass(frozen=True)
 class Frames:
     """The frames of an encoder: how long each is, and the first ``heard`` of them are sound, not padding.
@@ -38,15 +42,18 @@ class Frames:
     @property
     def tokens(self) -> tuple[Token, ...]:
         """A token for each, named by the time when it begins; no two are equal."""
-        digits = 2 if self.seconds >= 0.01 else 3
         return tuple(
             Token(
-                f"{self.begin + number * self.seconds:.{digits}f} s",
-                HEARD + number,
-                special=number >= self.heard,
+                name_moment(self.begin + number * self.seconds, self.seconds), HEARD + number, special=special
             )
-            for number in range(self.count)
+            for number, special in enumerate(number >= self.heard for number in range(self.count))
         )
+
+
+def name_moment(time: float, seconds: float) -> str:
+    """When something begins that lasts ``seconds``, with as many digits as tell it from its neighbours."""
+    exact = abs(seconds - round(seconds, 2)) < EXACT
+    return f"{time:.{2 if exact else 3}f} s"
 
 
 def find_frames(
@@ -71,8 +78,11 @@ def find_frames(
         step = hop / sound.rate
     else:
         step = round(sound.seconds / steps, 3)
-    long, full = round(MANY / count(MANY), 3), count(steps)  # steps in a frame
-    known = full if heard is None else min(count(heard), int(heard / long))  # the last may be half padding
+    joined = getattr(module.config, "squeeze_factor", 1)  # neighbours that an encoder makes one
+    long, full = joined * round(MANY / count(MANY), 3), count(steps) // joined  # steps in a frame
+    known = (
+        full if heard is None else min(count(heard) // joined, int(heard / long))
+    )  # the last may be half padding
     return Frames(full, min(full, max(1, known)), step * long, sound.begin)
 
 

@@ -19,6 +19,7 @@ from attnscope.memory import require
 from attnscope.models.huggingface.classifier import Classifier, pick_classifier
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
+from attnscope.models.huggingface.sound_text import SoundTextModel, stands_for_sounds
 from attnscope.models.huggingface.source import WITHOUT, Source
 from attnscope.models.huggingface.speech import SpeechModel
 from attnscope.models.inspection import accepts, hears
@@ -97,12 +98,14 @@ def load_huggingface(
     if accepts(module, "input_ids") and no_tokenizer is not None:
         tokenizer = NoTokenizer(no_tokenizer)
     named = {"positions": find_positions(module), "writer": None if kind is AutoModel else loaded}
-    if hears(module):
+    if hears(module) and not stands_for_sounds(config):
         extractor = source.load_extractor
         return SpeechModel(
             name, module, tokenizer, notes, **named, load_processor=extractor, preferred=preferred
         )
     make = HuggingFaceModel if classes is None else Classifier
+    if stands_for_sounds(config):
+        make = SoundTextModel
     return make(name, module, tokenizer, notes, **named, load_processor=source.load_processor)
 
 
@@ -152,6 +155,8 @@ def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
         return transformers.AutoModelForSeq2SeqLM
     if type(config) in transformers.AutoModelForImageTextToText._model_mapping:
         return transformers.AutoModelForImageTextToText
+    if stands_for_sounds(config):
+        return transformers.AutoModelForMultimodalLM
     saved = config.architectures or ()
     causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in saved)
     masked = type(config) in transformers.AutoModelForMaskedLM._model_mapping

@@ -41,6 +41,14 @@ class _Reached(Exception):
     """The language model is about to run: all that was to be seen has been."""
 
 
+class Entered(NamedTuple):
+    """What enters a language model, as far as it is a function of ``given``, and on which axis it stands."""
+
+    states: Tensor  # [token, feature]
+    given: Tensor
+    kind: Kind
+
+
 def find_owners(module: nn.Module, inputs: Mapping[str, Any], picture: str) -> Owners | None:
     """Let a model read ``inputs`` up to its language model, and follow the gradients to ``inputs[picture]``.
 
@@ -49,7 +57,18 @@ def find_owners(module: nn.Module, inputs: Mapping[str, Any], picture: str) -> O
     what it receives without any weight, is the digit. ``None`` if nothing that enters the language model
     depends on the picture.
     """
-    pixels = inputs[picture].detach().clone().requires_grad_(True)
+    entered = enter(module, inputs, picture)
+    if entered is None:
+        return None
+    return Owners(_read_off(entered.states, entered.given), entered.kind, len(entered.states))
+
+
+def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | None:
+    """Run a model up to its language model, with what attention returns held.
+
+    ``None`` if nothing that enters it depends on ``inputs[name]``.
+    """
+    given = inputs[name].detach().clone().requires_grad_(True)
     entry = _Entry()
     with torch.enable_grad(), ExitStack() as stack:
         record = stack.enter_context(recording(module, [], warn=False))
@@ -60,11 +79,10 @@ def find_owners(module: nn.Module, inputs: Mapping[str, Any], picture: str) -> O
                 stack.callback(handle.remove)
                 stack.callback(child.register_forward_hook(_hold(path, record)).remove)
         with suppress(_Reached):
-            module(**{**inputs, picture: pixels})
+            module(**{**inputs, name: given})
     if entry.states is None:
         return None
-    states = entry.states.flatten(0, -2)  # [token, feature]
-    return Owners(_read_off(states, pixels), entry.kind, len(states))
+    return Entered(entry.states.flatten(0, -2), given, entry.kind)
 
 
 class _Entry:

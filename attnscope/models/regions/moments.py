@@ -1,0 +1,108 @@
+"""Which moment of a sound each token of a language model that hears stands for, found by experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Kind
+from attnscope.axes.weights import Array
+from attnscope.models.regions.owners import Entered, enter
+
+DIPS = 12
+"""Moments at which a noise is made quiet, one after the other."""
+
+NOTHING = 1e-6
+"""Tokens that answer less than this share of the most do not hear."""
+
+BESIDE = 0.75
+"""Tokens that a dip may lie beside the line through all of them."""
+
+NEARLY = 0.2
+"""Tokens that rounder numbers may be worse by."""
+
+Prepare = Callable[[Array], Tensor]
+"""What a processor makes of a sound, [sample] in float32."""
+
+
+class Moments(NamedTuple):
+    """The tokens that hear, on an axis of ``length``, in order; each lasts ``seconds``, the first from 0 on.
+
+    ``seconds`` is ``None`` where time does not go through them evenly.
+    """
+
+    tokens: tuple[int, ...]
+    seconds: float | None
+    kind: Kind
+    length: int
+
+
+def find_moments(
+    module: nn.Module, inputs: Mapping[str, Any], name: str, prepare: Prepare, samples: int, rate: int
+) -> Moments | None:
+    """Let a model hear noise that is quiet for a moment, and see which tokens answer while attention is held.
+
+    How far a token moves with what such a dip changes in ``inputs[name]`` is a derivative: that of the
+    gradient by its weights. The middle of the tokens that answer belongs to the time of the dip; all dips
+    together lie on a line, the tokens' time. ``None`` if nothing that enters the language model hears.
+    """
+    entered = enter(module, inputs, name)
+    if entered is None:
+        return None
+    noise = np.random.default_rng(0).standard_normal(samples).astype(np.float32) * 0.1
+    loud = prepare(noise)
+    answer = _responses(entered)
+    heard = answer(prepare(noise * 0.1) - loud)
+    tokens = np.flatnonzero(heard > NOTHING * heard.max(initial=0))
+    if not len(tokens):
+        return None
+    width = max(1, samples // (4 * DIPS))
+    starts = ((np.arange(DIPS) + 0.5) / DIPS * samples).astype(int) - width // 2
+    middles = np.full(DIPS, np.nan)
+    for number, start in enumerate(starts):
+        wave = noise.copy()
+        wave[start : start + width] *= 0.1
+        moved = answer(prepare(wave) - loud)[tokens] ** 2
+        if moved.sum() > 0:
+            middles[number] = (moved * np.arange(len(tokens))).sum() / moved.sum()
+    times = (starts + width / 2) / rate
+    return Moments(tuple(tokens.tolist()), _pace(middles, times), entered.kind, len(entered.states))
+
+
+def _responses(entered: Entered) -> Callable[[Tensor], Array]:
+    """How far each token moves with a change of what is given.  [given] -> [token]"""
+    states, given, _ = entered
+    weights = torch.zeros_like(states, requires_grad=True)
+    (gradient,) = torch.autograd.grad(states, given, weights, create_graph=True)
+
+    def answer(change: Tensor) -> Array:
+        (moved,) = torch.autograd.grad(
+            (gradient * change.to(gradient)).sum(), weights, retain_graph=True, allow_unused=True
+        )
+        norms: Array = np.zeros(len(states)) if moved is None else moved.double().norm(dim=-1).cpu().numpy()
+        return norms
+
+    return answer
+
+
+def _pace(middles: Array, times: Array) -> float | None:
+    """The seconds of a token, if all dips lie on one line that begins at 0: in hundredths if these fit."""
+    known = np.isfinite(middles)
+    if known.sum() < DIPS // 2:
+        return None
+    middles, times = middles[known], times[known]
+    slope = float(np.polyfit(middles, times, 1)[0])
+    fits = {}
+    for digits in (3, 2):
+        seconds = round(slope, digits)
+        if seconds > 0:
+            places = times / seconds - middles  # of the first token's middle, in tokens, by each dip
+            begin = float(places.mean()) - 0.5
+            fits[digits] = seconds, max(float(np.abs(places - places.mean()).max()), abs(begin))
+    if not fits or fits[3][1] > BESIDE:
+        return None
+    return fits[2][0] if 2 in fits and fits[2][1] < fits[3][1] + NEARLY else fits[3][0]

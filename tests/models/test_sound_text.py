@@ -1,0 +1,119 @@
+"""Sound in language models: which moment each token stands for, and that attention stays theirs."""
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import transformers
+
+from attnscope.capture import Keep
+from attnscope.errors import InputError
+from attnscope.models import load
+from attnscope.models.inputs import Part
+from tests.models import folders, hearing, speech
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    made = {}
+
+    def folder(maker):
+        if maker not in made:
+            made[maker] = hearing.save(tmp_path_factory.mktemp(maker.__name__), maker)
+        return made[maker]
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tone(tmp_path_factory):
+    return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav", 2.0)
+
+
+def moments(prepared):
+    return {
+        position: float(token.text.removesuffix(" s"))
+        for position, token in enumerate(prepared.tokens)
+        if token.text.endswith(" s")
+    }
+
+
+@pytest.mark.parametrize("maker", hearing.SECONDS, ids=lambda maker: maker.__name__)
+def test_tokens_of_a_sound_are_named_by_their_time(folder_of, tone, maker):
+    prepared = load(folder_of(maker)).prepare_audio(tone, "the cat")
+    named, seconds = moments(prepared), hearing.SECONDS[maker]
+    assert len(named) == round(2.0 / seconds)
+    for number, time in enumerate(named.values()):
+        assert abs(time - number * seconds) <= (0.001 if maker is hearing.qwen3_asr else 1e-9) * (1 + number)
+    sign = prepared.inputs["input_ids"][0, next(iter(named))]
+    standing = (prepared.inputs["input_ids"][0] == sign).nonzero()[:, 0].tolist()
+    assert list(named) == standing
+    assert prepared.lead == "decoder"
+    assert not prepared.notes
+
+
+@pytest.mark.parametrize("maker", hearing.SECONDS, ids=lambda maker: maker.__name__)
+def test_what_sounds_at_a_moment_moves_its_token_most(folder_of, tmp_path, maker):
+    """Independent of how the times were found: whole passes over other sounds, attention and all."""
+    model = load(folder_of(maker))
+    random = np.random.default_rng(1)
+    wave = 0.02 * random.standard_normal(32000)
+    seen = {}
+    for name, at in (("plain", None), ("early", 0.5), ("late", 1.5)):
+        other = wave.copy()
+        if at is not None:
+            other[int(16000 * at) : int(16000 * (at + 0.02))] *= 0.05  # the loudest moment stays
+        soundfile.write(tmp_path / f"{name}.wav", other, 16000)
+        prepared = model.prepare_audio(tmp_path / f"{name}.wav", "the cat")
+        states = []
+        (language,) = (
+            part
+            for path, part in model.module.named_modules()
+            if path.endswith("layers.0") and not any(other in path for other in ("audio", "encoder"))
+        )
+        handle = language.register_forward_pre_hook(
+            lambda module, args, kwargs, states=states: states.append(
+                (args or (kwargs["hidden_states"],))[0]
+            ),
+            with_kwargs=True,
+        )
+        model.run(prepared, [])
+        handle.remove()
+        seen[name] = states[0][0]
+    times = np.array(list(moments(prepared).values()))
+    positions = list(moments(prepared))
+    for name, at in (("early", 0.5), ("late", 1.5)):
+        moved = (seen[name] - seen["plain"]).norm(dim=-1)[positions]
+        middle = times[int(moved.argmax())] + hearing.SECONDS[maker] / 2
+        assert abs(middle - (at + 0.01)) < hearing.SECONDS[maker]
+
+
+@pytest.mark.parametrize("maker", [hearing.qwen2_audio, hearing.glmasr], ids=lambda maker: maker.__name__)
+def test_weights_are_the_eager_ones(folder_of, tone, maker):
+    model = load(folder_of(maker))
+    prepared = model.prepare_audio(tone, "the cat")
+    theirs = transformers.AutoModel.from_pretrained(folder_of(maker), attn_implementation="eager").eval()
+    with torch.inference_mode():
+        expected = theirs(**prepared.inputs, output_attentions=True, use_cache=False).attentions
+    keep = Keep(lambda site: range(2) if site.kind == "decoder" else None)
+    model.run(prepared, [keep])
+    assert len(keep.maps) == len(expected) == 2
+    for kept, weights in zip(keep.maps, expected, strict=True):
+        torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
+        assert kept.keys == prepared.tokens
+
+
+def test_a_part_of_a_sound_keeps_the_times_of_its_file(folder_of, tmp_path):
+    path = speech.sound(tmp_path / "long.wav", 3.0)
+    prepared = load(folder_of(hearing.qwen2_audio)).prepare_audio(path, "the cat", Part(1.0, 2.0))
+    times = list(moments(prepared).values())
+    assert (times[0], times[-1], len(times)) == (1.0, 1.96, 25)
+
+
+def test_what_does_not_go_together_is_told_so(folder_of, tone, tmp_path):
+    with pytest.raises(InputError, match="reads a text beside the sound"):
+        load(folder_of(hearing.qwen2_audio)).prepare_audio(tone)
+    with pytest.raises(InputError, match=r"the processor of .* refuses this"):
+        load(folder_of(hearing.voxtral)).prepare_audio(tone, "the cat")
+    with pytest.raises(InputError, match="hears nothing"):
+        load(folders.gpt2(tmp_path)).prepare_audio(tone)

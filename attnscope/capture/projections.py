@@ -136,9 +136,7 @@ def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> P
     ways = [output.reshape(batch, queries, width)]
     ways += [output.transpose(0, 1)] if output.shape == (queries, batch, width) else []
     within = PROOF if output.dtype in (torch.float32, torch.float64) else tolerance(output.dtype)
-    for lies in [weight.mT, weight]:  # a linear layer's, and that of GPT-2
-        if lies.shape != (heads * size, width):
-            continue
+    for lies in lay(weight.mT, heads * size, width):
         parts = lies.reshape(heads, size, width)
         sum_ = torch.einsum("bhrs,hsw->brw", mixed, parts.to(mixed.dtype))
         sum_ = sum_ if bias is None else sum_ + bias.to(mixed.dtype)
@@ -150,6 +148,11 @@ def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> P
                 edge = get_gradient_edge(output) if output.requires_grad else None
                 return Projection(name, parts.detach(), bias, gap / largest, edge, bool(turned))
     return None
+
+
+def lay(weight: Tensor, rows: int, columns: int) -> Iterator[Tensor]:
+    """A weight and the same turned, where they have a shape: a linear layer's lies so, and GPT-2's so."""
+    yield from (lies for lies in (weight, weight.mT) if lies.shape == (rows, columns))
 
 
 def head_gradients(projections: Projections, score: Tensor) -> dict[Site, Tensor]:

@@ -127,7 +127,10 @@ def _print(seen: Feeds, picture: PrintedOptions) -> None:
     console.print(table)
     rest = len(seen.feeds) - MOST
     notes = [f"--csv has {rest:,} more"] if rest > 0 else []
-    notes += ["score: how much of what a head writes is what the later one reads, from the weights alone"]
+    notes += [
+        "score: how much of what a head writes is what the later one reads, from the weights alone; norms "
+        "and feed-forward parts between them are left out"
+    ]
     notes += ["baseline: random matrices of the same shapes", *seen.notes]
     for note in notes:
         console.print(Text(f"· {note}"), style="dim")

@@ -49,6 +49,8 @@ class Terms:
         return (*self.groups, self.total), (*self.largest, *(() if self.rest is None else (self.rest,)))
 
     @property
-    def top(self) -> float:
-        """The longest bar, without its sign."""
-        return max((abs(term.value) for block in self.blocks for term in block), default=0.0) or 1.0
+    def span(self) -> tuple[float, float]:
+        """How far the bars go below zero, and above it; 1 in all where there is none."""
+        values = [term.value for block in self.blocks for term in block]
+        low, high = max(0.0, -min(values, default=0.0)), max(0.0, max(values, default=0.0))
+        return (low, high) if low + high else (0.0, 1.0)

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 import transformers as hf
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attnscope.analysis.comparison.feeds import find_feeds
 from attnscope.analysis.intervention.ablation import ablate
@@ -17,6 +18,7 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from tests.analysis.intervention.test_importance import saved
 from tests.models.folders import minilm
+from tests.tools.writes import try_type
 
 TEXT = "The cat sat on the"
 SIZES = {
@@ -246,7 +248,16 @@ def test_mixers_beside_attention_are_parts_of_their_own(tmp_path):
     assert set(effects.feed_forward) == {0, 1}
 
 
-def test_a_model_without_residuals_is_refused_in_a_sentence(tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["cohere2_moe", "gemma3n_text", "jetmoe", "ctrl", "zamba2", "xlstm", "biogpt"]
+)
+def test_the_table_of_families_is_made_again(name):
+    named = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]
+    assert try_type(name, named if isinstance(named, str) else named[0])[0] in ("followed", "no heads")
+
+
+def test_what_cannot_be_asked_is_refused_in_a_sentence(tmp_path):
     model = load(minilm())
     with pytest.raises(ModelError, match="load it with predicting"):
         direct_effects(model, model.prepare(TEXT), "mat", None)

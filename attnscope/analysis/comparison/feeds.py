@@ -18,6 +18,8 @@ from attnscope.models.file import FileModel
 WAYS = {"Q": "queries", "K": "keys", "V": "values"}
 """What of the later head is made of what the earlier one wrote."""
 
+TURNED = "positions turn queries and keys (rotary): Q and K are as at distance 0, where nothing is turned"
+
 
 @dataclass(frozen=True)
 class Feed:
@@ -91,6 +93,12 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
     notes = [*model.notes, *record.notes]
     notes += [_layers(missing, "values or output projection were not found: left out")] if missing else []
     notes += [_layers(unread, "queries and keys are not a plain product: V alone")] if unread else []
+    turned = sorted({site.layer for site in found if circuits.reads[site].turned})
+    shared = max((circuits.reads[site].shared for site in found), default=1)
+    notes += [_layers(turned, TURNED)] if turned else []
+    notes += [f"{shared} heads share each key and value: what feeds one of them its keys feeds all"] * (
+        shared > 1
+    )
     return Feeds(
         tuple(sorted(feeds, key=lambda each: -each.lift)),
         f"{model.title} · from the weights",

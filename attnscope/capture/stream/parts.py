@@ -83,6 +83,9 @@ def sum_parts(stream: Stream, parts: Parts) -> Effects:
                 effects.heads.setdefault(Head(written.site.layer, number, written.site.kind), 0.0)
     effects.silent -= {site.layer for site in reached}
     _add_others(effects, stream, parts)
+    for head in [each for each in effects.heads if each.layer in effects.mixed & effects.silent]:
+        del effects.heads[head]  # they stand in the sum of their layer
+    effects.silent -= effects.mixed
     for edge, grad in parts.embeddings.items():
         effects.embeddings += rows.times(edge, grad) or 0.0
     for node, grad in parts.biases.items():

@@ -20,7 +20,8 @@ LINEAR = frozenset((
     "Unsqueeze", "Squeeze", "Slice", "Select", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Clone",
     "ToCopy", "Cat", "Stack", "Split", "SplitWithSizes", "Unbind", "Sum", "Mean", "Alias", "AsStrided",
     "Narrow", "Flip", "Roll", "MaskedFill", "Unfold", "Diagonal", "Copy", "MaskedScatter", "LiftFresh",
-    "ConstantPadNd", "UnsafeSplit",
+    "ConstantPadNd", "UnsafeSplit", "CopySlices", "IndexAdd", "IndexPut", "IndexCopy", "Scatter",
+    "ScatterAdd",
 ))
 # fmt: on
 """Nodes that are linear in all that goes into them."""

@@ -141,7 +141,9 @@ class Stream:
                 continue
             seen.add(node)
             name = kind(node)
-            blocked = name in ACTIVATIONS or (name == "Mul" and not any(self._ways(node, self.streams)))
+            varying = [each for each, _ in node.next_functions if each is not None and self._varies[each]]
+            gated = name == "Mul" and len(varying) == 2 and not any(is_spread(node, side) for side in (0, 1))
+            blocked = name in ACTIVATIONS or (gated and not any(self._ways(node, self.streams)))
             if blocked and node not in self._open and self._varies[node]:
                 self._open.add(node)
                 if name in ACTIVATIONS:

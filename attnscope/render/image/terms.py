@@ -66,12 +66,14 @@ def _draw_bars(axes: Axes, view: Terms, places: list[float], rows: float, style:
         if term is view.total or term.label == view.marked:
             tick.set_fontweight("bold")
     axes.set_ylim(rows - 0.5, -0.5)
-    axes.set_xlim(-1.3 * view.top, 1.3 * view.top)  # room for the numbers
+    low, high = view.span
+    number = 0.16 * (low + high)  # room for a number at either end
+    axes.set_xlim(-low - (number if low else 0), high + (number if high else 0))
     axes.tick_params(axis="y", length=0, pad=3)
     axes.set_xticks([])
     for place, term in zip(places, terms, strict=True):
         side = 1 if term.value >= 0 else -1
-        at = term.value + side * 0.02 * view.top
+        at = term.value + side * 0.01 * sum(view.span)
         axes.text(
             at,
             place,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from rich.cells import cell_len
@@ -15,26 +16,31 @@ from attnscope.render.terminal.text import fit, isolate
 from attnscope.text import clean
 from attnscope.views.terms import Moved, Term, Terms
 
-LONGEST = 30
-"""Columns of a bar, each way."""
+LONGEST = 56
+"""Columns of all bars, to both sides of zero."""
+
+LABEL = 28
+"""Columns of a label, at most."""
 
 
 def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:
     """The groups and their sum, the largest terms, and the words below."""
     yield from heading(view.title, view.subtitle, surface)
     every = [term for block in view.blocks for term in block]
-    label = max(cell_len(term.label) for term in every)
+    label = min(LABEL, max(cell_len(term.label) for term in every))
     number = max(len(spell(term.value)) for term in every)
-    room = min(LONGEST, (surface.width - label - number - 5) // 2)
+    low, high = view.span
+    column = (low + high) / max(8, min(LONGEST, surface.width - label - number - 6))  # what one stands for
+    widths = label, number, math.ceil(low / column)
     groups, largest = view.blocks
     for term in groups:
         style = BOLD if term is view.total else None
-        yield _line(term, view.top, (label, number, room), surface, style)
+        yield _line(term, column, widths, surface, style)
     yield []
     yield [Segment("one by one", DIM)]
     for term in largest:
         style = DIM if term is view.rest else BOLD if term.label == view.marked else None
-        yield _line(term, view.top, (label, number, room), surface, style)
+        yield _line(term, column, widths, surface, style)
     if view.moved:
         yield []
         yield [Segment("the words whose scores a head's output raises and lowers most", DIM)]
@@ -50,12 +56,12 @@ def spell(value: float) -> str:
 
 
 def _line(
-    term: Term, top: float, widths: tuple[int, int, int], surface: Surface, style: Style | None
+    term: Term, column: float, widths: tuple[int, int, int], surface: Surface, style: Style | None
 ) -> Line:
-    """A label, a number, and a bar that begins at zero in the middle."""
+    """A label, a number, and a bar from zero, which has some columns to its left."""
     label, number, room = widths
-    eighths = round(abs(term.value) / top * room * 8)
-    text = f"{term.label.ljust(label)}  {spell(term.value).rjust(number)}  "
+    eighths = round(abs(term.value) / column * 8)
+    text = f"{fit(term.label, label)}  {spell(term.value).rjust(number)}  "
     line = [Segment(text, style)]
     zero = Segment("|" if surface.ascii else "│", DIM)
     if term.value < 0:

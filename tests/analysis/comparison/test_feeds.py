@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import transformers
 
 from attnscope.analysis.comparison.feeds import find_feeds
 from attnscope.analysis.selection import Selection
@@ -10,7 +11,8 @@ from attnscope.analysis.stats import stats
 from attnscope.attention import Head
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
-from tests.models.folders import minilm, t5
+from tests.analysis.intervention.test_importance import saved
+from tests.models.folders import gpt2, minilm, t5
 
 SAMPLES = Path(__file__).parents[3] / "sample_inputs"
 TEXT = "The cat sat on the mat. " * 12
@@ -80,3 +82,15 @@ def test_a_file_holds_no_weights_of_a_model(causal):
     traced = TracedModel(keep_trace(causal, causal.prepare("A cat.")))
     with pytest.raises(ModelError, match="holds no weights of a model"):
         find_feeds(traced, traced.prepared)
+
+
+def test_turned_positions_and_shared_keys_are_said(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=8192)
+    model = load(saved(tmp_path / "llama", transformers.LlamaForCausalLM(config)))
+    notes = find_feeds(model, model.prepare("A cat sat.")).notes
+    assert any(note.startswith("layers 0, 1: positions turn queries and keys") for note in notes)
+    assert any(note.startswith("2 heads share each key and value") for note in notes)
+    model = load(gpt2(tmp_path / "gpt2"))
+    notes = find_feeds(model, model.prepare("A cat sat.")).notes
+    assert not any("positions turn" in note or "share" in note for note in notes)

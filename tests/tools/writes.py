@@ -1,0 +1,172 @@
+"""Whether what each part writes sums to the score, in every causal family of transformers.
+
+``python -m tests.tools.writes --table tests/tools/writes.md``: a tiny random model of every type that
+``AutoModelForCausalLM`` knows, its biases and norms moved away from 0 and 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnscope.capture import recording
+from attnscope.capture.stream.parts import Effects, sum_parts
+from attnscope.capture.stream.rows import StreamRows
+from attnscope.capture.stream.walk import Lost, Stream
+from tests.tools.coverage.attempt import accepted, first_line
+from tests.tools.coverage.feed import feedings
+from tests.tools.coverage.recipe import Recipe
+from tests.tools.coverage.recipes import RECIPES
+from tests.tools.coverage.shrink import build, small_config
+
+AT, NEAR = 5, 1e-4
+CHANGES = {"reformer": {"is_decoder": True}}
+
+WHY = {
+    "inkling2_text": "its parallel streams are merged by an attention over the streams",
+    "reformer": "its layers run inside one function with a backward pass of its own",
+    "cpmant": "its states are longer than the text: learned prompts stand before it",
+    "prophetnet": "its states are longer than the text: streams of n-grams stand behind it",
+}
+"""Why the stream of some cannot be followed."""
+
+
+def built(model_type: str, name: str) -> tuple[Any, Any]:
+    """A tiny causal model and inputs that it runs on; or None, and why not."""
+    import transformers
+
+    recipe, failures = RECIPES.get(model_type, Recipe()), list[str]()
+    changes = recipe.changes | CHANGES.get(model_type, {})
+    for factor in recipe.factors:
+        for part in ("whole", "text"):
+            try:
+                config = small_config(model_type, factor, recipe.layers, changes)
+                config = config.get_text_config(decoder=True) if part == "text" else config
+                if hasattr(config, "is_decoder") and not getattr(config, "is_encoder_decoder", False):
+                    config.is_decoder = True
+                model = build(getattr(transformers, name), config, recipe.gain)
+                given = accepted(model, feedings(model), failures)
+            except Exception as error:
+                failures.append(first_line(error))
+                continue
+            if given is not None:
+                return model, given
+    return None, failures[0] if failures else "no inputs are known for it"
+
+
+def follow(model: Any, given: dict[str, Any]) -> tuple[Effects, float]:
+    """The effects of all parts on the likeliest token's score, and the score."""
+    ids = given.get("input_ids", given.get("decoder_input_ids"))
+    texts = len(ids)
+    given = {
+        key: value[:1] if isinstance(value, torch.Tensor) and value.ndim and len(value) == texts else value
+        for key, value in given.items()
+    }
+    rows = StreamRows(length=ids.shape[1], at=AT)
+    with torch.enable_grad(), rows.watching(model), recording(model, [rows], warn=False):
+        logits = model(**given).logits[:1, AT]
+    chosen = int(logits.argmax())
+    seed = torch.zeros_like(logits)
+    seed[0, chosen] = 1
+    with torch.no_grad():
+        stream = Stream((logits.grad_fn, logits.output_nr), rows)
+        return sum_parts(stream, stream.walk(seed)), float(logits[0, chosen].detach())
+
+
+def try_type(model_type: str, name: str) -> tuple[str, str]:
+    """What became of one type: built or not, followed or not, and a sentence."""
+    torch.manual_seed(0)
+    model, given = built(model_type, name)
+    if model is None:
+        return "not built", given
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.ndim == 1 and weights.is_floating_point():
+                weights.add_(0.1 * torch.randn_like(weights))
+    try:
+        effects, score = follow(model, given)
+    except Lost as lost:
+        return "not followed", f"{lost}: {WHY[model_type]}" if model_type in WHY else str(lost)
+    gap = abs(effects.total - score) / max(1.0, effects.size)
+    if not gap <= NEAR:
+        return "not followed", f"the parts sum to {effects.total:.4g}, the score is {score:.4g}"
+    told = f"{gap:.0e}"
+    told += f", other mixers in layers {sorted({layer for layer, _ in effects.mixers})}" * bool(
+        effects.mixers
+    )
+    told += f", heads not told apart in layers {sorted(effects.mixed)}" * bool(effects.mixed)
+    told += f", heads read by other parts alone in layers {sorted(effects.silent)}" * bool(effects.silent)
+    if not effects.heads:
+        return "no heads", told
+    return "followed", told
+
+
+def table(results: dict[str, tuple[str, str]]) -> str:
+    """Counts, the types that are followed, and the others with their reasons."""
+    count = Counter(kind for kind, _ in results.values())
+    ran = len(results) - count["not built"]
+    sums = count["followed"] + count["no heads"]
+    lines = [
+        "# Causal families in which the parts sum to the score",
+        "",
+        "Made by `python -m tests.tools.writes`: a tiny random model of every type that",
+        "`AutoModelForCausalLM` of transformers knows, run once. The direct effects of heads, feed-forward",
+        "parts, other mixers, embeddings and biases are summed; followed means: to the score of the",
+        f"likeliest token, within {NEAR:g} of the sum of their sizes.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| causal types | {len(results)} |",
+        f"| built and run here | {ran} |",
+        f"| of those, **the parts sum to the score** | **{sums} ({sums / max(1, ran):.1%})** |",
+        f"| of those, without a head that can be told (other mixers alone) | {count['no heads']} |",
+        f"| not followed | {count['not followed']} |",
+        "",
+    ]
+    for title, kind in (("Not followed", "not followed"), ("Not built here", "not built")):
+        lines += [f"## {title} ({count[kind]})", ""]
+        lines += [f"- `{name}`: {why}" for name, (what, why) in results.items() if what == kind] + [""]
+    lines += ["## Followed, with something to know", ""]
+    some = {
+        name: why for name, (what, why) in results.items() if what in ("followed", "no heads") and "," in why
+    }
+    lines += [f"- `{name}`: {why.partition(', ')[2]}" for name, why in some.items()]
+    whole = [name for name, (what, why) in results.items() if what == "followed" and "," not in why]
+    lines += ["", f"## Followed whole ({len(whole)})", "", ", ".join(f"`{name}`" for name in whole)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Try the types that are named, or all."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("types", nargs="*")
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    results = {}
+    for model_type in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        named = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+        start = time.perf_counter()
+        try:
+            result = try_type(model_type, named if isinstance(named, str) else named[0])
+        except Exception as error:
+            result = "not followed", first_line(error)
+        results[model_type] = result
+        print(model_type, *result, f"{time.perf_counter() - start:.1f} s", flush=True)
+    if options.table:
+        options.table.write_text(table(results))
+
+
+if __name__ == "__main__":
+    main()

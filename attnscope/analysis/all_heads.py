@@ -9,7 +9,8 @@ from itertools import chain
 
 from attnscope.analysis.head import head_picture, pick_head, readings_of
 from attnscope.analysis.layers import WholeLayers, whole_layers
-from attnscope.analysis.scene import find_scene
+from attnscope.analysis.overlays import lay_over
+from attnscope.analysis.scene import find_scene, pictures_of
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, name_pass, provenance
 from attnscope.attention import Head
@@ -18,7 +19,9 @@ from attnscope.capture import SiteRecord
 from attnscope.measures import HeadFigures, Measurement, settle_roles, worth_a_look
 from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import Picture
 from attnscope.views import Described, Focus, Grid, Heatmap, focus, grid
+from attnscope.views.focus import find_place
 from attnscope.views.scene import Scene
 
 
@@ -27,7 +30,7 @@ class AllHeads:
     """Whole layers and the figures of their heads, and the pictures of them.
 
     ``figures`` maps (kind, layer) to the figures of each head, ``name`` names the model and the text,
-    ``written`` is the first token that the model wrote, ``scene`` the picture or the sound that it was given.
+    ``written`` is the first token that the model wrote, ``scene`` and ``pictures`` what it saw or heard.
     A picture is built when it is asked for;
     asking for a head that is not there is a ``KeyError`` or ``IndexError``.
     """
@@ -38,6 +41,7 @@ class AllHeads:
     name: str
     written: int | None = None
     scene: Scene | None = None
+    pictures: tuple[Picture, ...] = ()
 
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
         """One head with its figures, as ``one_head`` shows it."""
@@ -59,7 +63,29 @@ class AllHeads:
     def token(self, kind: str, layer: int, head: int, query: int | None, key: int | None) -> Focus:
         """What the token ``query`` looks at in one head, and who looks at the token ``key``."""
         picture = self.head(kind, layer, head)
-        return focus(picture.weights, query=query, key=key, title=picture.title, notes=self.layers.notes)
+        weights, notes = picture.weights, self.layers.notes
+        seen = focus(weights, query=query, key=key, title=picture.title, notes=notes)
+        row = None if query is None else find_place(weights.queries, query)
+        column = None if key is None else find_place(weights.keys, key)
+        overlays, _ = lay_over(
+            self.pictures,
+            weights.queries[row] if row is not None else weights.keys[column or 0],
+            None if row is None else (weights.values[row], weights.keys),
+            None if column is None else (weights.values[:, column], weights.queries),
+        )
+        return replace(seen, overlays=overlays)
+
+    def token_of(self, kind: str, picture: str, row: int, column: int) -> tuple[int, bool] | None:
+        """The number of the token that a patch of a picture stands for, and whether it has a row."""
+        patches = next(each for each in self.pictures if each.name == picture)
+        assert patches.grid is not None
+        wanted = [token.id for token in patches.tokens if not token.special][row * patches.grid[1] + column]
+        weights = next(iter(self.layers.kinds[kind]))[1]
+        for axis, own in ((weights.queries, True), (weights.keys, False)):
+            for place in axis:
+                if place.id == wanted:
+                    return place.start, own
+        return None
 
     @property
     def described(self) -> Mapping[tuple[str, int], tuple[Described, ...]]:
@@ -122,5 +148,11 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
         said = "words, as the pictures do" if spoken else "every token"
         layers = replace(layers, notes=(*layers.notes, f"the figures count {said}"))
     return AllHeads(
-        layers, figures, selection, name_pass(model, prepared), prepared.written, find_scene(prepared)
+        layers,
+        figures,
+        selection,
+        name_pass(model, prepared),
+        prepared.written,
+        find_scene(prepared),
+        pictures_of(prepared),
     )

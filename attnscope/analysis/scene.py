@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
-from attnscope.axes.places import HEARD
+from attnscope.attention import Token
+from attnscope.axes.places import HEARD, Array
 from attnscope.models import ModelInput
 from attnscope.models.inputs import Heard, Picture
 from attnscope.views.scene import Part, Scene
 
+BETWEEN = 0.03
+"""Pixels between pictures, as a share of the largest."""
+
+
+def pictures_of(prepared: ModelInput) -> tuple[Picture, ...]:
+    """The pictures that were read, or the spectrogram of a sound, whose patches are its moments."""
+    if prepared.heard is not None and prepared.heard.bands is not None:
+        return (_spectrogram(prepared.heard, prepared.heard.bands),)
+    return prepared.pictures
+
 
 def find_scene(prepared: ModelInput) -> Scene | None:
-    """The picture or the spectrogram that was read; ``None`` for a text, and for a sound without bands."""
-    if prepared.picture is not None:
-        return Scene(prepared.picture.pixels, dict(_parts(prepared.picture)))
-    if prepared.heard is not None:
-        return _spectrogram(prepared.heard)
-    return None
+    """All pictures beside each other, or the spectrogram; ``None`` for a text, and a sound without bands."""
+    pictures = pictures_of(prepared)
+    if not pictures:
+        return None
+    across = int(np.ceil(np.sqrt(len(pictures))))
+    tall, wide = (max(picture.pixels.shape[axis] for picture in pictures) for axis in (0, 1))
+    gap = max(1, round(BETWEEN * max(tall, wide))) if len(pictures) > 1 else 0
+    down = -(-len(pictures) // across)
+    whole = np.zeros((down * (tall + gap) - gap, across * (wide + gap) - gap, 3), np.uint8)
+    parts: dict[int, Part] = {}
+    for number, picture in enumerate(pictures):
+        row, column = divmod(number, across)
+        top, left = row * (tall + gap), column * (wide + gap)
+        rows, columns = picture.pixels.shape[:2]
+        whole[top : top + rows, left : left + columns] = picture.pixels
+        for id_, part in _parts(picture):
+            parts[id_] = Part(
+                (left + part.left * columns) / whole.shape[1],
+                (top + part.top * rows) / whole.shape[0],
+                (left + part.right * columns) / whole.shape[1],
+                (top + part.bottom * rows) / whole.shape[0],
+                part.fine,
+            )
+    return Scene(whole, parts, heard=prepared.heard is not None)
 
 
 def _parts(picture: Picture) -> Iterator[tuple[int, Part]]:
@@ -49,16 +78,10 @@ def _extent(picture: Picture, finest: list[int]) -> tuple[float, float, float, f
     return float(left), float(top), float(right), float(bottom)
 
 
-def _spectrogram(heard: Heard) -> Scene | None:
-    if heard.bands is None:
-        return None
-    bands = heard.bands[::-1, : heard.frames]  # [band, frame], low tones at the bottom
-    low, high = bands.min(), bands.max()
-    levels = (bands - low) / (high - low if high > low else 1)
-    grey = np.rint(255 * levels).astype(np.uint8)
-    edges = np.linspace(0, 1, heard.frames + 1)
-    parts: Mapping[int, Part] = {
-        HEARD + frame: Part(start, 0, stop, 1)
-        for frame, (start, stop) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
-    }
-    return Scene(np.repeat(grey[..., None], 3, -1), parts, heard=True)
+def _spectrogram(heard: Heard, bands: Array) -> Picture:
+    """Low tones at the bottom, loud ones white; a patch is a frame.  [band, frame]"""
+    shown = bands[::-1, : heard.frames]
+    low, high = shown.min(), shown.max()
+    grey = np.rint(255 * (shown - low) / (high - low if high > low else 1)).astype(np.uint8)
+    tokens = tuple(Token("", HEARD + frame) for frame in range(heard.frames))
+    return Picture(np.repeat(grey[..., None], 3, -1), (1, heard.frames), tokens)

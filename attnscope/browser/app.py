@@ -11,12 +11,13 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
-from textual.events import Resize
+from textual.events import Click, Resize
 from textual.widgets import Footer, Static
 
 from attnscope.analysis.all_heads import AllHeads
 from attnscope.axes import visible
-from attnscope.browser.keys import Keys
+from attnscope.browser.keys import MEANING, Keys
+from attnscope.browser.pointing import halves_of, token_under
 from attnscope.browser.saving import save_new
 from attnscope.errors import AttnscopeError
 from attnscope.render.colour import OFFERED, SEQUENTIAL
@@ -32,7 +33,7 @@ class Browser(App[None]):
     """Browses heads. ``folder`` is where ``s`` saves to.
 
     ``place`` is the position in the list of ``layers``, and the number of the head; ``opened`` tells a head
-    from the overview, ``pinned`` is a token's number.
+    from the overview, ``pinned`` is a token's number, and ``row`` whether it has a row here.
     """
 
     CSS = """
@@ -74,13 +75,14 @@ class Browser(App[None]):
         self.cmap = cmap or SEQUENTIAL
         self.kinds = list(heads.layers.kinds)
         self.kind, self.place = self.kinds[0], (0, 0)
-        self.opened, self.pinned = False, None
+        self.opened, self.pinned, self.row = False, None, True
         self.plain = bool(os.environ.get("NO_COLOR"))
 
     kind: str
     place: tuple[int, int]
     opened: bool
     pinned: int | None
+    row: bool
 
     def compose(self) -> ComposeResult:
         """A title, a sentence, the map beside a token's lists, and the keys."""
@@ -129,7 +131,7 @@ class Browser(App[None]):
         said = figures.role.sentence if figures.role else "no role: its figures are no finite numbers"
         self.query_one("#said", Static).update(Text(said))
         if self.opened:
-            view, marked = self.heads.head(kind, layer, head), self.pinned
+            view, marked = self.heads.head(kind, layer, head), self.pinned if self.row else None
             picture = Picture(replace(view, title="", subtitle=""), self.cmap, self.plain, marked)
         else:
             grid = replace(self.heads.overview(kind), title="", subtitle="")
@@ -137,19 +139,22 @@ class Browser(App[None]):
         self.query_one("#picture", Static).update(picture)
         self.screen.set_class(self.pinned is not None, "pinned")
         if self.pinned is not None:
-            focus = replace(self.focus_of(self.pinned), title="", notes=())
-            halves = (
-                ("#looks-at", replace(focus, looked_at_by=None)),
-                ("#looked-at-by", replace(focus, looks_at=None)),
-            )
-            for side, half in halves:
+            for side, half in halves_of(self.focus_of(self.pinned)).items():
                 self.query_one(side, Static).update(Picture(half, self.cmap, self.plain))
         self.call_after_refresh(self._reveal)
 
     def focus_of(self, token: int) -> Focus:
-        """What a token looks at and who looks at it, in the chosen head; in cross-attention a row only."""
-        square = self.heads.weights[self.head[:2]].square
-        return self.heads.token(*self.head, token, token if square else None)
+        """What a token looks at and who looks at it, in the chosen head; in cross-attention one of them."""
+        if self.heads.weights[self.head[:2]].square:
+            return self.heads.token(*self.head, token, token)
+        return self.heads.token(*self.head, *((token, None) if self.row else (None, token)))
+
+    def on_click(self, event: Click) -> None:
+        """Pin the token whose row is clicked on, or whose patch of a picture is."""
+        found = token_under(self, event.widget, event.screen_x, event.screen_y)
+        if found is not None:
+            self.pinned, self.row = found
+            self.draw()
 
     def _reveal(self) -> None:
         """Scroll to the line that is marked: the chosen head's first, or the pinned token's row."""
@@ -185,7 +190,7 @@ class Browser(App[None]):
         places = self.heads.weights[self.head[:2]].queries
         at = next((i for i, place in enumerate(places) if place.start == self.pinned), None)
         row = (at + step) % len(places) if at is not None else (0 if step > 0 else len(places) - 1)
-        self.opened, self.pinned = True, places[row].start
+        self.opened, self.pinned, self.row = True, places[row].start, True
         self.draw()
 
     def action_kind(self) -> None:
@@ -198,15 +203,7 @@ class Browser(App[None]):
         """The next thing that full colour stands for."""
         scale = SCALES[(SCALES.index(self.heads.selection.scale) + 1) % len(SCALES)]
         self.heads = replace(self.heads, selection=replace(self.heads.selection, scale=scale))
-        self.notify(
-            {
-                "auto": "full colour is 1, or the largest of a faint head",
-                "fixed": "full colour is 1",
-                "row": "full colour is the largest of the row",
-                "head": "full colour is the largest of the head",
-            }[scale],
-            timeout=2,
-        )
+        self.notify(MEANING[scale], timeout=2)
         self.draw()
 
     def action_colours(self) -> None:

@@ -18,6 +18,7 @@ KEYS = (
     ("Enter", "open the head in brackets"),
     ("Esc", "let go of the token, then back to the overview"),
     ("j k", "pin the next token, the one before: what it looks at, and who looks at it"),
+    ("click", "pin the token of a row, or of a patch of the picture or a moment of the sound"),
     ("Tab", "the next kind of attention: encoder, decoder, cross"),
     ("x", "full colour is 1 (of a faint head its largest), always 1, the largest of the row, or of the head"),
     ("c", "the next colour map"),
@@ -25,6 +26,15 @@ KEYS = (
     ("s", "save what is in view as PNG"),
     ("q", "quit"),
 )
+
+
+MEANING = {
+    "auto": "full colour is 1, or the largest of a faint head",
+    "fixed": "full colour is 1",
+    "row": "full colour is the largest of the row",
+    "head": "full colour is the largest of the head",
+}
+"""What each scale says."""
 
 
 class Keys(ModalScreen[None]):

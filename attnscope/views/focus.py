@@ -98,8 +98,8 @@ def focus(
     """
     if weights.values.ndim != 2:
         raise ValueError(f"a focus shows one map [query, key], not {weights.values.shape}")
-    row = None if query is None else _find(weights.queries, query)
-    column = None if key is None else _find(weights.keys, key)
+    row = None if query is None else find_place(weights.queries, query)
+    column = None if key is None else find_place(weights.keys, key)
     if row is not None:
         place = weights.queries[row]
     elif column is not None:
@@ -116,7 +116,8 @@ def focus(
     return Focus(place.label, place.start, looks_at, looked_at_by, title, subtitle, notes)
 
 
-def _find(axis: Sequence[Place], position: int) -> int:
+def find_place(axis: Sequence[Place], position: int) -> int:
+    """The place that a token is part of. Raises ``SelectionError`` for a token that is not there."""
     for index, place in enumerate(axis):
         if place.start <= position < place.stop:
             return index

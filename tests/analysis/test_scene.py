@@ -40,7 +40,7 @@ def test_boxes_lie_in_the_part_of_the_picture_that_is_shown():
     tokens = tuple(Token(f"image 1 · 0,{n}", PICTURED + n) for n in range(2))
     boxes = {PICTURED: (10.0, 20.0, 30.0, 40.0), PICTURED + 1: (30.0, 20.0, 50.0, 40.0)}
     picture = Picture(np.zeros((20, 40, 3), np.uint8), (1, 2), tokens, boxes)
-    scene = find_scene(ModelInput({}, {}, tokens, picture=picture))
+    scene = find_scene(ModelInput({}, {}, tokens, pictures=(picture,)))
     assert scene is not None
     assert [part[:4] for part in scene.parts.values()] == [(0, 0, 0.5, 1), (0.5, 0, 1, 1)]
 

@@ -69,6 +69,17 @@ def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) ->
     yield from footing(view.notes, surface)
 
 
+def token_at(view: Heatmap, surface: Surface, pinned: int | None, x: int, y: int) -> int | None:
+    """The token whose row stands at a column and a line of a picture without a title."""
+    view, layout = _settle(view, surface)
+    marked = (
+        pinned is not None and _place_of(view.weights.queries, pinned) is not None and view.weights.square
+    )
+    line = y - len(list(_header(view, layout))) - bool(marked)
+    row = 2 * line + (x > layout.label + view.values.shape[1]) if layout.half else line
+    return view.weights.queries[row].start if 0 <= row < len(view.weights.queries) and line >= 0 else None
+
+
 def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, Layout]:
     """The map as large as the surface shows it, and how."""
     rows, columns = view.values.shape

@@ -50,11 +50,34 @@ def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Ite
         yield [Segment(f"{ITSELF} is the patch itself", DIM)]
 
 
+def patch_under(
+    views: Sequence[Overlay], surface: Surface, x: int, y: int
+) -> tuple[Overlay, int, int] | None:
+    """The picture and the row and column of its patch that stand at a column and a line of all of them."""
+    count = sum(len(view.maps) for view in views)
+    beside = max(1, min(count, (surface.width + BETWEEN) // (NARROWEST + BETWEEN)))
+    room = min(WIDEST, (surface.width - BETWEEN * (beside - 1)) // beside)
+    blocks = [(view, weights.shape, *_size(view, room)) for view in views for _, weights in view.maps]
+    for first in range(0, count, beside):
+        for number, (view, shape, columns, lines) in enumerate(blocks[first : first + beside]):
+            at, line = x - number * (room + BETWEEN), y - 1
+            if 0 <= at < columns and 0 <= line < lines:
+                return view, int(line / lines * shape[0]), int(at / columns * shape[1])
+        y -= max(lines for _, _, _, lines in blocks[first : first + beside]) + 2
+    return None
+
+
+def _size(view: Overlay, room: int) -> tuple[int, int]:
+    """Columns and lines of a picture in colour."""
+    tall, wide = view.pixels.shape[:2]
+    columns = max(1, min(room, 2 * TALLEST * wide // tall))
+    return columns, half_rows(view, columns) // 2
+
+
 def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surface) -> Iterator[Line]:
     """One map over its picture, with what full light stands for."""
     palette = surface.palette(signed=False)
-    tall, wide = view.pixels.shape[:2]
-    room = max(1, min(room, 2 * TALLEST * wide // tall))
+    room, _ = _size(view, room)
     levels = levels_of(weights, top)
     if surface.colour:
         yield from _blocks(view, levels, palette.cmap, room)
@@ -73,10 +96,15 @@ def _in_columns(lines: Sequence[Line], width: int) -> Line:
     return whole
 
 
+def half_rows(view: Overlay, room: int) -> int:
+    """Half-lines of a picture that is ``room`` columns wide."""
+    tall, wide = view.pixels.shape[:2]
+    return int(max(2 * round(room * tall / wide / 2), 2))
+
+
 def _blocks(view: Overlay, levels: Array, cmap: str, room: int) -> Iterator[Line]:
     """Two pixels a character, one above the other."""
-    tall, wide = view.pixels.shape[:2]
-    rows = max(2 * round(room * tall / wide / 2), 2)
+    rows = half_rows(view, room)
     picture = blend(resize(view.pixels, rows, room), resize(levels, rows, room), cmap)
     itself = _middle(view, rows // 2, room)
     for line in range(rows // 2):

@@ -140,7 +140,8 @@ class Browser(App[None]):
         self.screen.set_class(self.pinned is not None, "pinned")
         if self.pinned is not None:
             for side, half in halves_of(self.focus_of(self.pinned)).items():
-                self.query_one(side, Static).update(Picture(half, self.cmap, self.plain))
+                empty = half.looks_at is None and half.looked_at_by is None
+                self.query_one(side, Static).update("" if empty else Picture(half, self.cmap, self.plain))
         self.call_after_refresh(self._reveal)
 
     def focus_of(self, token: int) -> Focus:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def halves_of(focus: Focus) -> Mapping[str, Focus]:
     """What a token looks at, and who looks at it, each with its pictures, by the widgets that show them."""
-    bare = replace(focus, title="", notes=())
+    bare = replace(focus, title="", notes=(), full=focus.full_bar)
     at = tuple(replace(each, looked_at_by=None) for each in focus.overlays if each.looks_at is not None)
     by = tuple(replace(each, looks_at=None) for each in focus.overlays if each.looked_at_by is not None)
     return {

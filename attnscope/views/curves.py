@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FULL = (0.1, 0.25, 0.5, 1.0)
-"""Shares that a full mark may stand for."""
+from attnscope.views.focus import FULL_BARS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Curves:
         """What a mark of full height stands for: a round share that holds all, or the largest figure."""
         known = [abs(value) for value in self._known]
         most = max(known, default=0.0) or 1.0
-        return next((step for step in FULL if self.unit == "share" and most <= step), most)
+        return next((step for step in FULL_BARS if self.unit == "share" and most <= step), most)
 
     @property
     def least(self) -> float:

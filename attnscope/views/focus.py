@@ -16,6 +16,9 @@ from attnscope.views.overlay import Overlay
 
 Edges: TypeAlias = tuple[float, float, float, float]
 
+FULL_BARS = (0.1, 0.25, 0.5, 1.0)
+"""Weights that a full bar may stand for."""
+
 NOTHING = 0.001
 """A weight below it has no name of its own."""
 
@@ -67,6 +70,7 @@ class Focus:
 
     Either is ``None`` where the token has no row or no column, as in cross-attention. ``overlays`` have
     the same of all patches where the tokens are those of pictures. ``verbs`` say what row and column are.
+    ``full`` is the weight of a full bar where that is not for the lists to say: of half a focus.
     """
 
     label: str
@@ -78,6 +82,16 @@ class Focus:
     notes: tuple[str, ...] = ()
     overlays: tuple[Overlay, ...] = ()
     verbs: tuple[str, str] = ("looks at", "is looked at by")
+    full: float | None = None
+
+    @property
+    def full_bar(self) -> float:
+        """The weight of a full bar, in both lists: the smallest round one that holds them all."""
+        if self.full is not None:
+            return self.full
+        lists = (self.looks_at, self.looked_at_by)
+        heaviest = max((bar.weight for bars in lists if bars for bar in bars.bars), default=0.0)
+        return next((step for step in FULL_BARS if heaviest <= step), max(heaviest, 1.0))
 
 
 def focus(

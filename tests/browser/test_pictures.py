@@ -118,3 +118,16 @@ def test_a_click_beside_everything_changes_nothing(seen):
         await pilot.click("#picture", offset=(60, 0))
 
     assert use(seen, "decoder", click).pinned is None
+
+
+def test_both_lists_of_a_token_have_one_scale(seen):
+    async def pin(app, pilot):
+        await pilot.press("k")
+        await pilot.pause()
+        app.said = [line.strip() for name in ("#looks-at", "#looked-at-by") for line in lines_of(app, name)]
+
+    app = use(seen, "decoder", pin)
+    scales = {line for line in app.said if line.startswith("a full bar is")}
+    assert len(scales) == 1
+    heaviest = app.focus_of(app.pinned)
+    assert max(heaviest.looks_at.bars[0].weight, heaviest.looked_at_by.bars[0].weight) <= heaviest.full_bar

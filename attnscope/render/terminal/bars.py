@@ -15,9 +15,6 @@ from attnscope.views.focus import Bars, Focus
 from attnscope.views.heads import Ranking
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-FULL_BARS = (0.1, 0.25, 0.5, 1.0)
-"""Weights that a full bar may stand for: the smallest that holds every bar."""
-
 LABEL_WIDTH = 24
 LONGEST_BAR = 48
 SHORTEST_BAR = 8
@@ -39,8 +36,7 @@ def focus_lines(view: Focus, surface: Surface) -> Iterator[Line]:
         lists.append((f"{name} {view.verbs[0]}", view.looks_at))
     if view.looked_at_by is not None:
         lists.append((f"{name} {view.verbs[1]}", view.looked_at_by))
-    heaviest = max((bar.weight for _, bars in lists for bar in bars.bars), default=0.0)
-    full = next((step for step in FULL_BARS if heaviest <= step), max(heaviest, 1.0))
+    full = view.full_bar
     beside = surface.width >= SIDE_BY_SIDE and len(lists) == 2
     width = (surface.width - 4) // 2 if beside else surface.width
     where = max((cell_len(bar.where) + 2 for _, bars in lists for bar in bars.bars if bar.where), default=0)

@@ -17,7 +17,7 @@ from textual.widgets import Footer, Static
 from attnscope.analysis.all_heads import AllHeads
 from attnscope.axes import visible
 from attnscope.browser.keys import MEANING, Keys
-from attnscope.browser.pointing import halves_of, token_under
+from attnscope.browser.pointing import Shown, halves_of, token_under
 from attnscope.browser.saving import save_new
 from attnscope.errors import AttnscopeError
 from attnscope.render.colour import OFFERED, SEQUENTIAL
@@ -152,7 +152,13 @@ class Browser(App[None]):
 
     def on_click(self, event: Click) -> None:
         """Pin the token whose row is clicked on, or whose patch of a picture is."""
-        found = token_under(self, event.widget, event.screen_x, event.screen_y)
+        if event.widget is None or not self.opened:
+            return
+        focus = None if self.pinned is None else self.focus_of(self.pinned)
+        shown = Shown(
+            self.heads, self.head, self.pinned, self.row, focus, self.console, self.cmap, self.plain
+        )
+        found = token_under(shown, event.widget, event.screen_x, event.screen_y)
         if found is not None:
             self.pinned, self.row = found
             self.draw()

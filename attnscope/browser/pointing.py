@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
+from rich.console import Console
 from textual.widget import Widget
 
+from attnscope.analysis.all_heads import AllHeads
 from attnscope.render.terminal.heatmap import token_at
 from attnscope.render.terminal.overlay import patch_under
 from attnscope.render.terminal.surface import Surface
 from attnscope.views import Focus
 
-if TYPE_CHECKING:
-    from attnscope.browser.app import Browser
+
+@dataclass(frozen=True)
+class Shown:
+    """What the browser shows of a head: the pinned token, if any, and whether it has a row; and how."""
+
+    heads: AllHeads
+    head: tuple[str, int, int]
+    pinned: int | None
+    row: bool
+    focus: Focus | None
+    console: Console
+    cmap: str
+    plain: bool
 
 
 def halves_of(focus: Focus) -> Mapping[str, Focus]:
@@ -28,19 +40,16 @@ def halves_of(focus: Focus) -> Mapping[str, Focus]:
     }
 
 
-def token_under(app: Browser, widget: Widget | None, x: int, y: int) -> tuple[int, bool] | None:
+def token_under(shown: Shown, widget: Widget, x: int, y: int) -> tuple[int, bool] | None:
     """The number of the token at a place of the screen, and whether it has a row; ``None`` for none."""
-    if widget is None or not app.opened:
-        return None
-    kind, layer, head = app.head
     x, y = x - widget.content_region.x, y - widget.content_region.y
-    options = app.console.options.update_width(widget.content_region.width)
-    surface = Surface.of(app.console, options, app.cmap, app.plain)
+    options = shown.console.options.update_width(widget.content_region.width)
+    surface = Surface.of(shown.console, options, shown.cmap, shown.plain)
     if widget.id == "picture":
-        found = token_at(app.heads.head(kind, layer, head), surface, app.pinned if app.row else None, x, y)
+        found = token_at(shown.heads.head(*shown.head), surface, shown.pinned if shown.row else None, x, y)
         return None if found is None else (found, True)
-    if app.pinned is None or not surface.colour:
+    if shown.focus is None or not surface.colour:
         return None
-    half = halves_of(app.focus_of(app.pinned)).get(f"#{widget.id}")
+    half = halves_of(shown.focus).get(f"#{widget.id}")
     patch = patch_under(half.overlays, surface, x, y) if half is not None else None
-    return None if patch is None else app.heads.token_of(kind, patch[0].name, *patch[1:])
+    return None if patch is None else shown.heads.token_of(shown.head[0], patch[0].name, *patch[1:])

@@ -18,7 +18,10 @@ from attnscope.capture.hooks.modules import Call
 from attnscope.capture.rows.capture import Capture
 
 CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention|encoder_decoder", re.I)
-DECODER = re.compile(r"(^|[._])decoders?($|[._])|decoder_?layer", re.I)
+DECODER = re.compile(
+    r"(^|[._])decoders?($|[._])|decoder_?layer|(^|[._])language_model[._](model[._])?layers[._]", re.I
+)
+"""Paths of decoders; that of a text with pictures sees a prefix, or a picture, from both sides."""
 
 _shown: WeakKeyDictionary[nn.Module, dict[str, Kind]] = WeakKeyDictionary()
 

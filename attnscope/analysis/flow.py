@@ -53,6 +53,7 @@ class Flow:
     title: str
     subtitle: str
     notes: tuple[str, ...]
+    lead: str | None = None
 
     def titled(self, kind: str, layer: int) -> str:
         """What one map is: the method, as far as which layer, of which model."""
@@ -63,7 +64,8 @@ class Flow:
         known = " and ".join(map(kind_title, self.maps))
         if kind is not None and kind not in self.maps:
             raise SelectionError(f"no {kind_title(kind)} to follow: there is {known}")
-        kind = kind or ("decoder" if "cross" in self.maps else next(iter(self.maps)))
+        first = next((each for each in self.maps if each == self.lead), next(iter(self.maps)))
+        kind = kind or ("decoder" if "cross" in self.maps else first)
         layers = dict(self.maps[kind])
         layer = max(layers) if layer is None else layer
         if layer not in layers:
@@ -112,7 +114,7 @@ def follow_flow(
         reached = np.asarray((values > 0) | ~causal)
         labelled, _ = label_map(values.astype(np.float32), reached, queries, keys)
         maps.setdefault(kind, []).append((layer, labelled))
-    return Flow(method, maps, model.title, provenance(record.sites), notes)
+    return Flow(method, maps, model.title, provenance(record.sites), notes, prepared.lead)
 
 
 def focus_token(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from attnscope.analysis.sentences import (
     number_ranges,
     require_selected,
 )
-from attnscope.attention import Attention, Axis
+from attnscope.attention import Attention, Axis, Kind
 from attnscope.axes import Array, Coarsening, Place
 from attnscope.capture import SiteRecord
 from attnscope.capture.observers.coarse_map import CoarseMap
@@ -88,6 +89,45 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
         title=f"{_which(selection, seen)} · {name_pass(model, prepared)} · {kind_title(kind)}",
         notes=(*notes, *left_out),
         overlays=overlays,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRow:
+    """What one token looks at: the mean over the heads that are meant, and the keys that are open to it."""
+
+    place: Place
+    kind: Kind
+    keys: Sequence[Place]
+    mean: Array  # [key]
+    opened: Array  # [key], bool
+    title: str
+    notes: tuple[str, ...]
+
+
+def token_row(model: Model, prepared: ModelInput, selection: Selection) -> TokenRow:
+    """Run the model once, for the whole row of the token that is meant. Raises ``SelectionError``."""
+    rows = Coarsen(_one_row(selection))
+    record = model.run(prepared, [SharedRows([rows], selection.heads)])
+    seen = [site for site in record.sites if selection.heads(site.site, site.heads)]
+    require_selected(seen, record, selection)
+    groups = _groups(seen, prepared)
+    seen = next(
+        (group for group in groups if _meant(*_coarsenings(group, prepared, selection), selection).row), []
+    )
+    if not seen:
+        raise SelectionError(_nowhere(selection, prepared, *_coarsenings(groups[0], prepared, selection)))
+    queries, keys = _coarsenings(seen, prepared, selection)
+    maps = [made for made in rows.maps if made.site in {site.site for site in seen}]
+    kind, size = seen[0].site.kind, len(keys.places)
+    return TokenRow(
+        queries.places[_meant(queries, keys, selection).row[0]],
+        kind,
+        keys.places,
+        _mean(maps)[:size],
+        _open(maps)[:size],
+        f"{_which(selection, seen)} · {name_pass(model, prepared)} · {kind_title(kind)}",
+        (*model.notes, *prepared.notes, *record.notes),
     )
 
 
@@ -186,9 +226,14 @@ def _which(selection: Selection, seen: Sequence[SiteRecord]) -> str:
 
 def _rank(maps: Sequence[CoarseMap], places: Sequence[Place], top: int, boxes: Mapping[int, Edges]) -> Bars:
     """The heads' mean, ranked; what was left aside is not listed."""
-    opened = np.concatenate([made.opened.reshape(len(made.opened), -1) for made in maps])
     size = len(places)
-    return rank_places(_mean(maps)[:size], np.logical_or.reduce(opened[:, :size]), places, top, boxes)
+    return rank_places(_mean(maps)[:size], _open(maps)[:size], places, top, boxes)
+
+
+def _open(maps: Sequence[CoarseMap]) -> Array:
+    """Whether any head may look there.  -> [place]"""
+    opened = np.concatenate([made.opened.reshape(len(made.opened), -1) for made in maps])  # [head, place]
+    return np.asarray(np.logical_or.reduce(opened))
 
 
 def _mean(maps: Sequence[CoarseMap]) -> Array:

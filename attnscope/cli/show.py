@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,8 +16,12 @@ from attnscope.cli.options.heads import ShownHeads
 from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import WHOLE, MapOptions, NumbersOptions, PrintedOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.relative import check_relative, look_relatively
 from attnscope.cli.source import read_source, reading, reopen
 from attnscope.cli.writes import show_writes
+
+if TYPE_CHECKING:
+    from attnscope.answers.answer import Answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,7 @@ def show(
     if attention.ablate is not None and output.out is not None:
         raise typer.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
     given = read_source(source, model)
+    check_relative(attention, given, output.out)
     check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
     from attnscope.analysis.head import one_head
     from attnscope.analysis.overview import overview
@@ -80,6 +86,9 @@ def show(
 
     selection = select(attention, axes, head, token=attention.token)
     whole = output.out is not None and output.out.suffix.lower() in WHOLE
+    if attention.relative:
+        answer = of_token(look_relatively(given, selection, attention.neutral))
+        return _give(answer, output, picture, model)
     loaded, prepared = given.open(predicting=attention.ablate is not None, saving=output.out is not None)
     if attention.ablate is not None:
         show_ablation(loaded, prepared, attention, as_json=output.as_json)
@@ -96,10 +105,18 @@ def show(
             again, anew = reopen(source, model)
             opening = repeat("show", again, axes, picture, anew)
             answer = of_overview(overview(loaded, prepared, selection), opening)
+    if not output.as_json and output.out is None:
+        answers.print_written(prepared)
+    _give(answer, output, picture, model)
+
+
+def _give(answer: Answer, output: ShowOutput, picture: PrintedOptions, model: WeighedModelOptions) -> None:
+    """Print an answer, its numbers, or save it."""
+    from attnscope.cli import answers
+
     if output.as_json:
         answers.print_json("show", answer, model.said)
     elif output.out is not None:
         answers.save(answer, output.out, picture)
     else:
-        answers.print_written(prepared)
         answers.print_views(answer, picture)

@@ -71,7 +71,7 @@ class Source:
     def prepare(self, model: Model) -> ModelInput:
         """The input as a model reads it, with what it writes on. Raises ``AttnscopeError``."""
         asked = self.asked
-        prepared = self._read(model)
+        prepared = self.read(model)
         if asked.generate is not None:
             with waiting(f"{model.title} writes up to {asked.generate:,} tokens"):
                 prepared = model.generate(
@@ -99,7 +99,8 @@ class Source:
         print(f"kept {file}", file=sys.stderr)
         return look_at(prepared, trace)
 
-    def _read(self, model: Model) -> ModelInput:
+    def read(self, model: Model) -> ModelInput:
+        """The input as a model reads it, with nothing that it writes itself."""
         asked = self.asked
         if asked.saved is not None:
             from attnscope.models.file import FileModel

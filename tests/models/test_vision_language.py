@@ -206,8 +206,9 @@ def test_a_message_in_a_chat_has_its_picture_where_the_template_puts_it(folder_o
     assert [token.text for token in prepared.tokens[1:4]] == [":", "image 1 · 0,0", "image 1 · 0,1"]
 
 
-def test_a_model_writes_on_about_a_picture(folder_of, tmp_path):
-    model = load(folder_of("llava"), generative=True)
+@pytest.mark.parametrize("name", ["llava", "paligemma"])  # the latter reads what is given from both sides
+def test_a_model_writes_on_about_a_picture(name, folder_of, tmp_path):
+    model = load(folder_of(name), generative=True)
     prepared = model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
     written = model.generate(prepared, 3)
     assert written.written == len(prepared.tokens)

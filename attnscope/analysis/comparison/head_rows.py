@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -71,14 +71,15 @@ def head_rows(
 ) -> HeadRows:
     """Run the model once and keep the same rows of every head that is meant, an even sample if they are many.
 
-    Without a ``kind`` the one that the model runs first is taken; self- and cross-attention are never
-    mixed. ``choosing`` picks rows and keys of its own, ``others`` see the same heads, observers ``beside``
-    them all heads. Raises ``SelectionError`` for what does not exist, and where layers see other numbers of
-    tokens.
+    Without a ``kind`` the one that the model runs first is taken, of a text with pictures the text's; self-
+    and cross-attention are never mixed. ``choosing`` picks rows and keys of its own, ``others`` see the same
+    heads, observers ``beside`` them all heads. Raises ``SelectionError`` for what does not exist, and where
+    layers see other numbers of tokens.
     """
-    sample = Sample(_OneKind(selection, choosing or even_rows(selection)))
-    record = model.run(prepared, [SharedRows([sample, *others], selection.heads), *beside])
-    require_selected(sample.maps, record, selection)
+    led = replace(selection, kind=selection.kind or (prepared.lead if prepared.pictures else None))
+    sample = Sample(_OneKind(led, choosing or even_rows(selection)))
+    record = model.run(prepared, [SharedRows([sample, *others], led.heads), *beside])
+    require_selected(sample.maps, record, led)
     maps = sample.maps
     kind = maps[0].site.kind
     sizes = {(len(kept.queries), len(kept.keys), len(kept.values)) for kept in maps}

@@ -81,7 +81,7 @@ def compare_heads(
         return sorted({head.head for head in heads if head.layer == site.layer and head.head < count})
 
     record = model.run(prepared, [SharedRows([coarse, sample], select)])
-    kind = _kind(heads, record, selection)
+    kind = _kind(heads, record, selection, prepared.lead if prepared.pictures else None)
     both = [_OneHead.of(head, kind, select, coarse, sample) for head in heads]
     if any(len(each.sampled.values) > 1 for each in both):
         raise SelectionError("these heads see several pieces by themselves: compare all heads instead")
@@ -150,9 +150,10 @@ class _OneHead:
         return len(self.sampled.queries), len(self.sampled.keys)
 
 
-def _kind(heads: Sequence[Head], record: Record, selection: Selection) -> str:
-    """The kind of attention that has both heads, the first that runs."""
-    for kind in dict.fromkeys(seen.site.kind for seen in record.sites):
+def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str | None) -> str:
+    """The kind of attention that has both heads: the one to show first, else the first that runs."""
+    kinds = dict.fromkeys(seen.site.kind for seen in record.sites)
+    for kind in sorted(kinds, key=lambda kind: kind != lead):
         if selection.kind in (None, kind) and all(
             any(
                 (seen.site.kind, seen.site.layer) == (kind, head.layer) and head.head < seen.heads

@@ -84,7 +84,11 @@ def extend_input(prepared: ModelInput, side: str, new: Tensor, whole: tuple[Toke
             more = new if name == side else tensor[:, -1:].expand(-1, new.shape[1])
             inputs[name] = torch.cat([tensor, more.to(tensor.dtype)], 1)
     axes = dict(prepared.axes)
-    axes |= {"decoder": (whole, whole)} if two_sided else text_axes(whole)
+    axes |= {
+        kind: (whole, whole)
+        for kind in text_axes(whole)
+        if kind == "decoder" or (kind in axes and not two_sided)
+    }
     if "cross" in axes:
         axes["cross"] = whole, axes["cross"][1]
     tokens = prepared.tokens if two_sided else whole

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Kind, Token
+from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.images import PREPARED, place_fields
 from attnscope.models.huggingface.picture_prompts import IDS, Prompts
 from attnscope.models.huggingface.picture_tokens import PictureTokens
 from attnscope.models.huggingface.reader import FolderReader
-from attnscope.models.inputs import Chat, ModelInput, text_axes
+from attnscope.models.inputs import Chat, ModelInput
 from attnscope.models.limits import bounded
 from attnscope.models.regions import find_coordinates, find_owners, find_regions
 from attnscope.models.tokens import tokens_of_ids
@@ -101,14 +101,15 @@ class PictureText:
                 f"the processor of {self.name} makes nothing of the picture that the model reads"
             )
         kind, length, found = self._find(prompt, images, inputs, max(sizes, key=lambda name: sizes[name]))
-        axes = text_axes(tokens)
+        axes: dict[Kind, tuple[Axis, Axis]] = {}
         named: Sequence[Token]
         if kind == "cross":
             named = found.name_across(length)
             axes["cross"] = tokens, tuple(named)
         else:
             tokens = found.name_in_text(tokens, self._standing(inputs["input_ids"][0].tolist(), found))
-            axes, named = text_axes(tokens), tokens
+            named = tokens
+        axes["decoder"] = tokens, tokens  # the tower has other tokens, though they may be as many
         notes: tuple[str, ...] = ()
         if not found.placed:
             notes = ("no token stands for a part of the picture alone: those of the picture are numbered",)

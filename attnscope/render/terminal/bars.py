@@ -49,7 +49,7 @@ def focus_lines(view: Focus, surface: Surface) -> Iterator[Line]:
         for i, block in enumerate(drawn):
             yield from [[], *block] if i else block
     yield []
-    yield [Segment(f"a full bar is {full:g}", DIM)]
+    yield [Segment(f"a full bar is {full:.3g}", DIM)]
     yield from footing(view.notes, surface)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
@@ -14,6 +16,7 @@ from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.waiting import STOPPED, Draw, progress_bar
 
 if TYPE_CHECKING:
+    from attnscope.analysis.corpus.corpus_run import CorpusRun
     from attnscope.analysis.corpus.progress import Progress
     from attnscope.analysis.intervention.removal import Way
     from attnscope.analysis.selection import Selection
@@ -56,23 +59,50 @@ def measure_corpus(
     assert asked.texts is not None
     corpus = read_corpus(asked.texts, asked.field)
     model = load()
+    with corpus_run(source, asked, corpus.size) as run:
+        return corpus_stats(
+            model,
+            corpus,
+            selection,
+            names=names,
+            exact_kernel=exact_kernel,
+            importance=importance,
+            ablation=ablation,
+            run=run,
+        )
+
+
+class Asked(Protocol):
+    """What options say of a run over many texts."""
+
+    @property
+    def limit(self) -> int | None:
+        """Texts after which it stops."""
+
+    @property
+    def strict(self) -> bool:
+        """Whether it ends at a text that cannot be read."""
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The file that keeps its sums."""
+
+
+@contextmanager
+def corpus_run(source: SourceOptions, asked: Asked, size: int) -> Iterator[CorpusRun]:
+    """What a run over a corpus is told, with a bar while it runs; Ctrl-C says how to go on."""
+    from attnscope.analysis.corpus.corpus_run import CorpusRun
+
     with progress_bar() as draw:
         try:
-            return corpus_stats(
-                model,
-                corpus,
-                selection,
-                names=names,
-                exact_kernel=exact_kernel,
-                importance=importance,
-                ablation=ablation,
+            yield CorpusRun(
+                limit=asked.limit,
                 max_tokens=source.max_tokens,
                 truncate=source.truncate,
                 strict=asked.strict,
-                limit=asked.limit,
                 checkpoint=asked.checkpoint,
                 report=Report(),
-                watch=watch_progress(corpus.size, asked.limit, draw),
+                watch=watch_progress(size, asked.limit, draw),
             )
         except KeyboardInterrupt:
             hint = "give --checkpoint FILE to go on from where it stopped"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from attnscope.cli.command import write
-from attnscope.cli.corpus import Report, watch_progress
+from attnscope.cli.corpus import Report, corpus_run, watch_progress
 from attnscope.cli.heads import select
 from attnscope.cli.options.gold import GoldOptions
 from attnscope.cli.options.heads import LayerOptions
@@ -71,6 +71,7 @@ def answer_gold(
     model: WeighedModelOptions,
 ) -> None:
     """Ask all heads the questions of a file, and print how well they do."""
+    from attnscope.analysis.corpus.processes import torchrun_processes
     from attnscope.analysis.gold.gold import find_gold
     from attnscope.answers import gold as answers
     from attnscope.storage.gold import TimedLines, read_gold
@@ -82,20 +83,12 @@ def answer_gold(
         return
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
     loaded = load_model(model)
-    with progress_bar() as draw:
+    with corpus_run(source, gold, file.size) as run:
         seen = find_gold(
-            loaded,
-            file,
-            select(attention),
-            relations=relations,
-            held_out=gold.held_out,
-            limit=gold.limit,
-            max_tokens=source.max_tokens,
-            truncate=source.truncate,
-            strict=gold.strict,
-            report=Report(),
-            watch=watch_progress(file.size, gold.limit, draw),
+            loaded, file, select(attention), relations=relations, held_out=gold.held_out, run=run
         )
+    if torchrun_processes().number:
+        return
     if output.as_json:
         print_answer("find", answers.numbers_of(seen) | model.said)
     elif output.as_csv:
@@ -120,6 +113,8 @@ def _answer_times(
 
     if gold.relation is not None:
         raise typer.BadParameter("timed words have no labels", param_hint="--relation")
+    if gold.checkpoint is not None:
+        raise typer.BadParameter("timed words keep no sums", param_hint="--checkpoint")
     loaded = load_model(model)
     with progress_bar() as draw:
         seen = find_times(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, zip_longest
-from pathlib import Path
 
 from attnscope.analysis.corpus.batches import Batch, batches, windows
+from attnscope.analysis.corpus.corpus_run import CorpusRun
 from attnscope.analysis.corpus.processes import Processes, together
 from attnscope.analysis.corpus.progress import Progress
-from attnscope.analysis.corpus.totals import Kept, Totals
+from attnscope.analysis.corpus.totals import Kept, Totals, read_totals
 from attnscope.analysis.corpus.workers import in_order, workers
 from attnscope.analysis.intervention.importance import Importances
 from attnscope.analysis.intervention.removal import Means, Removals, Way, corpus_means, describe_way
@@ -41,68 +41,48 @@ def corpus_stats(
     exact_kernel: bool = False,
     importance: bool = False,
     ablation: Way | None = None,
-    max_tokens: int | None = None,
-    truncate: bool = False,
-    strict: bool = False,
-    limit: int | None = None,
-    checkpoint: Path | None = None,
-    report: Callable[[str], None] = lambda sentence: None,
-    watch: Callable[[Progress], None] = lambda progress: None,
+    run: CorpusRun = CorpusRun(),  # noqa: B008
 ) -> Stats:
     """Measure every head that is meant over all texts of a corpus; each figure has its standard error.
 
     Texts of equal token count go through the model together, without padding, so the figures are those of one
-    text after the other. Only ``windows`` of texts are held at once. A text that cannot be read is skipped
-    and its place passed to ``report``, or raises ``InputError`` if ``strict``; ``limit`` stops after so many.
-    ``watch`` is told after every batch how far the run is.
+    text after the other. Only ``windows`` of texts are held at once.
 
-    ``checkpoint`` names a file that keeps the sums, written every ``EVERY`` seconds and after every window; a
-    run that finds it goes on from there to bit-identical sums. Started by torchrun, the processes share the
-    batches of each window, and each returns the figures of all: the same batches, added in the same order
-    whatever the number of processes, so the sums are bit-identical, too. The standard error is explained in
-    ``measures.sums.Sums.figures``.
+    Started by torchrun, the processes share the batches of each window, and each returns the figures of all:
+    the same batches, added in the same order whatever the number of processes, so the sums are bit-identical,
+    too. The standard error is explained in ``measures.sums.Sums.figures``.
     """
-    run = _Run(
-        model,
-        corpus,
-        selection or Selection(),
-        importance,
-        ablation,
-        exact_kernel,
-        max_tokens,
-        truncate,
-        strict,
-        report,
-    )
+    work = _Work(model, corpus, selection or Selection(), importance, ablation, exact_kernel, run)
     identity = {
         "model": checkpoints.fingerprint(model.module),
         "corpus": corpus.fingerprint(),
         "set of measures": list(names),
-        "selection of heads": asdict(run.selection),
-        "limit": [limit, max_tokens, truncate],
+        "selection of heads": asdict(work.selection),
+        "limit": [run.limit, run.max_tokens, run.truncate],
         "kernel": exact_kernel,
         "importance": importance,
         "ablation": ablation,
         "weighing": None if model.weigh == "raw" else model.weigh,
     }
     if ablation == "mean":
-        run.means = corpus_means(model, islice(corpus.entries(), limit), max_tokens, truncate)
+        work.means = corpus_means(model, islice(corpus.entries(), run.limit), run.max_tokens, run.truncate)
     with together() as processes:
-        kept = Kept(checkpoint, identity, processes)
-        total, run.progress = kept.load(names)
-        entries = islice(corpus.entries(), run.progress.entries, limit)
+        kept = Kept(run.checkpoint, identity, processes)
+        found = kept.load(lambda state: read_totals(state, names))
+        total, work.progress = found or (Totals.of(names), Progress())
+        entries = islice(corpus.entries(), work.progress.entries, run.limit)
         for window in windows(entries):
-            for reached in run.measure(window, total, processes, watch):
+            for reached in work.measure(window, total, processes):
                 if kept.is_due():
-                    kept.save(total, reached)
-            kept.save(total, run.progress)
+                    kept.save(total.state, reached)
+            kept.save(total.state, work.progress)
         if processes.count > 1:
-            total, run.progress = processes.broadcast((total, run.progress))
-    return run.stats(total)
+            total, work.progress = processes.broadcast((total, work.progress))
+    return work.stats(total)
 
 
 @dataclass
-class _Run:
+class _Work:
     """What stays the same from window to window, and the progress so far."""
 
     model: Model
@@ -111,10 +91,7 @@ class _Run:
     importance: bool
     ablation: Way | None
     exact_kernel: bool
-    max_tokens: int | None
-    truncate: bool
-    strict: bool
-    report: Callable[[str], None]
+    run: CorpusRun
     progress: Progress = field(default_factory=Progress)
     means: Means | None = None
 
@@ -123,7 +100,6 @@ class _Run:
         window: list[Entry],
         total: Totals,
         processes: Processes,
-        watch: Callable[[Progress], None],
     ) -> Iterator[Progress]:
         """Measure this process's share of a window, and add all shares to ``total`` where the answer is.
 
@@ -150,7 +126,7 @@ class _Run:
                     progress.texts += batch.texts
                     progress.tokens += batch.tokens
                     progress.done = begun.done + (window[-1].done - begun.done) * passed // tokens
-                    watch(progress)
+                    self.run.watch(progress)
                 self._merge(total, processes.gather(shares))
                 yield replace(
                     begun,
@@ -191,7 +167,9 @@ class _Run:
         readable = [entry for entry in window if not entry.fault]
         made = iter(
             self.model.prepare_all(
-                [(entry.text,) for entry in readable], max_tokens=self.max_tokens, truncate=self.truncate
+                [(entry.text,) for entry in readable],
+                max_tokens=self.run.max_tokens,
+                truncate=self.run.truncate,
             )
         )
         self.progress.entries += len(window)
@@ -201,11 +179,11 @@ class _Run:
                 self.progress.note(prepared.notes)
                 yield prepared
                 continue
-            if self.strict:
+            if self.run.strict:
                 raise InputError(f"{self.corpus.name}, {entry.where}: {prepared}")
             self.progress.skip(entry.where)
             if processes.number == 0:
-                self.report(f"{entry.where}: {prepared}")
+                self.run.report(f"{entry.where}: {prepared}")
 
     def _pass(self, batch: Batch, measured: Measurement) -> tuple[Measurement, Record, int]:
         """One forward pass of a batch, measured; how many calls of it the fused pass computed."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from attnscope.analysis.corpus.processes import Processes
 from attnscope.analysis.corpus.progress import Progress
@@ -18,6 +18,9 @@ from attnscope.storage import checkpoint as checkpoints
 
 EVERY = 20.0
 """Seconds after which the sums are written again, at the latest when the batches that run have ended."""
+
+
+Sums = TypeVar("Sums")
 
 
 @dataclass
@@ -56,6 +59,16 @@ class Totals:
         )
 
 
+def read_totals(state: Mapping[str, Any], names: Sequence[str]) -> Totals:
+    """What ``Totals.state`` wrote down, of the measures with these names; anything else raises an error."""
+    totals = Totals.from_state(state)
+    totals.measured.merge(Measurement(names))  # refuses another set of measures
+    totals.measured.figures()
+    totals.importances.figures()
+    totals.removals.figures()
+    return totals
+
+
 @dataclass
 class Kept:
     """The file of a checkpoint, if there is one: read by process 0 when the run begins, and written by it."""
@@ -65,21 +78,17 @@ class Kept:
     processes: Processes
     written: float = 0.0
 
-    def load(self, names: Sequence[str]) -> tuple[Totals, Progress]:
-        """Where an earlier run came to, or the very beginning. Raises ``InputError``."""
+    def load(self, read: Callable[[Mapping[str, Any]], Sums]) -> tuple[Sums, Progress] | None:
+        """Where an earlier run came to, if there was one; ``read`` makes its sums. Raises ``InputError``."""
         found = None
         if self.path is not None and self.processes.number == 0:
             found = checkpoints.load(self.path, self.identity)
         found = self.processes.broadcast(found)
         self.written = monotonic()
         if found is None:
-            return Totals.of(names), Progress()
+            return None
         try:
-            totals, progress = Totals.from_state(found["sums"]), Progress.from_state(found["progress"])
-            totals.measured.merge(Measurement(names))  # refuses another set of measures
-            totals.measured.figures()
-            totals.importances.figures()
-            totals.removals.figures()
+            return read(found["sums"]), Progress.from_state(found["progress"])
         except (
             AttnscopeError,
             ArithmeticError,
@@ -92,17 +101,15 @@ class Kept:
             raise InputError(
                 f"{self.path} holds sums that this command never wrote: delete it, or name another file"
             ) from None
-        return totals, progress
 
     def is_due(self) -> bool:
         """Whether this process writes the file, and has not done so for a while."""
         mine = self.path is not None and self.processes.number == 0
         return mine and monotonic() - self.written >= EVERY
 
-    def save(self, totals: Totals, progress: Progress) -> None:
-        """Write the file, if this process does. Raises ``OutputError``."""
+    def save(self, state: Callable[[], Mapping[str, Any]], progress: Progress) -> None:
+        """Write the file, if this process does; ``state`` tells the sums. Raises ``OutputError``."""
         if self.path is None or self.processes.number > 0:
             return
-        state = {"sums": totals.state(), "progress": asdict(progress)}
-        checkpoints.save(self.path, self.identity, state)
+        checkpoints.save(self.path, self.identity, {"sums": state(), "progress": asdict(progress)})
         self.written = monotonic()

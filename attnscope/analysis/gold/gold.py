@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, zip_longest
 
 from attnscope.analysis.corpus.batches import Batch, batches, windows
+from attnscope.analysis.corpus.corpus_run import CorpusRun
+from attnscope.analysis.corpus.corpus_stats import ROUND
+from attnscope.analysis.corpus.processes import Processes, together
 from attnscope.analysis.corpus.progress import Progress
+from attnscope.analysis.corpus.totals import Kept
 from attnscope.analysis.corpus.workers import in_order, workers
-from attnscope.analysis.gold.asked import Asked, Slots, group_tokens
+from attnscope.analysis.gold.asked import Asked
+from attnscope.analysis.gold.asking import ReadText, ask_batch
 from attnscope.analysis.gold.ranked import Label, rank_heads
 from attnscope.analysis.gold.reading import GoldReading
 from attnscope.analysis.gold.sums import GoldSums
+from attnscope.analysis.gold.totals import GoldTotals
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import extent, require_selected
-from attnscope.attention import Axis, Kind
+from attnscope.attention import Kind
 from attnscope.capture import Record
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
 from attnscope.registry import nearest_name
+from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.gold import GoldFile, GoldText
 
 
@@ -42,115 +48,123 @@ def find_gold(
     *,
     relations: Sequence[str] = (),
     held_out: bool = False,
-    limit: int | None = None,
-    max_tokens: int | None = None,
-    truncate: bool = False,
-    strict: bool = False,
-    report: Callable[[str], None] = lambda sentence: None,
-    watch: Callable[[Progress], None] = lambda progress: None,
+    run: CorpusRun = CorpusRun(),  # noqa: B008
 ) -> GoldAnswers:
     """Ask every head all questions of a file, in one pass over its texts.
 
     ``relations`` asks for these labels alone, or those with these before a colon. With ``held_out`` heads are
-    ranked and offsets chosen on every other text, and the figures are those of the texts between. A text that
-    cannot be read is passed to ``report``, or raises ``InputError`` if ``strict``; so does a file without
-    questions that can be asked.
+    ranked and offsets chosen on every other text, and the figures are those of the texts between. A file
+    without questions that can be asked raises ``InputError``. Started by torchrun, the processes share the
+    batches of each window, and each returns the same answers.
     """
-    run = _Run(model, file, selection or Selection(), tuple(relations), max_tokens, truncate, strict, report)
-    for window in windows(islice(file.texts(), limit)):
-        run.measure(window, watch)
-    if not run.progress.texts:
+    work = _Work(model, file, selection or Selection(), tuple(relations), run)
+    identity = {
+        "model": checkpoints.fingerprint(model.module),
+        "file of questions": file.fingerprint(),
+        "set of relations": list(work.relations),
+        "selection of heads": asdict(work.selection),
+        "limit": [run.limit, run.max_tokens, run.truncate],
+        "weighing": None if model.weigh == "raw" else model.weigh,
+    }
+    with together() as processes:
+        kept = Kept(run.checkpoint, identity, processes)
+        found = kept.load(GoldTotals.from_state)
+        work.total, work.progress = found or (GoldTotals(), Progress())
+        for window in windows(islice(file.texts(), work.progress.entries, run.limit)):
+            for reached in work.measure(window, processes):
+                if kept.is_due():
+                    kept.save(work.total.state, reached)
+            kept.save(work.total.state, work.progress)
+        if processes.count > 1:
+            work.total, work.progress = processes.broadcast((work.total, work.progress))
+    if not work.progress.texts:
         raise InputError(f"{file.name} holds no text that {model.name} can read")
-    labels = tuple(rank_heads(run.total, run.slots, file.ways, held_out))
+    labels = tuple(rank_heads(work.total.sums, work.total.slots, file.ways, held_out))
     if not labels:
-        raise InputError(_nothing(run))
-    title = f"{model.title} · {run.progress.layout[0]} · {_count(run.progress.texts, 'text')}, "
-    title += f"{run.progress.tokens:,} tokens"
-    return GoldAnswers(title, labels, held_out, (*model.notes, *_notes(run)))
+        raise InputError(_nothing(work))
+    title = f"{model.title} · {work.progress.layout[0]} · {_count(work.progress.texts, 'text')}, "
+    title += f"{work.progress.tokens:,} tokens"
+    return GoldAnswers(title, labels, held_out, (*model.notes, *_notes(work)))
 
 
-class _Read(NamedTuple):
-    """A text with its pairs, as the model reads it, and in which half of the corpus it is."""
-
-    gold: GoldText
-    prepared: ModelInput
-    half: int
+_Share = tuple[GoldSums, set[Kind], int]
+"""The sums of a batch, the kinds of attention that are not over the tokens, and how many pairs were lost."""
 
 
 @dataclass
-class _Run:
+class _Work:
     """What stays the same from window to window, and the sums so far."""
 
     model: Model
     file: GoldFile
     selection: Selection
     relations: tuple[str, ...]
-    max_tokens: int | None
-    truncate: bool
-    strict: bool
-    report: Callable[[str], None]
-    slots: Slots = field(default_factory=Slots)
-    total: GoldSums = field(default_factory=GoldSums)
+    run: CorpusRun
+    total: GoldTotals = field(default_factory=GoldTotals)
     progress: Progress = field(default_factory=Progress)
-    others: set[str] = field(default_factory=set)  # labels that were not asked for
-    lost: int = 0
-    skipped: set[Kind] = field(default_factory=set)
 
-    def measure(self, window: list[GoldText], watch: Callable[[Progress], None]) -> None:
-        """Put the texts of a window through the model, those of one length together."""
-        read = self._prepare(window)
-        made = [(batch, self._ask(batch, read)) for batch in batches(text.prepared for text in read)]
-        before, passed = self.progress.done, 0
+    def measure(self, window: list[GoldText], processes: Processes) -> Iterator[Progress]:
+        """Put this process's share of a window through the model, texts of one length together.
+
+        Yields, whenever the sums have more batches, how far they are: as a run says that begins with the
+        window again and leaves those batches out.
+        """
+        progress = self.progress
+        begun = replace(progress, places=list(progress.places))
+        read = self._prepare(window, processes)
+        made = [
+            (batch, ask_batch(batch, read, self.file, self.total.slots))
+            for batch in batches(text.prepared for text in read)
+        ]
         every = sum(batch.tokens for batch, _ in made)
-        with closing(in_order(self._pass, made, workers(self.model))) as seen:
-            for (batch, _), (reading, record) in zip(made, seen, strict=True):
-                if not self.progress.layout:
-                    chosen = [site for site in record.sites if self.selection.heads(site.site, site.heads)]
-                    require_selected(chosen, record, self.selection)
-                    self.progress.layout = [extent(record.sites), ""]
-                self.total.merge(reading.sums)
-                self.skipped |= reading.skipped
-                self.lost += max((asked.lost for asked in reading.asked.values()), default=0)
-                passed += batch.tokens
-                self.progress.texts += batch.texts
-                self.progress.tokens += batch.tokens
-                self.progress.done = before + (window[-1].done - before) * passed // every
-                watch(self.progress)
-        self.progress.done = window[-1].done
+        passed = sum(batch.tokens for batch, _ in made[: begun.batches])
+        left = made[begun.batches :]
+        mine = left[processes.number :: processes.count]
+        round_ = processes.count * (ROUND if processes.count > 1 else 1)
+        with closing(in_order(self._pass, mine, workers(self.model))) as seen:
+            for start in range(0, len(left), round_):
+                shares = []
+                for number, (batch, _) in enumerate(left[start : start + round_]):
+                    if number % processes.count == processes.number:
+                        shares.append(self._share(*next(seen)))
+                    passed += batch.tokens
+                    progress.texts += batch.texts
+                    progress.tokens += batch.tokens
+                    progress.done = begun.done + (window[-1].done - begun.done) * passed // every
+                    self.run.watch(progress)
+                self._merge(processes.gather(shares))
+                yield replace(
+                    begun,
+                    texts=progress.texts,
+                    tokens=progress.tokens,
+                    layout=progress.layout,
+                    batches=begun.batches + start + round_,
+                )
+        progress.done, progress.batches = window[-1].done, 0
+
+    def _share(self, reading: GoldReading, record: Record) -> _Share:
+        """What a batch adds."""
+        if not self.progress.layout:
+            chosen = [site for site in record.sites if self.selection.heads(site.site, site.heads)]
+            require_selected(chosen, record, self.selection)
+            self.progress.layout = [extent(record.sites), ""]
+        lost = max((asked.lost for asked in reading.asked.values()), default=0)
+        return reading.sums, reading.skipped, lost
+
+    def _merge(self, everyones: Sequence[Sequence[_Share]]) -> None:
+        """Add the shares of a round in the order of their batches."""
+        for shares in zip_longest(*everyones):
+            for sums, skipped, lost in filter(None, shares):
+                self.total.sums.merge(sums)
+                self.total.skipped |= skipped
+                self.total.lost += lost
 
     def _pass(self, asked: tuple[Batch, dict[Kind, Asked]]) -> tuple[GoldReading, Record]:
         """One forward pass of a batch, with all its questions."""
-        reading = GoldReading(asked[1], self.slots.count, self.selection)
+        reading = GoldReading(asked[1], self.total.slots.count, self.selection)
         return reading, self.model.run(asked[0].prepared, [reading])
 
-    def _ask(self, batch: Batch, golds: Sequence[_Read]) -> dict[Kind, Asked]:
-        """The questions about a batch, by kind of attention: within a text, or from a target to its text."""
-        texts = [golds[number] for number in batch.numbers]
-        first = texts[0].prepared.axes
-        kinds: dict[Kind, Asked] = {}
-        for kind, axes in first.items():
-            if (texts[0].gold.target is None) == (kind == "cross"):
-                continue
-            twin = next((other for other in kinds if first[other] == axes), None)  # the same tokens
-            if twin is not None:
-                kinds[kind] = kinds[twin]
-            elif not any(isinstance(axis, range) for axis in axes):
-                kinds[kind] = Asked(one_sequence=kind != "cross")
-                for text in texts:
-                    self._ask_text(text, kinds[kind], *text.prepared.axes[kind])
-        return kinds
-
-    def _ask_text(self, text: _Read, asked: Asked, rows: Axis, keys: Axis) -> None:
-        gold = text.gold
-        assert not isinstance(rows, range)
-        assert not isinstance(keys, range)
-        columns = group_tokens(keys, gold.text, gold.words)
-        lines = columns if gold.target is None else group_tokens(rows, gold.target, gold.target_words)
-        asked.ask(gold.pairs, lines, columns, self.slots, len(self.file.ways), text.half)
-        if self.file.links:
-            asked.ask_alignment(gold.pairs, self.slots, text.half)
-
-    def _prepare(self, window: list[GoldText]) -> list[_Read]:
+    def _prepare(self, window: list[GoldText], processes: Processes) -> list[ReadText]:
         """The texts of a window as the model reads them, without those that it cannot read."""
         sound = [gold for gold in window if not gold.fault]
         made = iter(self._inputs(sound))
@@ -159,15 +173,16 @@ class _Run:
             self.progress.entries += 1
             prepared = InputError(gold.fault) if gold.fault else next(made)
             if isinstance(prepared, InputError):
-                if self.strict:
+                if self.run.strict:
                     raise InputError(f"{self.file.name}, {gold.where}: {prepared}")
                 self.progress.skip(gold.where)
-                self.report(f"{gold.where}: {prepared}")
+                if processes.number == 0:
+                    self.run.report(f"{gold.where}: {prepared}")
                 continue
             if gold.target is not None and "cross" not in prepared.axes:
                 raise InputError(f"{self.model.name} is no encoder-decoder: it reads no text and its target")
             self.progress.note(prepared.notes)
-            read.append(_Read(self._meant(gold), prepared, 1 - self.progress.entries % 2))
+            read.append(ReadText(self._meant(gold), prepared, 1 - self.progress.entries % 2))
         return read
 
     def _inputs(self, golds: Sequence[GoldText]) -> list[ModelInput | InputError]:
@@ -176,8 +191,8 @@ class _Run:
             raise InputError(f"{self.file.name} has texts with a target and without: part them in two files")
         return self.model.prepare_all(
             [(gold.text,) if gold.target is None else (gold.text, gold.target) for gold in golds],
-            max_tokens=self.max_tokens,
-            truncate=self.truncate,
+            max_tokens=self.run.max_tokens,
+            truncate=self.run.truncate,
         )
 
     def _meant(self, gold: GoldText) -> GoldText:
@@ -185,7 +200,7 @@ class _Run:
         if not self.relations:
             return gold
         pairs = tuple(pair for pair in gold.pairs if is_meant(pair.label, self.relations))
-        self.others |= {pair.label for pair in gold.pairs if pair not in pairs}
+        self.total.others |= {pair.label for pair in gold.pairs if pair not in pairs}
         return replace(gold, pairs=pairs)
 
 
@@ -194,27 +209,30 @@ def is_meant(label: str, relations: Sequence[str]) -> bool:
     return label in relations or label.partition(":")[0] in relations
 
 
-def _nothing(run: _Run) -> str:
+def _nothing(work: _Work) -> str:
     """Why no question was asked."""
-    if run.others:
-        labels = sorted(run.others)
-        near = nearest_name(run.relations[0], labels)
+    if work.total.others:
+        labels = sorted(work.total.others)
+        near = nearest_name(work.relations[0], labels)
         has = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
-        return f"no {' or '.join(run.relations)} in {run.file.name}: {near}it has {has}"
-    if run.skipped:
-        return f"the {' and '.join(sorted(run.skipped))} attention of {run.model.name} is not over the tokens"
-    return f"no pair of {run.file.name} can be asked of {run.model.name}"
+        return f"no {' or '.join(work.relations)} in {work.file.name}: {near}it has {has}"
+    if work.total.skipped:
+        kinds = " and ".join(sorted(work.total.skipped))
+        return f"the {kinds} attention of {work.model.name} is not over the tokens"
+    return f"no pair of {work.file.name} can be asked of {work.model.name}"
 
 
-def _notes(run: _Run) -> list[str]:
+def _notes(work: _Work) -> list[str]:
     """What was left out."""
-    notes = [*run.progress.left_out]
-    if run.lost:
+    notes = [*work.progress.left_out]
+    if work.total.lost:
         notes.append(
-            f"{_count(run.lost, 'pair')} could not be asked: a word shares its tokens or was cut off"
+            f"{_count(work.total.lost, 'pair')} could not be asked: a word shares its tokens or was cut off"
         )
-    if run.skipped and run.total.sites:
-        notes.append(f"attention that is not over the tokens was left out: {', '.join(sorted(run.skipped))}")
+    if work.total.skipped and work.total.sums.sites:
+        notes.append(
+            f"attention that is not over the tokens was left out: {', '.join(sorted(work.total.skipped))}"
+        )
     return notes
 
 

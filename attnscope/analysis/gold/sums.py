@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from attnscope.attention import Site
+from attnscope.measures.sums import read_site
 
 REACH = 100
 """Words: no fixed offset that is farther is tried as a baseline."""
@@ -92,6 +94,30 @@ class GoldSums:
         if site not in self.sites:
             self.sites[site], self.heads[site] = SiteSums.zeros(slots, len(heads)), heads
         return self.sites[site]
+
+    def state(self) -> list[dict[str, Any]]:
+        """The sums as plain lists, which JSON keeps exactly."""
+        return [
+            {"site": asdict(site), "heads": list(self.heads[site])}
+            | {each.name: getattr(sums, each.name).tolist() for each in fields(sums)}
+            for site, sums in self.sites.items()
+        ]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Mapping[str, Any]], slots: int) -> GoldSums:
+        """What ``state`` wrote down, of at most so many slots. Raises ``ValueError``."""
+        made = cls()
+        for entry in state:
+            heads = tuple(entry["heads"])
+            if not all(type(head) is int and head >= 0 for head in heads) or not heads:
+                raise ValueError("these are no heads")
+            sums = made.at(read_site(entry["site"]), heads, len(entry["asked"]))
+            for each in fields(sums):
+                read = torch.tensor(entry[each.name], dtype=torch.float64)
+                if len(read) > slots or read.shape != getattr(sums, each.name).shape:
+                    raise ValueError("the sums are of several shapes")
+                setattr(sums, each.name, read)
+        return made
 
     def merge(self, other: GoldSums) -> None:
         """Add the sums of other texts."""

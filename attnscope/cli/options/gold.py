@@ -35,3 +35,6 @@ class GoldOptions:
     held_out: bool = flag("Choose heads on every other text, and score them on the rest.", panel=GOLD)
     limit: int | None = option("Stop after so many texts.", min=1, panel=GOLD)
     strict: bool = flag("End at the first text that cannot be read, not skip it.", panel=GOLD)
+    checkpoint: Path | None = option(
+        "Keep the sums in this file; the same command goes on from there.", panel=GOLD
+    )

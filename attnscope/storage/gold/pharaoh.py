@@ -21,6 +21,11 @@ class Pharaoh(GoldFile):
 
     alignments: Path = Path()
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The texts, and their links."""
+        return self.path, self.alignments
+
     def texts(self) -> Iterator[GoldText]:
         """A pair of texts a line."""
         nothing = (0, "", 0)

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -66,6 +67,21 @@ class GoldFile(ABC):
     def size(self) -> int:
         """Its bytes."""
         return self.path.stat().st_size
+
+    def fingerprint(self) -> str:
+        """What tells these questions from others: how they are asked, and a hash of the files."""
+        digest = sha256(repr((type(self).__name__, self.ways, self.links)).encode())
+        for path in self.files:
+            with path.open("rb") as file:
+                for line in file:
+                    digest.update(line)
+            digest.update(b"\0")
+        return digest.hexdigest()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What is read."""
+        return (self.path,)
 
     @abstractmethod
     def texts(self) -> Iterator[GoldText]:

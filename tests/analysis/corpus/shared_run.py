@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from attnscope.analysis.corpus import batches
+from attnscope.analysis.corpus.corpus_run import CorpusRun
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.analysis.corpus.processes import torchrun_processes
 from attnscope.models import load
@@ -42,7 +43,7 @@ def main() -> None:
         if dies and torchrun_processes().number == 1 and progress.texts >= int(dies[0]):
             raise RuntimeError("the power went out")
 
-    stats = corpus_stats(load("own"), Listed(TEXTS), checkpoint=Path(checkpoint), watch=watch)
+    stats = corpus_stats(load("own"), Listed(TEXTS), run=CorpusRun(checkpoint=Path(checkpoint), watch=watch))
     if torchrun_processes().number == 0:
         Path(out).write_text(json.dumps({"title": stats.title, "ran": stats.ran, "heads": figures(stats)}))
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from attnscope.analysis.corpus.corpus_run import CorpusRun
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.errors import InputError
 from attnscope.models import load
@@ -43,7 +44,9 @@ def test_a_run_that_was_kept_by_time_goes_on_inside_of_its_window(
     assert kept["batches"] > 0
     assert (kept["entries"], kept["skipped"]) == (0, 0)  # counted again with the window
     counted = []
-    seen = corpus_stats(model, corpus, checkpoint=file, watch=lambda now: counted.append(now.texts))
+    seen = corpus_stats(
+        model, corpus, run=CorpusRun(checkpoint=file, watch=lambda now: counted.append(now.texts))
+    )
     assert min(counted) > kept["texts"]
     assert seen.heads == whole.heads
     assert (seen.title, seen.ran, seen.notes) == (whole.title, whole.ran, whole.notes)
@@ -101,19 +104,19 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES, ids=str)
 def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(model, tmp_path, lie):
     file = tmp_path / "sums.json"
-    corpus_stats(model, Listed(TEXTS[:4]), checkpoint=file)
+    corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     tampered(file, LIES[lie])
     content = file.read_bytes()
     with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
-        corpus_stats(model, Listed(TEXTS[:4]), checkpoint=file)
+        corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     assert file.read_bytes() == content
 
 
 def test_a_number_of_batches_that_a_window_never_had_counts_nothing_twice(model, tmp_path):
     file = tmp_path / "sums.json"
-    stats = corpus_stats(model, Listed(TEXTS[:4]), checkpoint=file)
+    stats = corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     tampered(file, lambda state: state["progress"].update(batches=10**9))
-    assert corpus_stats(model, Listed(TEXTS[:4]), checkpoint=file).heads == stats.heads
+    assert corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file)).heads == stats.heads
 
 
 def test_hostile_text_in_a_checkpoint_steers_nothing(model, tmp_path):
@@ -123,9 +126,9 @@ def test_hostile_text_in_a_checkpoint_steers_nothing(model, tmp_path):
         site(state)["absent"]["entropy"] = HOSTILE
 
     file = tmp_path / "sums.json"
-    corpus_stats(model, Listed(TEXTS[:4]), checkpoint=file)
+    corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     tampered(file, change)
-    stats = corpus_stats(model, Listed(TEXTS[:4]), checkpoint=file)
+    stats = corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     said = [stats.title, *stats.notes, *(head.site.name for head in stats.heads)]
     said += [reason for head in stats.heads for reason in head.absent.values()]
     assert not any(map(steering, said))

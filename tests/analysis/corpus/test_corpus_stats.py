@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from attnscope.analysis.corpus.corpus_run import CorpusRun
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.analysis.selection import Selection
 from attnscope.errors import InputError, SelectionError
@@ -59,7 +60,7 @@ def small_windows(monkeypatch):
 @pytest.mark.parametrize("make", [lambda folder: "own", gpt2, t5], ids=["own", "gpt2", "t5"])
 def test_every_figure_is_that_of_the_texts_one_by_one(tmp_path, make):
     model = load(make(tmp_path))
-    seen = corpus_stats(model, Listed(TEXTS), truncate=True)
+    seen = corpus_stats(model, Listed(TEXTS), run=CorpusRun(truncate=True))
     assert_same(seen.heads, one_by_one(model, TEXTS))
     assert f"{len(TEXTS)} texts, " in seen.title
 
@@ -81,9 +82,9 @@ def test_the_standard_error_is_that_of_a_ratio_over_texts(model):
 def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
     model = load(gpt2(tmp_path, n_positions=600, n_layer=1))
     texts = [" ".join([text] * 60) for text in TEXTS[:3]]
-    seen = corpus_stats(model, Listed(texts), truncate=True)
+    seen = corpus_stats(model, Listed(texts), run=CorpusRun(truncate=True))
     assert "2 of 2 calls ran as a fused pass" in seen.ran  # two texts of 600 tokens, and a shorter one
-    beside = corpus_stats(model, Listed(texts), truncate=True, exact_kernel=True)
+    beside = corpus_stats(model, Listed(texts), run=CorpusRun(truncate=True), exact_kernel=True)
     assert "beside the kernel" in beside.ran
     assert_same(seen.heads, beside.heads, within=1e-5)
     assert_same(beside.heads, one_by_one(model, texts))
@@ -101,7 +102,7 @@ def stopped_after(model, corpus, file, texts):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        corpus_stats(model, corpus, checkpoint=file, watch=stop)
+        corpus_stats(model, corpus, run=CorpusRun(checkpoint=file, watch=stop))
 
 
 def test_a_stopped_run_goes_on_to_the_very_same_bits(model, small_windows, tmp_path):
@@ -111,7 +112,9 @@ def test_a_stopped_run_goes_on_to_the_very_same_bits(model, small_windows, tmp_p
     kept = json.loads(file.read_text())["state"]["progress"]
     assert kept["texts"] == 8
     passes = []
-    seen = corpus_stats(model, Listed(TEXTS), checkpoint=file, watch=lambda now: passes.append(now.texts))
+    seen = corpus_stats(
+        model, Listed(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: passes.append(now.texts))
+    )
     assert min(passes) > 8
     assert seen.heads == whole.heads
     assert (seen.title, seen.ran, seen.notes) == (whole.title, whole.ran, whole.notes)
@@ -119,8 +122,10 @@ def test_a_stopped_run_goes_on_to_the_very_same_bits(model, small_windows, tmp_p
 
 def test_a_finished_run_answers_from_its_checkpoint_without_a_pass(model, small_windows, tmp_path):
     file = tmp_path / "sums.json"
-    seen = corpus_stats(model, Listed(TEXTS), checkpoint=file)
-    again = corpus_stats(model, Listed(TEXTS), checkpoint=file, watch=lambda now: pytest.fail("a pass ran"))
+    seen = corpus_stats(model, Listed(TEXTS), run=CorpusRun(checkpoint=file))
+    again = corpus_stats(
+        model, Listed(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: pytest.fail("a pass ran"))
+    )
     assert again.heads == seen.heads
 
 
@@ -137,11 +142,12 @@ def test_a_finished_run_answers_from_its_checkpoint_without_a_pass(model, small_
 )
 def test_a_checkpoint_of_another_run_is_refused(model, tmp_path, change, sentence):
     file = tmp_path / "sums.json"
-    corpus_stats(model, Listed(TEXTS[:4]), checkpoint=file)
+    corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
     other = load(change.pop("model")) if "model" in change else model
     texts = change.pop("texts", TEXTS[:4])
+    run = CorpusRun(checkpoint=file, limit=change.pop("limit", None))
     with pytest.raises(InputError, match=f"belongs to a run with {sentence}"):
-        corpus_stats(other, Listed(texts), checkpoint=file, **change)
+        corpus_stats(other, Listed(texts), run=run, **change)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"attnscope checkpoint": 9}'])
@@ -149,7 +155,7 @@ def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
     file = tmp_path / "sums.json"
     file.write_bytes(content)
     with pytest.raises(InputError, match="is no checkpoint of attnscope"):
-        corpus_stats(model, Listed(TEXTS[:2]), checkpoint=file)
+        corpus_stats(model, Listed(TEXTS[:2]), run=CorpusRun(checkpoint=file))
     assert file.read_bytes() == content
 
 
@@ -158,19 +164,20 @@ def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(mo
     lines = [json.dumps({"text": text}) for text in (TEXTS[0], "too long " * 600, TEXTS[1])]
     path.write_text("\n".join([lines[0], "oops", *lines[1:]]), "utf-8")
     said = []
-    seen = corpus_stats(model, read_corpus(path), report=said.append)
+    seen = corpus_stats(model, read_corpus(path), run=CorpusRun(report=said.append))
     assert [sentence.split(":")[0] for sentence in said] == ["line 2", "line 3"]
     assert "reads at most 512" in said[1]
     assert "2 texts could not be read: line 2, line 3" in seen.notes
     assert_same(seen.heads, one_by_one(model, TEXTS[:2]))
     with pytest.raises(InputError, match="line 2: it is no JSON"):
-        corpus_stats(model, read_corpus(path), strict=True)
+        corpus_stats(model, read_corpus(path), run=CorpusRun(strict=True))
 
 
 def test_texts_that_were_cut_are_counted_and_what_a_model_says_is_said_once(model, tmp_path):
     texts = [TEXTS[0], "too long " * 600, "far too long " * 600]
     assert (
-        "2 texts were cut at the limit of tokens" in corpus_stats(model, Listed(texts), truncate=True).notes
+        "2 texts were cut at the limit of tokens"
+        in corpus_stats(model, Listed(texts), run=CorpusRun(truncate=True)).notes
     )
     both = load(t5(tmp_path))
     notes = corpus_stats(both, Listed(TEXTS[:3])).notes
@@ -178,7 +185,9 @@ def test_texts_that_were_cut_are_counted_and_what_a_model_says_is_said_once(mode
 
 
 def test_a_limit_stops_after_so_many_texts(model):
-    assert_same(corpus_stats(model, Listed(TEXTS), limit=5).heads, one_by_one(model, TEXTS[:5]))
+    assert_same(
+        corpus_stats(model, Listed(TEXTS), run=CorpusRun(limit=5)).heads, one_by_one(model, TEXTS[:5])
+    )
 
 
 def test_a_corpus_without_a_readable_text_says_so(model):

@@ -121,7 +121,8 @@ class Recorder:
         query: Tensor = args[0] if args else kwargs["query"]
         batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
         call = sdpa_call(args, kwargs, batch, None if frame is None else frame.query.shape[1])
-        output, capture = fuse(self.fused, Capture.of_call(call, "sdpa"))
+        learned = frame is None and self.learned.asks(args, kwargs)
+        output, capture = fuse(self.fused, Capture.of_call(call, "sdpa", learned))
         result: Tensor
         if output is None:
             result = kernel(*args, **kwargs)
@@ -136,6 +137,8 @@ class Recorder:
     def see_weighing(self, weighing: Weighing, result: Tensor) -> None:
         """The result of a softmax met its values."""
         stands = judge(self.lineage, weighing, result)
+        if not stands.tokens and weighing.summed:
+            return  # a sum over anything
         if not stands.tokens:
             self.settled.ask()
             return self.see_gate()

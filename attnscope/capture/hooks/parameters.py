@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,3 +42,10 @@ class Learned:
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether a tensor is made of parameters, in whatever way."""
         return is_parameter(tensor) or bool(self._made and tensor in self._made)
+
+    def asks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the queries of an attention function were learned, and its keys were not."""
+        query, key = (
+            args[at] if len(args) > at else kwargs[name] for at, name in enumerate(("query", "key"))
+        )
+        return self.is_fixed(query) and not self.is_fixed(key)

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnscope.capture.hooks.pairs import PAIRING, Pairs
 from attnscope.capture.hooks.parameters import Learned, is_parameter
+from attnscope.capture.hooks.pooling import TIMES, Move, Pooling, Product
 from attnscope.capture.lineage.functions import CARRYING, ELEMENTWISE, RESHAPING
 from attnscope.capture.lineage.products import spell_out
 from attnscope.capture.rows.mapped import reveal
@@ -39,7 +40,7 @@ class Trails:
         self._softmaxes = 0
         self._gates: Any = WeakTensorKeyDictionary()
         self._scores: Any = WeakTensorKeyDictionary()  # products of two activations (four axes), and pairs
-        self._pairs = Pairs()
+        self._pairs, self._pooling = Pairs(), Pooling()
 
     def project(self, source: Tensor, weight: Tensor, result: Tensor) -> None:
         """Note the output of a linear layer: gates, unless it mixes the heads of scores or of weights."""
@@ -116,6 +117,20 @@ class Trails:
                     self._carry(trail, part, None if masked is None else masked[index])
         elif name in ELEMENTWISE and isinstance(result, Tensor) and result.shape == source.shape:
             self._carry(trail, result, trail.masked)
+        elif name in TIMES and isinstance(result, Tensor):
+            self._pooling.weigh(args, result, source)
+
+    def pooled(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor, move: Move
+    ) -> Product | None:
+        """One row of weights, values, and what they gave, if a sum or an einsum is such a product."""
+        if not self._trails or not isinstance(result, Tensor):
+            return None
+        if name == "einsum":
+            given = [arg for arg in args[1:] if isinstance(arg, Tensor)]
+            if sum(arg in self._trails for arg in given) == 1 and len(given) == 2:
+                return self._pooling.contracted(args, kwargs, result, self._trails, move)
+        return self._pooling.summed(args, kwargs, result, move) if name == "sum" else None
 
     def _are_gates(self, args: Sequence[Any]) -> bool:
         """Whether nothing but gates, parameters and masks went into a function."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -76,8 +77,10 @@ class AttentionMode(WatchingMode):
                 weighing = find_written(recorder.lineage, recorder.stack.calls, name, args, kwargs, result)
             if weighing is not None:
                 recorder.see_weighing(weighing, result)
-            else:
+            elif not self._see_pooling(name, args, kwargs, result):
                 self.trails.multiply(args, result)
+        elif name == "sum":
+            self._see_pooling(name, args, kwargs, result)
         elif name in SOFTMAX:
             scores = args[0] if args else kwargs["input"]
             axis = args[1] if len(args) > 1 else kwargs.get("dim")
@@ -91,6 +94,20 @@ class AttentionMode(WatchingMode):
         elif name in FUSED_FUNCTIONS or "attention" in name:
             with quietly():
                 self._see_attention(name.partition(".")[0], args, kwargs, result)
+
+    def _see_pooling(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> bool:
+        """One row of weights met its values, if a sum or an einsum is that; say whether."""
+        product = self.trails.pooled(name, args, kwargs, result, self._move)
+        weighing = None if product is None else self.trails.weighing("matmul", product[:2], {}, product[2])
+        if product is not None and weighing is not None:
+            self.recorder.see_weighing(replace(weighing, summed=True), product[2])
+        return weighing is not None
+
+    def _move(self, name: str, func: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Move the entries of a tensor, followed."""
+        result = func(*args)
+        self._see(name, func, args, {}, result)
+        return result
 
     def _see_attention(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function of torch attended all by itself."""

@@ -35,7 +35,7 @@ class Standing:
 def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
     """What weights weigh, as far as their lineage tells; what they made is placed by it, too."""
     origin, weights, gates = lineage.of(weighing.operand), weighing.weights, weighing.trail.gates
-    unknown = Standing(tokens=not gates)
+    unknown = Standing(tokens=not gates and not weighing.summed)
     if origin is None or origin.right is not None or weights.numel() > MOST or weights.shape[-1] < 2:
         return unknown
     weighed = lineage.of(weighing.weighed)
@@ -47,7 +47,8 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
         elif _all_differ(origin.node.labels("channel").permute(weighing.axes)):
             stands = Standing(tokens=False)
         else:
-            stands = Standing(tokens=not (gates or (weighed is not None and _inside(weighed.node, weighing))))
+            inside = weighed is not None and _inside(weighed.node, weighing)
+            stands = Standing(tokens=not (gates or inside or weighing.summed))
     except (RuntimeError, TypeError, IndexError, ValueError):
         return unknown  # a function that moves numbers, and cannot move labels
     if not stands.tokens or stands.learned:

@@ -113,7 +113,7 @@ def heads_of(module: object) -> int | None:
 def texts_in_batch(calls: Sequence[Call], queries: int) -> int:
     """Texts in the batch, from what the innermost modules were given; 0 where that cannot tell."""
     for call in reversed(calls):
-        for tensor in call.tensors:
+        for tensor in sorted(call.tensors, key=lambda tensor: tensor.ndim != 3):  # states tell more
             if tensor.ndim == 3:
                 return int(tensor.shape[0] if tensor.shape[1] == queries else _other(tensor, queries))
             if tensor.ndim == 2 and tensor.is_floating_point():

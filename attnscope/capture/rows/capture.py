@@ -53,8 +53,8 @@ class Capture:
     values: Tensor | None = None  # [batch, key_head, key, size]
 
     @classmethod
-    def of_call(cls, call: AttentionCall, kernel: str) -> Capture:
-        """Attention whose weights are recomputed from its queries and keys."""
+    def of_call(cls, call: AttentionCall, kernel: str, learned: bool = False) -> Capture:
+        """Attention whose weights are recomputed from its queries and keys; ``learned`` ones stand at no key."""
         terms = (call.query, call.key, *(t for t in (*call.biases, *call.masks) if isinstance(t, Tensor)))
         return cls(
             source="recomputed",
@@ -66,7 +66,9 @@ class Capture:
             keys=call.key.shape[2],
             dtype=call.query.dtype,
             read=ScoredRows(call),
+            crossed=True if learned else None,
             window=call.window,
+            apart=learned,
             values=call.value,
         )
 

@@ -40,6 +40,7 @@ class Weighing:
     axes: tuple[int, ...] = ()  # of the operand, in the order in which the weights have them
     weighed: Tensor | None = None  # the other factor
     key_axis: int = 0  # of the other factor
+    summed: bool = False  # whether it was a sum or an einsum of one row
     values: Tensor | None = None  # [..., key, size], where the product had one such axis
     output: Tensor | None = None  # [..., query, size], what the product gave
 

@@ -45,7 +45,5 @@ class Learned:
 
     def asks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether the queries of an attention function were learned, and its keys were not."""
-        query, key = (
-            args[at] if len(args) > at else kwargs[name] for at, name in enumerate(("query", "key"))
-        )
-        return self.is_fixed(query) and not self.is_fixed(key)
+        given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
+        return self.is_fixed(given["query"]) and not self.is_fixed(given["key"])

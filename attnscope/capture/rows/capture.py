@@ -54,7 +54,7 @@ class Capture:
 
     @classmethod
     def of_call(cls, call: AttentionCall, kernel: str, learned: bool = False) -> Capture:
-        """Attention whose weights are recomputed from its queries and keys; ``learned`` ones stand at no key."""
+        """Attention whose weights are recomputed from its queries, which stand at no key if ``learned``."""
         terms = (call.query, call.key, *(t for t in (*call.biases, *call.masks) if isinstance(t, Tensor)))
         return cls(
             source="recomputed",

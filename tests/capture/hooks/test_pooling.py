@@ -147,10 +147,8 @@ def test_a_learned_mean_of_layers_is_no_attention():
     class Mix(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers, self.share = (
-                nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(COUNT)),
-                nn.Linear(COUNT, 1),
-            )
+            self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(COUNT))
+            self.share = nn.Linear(COUNT, 1)
 
         def forward(self, x):
             made = torch.stack([layer(x) for layer in self.layers])

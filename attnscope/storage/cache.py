@@ -75,7 +75,7 @@ def find_pass(key: str) -> Trace | None:
     folder = _own_folder()
     if folder is None:
         return None
-    for path in sorted(folder.glob(f"{key}-*{SUFFIX}")):
+    for path in _entries(folder, key):
         found = _open(path)
         if found is not None:
             with suppress(OSError):
@@ -95,7 +95,7 @@ def store_pass(key: str, trace: Trace) -> None:
     path = folder / f"{key}-{_digest(content)}{SUFFIX}"
     with suppress(OSError, AttnscopeError):
         write_whole(path, content, private=True)
-        for other in folder.glob(f"{key}-*{SUFFIX}"):
+        for other in _entries(folder, key):
             if other != path:
                 other.unlink()
         _make_room(folder)
@@ -134,6 +134,13 @@ def _own_folder(*, make: bool = False) -> Path | None:
     except (OSError, RuntimeError):  # no home either
         return None
     return folder if stat.S_ISDIR(found.st_mode) and _is_private(found) else None
+
+
+def _entries(folder: Path, key: str) -> list[Path]:
+    """The entries of a key; all names are read, of which there may be thousands."""
+    with suppress(OSError), os.scandir(folder) as found:
+        return [Path(each.path) for each in found if each.name.startswith(f"{key}-")]
+    return []
 
 
 def _is_private(found: os.stat_result) -> bool:

@@ -1,10 +1,11 @@
-"""How long a first look takes: ``python -m tests.benchmarks.startup [--repeats N]``.
+"""How long a look takes: ``python -m tests.benchmarks.startup [--first] [--repeats N]``.
 
 Everything is timed in one run, in turns, as whole processes, and printed as a ratio to
 ``python -c "import torch"``, which nobody can avoid. The rival is the script that people write today:
 AutoModel with eager attention, one ``imshow``, ``savefig``. It reads the MiniLM that a test dependency
-carries, and so does attnscope for the comparison with it; medians over the repeats. A first look runs the
-model; a second look is at the pass that the first one kept.
+carries, and so does attnscope for the comparison with it; medians over the repeats. A second look is at the
+pass that another one kept: all of them take a minute or two. First looks run the model, and are timed with
+``--first``, which takes some minutes more.
 """
 
 import argparse
@@ -42,17 +43,11 @@ plt.savefig(out)
 """
 
 
-def commands(folder: str) -> dict[str, list[str]]:
+def commands(folder: str, first: bool) -> dict[str, list[str]]:
     """What is timed, by name."""
-    show = ["-m", "attnscope", "show", TEXT]
-    return {
+    looks = {
         'python -c "import torch"': ["-c", "import torch"],
         "attnscope --help": ["-m", "attnscope", "--help"],
-        "attnscope show TEXT --head L0H2": [*show, "--head", "L0H2"],
-        "attnscope show TEXT": show,
-        "AutoModel, eager, imshow, savefig": ["-c", SCRIPT, minilm(), TEXT, f"{folder}/script.png"],
-        "attnscope show TEXT -m MiniLM --head L2H5": [*show, "-m", minilm(), "--head", "L2H5"],
-        "the same with -o head.png": [*show, "-m", minilm(), "--head", "L2H5", "-o", f"{folder}/head.png"],
         **{
             f"{SECOND} {' '.join(asked)}": ["-m", "attnscope", asked[0], TEXT, "-m", minilm(), *asked[1:]]
             for asked in (
@@ -65,6 +60,20 @@ def commands(folder: str) -> dict[str, list[str]]:
                 ["show", "--head", "L2H5", "-o", f"{folder}/again.png"],
             )
         },
+        f"{SECOND} show, own": ["-m", "attnscope", "show", TEXT],
+    }
+    return looks | (first_looks(folder) if first else {})
+
+
+def first_looks(folder: str) -> dict[str, list[str]]:
+    """Those that run the model, and their rival."""
+    show = ["-m", "attnscope", "show", TEXT]
+    return {
+        "attnscope show TEXT --head L0H2": [*show, "--head", "L0H2"],
+        "attnscope show TEXT": show,
+        "AutoModel, eager, imshow, savefig": ["-c", SCRIPT, minilm(), TEXT, f"{folder}/script.png"],
+        "attnscope show TEXT -m MiniLM --head L2H5": [*show, "-m", minilm(), "--head", "L2H5"],
+        "the same with -o head.png": [*show, "-m", minilm(), "--head", "L2H5", "-o", f"{folder}/head.png"],
     }
 
 
@@ -82,10 +91,12 @@ def seconds(arguments: list[str], folder: str, second: bool = False) -> tuple[fl
 def main() -> None:
     """Time everything in turns and print a table of ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--first", action="store_true", help="time first looks, too")
+    asked = parser.parse_args()
+    repeats = asked.repeats
     with tempfile.TemporaryDirectory() as folder:
-        timed = commands(folder)
+        timed = commands(folder, asked.first)
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in timed}
         for name, arguments in timed.items():  # once unmeasured, so that every file is compiled and cached
             seconds(arguments, folder, name.startswith(SECOND))

@@ -578,3 +578,36 @@ def test_other_files_in_the_folder_are_never_removed(monkeypatch, run, looks, fo
     run("show", "Another text.", "-m", folder)
     assert run("cache", "--clear").code == 0
     assert sorted(path.name for path in looks.iterdir()) == ["letters.txt", "mine.trace"]
+
+
+def test_a_model_that_is_linked_elsewhere_is_another_one(run, looks, folder, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    run("show", TEXT, "-m", link)
+    assert came_from_there(run("show", TEXT, "-m", link))
+    link.unlink()
+    link.symlink_to(shutil.copytree(folder, tmp_path / "other"))
+    assert not came_from_there(run("show", TEXT, "-m", link))
+
+
+def test_a_model_of_the_hub_is_the_snapshot_that_its_name_means(monkeypatch, source, folder, tmp_path):
+    hub = tmp_path / "hub" / "models--someone--gpt"
+    for commit in ("one", "two"):
+        shutil.copytree(folder, hub / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    named = replace(source, model=replace(source.model, model="someone/gpt"))
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("one")
+    before = last_look.key_of(named)
+    assert before == last_look.key_of(named) is not None
+    (hub / "refs" / "main").write_text("two")
+    assert last_look.key_of(named) not in (before, None)
+
+
+def test_a_file_in_the_folders_place_means_no_cache(run, monkeypatch, folder, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path / "file"))
+    for _ in range(2):
+        assert not came_from_there(run("show", TEXT, "-m", folder))
+    assert (tmp_path / "file").read_text() == "mine"
+    assert run("cache", "--clear").code == 0

@@ -1,0 +1,67 @@
+"""What it costs to say what every part writes to a score, over the plain pass: a random GPT-2 of full size.
+
+``python -m tests.benchmarks.writes``: processor time on one thread, the best of three.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import transformers as hf
+
+from attnscope.capture import recording
+from attnscope.capture.stream.parts import sum_parts
+from attnscope.capture.stream.rows import StreamRows
+from attnscope.capture.stream.walk import Stream
+
+TOKENS = 256
+
+
+def cost(work: Callable[[], object]) -> float:
+    """Seconds of the processor."""
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def main() -> None:
+    """Measure, and print ratios."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = hf.GPT2LMHeadModel(hf.GPT2Config()).eval()
+    ids = torch.randint(0, 50_000, (1, TOKENS))
+
+    @torch.inference_mode()
+    def run() -> None:
+        model(input_ids=ids)
+
+    def learn() -> None:
+        model(input_ids=ids).logits[0, -1].max().backward()
+        model.zero_grad()
+
+    def follow(words: int) -> None:
+        rows = StreamRows(length=TOKENS, at=TOKENS - 1)
+        with torch.enable_grad(), rows.watching(model), recording(model, [rows], warn=False):
+            logits = model(input_ids=ids).logits[:1, -1]
+        seed = torch.zeros_like(logits)
+        seed[0, int(logits.argmax())] = 1
+        seed.requires_grad_(True)
+        with torch.enable_grad():
+            stream = Stream((logits.grad_fn, logits.output_nr), rows)
+            effects = sum_parts(stream, stream.walk(seed))
+        for head in effects.largest_heads(words):
+            effects.slopes(head, seed)
+
+    plain = cost(run)
+    print(f"forward and backward  {cost(learn) / plain:.2f} of the plain pass of {TOKENS} tokens")
+    print(f"show --writes         {cost(lambda: follow(0)) / plain:.2f}")
+    print(f"with five heads' words {cost(lambda: follow(5)) / plain:.2f}")
+
+
+if __name__ == "__main__":
+    main()

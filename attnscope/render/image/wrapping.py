@@ -60,8 +60,9 @@ def wrap_title(text: str, size: float, width: float, *, bold: bool = False) -> s
     lines = wrap(clean(text), size, width, bold=bold)
     if len(lines) <= LINES:
         return "\n".join(lines)
-    kept = _fill(_words(clean(text), _room(size, width, bold)), _room(size, width, bold))[:LINES]
-    while kept[-1] and _width(f"{kept[-1]} …") > _room(size, width, bold):
+    room = _room(size, width, bold)
+    kept = _fill(_words(clean(text), room), room)[:LINES]
+    while kept[-1] and _width(f"{kept[-1]} …") > room:
         kept[-1] = kept[-1][:-1]
     return "\n".join([*kept[:-1], f"{kept[-1].rstrip()} …"])
 
@@ -71,7 +72,7 @@ def wrap(text: str, size: float, width: float, *, bold: bool = False) -> list[st
     room = _room(size, width, bold)
     words = _words(text, room)
     lines = _fill(words, room)
-    low, high = max(map(_width, words), default=0.0), room
+    low, high = max((wide for _, wide in words), default=0.0), room
     while len(lines) > 1 and high - low > 0.5:
         middle = (low + high) / 2
         narrower = _fill(words, middle)
@@ -92,27 +93,36 @@ def _width(text: str) -> float:
     return sum(_advance(one, font) if ord(one) < KNOWN or one in MARKS else em(one) for one in text)
 
 
-def _words(text: str, room: float) -> list[str]:
-    """The words, a dot between parts with the one before it; those wider than a line are cut in pieces."""
+def _words(text: str, room: float) -> list[tuple[str, float]]:
+    """The words and their widths, a dot between parts with the one before it; long ones are cut in pieces."""
     words: list[str] = []
     for word in text.split():
         if word == "·" and words:
             words[-1] += " ·"
-            continue
-        while _width(word) > room:
-            end = next(end for end in range(len(word), 0, -1) if end == 1 or _width(word[:end]) <= room)
-            words.append(word[:end])
-            word = word[end:]
-        words += [word] if word else []
-    return words
-
-
-def _fill(words: list[str], room: float) -> list[str]:
-    """Words side by side in lines, as many as fit."""
-    lines: list[str] = []
-    for word in words:
-        if lines and _width(f"{lines[-1]} {word}") <= room:
-            lines[-1] += f" {word}"
         else:
-            lines.append(word)
-    return lines
+            words.append(word)
+    pieces = []
+    for word in words:
+        wide = _width(word)
+        while wide > room and len(word) > 1:
+            end = next(end for end in range(len(word) - 1, 0, -1) if end == 1 or _width(word[:end]) <= room)
+            pieces.append((word[:end], _width(word[:end])))
+            word = word[end:]
+            wide = _width(word)
+        pieces.append((word, wide))
+    return pieces
+
+
+def _fill(words: list[tuple[str, float]], room: float) -> list[str]:
+    """Words side by side in lines, as many as fit."""
+    space = _width(" ")
+    lines: list[list[str]] = []
+    left = -1.0
+    for word, wide in words:
+        if lines and space + wide <= left:
+            lines[-1].append(word)
+            left -= space + wide
+        else:
+            lines.append([word])
+            left = room - wide
+    return [" ".join(line) for line in lines]

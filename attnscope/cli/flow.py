@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from attnscope.cli.command import command
+from attnscope.cli.faithful import check_alone, show_methods
 from attnscope.cli.heads import parse_numbers, select
-from attnscope.cli.options.declare import option
+from attnscope.cli.options.declare import flag, option
 from attnscope.cli.options.heads import LayerOptions
 from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.options.picture import WHOLE, MapOptions, NumbersOptions, PrintedOptions, check_picture
@@ -36,9 +37,13 @@ class FlowOptions:
     token: str | None = option(
         "A word, a token's number, or a patch as row,column: what it is made of, and what it goes into."
     )
+    faithful: bool = flag(
+        "Instead: which way of weighing or following attention ranks first the tokens that a prediction "
+        "really needs: they are taken away and given back, in each way's order and in random ones."
+    )
     target: str | None = option(
-        "With --method relevance: the prediction, a word at the end of the text, the number of a token, or a "
-        "classifier's class (of a token: CLASS@TOKEN); the likeliest if not given."
+        "With --method relevance or --faithful: the prediction, a word at the end of the text, the number of "
+        "a token, or a classifier's class (of a token: CLASS@TOKEN); the likeliest if not given."
     )
 
 
@@ -75,15 +80,20 @@ def flow(
 
     attnscope flow "The cat sat on the" -m own-causal --method relevance --target mat
 
+    attnscope flow "The cat sat on the" -m own-causal --faithful
+
     attnscope flow --image cat.png -m google/vit-base-patch16-224 --token CLS -o cat-flow.png
     """
     layer, *others = parse_numbers(attention.layers, "--layer") or (None,)
     if others:
         raise typer.BadParameter("name one layer, up to which attention is followed", param_hint="--layer")
-    if asked.target is not None and asked.method != "relevance":
-        raise typer.BadParameter("it goes with --method relevance", param_hint="--target")
-    check_picture(output.out, picture.cmap, one=asked.token is not None)
+    if asked.target is not None and asked.method != "relevance" and not asked.faithful:
+        raise typer.BadParameter("it goes with --method relevance or --faithful", param_hint="--target")
+    check_picture(output.out, picture.cmap, one=asked.token is not None or asked.faithful)
     given = read_source(source, model)
+    if asked.faithful:
+        check_alone(asked.token is None and not attention.layers and source.saved is None)
+        return show_methods(given, asked.target, output.out, picture, as_json=output.as_json)
     from attnscope.analysis.flow import focus_token, follow_flow
     from attnscope.answers.answer import Answer
     from attnscope.cli import answers

@@ -14,6 +14,7 @@ from attnscope.answers.figure_table import print_table
 from attnscope.cli.by_position import check_parts, parse_rows, show_curves
 from attnscope.cli.command import command
 from attnscope.cli.corpus import check_texts, measure_corpus
+from attnscope.cli.faithful import check_alone, show_heads
 from attnscope.cli.heads import select
 from attnscope.cli.options.corpus import CorpusOptions
 from attnscope.cli.options.measured import MeasuredHeads, StatsOptions, StatsOutput
@@ -70,6 +71,13 @@ def stats(
     check_texts(corpus, source)
     check_parts(asked.rows, asked.by_position, one=corpus.texts is None)
     given = None if corpus.texts else read_source(source, model)
+    if asked.faithful:
+        check_alone(given is not None and source.saved is None and not output.as_csv and not output.head_map)
+        assert given is not None
+        check_picture(output.out, picture.cmap, one=True)
+        shown = select(attention)
+        show_heads(given, shown, model, attention.top, output.out, picture, as_json=output.as_json)
+        return
     from attnscope.analysis.conditions import parse_conditions
     from attnscope.analysis.corpus.processes import torchrun_processes
     from attnscope.measures import DEFAULT

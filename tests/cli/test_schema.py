@@ -28,6 +28,7 @@ ASKED = {
         ["--ablation", "zero"],
         ["--sort", "coverage90", "--layer", "1"],
         ["--by-position", "previous"],
+        ["--faithful", "--layer", "0"],
     ],
     "compare": [
         [],
@@ -43,7 +44,7 @@ ASKED = {
         ["--pair", "1 -> 1"],
         ["-m", "own-causal", "--truncate", "--max-tokens", "9", "--generate", "3", "--written"],
     ],
-    "flow": [[], ["--method", "relevance"]],
+    "flow": [[], ["--method", "relevance"], ["--faithful"]],
     "info": [[], ["--audit"]],
     "export": [["--format", "png,npz", "--layers", "0", "--heads", "1", "-o", "FOLDER"]],
 }

@@ -1,10 +1,11 @@
 """What every command prints with ``--json``, as JSON Schema: for programs, and for agents."""
 
 from attnscope.answers.schemas.align import ALIGN
+from attnscope.answers.schemas.flow import FAITHFUL, FLOW
 from attnscope.answers.schemas.gold import GOLD, TIMED
 from attnscope.answers.schemas.looks import FIND, INFO, SHOW
 from attnscope.answers.schemas.measured import STATS
-from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT, FLOW
+from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT
 from attnscope.answers.schemas.parts import SPANS
 from attnscope.answers.schemas.shape import TEXT, Shape, begun, either, extended
 from attnscope.answers.version import name_schema
@@ -13,12 +14,12 @@ __all__ = ["schema_of"]
 
 SCHEMAS = {
     "show": SHOW,
-    "stats": STATS,
+    "stats": either(STATS, FAITHFUL),
     "compare": COMPARE,
     "find": either(FIND, GOLD, TIMED),
     "spans": either(*SPANS["anyOf"], FIND),
     "align": ALIGN,
-    "flow": FLOW,
+    "flow": either(FLOW, FAITHFUL),
     "info": INFO,
     "check": CHECK,
     "export": EXPORT,

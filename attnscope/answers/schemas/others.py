@@ -149,25 +149,6 @@ FEEDS = record(
 )
 COMPARE = either(ALL, DEPTH, TWO, TEXTS, MODELS, FEEDS)
 
-FLOW = record(
-    "what the tokens of each layer are made of, of the text's own",
-    method=({"enum": ["rollout", "flow", "relevance", "alti"]}, "how attention was followed"),
-    notes=(NOTES, "what to know"),
-    layers=(
-        listed(
-            record(
-                "the map of a layer",
-                kind=(KIND, "its kind of attention"),
-                layer=(COUNT, "its number"),
-                queries=(listed(TEXT), "the tokens of the layer"),
-                keys=(listed(TEXT), "the tokens of the text"),
-                weights=(MATRIX, "[query, key]"),
-            )
-        ),
-        "every layer, from the first",
-    ),
-)
-
 CHECK = record(
     "claims and what became of them",
     holds=(FLAG, "whether every claim holds and no figure changed"),

@@ -35,6 +35,11 @@ class StatsOptions:
         "corpus, to its mean output: a pass for each head.",
         panel=WHERE,
     )
+    faithful: bool = flag(
+        "Instead: which head ranks first the tokens that a prediction really needs, that of --target; flow "
+        "--faithful compares ways of weighing.",
+        panel=WHERE,
+    )
     pooled: Path | None = option(
         "Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. show,"
         " export and browse read it with --from.",

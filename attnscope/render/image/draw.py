@@ -18,6 +18,7 @@ from attnscope.render.colour import choose_map
 from attnscope.render.image.bars import focus_figure
 from attnscope.render.image.curves import curves_figure
 from attnscope.render.image.distances import distance_figure, distances_figure
+from attnscope.render.image.faithful import faithful_figure
 from attnscope.render.image.fonts import families
 from attnscope.render.image.grid import grid_figure
 from attnscope.render.image.maps import WEIGHT, head_map_figure, heatmap_figure
@@ -31,6 +32,7 @@ from attnscope.storage.folder import PICTURES
 from attnscope.storage.whole import write_whole
 from attnscope.views.curves import Curves
 from attnscope.views.distances import DistanceMap, HeadDistances
+from attnscope.views.faithful import Faithful
 from attnscope.views.focus import Focus
 from attnscope.views.grid import Grid
 from attnscope.views.heads import HeadMap
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 Drawable: TypeAlias = (
     "Heatmap | Grid | Focus | HeadMap | DistanceMap | HeadDistances | Strip | HeadPair | Terms | Curves"
-    " | Stack"
+    " | Stack | Faithful"
 )
 
 DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
@@ -60,6 +62,7 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Terms: terms_figure,
     Curves: curves_figure,
     Stack: stack_figure,
+    Faithful: faithful_figure,
 }
 """What draws each view."""
 

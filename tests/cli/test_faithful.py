@@ -1,0 +1,58 @@
+"""``--faithful`` on flow and stats: what it prints, saves and refuses."""
+
+import json
+
+import pytest
+
+TEXT = "The cat sat on the"
+OWN = ("-m", "own-causal")
+
+
+def test_flow_lists_every_way_with_random_orders_among_them(run):
+    printed = run("flow", TEXT, *OWN, "--faithful").out
+    title, prediction, _, header, alone, *lines = printed.splitlines()
+    assert title.startswith("which tokens the prediction needs · own-causal · “The cat sat on the”")
+    assert prediction.startswith("the prediction: ")
+    assert header.split() == ["order", "by", "deletion", "insertion", "first"]
+    assert alone.startswith("one at a time")
+    listed = lines[: next(number for number, line in enumerate(lines) if line.startswith("·"))]
+    areas = [float(line[23:].split()[0]) for line in listed if not line.startswith("random")]
+    assert areas == sorted(areas)
+    names = {line[:23].strip() for line in listed}
+    weighings = {f"--weigh {name}" for name in ("raw", "norm", "norm-residual", "zeroing", "gradient")}
+    methods = {f"--method {name}" for name in ("rollout", "flow", "relevance", "alti")}
+    assert names == weighings | methods | {"random order"}
+
+
+def test_stats_lists_heads_and_what_they_are_weighed_by(run):
+    seen = json.loads(run("stats", TEXT, *OWN, "--faithful", "--weigh", "norm", "--layer", "1", "--json").out)
+    assert {each["name"] for each in seen["ranked"]} == {"L1H0", "L1H1", "L1H2", "L1H3", "all heads"}
+    assert seen["weigh"] == "norm"
+    printed = run("stats", TEXT, *OWN, "--faithful", "--top", "2", "--target", "mat").out
+    assert "and 11 more" in printed
+    assert "'mat'" in printed.splitlines()[1]
+
+
+def test_the_curves_are_saved(run, tmp_path):
+    assert run("flow", TEXT, *OWN, "--faithful", "-o", tmp_path / "curves.png", "--dpi", "50").code == 0
+    assert run("stats", TEXT, *OWN, "--faithful", "-o", tmp_path / "heads.svg").code == 0
+    drawn = (tmp_path / "heads.svg").read_text()
+    assert "deletion" in drawn
+    assert "random order" in drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("flow", TEXT, "--faithful", "--token", "cat"), "--layer, --from, --texts or --csv"),
+        (("stats", TEXT, "--faithful", "--csv"), "--layer, --from"),
+        (("flow", TEXT, "--faithful", "-o", "a.html"), "holds whole layers"),
+        (("flow", "cat", *OWN, "--faithful"), "fewer than two tokens"),
+        (("stats", TEXT, *OWN, "--faithful", "--layer", "9"), "layers 0-2"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_makes_no_sense_is_refused(run, words, said):
+    ran = run(*words)
+    assert ran.code in (1, 2)
+    assert said in " ".join(ran.err.split())

@@ -18,7 +18,16 @@ from attnscope.axes import Weights
 from attnscope.axes.weights import Array, label_map
 from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.flow import add_up_relevance, as_shares, max_flow, roll_out, with_residual
+from attnscope.measures.flow import (
+    add_up_both,
+    add_up_relevance,
+    as_shares,
+    max_flow,
+    roll_out,
+    roll_out_both,
+    with_crossed_residual,
+    with_residual,
+)
 from attnscope.models import Model, ModelInput
 from attnscope.models.file import FileModel
 from attnscope.models.inputs import Picture
@@ -101,8 +110,9 @@ def follow_flow(
             model.run(prepared, [mixing.residuals])
     record = model.run(prepared, [mixing])
     _require_square(mixing, model.name)
-    if "cross" in kinds_of(mixing.matrices) and method != "rollout":
-        raise ModelError(f"{method} follows one sequence: --method rollout follows the two of {model.name}")
+    if "cross" in kinds_of(mixing.matrices) and method == "flow":
+        others = "rollout, relevance and alti follow"
+        raise ModelError(f"the largest flow follows one sequence: {others} the two of {model.name}")
     notes = (METHODS[method], *model.notes, *prepared.notes, *record.notes, *([said] if said else []))
     maps: dict[str, list[tuple[int, Weights]]] = {}
     for kind, layer, values, axes in _follow(mixing, method, selection, token):
@@ -139,7 +149,7 @@ def _follow(
 ) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
     """By kind and layer, what the tokens are made of, and their labels."""
     if "cross" in kinds_of(mixing.matrices):
-        return _through_both(mixing)
+        return _through_both(mixing, method)
     followed = []
     for kind in kinds_of(mixing.matrices):
         sites = [site for site in mixing.matrices if site.kind == kind]
@@ -177,26 +187,28 @@ def _flows(matrices: Sequence[Array], rows: Sequence[int] | None) -> list[Array]
     return maps
 
 
-def _through_both(mixing: Mixing) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
-    """Rollout of an encoder-decoder: a decoder's token is made of tokens of both sides."""
-    sizes = {site.kind: matrix.shape for site, matrix in mixing.matrices.items()}
-    own, other = sizes["cross"]
-    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
-    maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
+def _through_both(mixing: Mixing, method: Method) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
+    """What the tokens of an encoder-decoder are made of: a decoder's, of tokens of both sides."""
+    crossed = next(axes for site, axes in mixing.axes.items() if site.kind == "cross")
+    own, other = map(len, crossed)
+    steps = []
     for site, matrix in mixing.matrices.items():
+        if method == "rollout":
+            matrix = with_crossed_residual(matrix) if site.kind == "cross" else with_residual(matrix)
+        elif method == "alti":
+            matrix = as_shares(matrix)
+        steps.append((site.kind, matrix))
+    found = (add_up_both if method == "relevance" else roll_out_both)(steps, own, other)
+    maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
+    for site, made in zip(mixing.matrices, found, strict=True):
         axes = mixing.axes[site]
-        if site.kind == "encoder":
-            encoded = with_residual(matrix) @ encoded
-            maps["encoder", site.layer] = encoded, axes
+        if not isinstance(made, tuple):
+            maps["encoder", site.layer] = made, axes
             continue
-        if site.kind == "decoder":
-            mixed = with_residual(matrix)
-            side, across = mixed @ side, mixed @ across
-        else:
-            side, across = 0.5 * side, 0.5 * across + 0.5 * as_shares(matrix) @ encoded
+        side, across = made
+        maps["decoder", site.layer] = side, (axes[0], axes[0])
+        if site.kind == "cross":
             maps["cross", site.layer] = across, axes
-        queries = axes[0]
-        maps["decoder", site.layer] = side, (queries, queries)
     return [(kind, layer, made, axes) for (kind, layer), (made, axes) in maps.items()]
 
 

@@ -28,7 +28,9 @@ class Mixing:
     slopes: Mapping[Site, Tensor] | None
     name: str
     residuals: Residuals | None = None
-    matrices: dict[Site, Array] = field(default_factory=dict)  # [query, key]
+    matrices: dict[Site, Array] = field(
+        default_factory=dict
+    )  # [query, key]; of ALTI across, the residual last
     axes: dict[Site, tuple[Axis, Axis]] = field(default_factory=dict)
 
     def observe(self, attention: Attention) -> None:
@@ -39,7 +41,7 @@ class Mixing:
             raise ModelError(f"{site.name} of {self.name} {said}: nothing can be followed through it")
         require(8 * size, f"the mean of {attention.heads} heads of layer {site.layer}", "cut the text")
         step = rows_at_a_time(attention, BLOCK)
-        if self.residuals is not None and site.kind != "cross":
+        if self.residuals is not None:
             amounts: Amounts | None = (parts := self._parts(attention, self.residuals))
             step = max(1, BLOCK // (len(attention.keys) * parts.width))
         else:
@@ -64,7 +66,7 @@ class Mixing:
                 "rollout and relevance follow it"
             )
         values = Values.of(attention.values, attention.heads, None).values
-        return Contributions(values, found.weight, residual)
+        return Contributions(values, found.weight, residual, crossed=site.kind == "cross")
 
     def _amounts(self, attention: Attention) -> Amounts | None:
         if self.slopes is None:

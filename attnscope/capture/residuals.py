@@ -2,11 +2,14 @@
 
 They are found by their numbers, too: the next module whose input, less what the attention gave, is something
 that a module around the attention, or just before it, was given. Where that was the attention's own input,
-the sum is normalised before it goes on (as in BERT); else the sum goes on as it is (as in GPT-2).
+the sum is normalised before it goes on (as in BERT); else the sum goes on as it is (as in GPT-2). A block
+that adds attention and feed-forward part at once (as GPT-J's) never has that sum: it is told by what the
+block gives, which is its input, the attention's output and that of another module.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,10 +19,14 @@ from torch.nn import functional as F
 
 from attnscope.attention import Attention, Site
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.projections import Projections
+from attnscope.capture.projections import RECENT, Projections
+from attnscope.capture.record import tolerance
 
 NEAR = 1e-4
-"""How far states may be apart that count as the same, of their largest number."""
+"""How far a norm may be from its formula, of its largest number, in float32."""
+
+ROUNDINGS = 4
+"""Roundings by which a sum may be off."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +64,7 @@ class Residuals(Projections):
     _added: _Added | None = None
     _given: tuple[Tensor, ...] = ()
     _own: Tensor | None = None
+    _beside: deque[Tensor] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def of(self, site: Site) -> Residual | None:
         """What is around one call. A model norms one way: its first layer may have no norm to tell it by."""
@@ -67,6 +75,7 @@ class Residuals(Projections):
     def observe(self, attention: Attention) -> None:
         """Note what the modules around were given, and look for the projection."""
         self._added = None
+        self._beside.clear()
         recent = [call for call, _ in self._recent]  # a norm before it may have had the sum so far
         self._given = tuple(each for call in (*self._running, *recent) for each in call.tensors)
         self._own = self._running[-1].first if self._running else None
@@ -75,11 +84,13 @@ class Residuals(Projections):
     def _compare(self, call: Call, output: object) -> None:
         if self._added is not None:
             self._look(self._added, call, output)
+        if self._added is not None:
+            self._look_beside(self._added, call, output)
         waiting = self._pending
         super()._compare(call, output)
-        output = output[0] if isinstance(output, (tuple, list)) and output else output
-        if waiting is not None and self._pending is None and isinstance(output, Tensor):
-            self._added = _Added(waiting.attention.site, output, self._own, self._given)
+        gave = _first(output)
+        if waiting is not None and self._pending is None and gave is not None:
+            self._added = _Added(waiting.attention.site, gave.detach().clone(), self._own, self._given)
 
     def _look(self, added: _Added, call: Call, output: object) -> None:
         """Whether a module was given the attention's output, added to what was there."""
@@ -89,23 +100,47 @@ class Residuals(Projections):
         if total.numel() != added.output.numel() or output.shape != total.shape:
             return
         total, output = total.reshape(shape), output.reshape(shape)  # of OPT's, batch and tokens are one axis
-        before = total - added.output
-        if not any(_same(before, given) for given in added.around):
+        before = next((each for each in added.around if _is_sum(total, each, added.output)), None)
+        if before is None:
             return
         self._added = None
-        total = total.detach().clone()
-        if added.own is None or not _same(before, added.own):
-            self.residuals[added.site] = Residual(before.detach(), total)
+        before, total = before.detach().clone(), total.detach().clone()
+        if added.own is None or not _is_sum(total, added.own, added.output):
+            self.residuals[added.site] = Residual(before, total)
         elif (scale := _scale_of(call, total, output)) is not None:
-            self.residuals[added.site] = Residual(before.detach(), total, output.detach().clone(), scale)
+            self.residuals[added.site] = Residual(before, total, output.detach().clone(), scale)
+
+    def _look_beside(self, added: _Added, call: Call, output: object) -> None:
+        """Whether a block gave the sum of its input, the attention's output and that of another module."""
+        before, given = call.first, _first(output)
+        if before is None or given is None or given.shape != added.output.shape:
+            return
+        others = (*self._beside, *(_first(other) for _, other in self._recent))
+        if any(other is not None and _is_sum(given, before, added.output, other) for other in others):
+            self._added = None
+            self.residuals[added.site] = Residual(before.detach().clone(), (before + added.output).detach())
+
+    def _leave(self, call: Call, output: object) -> None:
+        super()._leave(call, output)
+        gave = _first(output)
+        if self._added is not None and gave is not None and gave.shape == self._added.output.shape:
+            self._beside.append(gave.detach().clone())  # Falcon writes the sum into it
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether states are the same, but for rounding."""
-    if one.shape != other.shape or not other.is_floating_point():
+def _first(output: object) -> Tensor | None:
+    """The tensor that a module gave, or the first of several."""
+    output = output[0] if isinstance(output, (tuple, list)) and output else output
+    return output if isinstance(output, Tensor) and not output.is_nested else None
+
+
+def _is_sum(total: Tensor, before: Tensor, output: Tensor, *others: Tensor) -> bool:
+    """Whether a total is the sum of all others, but for rounding, and would not be without the output."""
+    if any(each.shape != total.shape or not each.is_floating_point() for each in (before, output, *others)):
         return False
-    largest = float(other.abs().amax())
-    return largest > 0 and float((one - other).abs().amax()) <= NEAR * largest
+    parts = [each.double() for each in (before, *others)]
+    near = ROUNDINGS * torch.finfo(total.dtype).eps * sum(map(torch.abs, parts), output.double().abs())
+    rest = total.double() - sum(parts[1:], parts[0])
+    return bool(((rest - output).abs() <= near).all()) and not bool((rest.abs() <= near).all())
 
 
 def _scale_of(call: Call, total: Tensor, output: Tensor) -> Tensor | None:
@@ -115,7 +150,9 @@ def _scale_of(call: Call, total: Tensor, output: Tensor) -> Tensor | None:
     if not isinstance(weight, Tensor) or weight.shape != total.shape[-1:] or not isinstance(eps, float):
         return None
     made = F.layer_norm(total, weight.shape, weight, bias, eps)
-    if output.shape != made.shape or not _same(made, output):
+    near = NEAR if output.dtype in (torch.float32, torch.float64) else tolerance(output.dtype)
+    gap = (made - output).float().abs().amax() if output.shape == made.shape else torch.inf
+    if gap > near * output.float().abs().amax():
         return None
-    spread = torch.sqrt(total.var(-1, unbiased=False, keepdim=True) + eps)
+    spread = torch.sqrt(total.float().var(-1, unbiased=False, keepdim=True) + eps)
     return (weight / spread).detach()

@@ -24,6 +24,7 @@ class Contributions:
     values: Tensor  # [1, head, key, size]
     weight: Tensor  # [head, size, width]
     residual: Residual
+    crossed: bool = False  # whether the residual is of no key: then it is a last one
 
     @property
     def width(self) -> int:
@@ -36,11 +37,15 @@ class Contributions:
         return self.values[0] @ self.weight.to(self.values)
 
     def __call__(self, rows: Tensor, which: slice, heads: object) -> Tensor:
-        """What each key brings to each row.  [1, head, row, key] -> [1, 1, row, key]"""
+        """What each key brings to each row.  [1, head, row, key] -> [1, 1, row, key (+ 1 if crossed)]"""
         with torch.no_grad():
             parts = torch.einsum("hrk,hkw->rkw", rows[0].to(self._moved), self._moved)
-            own = torch.arange(which.start, which.stop, device=parts.device)
-            parts[own - which.start, own] += self.residual.before[0, which].to(parts)
+            before = self.residual.before[0, which].to(parts)  # [row, width]
+            if self.crossed:
+                parts = torch.cat([parts, before[:, None]], 1)
+            else:
+                own = torch.arange(which.start, which.stop, device=parts.device)
+                parts[own - which.start, own] += before
             if self.residual.scale is not None:
                 scale = self.residual.scale[0, which].to(parts)  # [row, width]
                 parts = (parts - parts.mean(-1, keepdim=True)) * scale[:, None]

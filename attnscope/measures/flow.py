@@ -7,6 +7,7 @@ the layer below. All of it is NumPy, float64.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,11 @@ def with_residual(weights: Array) -> Array:
     Rows are made to sum to 1 before; one without attention keeps its token.
     """
     return 0.5 * as_shares(weights) + 0.5 * np.eye(len(weights))
+
+
+def with_crossed_residual(weights: Array) -> Array:
+    """As ``with_residual``, of cross attention: the residual is the last column.  -> [query, key + 1]"""
+    return np.hstack([0.5 * as_shares(weights), np.full((len(weights), 1), 0.5)])
 
 
 def as_shares(rows: Array) -> Array:
@@ -48,6 +54,61 @@ def add_up_relevance(matrices: Sequence[Array]) -> list[Array]:
         relevance = relevance + matrix @ relevance
         maps.append(as_shares(relevance))
     return maps
+
+
+Both: TypeAlias = "tuple[Array, Array]"
+"""What a decoder's tokens are made of: of their own side [own, own], and of the encoder's [own, other]."""
+
+
+def roll_out_both(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
+    """Rollout of an encoder-decoder: after each step, the encoder's tokens, or the decoder's two sides.
+
+    A step is the kind of attention and its shares, with the residual in them: [query, key], and of cross
+    attention [own, other + 1], whose last column is the residual's.
+    """
+    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
+    maps: list[Array | Both] = []
+    for kind, shares in steps:
+        if kind == "encoder":
+            encoded = shares @ encoded
+        elif kind == "decoder":
+            side, across = shares @ side, shares @ across
+        else:
+            kept = shares[:, -1:]
+            side, across = kept * side, kept * across + shares[:, :-1] @ encoded
+        maps.append(encoded if kind == "encoder" else (side, across))
+    return maps
+
+
+def add_up_both(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
+    """Relevance of an encoder-decoder (Chefer et al. 2021), both sides of a row together as shares.
+
+    ``R ← R + A R`` inside of each side, and across ``R ← R + S A E``: E what the encoder's tokens are made of
+    and S the decoder's, each less itself over the sum of its row, and itself. Chefer et al. have Sᵀ there,
+    with which tokens of a causal decoder would be made of later ones.
+    """
+    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
+    maps: list[Array | Both] = []
+    for kind, matrix in steps:
+        if kind == "encoder":
+            encoded = encoded + matrix @ encoded
+            maps.append(as_shares(encoded))
+            continue
+        if kind == "decoder":
+            side, across = side + matrix @ side, across + matrix @ across
+        else:
+            across = across + _evened(side) @ matrix @ _evened(encoded)
+        total = (side.sum(-1) + across.sum(-1))[:, None]
+        maps.append((side / total, across / total))
+    return maps
+
+
+def _evened(relevance: Array) -> Array:
+    """What each token has of others as shares, beside all of itself.  [query, key]"""
+    others = relevance - np.eye(len(relevance))
+    total = others.sum(-1, keepdims=True)
+    evened: Array = np.where(total > 0, others / np.where(total > 0, total, 1), 0) + np.eye(len(relevance))
+    return evened
 
 
 def max_flow(matrices: Sequence[Array], row: int) -> Array:

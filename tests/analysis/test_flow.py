@@ -79,13 +79,73 @@ def test_alti_leaves_the_sum_as_it_is_where_the_model_does(tmp_path):
         np.testing.assert_allclose(ours.values, expected, atol=1e-5)
 
 
-def test_a_block_that_alti_cannot_follow_is_named(tmp_path):
-    config = transformers.GPTNeoXConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=400
-    )
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 400}
+ROTATED = {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "vocab_size": 400}
+PARALLEL = {
+    "gpt-neox": (
+        transformers.GPTNeoXConfig(**SIZES, intermediate_size=48),
+        transformers.GPTNeoXModel,
+        "layers.{}.attention.dense",
+    ),
+    "gptj": (transformers.GPTJConfig(**ROTATED), transformers.GPTJModel, "h.{}.attn.out_proj"),
+    "falcon": (
+        transformers.FalconConfig(**SIZES, multi_query=True),
+        transformers.FalconModel,
+        "h.{}.self_attention.dense",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+def test_alti_where_attention_and_feed_forward_read_the_same_states(tmp_path, name):
+    """The sum that attention makes with the residual, which such a model never has by itself."""
+    config, make, path = PARALLEL[name]
     gpt2(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    model = load(save(tmp_path, transformers.GPTNeoXModel(config), tokenizer))
+    model = load(save(tmp_path, make(config), tokenizer))
+    text = model.prepare(TEXT)
+    eager = make.from_pretrained(tmp_path, attn_implementation="eager")
+    heads = []  # what goes into the output projection of each layer
+    for layer in range(2):
+        eager.get_submodule(path.format(layer)).register_forward_hook(
+            lambda module, given, output: heads.append((module, given[0][0], output[0]))
+        )
+    with torch.no_grad():
+        own = eager(**text.inputs, output_attentions=True, output_hidden_states=True)
+    values = _Values()
+    model.run(text, [values])
+    expected = np.eye(len(text.tokens))
+    maps = follow_flow(model, text, "alti", Selection()).maps["decoder"]
+    for (_, ours), weights, states, value, (dense, mixed, output) in zip(
+        maps, own.attentions, own.hidden_states, values.seen, heads, strict=False
+    ):
+        with torch.no_grad():
+            value = value.expand(4, -1, -1)  # [head, key, size]
+            ours_mixed = (weights[0] @ value).transpose(0, 1).flatten(1)
+            torch.testing.assert_close(ours_mixed, mixed, atol=1e-5, rtol=1e-4)
+            parts = dense.weight.T.unflatten(0, (4, 8))
+            vectors = torch.einsum("hij,hjs,hsw->ijw", weights[0], value, parts)
+            vectors += torch.eye(len(states[0]))[:, :, None] * states[0][:, None]
+            given = states[0] + output
+            moved = (given[:, None] - vectors).abs().sum(-1)
+            shares = (given.abs().sum(-1, keepdim=True) - moved).clamp(min=0).double().numpy()
+        expected = shares / shares.sum(-1, keepdims=True) @ expected
+        np.testing.assert_allclose(ours.values, expected, atol=1e-5)
+
+
+class _Values:
+    def __init__(self):
+        self.seen = []
+
+    def observe(self, attention):
+        self.seen.append(attention.values[0].clone())
+
+
+def test_a_block_that_alti_cannot_follow_is_named(tmp_path):
+    config = transformers.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, intermediate_size=48)
+    gpt2(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = load(save(tmp_path, transformers.Gemma2Model(config), tokenizer))
     with pytest.raises(ModelError, match="what its output is added to was not found"):
         _follow(model, "alti")
 
@@ -123,14 +183,109 @@ def test_relevance_is_chefers_rule_with_gradients_of_autograd():
     assert any("the prediction: 'mat'" in note for note in seen.notes)
 
 
-def test_both_sides_of_an_encoder_decoder_together_make_a_token(tmp_path):
-    model = load(t5(tmp_path))
-    seen = follow_flow(model, model.prepare(TEXT, "The mat."), "rollout", Selection())
+@pytest.mark.parametrize("method", ["rollout", "relevance", "alti"])
+def test_both_sides_of_an_encoder_decoder_together_make_a_token(tmp_path, method):
+    model = load(t5(tmp_path), predicting=True)
+    seen = follow_flow(model, model.prepare(TEXT, "The mat."), method, Selection())
     assert set(seen.maps) == {"encoder", "decoder", "cross"}
     for (_, own), (_, other) in zip(seen.maps["decoder"], seen.maps["cross"], strict=True):
         np.testing.assert_allclose(own.values.sum(-1) + other.values.sum(-1), 1, atol=1e-6)
-    with pytest.raises(ModelError, match="--method rollout"):
-        follow_flow(model, model.prepare(TEXT), "flow", Selection())
+    with pytest.raises(ModelError, match="rollout, relevance and alti"):
+        follow_flow(model, model.prepare(TEXT, "The mat."), "flow", Selection())
+
+
+def _t5_pass(folder, text):
+    """An eager copy, what it returns, and what goes into and out of each of its attention layers."""
+    eager = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="eager")
+    states, values = {}, {}
+    for path, module in eager.named_modules():
+        if path.endswith((".SelfAttention.v", ".EncDecAttention.v")):
+            module.register_forward_hook(lambda _, given, output, path=path: values.update({path: output[0]}))
+        elif hasattr(module, "SelfAttention") or hasattr(module, "EncDecAttention"):
+            module.register_forward_hook(
+                lambda _, given, output, path=path: states.update({path: (given[0][0], output[0][0])})
+            )
+    return eager, eager(**text.inputs, output_attentions=True), states, values
+
+
+def _t5_layers(own):
+    """The attention layers in the order in which they run, by path and kind, with their weights."""
+    for layer, weights in enumerate(own.encoder_attentions):
+        yield f"encoder.block.{layer}.layer.0", "encoder", weights
+    for layer, (side, across) in enumerate(zip(own.decoder_attentions, own.cross_attentions, strict=True)):
+        yield f"decoder.block.{layer}.layer.0", "decoder", side
+        yield f"decoder.block.{layer}.layer.1", "cross", across
+
+
+def test_relevance_through_cross_attention_is_chefers_rule_with_gradients_of_autograd(tmp_path):
+    model = load(t5(tmp_path), predicting=True)
+    text = model.prepare(TEXT, "The mat.")
+    _, own, *_ = _t5_pass(tmp_path, text)
+    last = own.logits[0, -1]
+    layers = list(_t5_layers(own))
+    slopes = torch.autograd.grad(last.max(), [weights for *_, weights in layers], allow_unused=True)
+    others, sides = len(text.tokens), len(text.inputs["decoder_input_ids"][0])
+    encoded, side, across = np.eye(others), np.eye(sides), np.zeros((sides, others))
+    expected = {"encoder": [], "decoder": [], "cross": []}
+
+    def even(relevance):
+        left = relevance - np.eye(len(relevance))
+        total = left.sum(-1, keepdims=True)
+        return np.divide(left, total, out=np.zeros_like(left), where=total > 0) + np.eye(len(relevance))
+
+    seen = follow_flow(model, text, "relevance", Selection(), target=str(sides - 1))
+    for (_, kind, weights), slope in zip(layers, slopes, strict=True):
+        raised = (weights * slope).clamp(min=0)[0].mean(0).detach().double().numpy()
+        if kind == "encoder":
+            encoded = encoded + raised @ encoded
+            expected[kind].append(encoded / encoded.sum(-1, keepdims=True))
+        elif kind == "decoder":
+            side, across = side + raised @ side, across + raised @ across
+        else:
+            across = across + even(side) @ raised @ even(encoded)
+            total = side.sum(-1, keepdims=True) + across.sum(-1, keepdims=True)
+            expected["cross"].append(across / total)
+            expected["decoder"].append(side / total)
+    for kind, maps in expected.items():
+        for (_, ours), theirs in zip(seen.maps[kind], maps, strict=True):
+            np.testing.assert_allclose(ours.values, theirs, atol=1e-5)
+
+
+@torch.no_grad()
+def test_alti_through_cross_attention_is_ferrandos_formula_with_the_residual_as_one_more_token(tmp_path):
+    model = load(t5(tmp_path))
+    text = model.prepare(TEXT, "The mat.")
+    eager, own, states, values = _t5_pass(tmp_path, text)
+    others, sides = len(text.tokens), len(text.inputs["decoder_input_ids"][0])
+    encoded, side, across = np.eye(others), np.eye(sides), np.zeros((sides, others))
+    seen = follow_flow(model, text, "alti", Selection())
+    expected = {"encoder": [], "decoder": [], "cross": []}
+    for path, kind, weights in _t5_layers(own):
+        name = "EncDecAttention" if kind == "cross" else "SelfAttention"
+        attention, (before, given) = eager.get_submodule(f"{path}.{name}"), states[path]
+        value = values[f"{path}.{name}.v"].unflatten(-1, (4, 8)).transpose(0, 1)  # [head, key, size]
+        parts = attention.o.weight.T.unflatten(0, (4, 8))
+        vectors = torch.einsum("hij,hjs,hsw->ijw", weights[0], value, parts)
+        if kind == "cross":
+            vectors = torch.cat([vectors, before[:, None]], 1)
+        else:
+            vectors += torch.eye(len(before))[:, :, None] * before[:, None]
+        torch.testing.assert_close(vectors.sum(1), given, atol=1e-4, rtol=1e-4)
+        moved = (given[:, None] - vectors).abs().sum(-1)
+        shares = (given.abs().sum(-1, keepdim=True) - moved).clamp(min=0).double().numpy()
+        shares /= shares.sum(-1, keepdims=True)
+        if kind == "encoder":
+            encoded = shares @ encoded
+            expected[kind].append(encoded)
+        elif kind == "decoder":
+            side, across = shares @ side, shares @ across
+        else:
+            side, across = shares[:, -1:] * side, shares[:, -1:] * across + shares[:, :-1] @ encoded
+            expected["cross"].append(across)
+            expected["decoder"].append(side)
+    for kind, maps in expected.items():
+        for (_, ours), theirs in zip(seen.maps[kind], maps, strict=True):
+            np.testing.assert_allclose(ours.values, theirs, atol=1e-5)
 
 
 def test_words_are_averaged_down_and_summed_across():

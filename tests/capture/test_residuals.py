@@ -2,29 +2,42 @@
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 from attnscope.capture import recording
 from attnscope.capture.residuals import Residuals
 from tests.capture.test_projections import ALL
-from tests.capture.tiny import inputs
+from tests.capture.tiny import DECODER, Tiny, inputs
 
 NORMED = {"bert", "albert", "deberta-v2", "roberta", "distilbert", "bart", "marian"}
 AS_IT_IS = {"gpt2", "llama", "mistral", "qwen2", "gpt-oss", "t5", "vit", "bloom", "modernbert"}
-NOT_FOUND = {"gemma2", "falcon", "gpt-neox", "phi"}
-"""A norm between attention and sum, or attention and feed-forward added at once."""
+ROTATED = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+MORE = {
+    "gptj": Tiny(lambda: hf.GPTJConfig(**ROTATED), "GPTJModel"),
+    "codegen": Tiny(lambda: hf.CodeGenConfig(**ROTATED), "CodeGenModel"),
+    "cohere": Tiny(lambda: hf.CohereConfig(**DECODER), "CohereModel"),
+}
+AT_ONCE = {"falcon", "gpt-neox", "phi", *MORE}
+"""Attention and feed-forward are added at once."""
+NOT_FOUND = {"gemma2"}
+"""A norm between attention and sum."""
 
 
-@pytest.mark.parametrize("name", sorted(NORMED | AS_IT_IS | NOT_FOUND))
-def test_the_sum_of_residual_and_attention_is_found_with_the_norm_behind_it(name):
-    family = ALL[name]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", sorted(NORMED | AS_IT_IS | AT_ONCE | NOT_FOUND))
+def test_the_sum_of_residual_and_attention_is_found_with_the_norm_behind_it(name, dtype):
+    family = (ALL | MORE)[name]
     torch.manual_seed(0)
     model = family.build()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
+    model.to(dtype)
+    given = inputs(family.inputs)
+    given = {key: each.to(dtype) if each.is_floating_point() else each for key, each in given.items()}
     residuals = Residuals()
     with torch.inference_mode(), residuals.watching(model), recording(model, [residuals]):
-        model(**inputs(family.inputs))
+        model(**given)
     found = [residuals.of(site) for site in residuals.sites]
     if name in NOT_FOUND:
         assert found == [None] * len(found)
@@ -33,3 +46,25 @@ def test_the_sum_of_residual_and_attention_is_found_with_the_norm_behind_it(name
     for each in found:
         assert (each.scale is not None) == (name in NORMED)
         assert each.before.shape == each.result.shape
+
+
+class _Scaled(nn.Module):
+    """A block that adds something else than what its attention gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.mix, self.after = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.after(x + self.mix(self.attention(x, x, x)[0]))
+
+
+def test_what_is_not_the_sum_is_not_taken_for_it():
+    torch.manual_seed(0)
+    model, residuals = nn.Sequential(_Scaled(), _Scaled()).eval(), Residuals()
+    nn.init.normal_(model[0].mix.weight, std=1e-3)  # so that the sum is nearly the residual alone
+    with torch.inference_mode(), residuals.watching(model), recording(model, [residuals]):
+        model(100 * torch.randn(1, 5, 16))
+    assert len(residuals.found) == 2
+    assert not residuals.residuals

@@ -10,9 +10,8 @@ import numpy as np
 
 from attnscope.analysis.mixing import Mixing
 from attnscope.analysis.naming import find_place
-from attnscope.analysis.overlays import boxes_of, lay_over
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import kind_title, kinds_of, number_ranges, provenance
+from attnscope.analysis.sentences import kind_title, kinds_of, name_pass, number_ranges, provenance
 from attnscope.attention import Axis
 from attnscope.axes import Weights
 from attnscope.axes.weights import Array, label_map
@@ -30,9 +29,7 @@ from attnscope.measures.flow import (
 )
 from attnscope.models import Model, ModelInput
 from attnscope.models.file import FileModel
-from attnscope.models.inputs import Picture
 from attnscope.models.weighed import gradients_of
-from attnscope.views import Focus, rank_places
 
 Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
 
@@ -43,11 +40,6 @@ METHODS: dict[str, str] = {
     "relevance": "what raises a prediction: attention times its gradient, added up layer by layer",
 }
 """The methods, and how a cell of each comes about."""
-
-TOP = 10
-"""Tokens that are listed."""
-
-VERBS = "is made of", "goes into"
 
 MOST_FLOWS = 64
 """Tokens up to which the largest flows between all of them are computed; one token's have no such limit."""
@@ -124,24 +116,7 @@ def follow_flow(
         reached = np.asarray((values > 0) | ~causal)
         labelled, _ = label_map(values.astype(np.float32), reached, queries, keys)
         maps.setdefault(kind, []).append((layer, labelled))
-    return Flow(method, maps, model.title, provenance(record.sites), notes, prepared.lead)
-
-
-def focus_token(
-    seen: Flow, kind: str | None, layer: int | None, token: str, pictures: Sequence[Picture] = ()
-) -> Focus:
-    """What one token of a layer is made of, and which of the layer's tokens it goes into."""
-    kind, layer, weights = seen.map(kind, layer)
-    row = find_place(weights.queries, token)
-    place = weights.queries[row]
-    boxes = boxes_of(pictures)
-    made = rank_places(weights.values[row], weights.allowed[row], weights.keys, TOP, boxes)
-    goes = None
-    if weights.square and seen.method != "flow":  # of which one row was computed
-        goes = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP, boxes)
-    overlays, notes = lay_over(pictures, place, (weights.values[row], weights.keys), None)
-    title = seen.titled(kind, layer)
-    return Focus(place.label, place.start, made, goes, title, "", (*seen.notes, *notes), overlays, VERBS)
+    return Flow(method, maps, name_pass(model, prepared), provenance(record.sites), notes, prepared.lead)
 
 
 def _follow(

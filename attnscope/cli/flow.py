@@ -71,6 +71,7 @@ def flow(
     """Follow attention through all layers: what the tokens of a layer are made of, of the text's own.
 
     Rows are the tokens of the last layer, or of --layer, columns the tokens of the text; a row sums to 1.
+    Of several layers (--layer 0-5), each is a small map.
 
     Examples:
 
@@ -84,9 +85,11 @@ def flow(
 
     attnscope flow --image cat.png -m google/vit-base-patch16-224 --token CLS -o cat-flow.png
     """
-    layer, *others = parse_numbers(attention.layers, "--layer") or (None,)
-    if others:
-        raise typer.BadParameter("name one layer, up to which attention is followed", param_hint="--layer")
+    layers = parse_numbers(attention.layers, "--layer")
+    several = layers is not None and len(layers) > 1
+    if several and asked.token is not None:
+        raise typer.BadParameter("name one layer, up to which a token is followed", param_hint="--layer")
+    layer = layers[0] if layers else None
     if asked.target is not None and asked.method != "relevance" and not asked.faithful:
         raise typer.BadParameter("it goes with --method relevance or --faithful", param_hint="--target")
     check_picture(output.out, picture.cmap, one=asked.token is not None or asked.faithful)
@@ -94,7 +97,8 @@ def flow(
     if asked.faithful:
         check_alone(asked.token is None and not attention.layers and source.saved is None)
         return show_methods(given, asked.target, output.out, picture, as_json=output.as_json)
-    from attnscope.analysis.flow import focus_token, follow_flow
+    from attnscope.analysis.flow import follow_flow
+    from attnscope.analysis.flow_looks import focus_token, maps_of_layers
     from attnscope.answers.answer import Answer
     from attnscope.cli import answers
     from attnscope.views import heatmap
@@ -111,8 +115,11 @@ def flow(
         return print_answer("flow", _numbers(seen))
     if output.out is not None and output.out.suffix.lower() in WHOLE:
         return _save(seen, output.out)
-    if asked.token is not None:
-        view: Any = focus_token(seen, attention.kind, layer, asked.token, prepared.pictures)
+    view: Any
+    if layers is not None and several:
+        view = maps_of_layers(seen, attention.kind, layers, axes.scale)
+    elif asked.token is not None:
+        view = focus_token(seen, attention.kind, layer, asked.token, prepared.pictures)
     else:
         kind, last, weights = seen.map(attention.kind, layer)
         title = seen.titled(kind, last)

@@ -55,7 +55,8 @@ class Grid:
 
     Of a long text, whose neighbours fall into one cell, ``fit`` puts the keys next to each row beside its
     map: ``beside`` are their offsets, a column each, or ``wide`` columns, before a gap of as many.
-    ``written`` is the number of the first key that the model wrote itself, if it wrote any.
+    ``written`` is the number of the first key that the model wrote itself, if it wrote any. ``each`` says
+    what a thumbnail is.
     """
 
     layers: tuple[GridLayer, ...]
@@ -68,6 +69,7 @@ class Grid:
     beside: tuple[int, ...] = ()
     wide: int = 1
     written: int | None = None
+    each: str = "a head"
 
     def written_from(self, columns: int) -> int:
         """The column of a thumbnail of so many where what the model wrote begins; none is ``columns``."""
@@ -207,7 +209,7 @@ def describe(drawn: Grid, cells: tuple[int, ...], mark: str = "", line: str = "l
     ``mark`` stands above the column of the token itself, a ``line`` above those that the model wrote.
     """
     queries, keys = drawn.size
-    said = [f"each square is a head: {queries:,} rows look at {keys:,} columns"]
+    said = [f"each square is {drawn.each}: {queries:,} rows look at {keys:,} columns"]
     if drawn.beside:
         itself = f"on the token itself{f' ({mark})' if mark else ''}"
         reach = [f"on the {-drawn.beside[0]} tokens before", itself, f"on the {drawn.beside[-1]} after"]

@@ -11,7 +11,7 @@ TEXT = "The cat sat on the mat because it was tired."
 
 
 def test_the_last_layer_is_drawn_and_any_other_when_named(run):
-    assert run("flow", TEXT).out.startswith("rollout through layers 0-3 · own · encoder attention")
+    assert run("flow", TEXT).out.startswith("rollout through layers 0-3 · own · “The cat sat on the")
     assert run("flow", TEXT, "--layer", "1").out.startswith("rollout through layers 0-1 ·")
 
 
@@ -20,6 +20,17 @@ def test_a_token_is_a_list_of_what_it_is_made_of(run, method):
     ran = run("flow", TEXT, "--token", "it", "--method", method)
     assert ran.code == 0
     assert "it (token 8) is made of" in ran.out
+
+
+def test_several_layers_are_small_maps_beside_each_other(run, tmp_path):
+    printed = run("flow", TEXT, "--layer", "0-2").out
+    assert printed.startswith("rollout layer by layer · own · “The cat sat on the")
+    assert "each square is a layer: 13 rows" in printed
+    (own,) = [line.split()[1:] for line in printed.splitlines() if line.startswith("self  ")][:1]
+    layers = json.loads(run("flow", TEXT, "--json").out)["layers"]
+    shares = [np.trace(np.array(each["weights"])) / 13 for each in layers[:3]]
+    assert own == [f"{share:.2f}" for share in shares]
+    assert run("flow", TEXT, "--layer", "0-3", "-o", tmp_path / "maps.png", "--dpi", "50").code == 0
 
 
 def test_json_and_arrays_hold_every_layer(run, tmp_path):
@@ -41,7 +52,7 @@ def test_pictures_are_saved_and_an_image_is_lit(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--layer", "0-2"), "name one layer"),
+        (("--layer", "0-2", "--token", "it"), "name one layer"),
         (("--target", "mat"), "it goes with --method relevance"),
         (("--token", "dog"), "no token 'dog'"),
         (("-o", "flow.html"), "a page is of heads"),

@@ -42,7 +42,8 @@ def strip_lines(view: Strip, surface: Surface) -> Iterator[Line]:
             for i in shown:
                 line += [*drawn[i][row], Segment(" ")]
             yield line[:-1]
-        yield _cells("role", [view.roles[i] for i in shown], label, width)
+        if any(view.roles):
+            yield _cells("role", [view.roles[i] for i in shown], label, width)
         for series in view.series:
             yield _cells(series.name, [_number(series.values[i]) for i in shown], label, width)
     yield []

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attnscope.cli.options.model import ModelOptions, Said, WeighedModelOptions
+from attnscope.cli.options.model import ModelOptions, WeighedModelOptions
 from attnscope.cli.options.picture import PrintedOptions
-from attnscope.cli.plain import print_plain
+from attnscope.cli.plain import print_answer
 from attnscope.cli.source import Source, reading
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def show_methods(
     loaded, prepared = given.open(predicting=True)
     with reading(loaded, prepared):
         seen = compare_methods(loaded, prepared, target)
-    _show(seen, len(seen.ranked), out, picture, said={} if as_json else None)
+    if as_json:
+        return print_answer("flow", asdict(seen))
+    _show(seen, len(seen.ranked), out, picture)
 
 
 def show_heads(
@@ -67,14 +69,14 @@ def show_heads(
     loaded, prepared = replace(given, model=plain).open(predicting=True)
     with reading(loaded, prepared):
         seen = compare_heads(loaded, prepared, model.weigh, model.target, selection)
-    _show(seen, top or TOP, out, picture, said=model.said if as_json else None)
+    if as_json:
+        return print_answer("stats", asdict(seen) | model.said)
+    _show(seen, top or TOP, out, picture)
 
 
-def _show(seen: Faithful, top: int, out: Path | None, picture: PrintedOptions, *, said: Said | None) -> None:
-    """The first orders, or all of them as plain data with what is ``said`` of it."""
-    if said is not None:
-        print_plain(asdict(seen) | said)
-    elif out is not None:
+def _show(seen: Faithful, top: int, out: Path | None, picture: PrintedOptions) -> None:
+    """The first orders, drawn or printed."""
+    if out is not None:
         from attnscope.answers.answer import Answer
         from attnscope.cli import answers
 

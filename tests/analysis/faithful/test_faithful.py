@@ -37,6 +37,10 @@ class OneToken(nn.Module):
         self.out = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
         for each in self.out:
             nn.init.eye_(each.weight)
+        self.query = nn.Linear(8, 8)
+        nn.init.normal_(self.query.weight, std=1e-3)
+        with torch.no_grad():
+            self.query.bias.copy_(torch.tensor([3.0] + [0.0] * 7))
         self.head = nn.Linear(8, vocabulary, bias=False)
         nn.init.zeros_(self.head.weight)
         with torch.no_grad():
@@ -45,7 +49,7 @@ class OneToken(nn.Module):
     def forward(self, ids):
         states = self.embedding(ids)  # [batch, token, width]
         for out in self.out:
-            scores = 3 * states[:, None, None, :, 0].expand(-1, 1, states.shape[1], -1)
+            scores = self.query(states)[:, None] @ states[:, None].mT  # [batch, 1, query, key]
             mixed = torch.softmax(scores, -1) @ states[:, None]
             states = states + out(mixed[:, 0])
         return self.head(states)

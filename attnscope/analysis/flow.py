@@ -18,6 +18,7 @@ from attnscope.axes.weights import Array, label_map
 from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.flow import (
+    METHODS,
     add_up_both,
     add_up_relevance,
     as_shares,
@@ -32,14 +33,6 @@ from attnscope.models.file import FileModel
 from attnscope.models.weighed import gradients_of
 
 Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
-
-METHODS: dict[str, str] = {
-    "rollout": "half of each token stays, half comes by the mean attention of all heads, layer by layer",
-    "flow": "the largest flow to each token of the text, where a layer lets through rollout's shares",
-    "alti": "how near each token's vector brings the sum of residual and heads, multiplied through layers",
-    "relevance": "what raises a prediction: attention times its gradient, added up layer by layer",
-}
-"""The methods, and how a cell of each comes about."""
 
 MOST_FLOWS = 64
 """Tokens up to which the largest flows between all of them are computed; one token's have no such limit."""
@@ -105,7 +98,7 @@ def follow_flow(
     if "cross" in kinds_of(mixing.matrices) and method == "flow":
         others = "rollout, relevance and alti follow"
         raise ModelError(f"the largest flow follows one sequence: {others} the two of {model.name}")
-    notes = (METHODS[method], *model.notes, *prepared.notes, *record.notes, *([said] if said else []))
+    notes = (METHODS[method].share, *model.notes, *prepared.notes, *record.notes, *([said] if said else []))
     maps: dict[str, list[tuple[int, Weights]]] = {}
     for kind, layer, values, axes in _follow(mixing, method, selection, token):
         queries, keys = (selection.coarsening(axis) for axis in axes)

@@ -28,6 +28,9 @@ NEAR = 1e-4
 ROUNDINGS = 4
 """Roundings by which a sum may be off."""
 
+TINY = 1e-30
+"""Below which numbers count as 0."""
+
 
 @dataclass(frozen=True, eq=False)
 class Residual:
@@ -135,12 +138,19 @@ def _first(output: object) -> Tensor | None:
 
 def _is_sum(total: Tensor, before: Tensor, output: Tensor, *others: Tensor) -> bool:
     """Whether a total is the sum of all others, but for rounding, and would not be without the output."""
-    if any(each.shape != total.shape or not each.is_floating_point() for each in (before, output, *others)):
+    parts = (before, output, *others)
+    if any(each.shape != total.shape or not each.is_floating_point() for each in parts):
         return False
-    parts = [each.double() for each in (before, *others)]
-    near = ROUNDINGS * torch.finfo(total.dtype).eps * sum(map(torch.abs, parts), output.double().abs())
-    rest = total.double() - sum(parts[1:], parts[0])
-    return bool(((rest - output).abs() <= near).all()) and not bool((rest.abs() <= near).all())
+    if _gap(*(each[:1, :1] for each in (total, *parts))) > 1:  # most are none in their first row already
+        return False
+    return _gap(total, *parts) <= 1 < _gap(total, before, torch.zeros_like(output), *others)
+
+
+def _gap(total: Tensor, *parts: Tensor) -> float:
+    """How far a total is from the sum of its parts, at most, in the roundings that it may have."""
+    wide = [each.double() for each in parts]
+    near = ROUNDINGS * torch.finfo(total.dtype).eps * sum(map(torch.abs, wide[1:]), wide[0].abs())
+    return float(((total.double() - sum(wide[1:], wide[0])).abs() / near.clamp(min=TINY)).amax())
 
 
 def _scale_of(call: Call, total: Tensor, output: Tensor) -> Tensor | None:

@@ -33,23 +33,40 @@ class Contributions:
 
     @cached_property
     def _moved(self) -> Tensor:
-        """The values behind the projection.  -> [head, key, width]"""
-        return self.values[0] @ self.weight.to(self.values)
+        """The values behind projection and norm, but for each row's spread.  -> [key, head, width]"""
+        moved = self._normed(self.values[0] @ self.weight.to(self.values))
+        return moved.transpose(0, 1).contiguous()
+
+    def _normed(self, vectors: Tensor) -> Tensor:
+        """Vectors behind the norm, at the spread of the first row.  [..., width] -> [..., width]"""
+        scale = self.residual.scale
+        if scale is None:
+            return vectors
+        return (vectors - vectors.mean(-1, keepdim=True)) * scale[0, 0].to(vectors)
+
+    def _spread(self, which: slice) -> Tensor | None:
+        """How much larger the norm makes each row's vectors than those of the first.  -> [row, 1]"""
+        scale = self.residual.scale
+        if scale is None:
+            return None
+        sizes: Tensor = torch.linalg.vector_norm(scale[0], dim=-1, keepdim=True)
+        return (sizes[which] / sizes[0]).to(self.values)
 
     def __call__(self, rows: Tensor, which: slice, heads: object) -> Tensor:
         """What each key brings to each row.  [1, head, row, key] -> [1, 1, row, key (+ 1 if crossed)]"""
         with torch.no_grad():
-            parts = torch.einsum("hrk,hkw->rkw", rows[0].to(self._moved), self._moved)
-            before = self.residual.before[0, which].to(parts)  # [row, width]
+            weights = rows[0].to(self._moved)
+            before = self._normed(self.residual.before[0, which].to(self._moved))  # [row, width]
+            spread = self._spread(which)
+            if spread is not None:
+                weights, before = weights * spread, before * spread
+            parts = torch.bmm(weights.permute(2, 1, 0), self._moved)  # [key, row, width]
             if self.crossed:
-                parts = torch.cat([parts, before[:, None]], 1)
+                parts = torch.cat([parts, before[None]])
             else:
                 own = torch.arange(which.start, which.stop, device=parts.device)
-                parts[own - which.start, own] += before
-            if self.residual.scale is not None:
-                scale = self.residual.scale[0, which].to(parts)  # [row, width]
-                parts = (parts - parts.mean(-1, keepdim=True)) * scale[:, None]
+                parts[own, own - which.start] += before
             whole = self.residual.result[0, which].to(parts)  # [row, width]
-            left = whole[:, None] - parts  # [row, key, width]
-            brought = whole.abs().sum(-1, keepdim=True) - left.abs().sum(-1)
-            return brought.clamp(min=0)[None, None]
+            left = parts.sub_(whole).abs_().sum(-1)  # [key, row]
+            brought = whole.abs().sum(-1) - left
+            return brought.clamp(min=0).mT[None, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnscope.errors import SelectionError
 from attnscope.figures import WEAK
+from attnscope.measures.flow import METHODS
 from attnscope.measures.measure import MEASURES
 from attnscope.measures.resting import HARDLY, LEVEL
 from attnscope.measures.roles import (
@@ -67,11 +68,12 @@ def explain(name: str) -> str:
     """
     parts = [text for text in (_measure(name), _role(name), _weighing(name), PREDICTIONS.get(name)) if text]
     if not parts:
-        near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS, *PREDICTIONS))
+        near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS, *METHODS, *PREDICTIONS))
         measures = ", ".join((*MEASURES, *MEASURES.families))
         raise SelectionError(
             f"no measure, role or weighing {name!r}: {near}measures are {measures}; roles are "
-            f"{', '.join(ROLES)}; weighings are {', '.join(WEIGHINGS)}; beside them {', '.join(PREDICTIONS)}"
+            f"{', '.join(ROLES)}; weighings are {', '.join(WEIGHINGS)}; ways through "
+            f"the layers are {', '.join(METHODS)}; beside them {', '.join(PREDICTIONS)}"
         )
     return "\n".join(parts)
 
@@ -121,14 +123,17 @@ def _role(name: str) -> str:
 
 
 def _weighing(name: str) -> str:
-    if name not in WEIGHINGS:
+    explained = WEIGHINGS.get(name) or METHODS.get(name)
+    if explained is None:
         return ""
-    weighing = WEIGHINGS[name]
+    option = f"--weigh {name}" if name in WEIGHINGS else f"flow --method {name}"
+    said = f"a cell is the share {explained.share}" if name in WEIGHINGS else explained.share
+    alone = name in ("rollout", "flow")
     lines = [
-        f"{name} (--weigh {name}): a cell is the share {weighing.share}.",
-        f"  formula   {weighing.formula}",
+        f"{name} ({option}): {said}.",
+        f"  formula   {explained.formula}",
         "  unit      share of a row; a row sums to 1, so that measures and baselines mean the same",
-        "  needs     the model itself: no file keeps the values",
-        f"  source    {weighing.source}",
+        f"  needs     {'weights alone' if alone else 'the model itself: no file keeps the values'}",
+        f"  source    {explained.source}",
     ]
     return "\n".join(lines)

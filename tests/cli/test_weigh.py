@@ -91,6 +91,8 @@ def test_a_weighing_explains_itself(run):
     words = run("stats", "--explain", "norm").out
     assert "Kobayashi" in words
     assert "W_O" in words
+    for method in ("rollout", "flow", "relevance", "alti"):
+        assert f"{method} (flow --method {method}): " in run("stats", "--explain", method).out
     assert "weighings are norm" in run("stats", "--explain", "nonsense").err
 
 

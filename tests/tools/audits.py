@@ -56,12 +56,15 @@ THIRTY = [
 
 KNOWN = {
     "blt": "embeddings of hashes over neighbouring bytes, and patches that these bytes cut",
+    "decision_transformer": "the time of a step is added to its return, its state and its action",
     "fun_asr_nano_encoder": "a memory of past states beside the attention, summed by hand",
+    "granite_docling_vision": "several patches are put in a row to become one token",
     "informer": "the mean over time, by which all values are scaled",
-    "inkling2": "not looked into: short convolutions beside the attention, and residuals of several streams",
+    "inkling2": "keys and values pass short convolutions with kernels that each token makes",
     "inkling2_text": "as inkling2",
     "instructblip": "another id in the place of an image's own moves where its patches are put",
     "llama4_vision_model": "four patches become one",
+    "mobilebert": "the embeddings of three neighbours are put in a row",
     "owlvit": "another id moves which token counts as the end of the text, the one with the largest id",
     "patchtst": "the mean over time, by which all values are scaled",
     "qwen2_5_omni_audio_encoder": "two frames become one",

@@ -9,6 +9,11 @@ from tests.tools.coverage.result import Result
 
 HEAD = """# Architectures that are captured exactly
 
+Maps of windows are put at their places among all tokens; where a model's own report keeps the windows
+apart, the two are compared row by row. Padding inside of windows is no token, so maps of padded windows (the
+vision towers of `sam` and its copies) equal no report, and a note beside the picture says so. Reasons with
+two figures were measured: eager against default attention in both types.
+
 Made by `python -m tests.tools.coverage` (see its folder): a tiny random model of every model type that
 transformers {version} registers, run as it runs by default, unobserved and observed, and again with its own
 eager attention and `output_attentions`. Equal means: no weight differs by more than 1e-5.

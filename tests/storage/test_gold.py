@@ -65,9 +65,73 @@ def test_mentions_of_a_document_are_asked_for_those_before_them(tmp_path):
     assert (second.text, second.pairs) == ("She", ())
 
 
+HARD = """# newdoc id = hard
+# global.Entity = GRP-etype-infstat
+# sent_id = 1
+# text = Ann and Bob don't know the mayor's wife.
+1	Ann	_	PROPN	_	_	5	nsubj	_	Entity=(e3-person-new(e1-person-new)
+2	and	_	CCONJ	_	_	3	cc	_	_
+3	Bob	_	PROPN	_	_	1	conj	_	Entity=(e2-person-new)e3)
+3.1	they	_	PRON	_	_	_	_	_	Entity=(e9-person-new)
+4-5	don't	_	_	_	_	_	_	_	_
+4	do	_	AUX	_	_	5	aux	_	_
+5	n't	_	PART	_	_	6	advmod	_	_
+6	know	_	VERB	_	_	0	root	_	_
+7	the	_	DET	_	_	8	det	_	Entity=(e4-person-new(e5-person-new
+8-9	mayor's	_	_	_	_	_	_	_	_
+8	mayor	_	NOUN	_	_	10	nmod:poss	_	_
+9	's	_	PART	_	_	8	case	_	Entity=e5)
+10	wife	_	NOUN	_	_	6	obj	_	Entity=e4)|SpaceAfter=No
+11	.	_	PUNCT	_	_	6	punct	_	_
+
+# text = She, says he, turned the offer down.
+1	She	_	PRON	_	_	5	nsubj	_	Entity=(e4-person-giv)
+2	says	_	VERB	_	_	5	parataxis	_	_
+3	he	_	PRON	_	_	2	nsubj	_	Entity=(e5-person-giv)
+4	and	_	CCONJ	_	_	5	cc	_	_
+5	called	_	VERB	_	_	0	root	_	Entity=(e6[1/2]-event-new)
+6	Bob	_	PROPN	_	_	5	obj	_	Entity=(e2-person-giv)
+7	up	_	ADP	_	_	5	compound:prt	_	Entity=(e6[2/2]-event-new)
+8	today	_	ADV	_	_	5	advmod	_	SpaceAfter=No
+9	.	_	PUNCT	_	_	5	punct	_	_
+
+1	It	_	PRON	_	_	2	nsubj	_	Entity=(e6-event-giv)
+2	surprised	_	VERB	_	_	0	root	_	_
+3	both	_	DET	_	_	2	obj	_	Entity=(e3-person-giv
+4	of	_	ADP	_	_	5	case	_	_
+5	them	_	PRON	_	_	3	nmod	_	Entity=e3)
+
+"""
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("begin", ["", "\ufeff"], ids=["plain", "with a mark at its begin"])
+def test_mentions_may_be_nested_split_and_stand_beside_words_that_are_none(tmp_path, begin, ending):
+    """The answers are a person's: a mention's head word counts, of a split one that of its first piece."""
+    (tmp_path / "hard.conllu").write_bytes((begin + HARD.replace("\n", ending)).encode())
+    (gold,) = read_gold(tmp_path / "hard.conllu", coreference=True).texts()
+    assert gold.fault == ""
+    assert gold.text == (
+        "Ann and Bob don't know the mayor's wife. She says he and called Bob up today. "
+        "It surprised both of them"
+    )
+    names = words(gold.text, gold.words)
+    asked = [(names[pair.left[0]], [names[word] for word in pair.right]) for pair in gold.pairs]
+    assert asked == [
+        ("She", ["wife"]),
+        ("he", ["mayor"]),
+        ("Bob", ["Bob"]),
+        ("It", ["called"]),
+        ("both", ["Ann"]),
+    ]
+    assert [pair.left[0] - pair.right[0] for pair in gold.pairs] == [2, 6, 14, 5, 22]
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
+        ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=(e1-x\n", "entity 'e1' begins at word 1 and ends nowhere"),
+        ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=e1\n", "the Entity of word 1 is 'e1': write (e1-person"),
         ("1\tcat\t_\t_\t_\t_\t0\troot\t_\n", "line 1: it has 9 columns"),
         ("1\tcat\t_\t_\t_\t_\t7\tdet\t_\t_\n", "no head among the 1 words"),
         ("1\tcat\t_\t_\t_\t_\t-1\tdet\t_\t_\n", "no head among the 1 words"),

@@ -28,11 +28,15 @@ def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> li
     """The mentions of a sentence, in the order of their head words.
 
     ``column`` is the Entity of each word, ``heads`` the head of each word. Of a mention in several pieces the
-    first one counts. Raises ``ValueError`` for a mention that ends without a beginning.
+    first one counts. Raises ``ValueError`` for a mention that lacks its beginning or its end.
     """
     opened: dict[str, list[int]] = {}
     spans: list[tuple[str, int, int]] = []
     for word, marks in enumerate(column):
+        if MARK.sub("", marks):
+            raise ValueError(
+                f"the Entity of word {word + 1} is {marks[:20]!r}: write (e1-person, e1) or (e1)"
+            )
         for match in MARK.finditer(marks):
             if match["closed"] is None:
                 parts = match["opened"].split("-")
@@ -46,6 +50,9 @@ def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> li
                 if not opened.get(name):
                     raise ValueError(f"entity {name[:20]!r} ends at word {word + 1} and begins nowhere")
                 spans.append((name, opened[name].pop(), word))
+    endless = next((name for name, words in opened.items() if words), None)
+    if endless is not None:
+        raise ValueError(f"entity {endless[:20]!r} begins at word {opened[endless][0] + 1} and ends nowhere")
     mentions = []
     for name, start, stop in spans:
         entity, _, piece = name.partition("[")

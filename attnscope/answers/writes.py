@@ -30,9 +30,10 @@ def of_writes(seen: Writes, head: Head | None = None) -> Answer:
     parts |= {f"{module} {layer}": effect for (layer, module), effect in effects.mixers.items()}
     parts |= {"embeddings": effects.embeddings, "biases": effects.biases}
     marked = next((name(each) for each in seen.words), None) if head is not None else None
-    order = sorted(parts, key=lambda part: (part != marked, -abs(parts[part])))
+    told = {name(each) for each in seen.words}  # heads whose words stand below
+    order = sorted(parts, key=lambda part: (part not in told, -abs(parts[part])))
     listed = sorted(order[:MOST], key=lambda part: -abs(parts[part]))
-    groups = {"heads": list(effects.heads.values())}
+    groups = {"heads": list(effects.heads.values())} if effects.heads else {}
     groups |= {"feed-forward": list(effects.feed_forward.values())} if effects.feed_forward else {}
     groups |= {"other mixers": list(effects.mixers.values())} if effects.mixers else {}
     groups |= {"embeddings": [effects.embeddings], "biases": [effects.biases]}

@@ -21,6 +21,7 @@ def test_groups_and_parts_each_sum_to_the_score(run, folder):
     assert list(values) == ["heads", "feed-forward", "embeddings", "biases", "= the score"]
     assert sum(terms) == pytest.approx(score, abs=0.01)
     assert parts[0] == "one by one"
+    assert sum(line.startswith("L") for line in parts) >= 5  # the heads whose words are told below
     assert sum(float(line.split()[-2]) for line in parts[1:]) == pytest.approx(score, abs=0.02)
     assert "the prediction: 'mat'" in ran.out
     assert "over 'cat'" in ran.out

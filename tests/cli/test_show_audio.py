@@ -117,3 +117,17 @@ def test_the_spectrogram_stands_above_the_picture(whisper, tone):
         assert strip.get_position().x0 == pytest.approx(whole.get_position().x0)
         np.testing.assert_allclose(strip.images[0].get_array(), levels, atol=1e-6)
     assert one_head(model, prepared, "encoder L0H1").heatmap.bands is None
+
+
+def test_long_sounds_have_round_seconds_along_their_axis():
+    from attnscope.attention import Token
+    from attnscope.axes import places
+    from attnscope.axes.places import HEARD
+    from attnscope.render.image.axis import labels
+
+    axis = places(tuple(Token(f"{20 + 0.02 * at:.2f} s", HEARD + at) for at in range(1500)))
+    shown, texts, _ = labels(axis, 0.005)
+    assert texts == [f"{second} s" for second in range(20, 50)]
+    assert [axis[at].moment for at in shown] == [f"{second}.00 s" for second in range(20, 50)]
+    shown, texts, _ = labels(axis, 0.5)  # where there is room for each
+    assert texts[:2] == ["20.00 s", "20.02 s"]

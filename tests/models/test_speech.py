@@ -70,6 +70,16 @@ def test_the_frames_of_an_encoder_are_named_by_their_time(folder_of, tone, name)
         torch.testing.assert_close(ours.expand_as(weights), weights, atol=1e-5, rtol=0)
 
 
+def test_frames_that_an_encoder_joins_are_as_long_as_they_are_together(tmp_path, tone):
+    config = transformers.SEWConfig(**speech.ENCODER, squeeze_factor=2)
+    transformers.SEWForCTC(config).save_pretrained(tmp_path)
+    transformers.Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
+    model = load(str(tmp_path))
+    prepared = model.prepare_audio(tone)
+    assert [token.text for token in prepared.tokens] == [f"{0.04 * frame:.2f} s" for frame in range(25)]
+    assert all(kept.keys == prepared.tokens for kept in maps(model, prepared))
+
+
 def test_whisper_hears_the_sound_and_reads_what_is_said(folder_of, tone):
     folder = folder_of("whisper")
     model = load(folder)

@@ -19,6 +19,9 @@ from attnscope.models import Model
 from attnscope.models.inputs import Part
 from attnscope.storage.gold import TimedLines
 
+PICKED = 10
+"""Heads to align by, at most: those of the models that name them are six to twenty."""
+
 
 @dataclass(frozen=True)
 class HeadTimes:
@@ -178,9 +181,6 @@ def _score_line(chosen: Sequence[Moments], scored: Sequence[Moments]) -> tuple[f
 
 
 def _pick(heads: Sequence[HeadTimes], fixed: float) -> tuple[Head, ...]:
-    """The heads to align by: those within a standard error of the best, if that beats the line."""
-    best = heads[0]
-    if best.accuracy <= fixed:
-        return ()
-    least = best.chosen - (best.accuracy_error or 0.0)
-    return tuple(sorted(each.head for each in heads if each.chosen >= least))
+    """The heads to align by, the best of those that beat the line by a standard error."""
+    better = [each.head for each in heads if each.chosen - (each.accuracy_error or 0.0) > fixed]
+    return tuple(sorted(better[:PICKED]))

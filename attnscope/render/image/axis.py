@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,20 @@ LONGEST = 18
 READABLE = 7.4
 """Points from one label to the next, below which letters touch."""
 
+LOOSE = 12.0
+"""The same of moments, between which an eye finds its way."""
+
+STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
+"""Seconds from one moment that is written to the next."""
+
 
 def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], float]:
     """Which places to label, with what, and in which size in points; ``cell`` is in inches."""
     pitch = cell / POINT
     every = max(math.ceil(READABLE / pitch), 1)
+    size = min(max(pitch * every * 0.8, SMALL), NORMAL)
+    if every > 1 and all(place.heard for place in axis):
+        return *_round_seconds(axis, pitch), size
     shown = list(range(0, len(axis), every))
     texts = [
         axis[i].moment
@@ -34,7 +44,17 @@ def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], fl
         else short(f"{axis[i].start} {axis[i].label}" if every > 1 and not axis[i].pooled else axis[i].label)
         for i in shown
     ]
-    return shown, texts, min(max(pitch * every * 0.8, SMALL), NORMAL)
+    return shown, texts, size
+
+
+def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list[str]]:
+    """The places at which round seconds are, as many as have room at ``pitch`` points a place."""
+    times = [float(place.moment.removesuffix(" s")) for place in axis]
+    places_a_second = (len(times) - 1) / max(times[-1] - times[0], 1e-3)
+    step = next((step for step in STEPS if step * places_a_second * pitch >= LOOSE), STEPS[-1])
+    first, last = math.ceil(times[0] / step - 1e-6), math.floor(times[-1] / step + 1e-6)
+    rounded = [number * step for number in range(first, last + 1)]
+    return [bisect_right(times, time + 1e-6) - 1 for time in rounded], [f"{time:g} s" for time in rounded]
 
 
 def short(text: str) -> str:

@@ -107,6 +107,8 @@ def test_figures_are_those_of_a_plain_computation(folder, gold, plain, held_out)
         assert each.accuracy_error == pytest.approx(error)
         assert each.chosen == pytest.approx(figures(plain, 2 * each.head.layer + each.head.head, chosen)[0])
         assert each.words == sum(len(TEXTS[number]) for number in scored)
+    better = {each.head for each in seen.heads if each.chosen - each.accuracy_error > seen.fixed}
+    assert set(seen.picked) == better
     assert [each.chosen for each in seen.heads] == sorted((each.chosen for each in seen.heads), reverse=True)
 
 

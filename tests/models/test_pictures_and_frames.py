@@ -1,7 +1,5 @@
 """Several pictures in a text, and the frames of a video: each token is named by what it stands for."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
@@ -12,11 +10,12 @@ from attnscope.analysis.token import one_token
 from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models import load
+from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_language import FAMILIES, NEED_TORCHVISION, vision_language
 
 TEXT = "what is on the mat ?"
 VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "llava_next_video")
-torchvision = importlib.util.find_spec("torchvision") is not None
+torchvision = can_import_torchvision()
 need_torchvision = pytest.mark.skipif(not torchvision, reason="its processor needs torchvision")
 
 

@@ -1,6 +1,5 @@
 """A picture inside a text: every token of it is named by the part of the picture that it stands for."""
 
-import importlib.util
 import json
 import shutil
 
@@ -18,6 +17,7 @@ from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
 from attnscope.models.inputs import Chat
+from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_language import FAMILIES, NEED_TORCHVISION, vision_language
 
 TEXT = "what is on the mat ?"
@@ -26,7 +26,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {% for c in m.content %}"
     "{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %}"
 )
-torchvision = importlib.util.find_spec("torchvision") is not None
+torchvision = can_import_torchvision()
 
 
 def families(*left_out: str) -> list:

@@ -379,6 +379,82 @@ def mllama() -> tuple[Any, Any]:
     return config, t.MllamaProcessor(images, words)
 
 
+def glm4v() -> tuple[Any, Any]:
+    """Any proportions, four patches a token, signs around each picture."""
+    t = transformers
+    around = ["<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"]
+    words = make_tokenizer("<|image|>", "<|video|>", *around)
+    names = ("image_start", "image_end", "video_start", "video_end")
+    ids = {f"{name}_token_id": _id(words, token) for name, token in zip(names, around, strict=True)}
+    vision = {
+        "hidden_size": 32,
+        "depth": 2,
+        "num_heads": 2,
+        "intermediate_size": 32,
+        "out_hidden_size": 32,
+        "patch_size": 14,
+        "image_size": 56,
+        "spatial_merge_size": 2,
+    }
+    rope = {
+        "rope_type": "default",
+        "mrope_section": [2, 3, 3],
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 1.0,
+    }
+    config = t.Glm4vConfig(
+        vision_config=vision,
+        text_config=_text(type(t.Glm4vConfig().text_config), words, rope_parameters=rope),
+        image_token_id=_id(words, "<|image|>"),
+        video_token_id=_id(words, "<|video|>"),
+        **ids,
+    )
+    small = {"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140}
+    videos = t.Glm4vVideoProcessor(patch_size=14, size={**small, "longest_edge": 8 * 140 * 140})
+    return config, t.Glm4vProcessor(t.Glm4vImageProcessor(patch_size=14, size=small), words, videos)
+
+
+def deepseek_vl() -> tuple[Any, Any]:
+    """A square with padding around the picture."""
+    t, words = transformers, make_tokenizer(image_token="<image_placeholder>")
+    config = t.DeepseekVLConfig(
+        vision_config=t.SiglipVisionConfig(**VISION, vision_use_head=False),
+        text_config=_text(t.LlamaConfig, words),
+        image_token_id=_id(words, "<image_placeholder>"),
+    )
+    images = t.DeepseekVLImageProcessor(size=SQUARE, min_size=14)
+    return config, t.DeepseekVLProcessor(images, words, num_image_tokens=16)
+
+
+def lfm2_vl() -> tuple[Any, Any]:
+    """Tiles of any proportions, four patches a token."""
+    t = transformers
+    words = make_tokenizer(
+        image_token="<image>",
+        image_start_token="<|image_start|>",
+        image_end_token="<|image_end|>",
+        image_thumbnail_token="<|img_thumbnail|>",
+    )
+    tiles = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)]
+    words.add_tokens([tokenizers.AddedToken(tile, special=True) for tile in tiles])
+    vision = {name: size for name, size in VISION.items() if name != "image_size"}
+    config = t.Lfm2VlConfig(
+        vision_config=t.Siglip2VisionConfig(**vision, num_patches=16, vision_use_head=False),
+        text_config=_text(t.Lfm2Config, words, layer_types=["full_attention"] * 2),
+        image_token_id=_id(words, "<image>"),
+        downsample_factor=2,
+    )
+    images = t.Lfm2VlImageProcessor(
+        encoder_patch_size=14,
+        tile_size=56,
+        max_tiles=4,
+        min_image_tokens=4,
+        max_image_tokens=16,
+        downsample_factor=2,
+    )
+    return config, t.Lfm2VlProcessor(images, words)
+
+
 FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     f.__name__: f
     for f in (
@@ -399,6 +475,9 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
         aya_vision,
         mistral3,
         mllama,
+        glm4v,
+        deepseek_vl,
+        lfm2_vl,
     )
 }
 
@@ -412,6 +491,9 @@ NEED_TORCHVISION = (
     "smolvlm",
     "internvl",
     "mistral3",
+    "glm4v",
+    "deepseek_vl",
+    "lfm2_vl",
 )
 """Those whose processors cannot be made without torchvision."""
 

@@ -19,9 +19,6 @@ IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_
 SIGNS = {"image": ("boi_token", "image_token", "fake_image_token"), "video": ("video_token",)}
 """What processors call the sign that becomes the tokens of a picture, or of a video."""
 
-AROUND = "vision_start_token_id", "vision_end_token_id"
-"""What configs call the ids of tokens that stand around the sign of a picture, where there are such."""
-
 
 @dataclass(frozen=True)
 class Prompts:
@@ -85,9 +82,10 @@ class Prompts:
 
         found = [self._in_template(), *self._plain(), *map(spell, IDS[self.what])]
         signs = [sign for sign in dict.fromkeys(found) if isinstance(sign, str) and sign]
-        around = [spell(name) for name in AROUND]
-        if all(isinstance(each, str) for each in around):  # which tell a picture from the next one
-            signs = [around[0] + sign + around[1] if around[0] not in sign else sign for sign in signs]
+        for what in ("vision", self.what):
+            start, end = (spell(f"{what}_{side}_token_id") for side in ("start", "end"))
+            if isinstance(start, str) and isinstance(end, str):  # which tell a picture from the next one
+                return [sign if start in sign else start + sign + end for sign in signs]
         return signs
 
     def _plain(self) -> list[str]:

@@ -14,7 +14,7 @@ LEVEL = 1.15
 """Tokens of which the pixels are so many times larger belong to a coarser picture of the same thing."""
 
 STEP = 0.25
-"""Edges closer to each other than this share of a token's width are one."""
+"""Middles closer to each other than this share of a token's width are of one row or column."""
 
 SNAP = 0.1
 """An edge so close to the picture's own, in widths of a token, is the picture's."""
@@ -138,8 +138,8 @@ def _edges(cells: Sequence[_Cell], axis: int, end: int) -> tuple[list[int], list
     middle = np.array([cell.middle[axis] for cell in cells])
     half = np.array([cell.size[axis] for cell in cells]) / 2
     width = 2 * float(np.median(half))
-    order = np.argsort(middle - half)
-    begins = np.diff((middle - half)[order], prepend=-np.inf) > STEP * width
+    order = np.argsort(middle)  # the picture's edge may cut all but a sliver of a token
+    begins = np.diff(middle[order], prepend=-np.inf) > STEP * width
     numbers = np.empty(len(cells), int)
     numbers[order] = np.cumsum(begins) - 1
     count = int(numbers.max()) + 1

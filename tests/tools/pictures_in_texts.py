@@ -1,0 +1,167 @@
+"""Every family of models that reads pictures in a text, tiny and random, with its real processor.
+
+``python -m tests.tools.pictures_in_texts [NAMES] > tests/tools/pictures_in_texts.md`` makes each family of
+``tests/models/vision_language.py`` and asks of it: do the boxes of a picture's tokens tile it, at three
+proportions; does painting a box move that token most, for how many boxes; how far are the weights from those
+of the eager model; do two pictures have tokens of their own; do the frames of a video. Types of transformers
+that are not made here are named at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+from attnscope.analysis.head import one_head
+from attnscope.analysis.selection import Selection
+from attnscope.attention import Head
+from attnscope.errors import AttnscopeError, first_line
+from attnscope.models import Model, ModelInput, load
+from tests.models.torchvision_parts import can_import_torchvision
+from tests.models.vision_language import FAMILIES, vision_language
+
+TEXT = "what is on the mat ?"
+SIZES = ((90, 120), (300, 170), (64, 320))
+COLUMNS = ("type", "boxes tile", "identity", "from eager", "two images", "video")
+
+
+def save_noise(file: Path, rows: int, columns: int, seed: int = 0) -> Path:
+    """A picture of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file)
+    return file
+
+
+def tiling(model: Model, file: Path) -> str:
+    """At how many proportions the boxes cover a rectangle without gap or overlap."""
+    good = 0
+    for size in SIZES:
+        prepared = model.prepare_image(save_noise(file, *size), TEXT)
+        named: dict[str, list[tuple[float, ...]]] = {}
+        for axes in prepared.axes.values():
+            for token in {token for axis in axes if not isinstance(axis, range) for token in axis}:
+                if token.id in prepared.pictures[0].boxes:
+                    named.setdefault(token.text.split()[0], []).append(prepared.pictures[0].boxes[token.id])
+        if not named:
+            return "numbered, with a note" if prepared.notes else "nothing is said"
+        good += all(is_tiled(np.array(sorted(boxes))) for boxes in named.values())
+    return f"{good} of {len(SIZES)}"
+
+
+def is_tiled(boxes: np.ndarray[Any, Any]) -> bool:
+    """Whether boxes have the area of what they span, and each corner lies in one of them."""
+    left, top, right, bottom = boxes.T
+    span = (right.max() - left.min()) * (bottom.max() - top.min())
+    middle = (boxes[:, :2] + boxes[:, 2:]) / 2
+    inside = [((x > left) & (x < right) & (y > top) & (y < bottom)).sum() for x, y in middle]
+    return bool(abs(((right - left) * (bottom - top)).sum() - span) < 1e-6 * span and max(inside) == 1)
+
+
+def states_of(model: Model, prepared: ModelInput) -> torch.Tensor:
+    """What the language model is given, by the model's own account.  [token, feature]"""
+    with torch.inference_mode():
+        output: Any = model.module(**prepared.inputs, output_hidden_states=True)
+    states: torch.Tensor = output.hidden_states[0][0]
+    return states
+
+
+def identity(model: Model, file: Path) -> str:
+    """Of how many boxes the token moves most when the box is painted, and nothing else."""
+    grey = np.full((160, 200, 3), 128, np.uint8)
+    Image.fromarray(grey).save(file)
+    before = model.prepare_image(file, TEXT)
+    base, right, count = states_of(model, before), 0, 0
+    if len(base) != len(before.tokens) or "cross" in before.axes:
+        return "looked at across"
+    boxes = before.pictures[0].boxes
+    for position, token in enumerate(before.tokens):
+        if token.id in boxes:
+            left, top, stop, bottom = (round(edge) for edge in boxes[token.id])
+            painted = grey.copy()
+            painted[top + 1 : bottom - 1, left + 1 : stop - 1] = (250, 10, 90)
+            Image.fromarray(painted).save(file)
+            moved = (states_of(model, model.prepare_image(file, TEXT)) - base).norm(dim=-1)
+            alike = [i for i, other in enumerate(before.tokens) if other.text[:5] == token.text[:5]]
+            right += max(alike, key=lambda i: float(moved[i])) == position
+            count += 1
+    return f"{right} of {count}" if count else "none"
+
+
+def eager(model: Model, folder: str, file: Path) -> str:
+    """How far the weights of one head are from those of the model's own eager attention."""
+    prepared = model.prepare_image(save_noise(file, 90, 120), TEXT)
+    plain: Any = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        weights = plain(**prepared.inputs, output_attentions=True).attentions[0][0, 1].numpy()
+    seen = one_head(model, prepared, Selection(Head("L0H1"), kind="decoder"))
+    return f"{np.abs(seen.heatmap.values - weights).max():.1e}"
+
+
+def pictures(model: Model, paths: Any, number: int, *, video: bool = False) -> str:
+    """Whether each of some pictures has tokens, that are no other's unless frames are merged."""
+    prepared = model.prepare_image(paths, TEXT, video=video)
+    counts = [len(picture.boxes) for picture in prepared.pictures]
+    if len(counts) != number or not all(counts):
+        return "numbered" if not any(counts) else f"parts: {counts}"
+    alone = sum(counts) == len({id_ for picture in prepared.pictures for id_ in picture.boxes})
+    return "yes" if alone else "yes, frames merged"
+
+
+def check(name: str) -> list[str]:
+    """One row of the table."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = vision_language(Path(place) / "model", name)
+        model, file = load(folder), Path(place) / "a.png"
+        frames = Path(place) / "video"
+        frames.mkdir()
+        for number in range(4):
+            save_noise(frames / f"{number}.png", 84, 112, number)
+        two = [save_noise(Path(place) / "b.png", 90, 120), save_noise(Path(place) / "c.png", 120, 70, 1)]
+        return [
+            name,
+            say(lambda: tiling(model, file)),
+            say(lambda: identity(model, file)),
+            say(lambda: eager(model, folder, file)),
+            say(lambda: pictures(model, two, 2)),
+            say(lambda: pictures(model, frames, 4, video=True)),
+        ]
+
+
+def say(work: Callable[[], str]) -> str:
+    """What a check finds, or the sentence that refuses it."""
+    try:
+        return work()
+    except AttnscopeError as error:
+        return "no" if "sees no videos" in str(error) else f"refused: {first_line(error)[:70]}"
+    except Exception as error:  # a row of the table, not the end of it
+        return f"fails: {type(error).__name__}: {first_line(error)[:60]}"
+
+
+def main() -> None:
+    """Print the table."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    can_import_torchvision()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as types
+
+    names = sys.argv[1:] or list(FAMILIES)
+    made = "Made by `python -m tests.tools.pictures_in_texts`; its docstring says what is asked."
+    print(f"# Pictures in texts\n\n{made}\n")
+    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
+    for name in names:
+        print("| " + " | ".join(check(name)) + " |", flush=True)
+    left = sorted(set(types) - {name.replace("_", "-") for name in FAMILIES} - set(FAMILIES))
+    print(f"\nOf {len(types)} types, {len(left)} are not made here: {', '.join(left)}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -59,5 +59,24 @@ def test_moments_of_a_sound_follow_each_other_and_padding_has_no_part(tmp_path):
     np.testing.assert_allclose(drawn, (loud - loud.min()) / np.ptp(loud), atol=0.003)
 
 
+def test_several_pictures_stand_beside_each_other_each_with_its_parts():
+    def one(first: int, grey: int) -> Picture:
+        tokens = tuple(Token("", PICTURED + first + n) for n in range(2))
+        return Picture(np.full((20, 40, 3), grey, np.uint8), (1, 2), tokens, name=f"image {grey}")
+
+    pictures = one(0, 50), one(2, 90), one(4, 130)
+    scene = find_scene(ModelInput({}, {}, (), pictures=pictures))
+    assert scene is not None
+    tall, wide = scene.pixels.shape[:2]
+    for number, (id_, part) in enumerate(scene.parts.items()):
+        assert id_ == PICTURED + number
+        inside = scene.pixels[
+            round(part.top * tall) : round(part.bottom * tall),
+            round(part.left * wide) : round(part.right * wide),
+        ]
+        assert (inside == (50, 90, 130)[number // 2]).all()
+        assert inside.shape == (20, 20, 3)
+
+
 def test_a_text_has_no_scene():
     assert find_scene(load("own").prepare("the cat")) is None

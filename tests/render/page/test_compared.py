@@ -154,15 +154,33 @@ def test_the_legend_says_what_is_drawn(opened) -> None:
         for mode in ("map", "lines", "both")
     }
     assert seen == {"map": [True, False, True], "lines": [False, True, False], "both": [True, True, True]}
-    assert opened.run("element('least').textContent") == "below 0.02 no line"
+    assert opened.run("element('least').textContent") == "below 0.1 no line"
+    opened.run("pin(2)")
+    assert opened.run("element('least').textContent") == "below 0.02 no line; a full bar is 1"
     opened.run("tickLayer()")
     opened.until("compared.length === 12")
-    assert opened.run("element('least').textContent") == "below 0.05 no line"
+    opened.run("pin(null)")
+    assert opened.run("element('least').textContent") == "below 0.1 no line"
     opened.run("pin(2)")
     assert opened.run("element('least').textContent") == "below 0.05 no line; a full bar is 1"
     opened.run("restyle({ scale: 'row' })")
     words = "of the largest; below 0.05 of it no line; a full bar is the largest"
     assert opened.run("element('least').textContent") == words
+
+
+def test_lines_of_every_strength_have_their_full_colour(opened) -> None:
+    opened.run("changeMode('lines')")
+    drawn = opened.run(
+        "(() => { const found = []; const stroke = CanvasRenderingContext2D.prototype.stroke;"
+        "CanvasRenderingContext2D.prototype.stroke = function () {"
+        " found.push([this.strokeStyle, this.globalAlpha, this.lineWidth]); return stroke.call(this); };"
+        "drawLines(); CanvasRenderingContext2D.prototype.stroke = stroke; return found; })()"
+    )
+    assert drawn
+    assert {(colour, alpha) for colour, alpha, _ in drawn} == {(opened.run("css('--head0')"), 1)}
+    widths = [width for _, _, width in drawn]
+    assert widths == sorted(widths)  # strong ones lie above
+    assert min(widths) >= 0.75
 
 
 def saved(page, form: str) -> bytes:

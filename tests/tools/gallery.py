@@ -79,6 +79,9 @@ def commands(place: Path) -> Iterator[tuple[str, Sequence[str], bool]]:
     yield "texts-head", ("compare", CAT, "--with-text", DOG, "--head", "L2H1"), True
     yield "find", ("find", "it -> cat", "* -> -2", CAT), True
     yield "spans", ("spans", TEXTS["60"]), True
+    yield "curves", ("stats", TEXTS["60"], "-m", "own-causal", "--by-position", "previous"), True
+    written = ("spans", "The king said that he would", "-m", "own-causal", "--generate", "9", "--written")
+    yield "shares", written, True
     yield "ablation", ("show", CAT, "--ablate", "L2H1"), False
     yield "check", ("check", "L2H1.previous > 0.8", "count(first > 0.5) = 35", "--text", CAT), False
     yield "info", ("info",), False

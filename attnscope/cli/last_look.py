@@ -49,15 +49,17 @@ Way: TypeAlias = Literal["kernel", "fused", "other"]
 always does, or as nothing is kept. A short text has one pass, whichever it is."""
 
 
-def find_look(key: str | None, way: Way, *, saving: bool) -> TracedModel | None:
+def find_look(source: Asked, key: str | None, way: Way, *, saving: bool) -> TracedModel | None:
     """The pass of a key, which says in its title when it ran, unless that would be saved with a picture."""
+    weigh = source.model.weigh if isinstance(source.model, WeighedModelOptions) else "raw"
     for each in ("fused", "kernel") if way == "fused" else ("kernel",):
         trace = None if key is None else find_pass(_name(key, each))
         if trace is None:
             continue
         from attnscope.models.trace import TracedModel, has_short_text
 
-        model = TracedModel(trace, since=None if saving else _tell_when(trace.description.kept))
+        when = None if saving else _tell_when(trace.description.kept)
+        model = TracedModel(trace, since=when, weigh=weigh)
         if each == way or has_short_text(model.prepared):
             return model
     return None
@@ -65,23 +67,28 @@ def find_look(key: str | None, way: Way, *, saving: bool) -> TracedModel | None:
 
 def hold_look(
     source: Asked, key: str | None, way: Way, model: Model, prepared: ModelInput, text: str | None
-) -> ModelInput:
-    """The input with its pass, if that is small; it is kept, if nothing has changed meanwhile."""
+) -> tuple[Model, ModelInput]:
+    """The input with its pass, if that is small, and who looks at it; it is kept, if nothing has changed."""
     from attnscope.models.keeping import hold_long, hold_short
-    from attnscope.models.trace import has_short_text, look_at
+    from attnscope.models.trace import TracedModel, has_short_text, look_at
+    from attnscope.models.weighed import WeighedModel
 
+    weighed = isinstance(model, WeighedModel)
+    if model.weigh == "gradient":
+        return model, prepared
     short = has_short_text(prepared)
     if short:
         trace = hold_short(model, prepared, text)
-    elif key is None or way == "other":
-        return prepared
+    elif key is None or way == "other" or weighed:
+        return model, prepared
     else:
         trace = hold_long(model, prepared, text, fused=way == "fused")
-    if trace is None:
-        return prepared
+    if trace is None or (isinstance(model, WeighedModel) and not model.is_whole):
+        return model, prepared
     if key is not None and key_of(source) == key:
         store_pass(_name(key, "kernel" if short else way), trace)
-    return look_at(prepared, trace)
+    held = look_at(prepared, trace)
+    return (TracedModel(trace, weigh=model.weigh) if weighed else model), held
 
 
 def _name(key: str, way: str) -> str:
@@ -98,7 +105,7 @@ def key_of(source: Asked) -> str | None:
         return None
     if asked.video is not None and asked.video.is_dir():
         return None
-    if isinstance(model, WeighedModelOptions) and model.weigh != "raw":
+    if isinstance(model, WeighedModelOptions) and model.weigh == "gradient":
         return None
     if cache_folder() is None:
         return None

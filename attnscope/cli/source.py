@@ -50,15 +50,15 @@ class Source:
         way = (
             "kernel" if way == "fused" and self.asked.generate is not None else way
         )  # it ran with the kernels
-        found = None if self.asked.fresh else find_look(key, way, saving=saving)
+        found = None if self.asked.fresh else find_look(self, key, way, saving=saving)
         if found is not None:
             return found, found.prepared
         model = self.load()
         prepared = self.prepare(model)
-        if self.asked.saved is not None or model.weigh != "raw":
+        if self.asked.saved is not None:
             return model, prepared
         with reading(model, prepared):
-            return model, hold_look(self, key, way, model, prepared, self.plain_text)
+            return hold_look(self, key, way, model, prepared, self.plain_text)
 
     def load(self, *, predicting: bool = False) -> Model:
         """The model, or a file in its place; ``predicting`` brings what it was trained with."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attnscope.attention import Axis, Head, Token
 from attnscope.axes.weights import Array
+from attnscope.figures import Weigh
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures
 from attnscope.models.file import FileModel
@@ -23,8 +24,10 @@ class TracedModel(FileModel):
 
     what = "a trace"
 
-    def __init__(self, trace: Trace, file: str | None = None, since: str | None = None) -> None:
-        self.trace, self.since = trace, since
+    def __init__(
+        self, trace: Trace, file: str | None = None, since: str | None = None, weigh: Weigh = "raw"
+    ) -> None:
+        self.trace, self.since, self.weigh = trace, since, weigh
         said = trace.description
         notes = tuple(map(clean, said.model_notes))
         if file is not None:
@@ -33,8 +36,9 @@ class TracedModel(FileModel):
 
     @property
     def title(self) -> str:
-        """The model's name, and when the pass ran where that is to be said."""
-        return super().title if self.since is None else f"{super().title} · {self.since}"
+        """The model's name, how it is weighed, and when the pass ran where that is to be said."""
+        weighed = "" if self.weigh == "raw" else f" · weighed by {self.weigh}"
+        return super().title + weighed + ("" if self.since is None else f" · {self.since}")
 
     def weights(self, head: Head) -> Array:
         """All rows of one head, computed in NumPy.  -> [query, key]"""

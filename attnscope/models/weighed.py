@@ -54,6 +54,11 @@ class WeighedModel(Model):
         without = ", without output projection" if self._without else ""
         return f"{self.model.title} · weighed by {self.weigh}{without}"
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every output projection was found, in the passes so far."""
+        return not self._without
+
     def run(
         self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
     ) -> Record:

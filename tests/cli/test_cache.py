@@ -92,6 +92,8 @@ OTHERS = [
     ["stats", TEXT, "--by-position", "previous"],
     ["stats", TEXT, "--rows", "1-3"],
     ["flow", TEXT],
+    ["show", TEXT, "--head", "L1H0", "--weigh", "norm"],
+    ["stats", TEXT, "--weigh", "zeroing"],
 ]
 
 
@@ -147,6 +149,14 @@ def test_a_long_text_whose_pass_is_large_is_not_kept(run, monkeypatch, looks, lo
     monkeypatch.setattr("attnscope.models.keeping.LARGEST", 1 << 20)
     assert not came_from_there(run("show", *long_text))
     assert not looks.exists()
+
+
+def test_another_weighing_runs_again_and_stands_in_the_title(run, looks, folder):
+    assert not came_from_there(run("show", TEXT, "-m", folder))
+    assert not came_from_there(run("show", TEXT, "-m", folder, "--weigh", "norm"))
+    again = run("show", TEXT, "-m", folder, "--weigh", "norm")
+    assert came_from_there(again)
+    assert "weighed by norm" in " ".join(again.out.split())
 
 
 def test_an_export_of_the_second_look_is_that_of_the_first(run, monkeypatch, looks, folder, tmp_path):
@@ -358,7 +368,7 @@ def test_a_changed_file_runs_the_model_again(run, looks, folder):
         ModelOptions(model="nobody/has-this"),
         ModelOptions(model="/no/such/folder"),
         ModelOptions(trust_remote_code=True),
-        WeighedModelOptions(weigh="norm"),
+        WeighedModelOptions(weigh="gradient"),
     ],
     ids=lambda model: model.name,
 )

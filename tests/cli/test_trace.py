@@ -1,10 +1,12 @@
 """``--keep`` and ``--from`` as a user meets them: what a trace answers is what the model answered."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.models.folders import minilm
 from tests.models.images import picture, vision
@@ -119,6 +121,20 @@ def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path, c
     assert max(drift["drift"]) == 0
     ran = run("compare", "--from", one, "--with-trace", three)
     assert "the models have no kind of attention in common" in ran.err
+
+
+def test_two_traces_are_compared_as_two_checkpoints(run, tmp_path, causal_folder):
+    other = shutil.copytree(causal_folder, tmp_path / "later")
+    weights = load_file(other / "model.safetensors")
+    save_file(
+        {name: one * 1.01 for name, one in weights.items()}, other / "model.safetensors", {"format": "pt"}
+    )
+    for name, folder in (("one", causal_folder), ("two", other)):
+        assert run("show", TEXT, "-m", folder, "--keep", tmp_path / f"{name}.trace").code == 0
+    live = numbers(run("compare", TEXT, "-m", causal_folder, "--with-model", other, "--json"))
+    two = ["--from", tmp_path / "one.trace", "--with-trace", tmp_path / "two.trace"]
+    assert numbers(run("compare", *two, "--json")) == live
+    assert max(json.loads(live)["drift"]) > 0
 
 
 @pytest.mark.parametrize("beside", [["--with-text", OTHER], ["--with-model", "own"]])

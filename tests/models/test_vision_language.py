@@ -144,6 +144,15 @@ def test_tokens_are_named_by_their_place_tiles_and_small_pictures_apart(folder_o
     assert prepared.picture.grid == (6, 8)
 
 
+@pytest.mark.parametrize(("size", "grid"), [((100, 500), (2, 8)), ((500, 100), (8, 2))])
+def test_small_pictures_of_a_panorama_stay_apart_though_their_pixels_are_as_large(
+    size, grid, folder_of, tmp_path
+):
+    prepared = load(folder_of("llava_next")).prepare_image(save_noise(tmp_path / "a.png", *size), TEXT)
+    assert prepared.picture.grid == grid
+    assert prepared.tokens[15].text == "thumbnail 1 · 3,3"
+
+
 def test_learned_queries_have_no_place_and_a_note_says_so(folder_of, tmp_path):
     prepared = load(folder_of("idefics2")).prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
     assert [token.text for token in prepared.tokens if token.id >= 1 << 20] == [

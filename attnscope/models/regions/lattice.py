@@ -67,6 +67,12 @@ def _is_lattice(placed: Mapping[int, Region]) -> bool:
     return len({(region.row, region.column) for region in placed.values()}) == len(placed)
 
 
+def _is_full(placed: Mapping[int, Region]) -> bool:
+    """Whether every place of so many rows and columns is one token's."""
+    rows, columns = ({getattr(each, side) for each in placed.values()} for side in ("row", "column"))
+    return _is_lattice(placed) and len(placed) == len(rows) * len(columns)
+
+
 def _coarseness(cells: Sequence[_Cell]) -> float:
     """The longer side of the tokens of one level: small pictures of the whole may be squeezed."""
     return float(np.median([max(cell.size) for cell in cells]))
@@ -103,7 +109,7 @@ def _part(cells: Sequence[_Cell], picture: tuple[int, int]) -> list[list[_Cell]]
 
     Tokens of one picture follow each other: each joins the first in which it covers none.
     """
-    if _is_lattice(_place(cells, 0, picture)):
+    if _is_full(_place(cells, 0, picture)):
         return [list(cells)]
     parts: list[list[_Cell]] = []
     for cell in sorted(cells, key=lambda cell: cell.token):
@@ -113,7 +119,7 @@ def _part(cells: Sequence[_Cell], picture: tuple[int, int]) -> list[list[_Cell]]
             parts.append([cell])
         else:
             part.append(cell)
-    return parts
+    return parts if all(_is_full(_place(part, 0, picture)) for part in parts) else [list(cells)]
 
 
 def _overlap(one: _Cell, other: _Cell) -> bool:

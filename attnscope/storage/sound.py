@@ -59,8 +59,10 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
 
     Raises ``InputError`` for what is none, is too long, or is not there.
     """
-    if end is not None and end <= begin:
-        raise InputError(f"from {begin:g} to {end:g} seconds there is nothing to hear: give a later end")
+    if not 0 <= begin < math.inf or (end is not None and not begin < end < math.inf):
+        raise InputError(
+            f"from {begin:g} to {end or math.inf:g} seconds there is nothing to hear: give a later end"
+        )
     try:
         import soundfile
     except ModuleNotFoundError as error:

@@ -208,6 +208,22 @@ def test_a_claimed_length_takes_no_memory(tmp_path):
         assert len(read_sound(tmp_path / "long.flac").samples) <= 16000
 
 
+def test_a_part_that_is_none_ends_in_a_sentence(tone):
+    assert read_sound(tone, 0.25, 0.5).seconds == 0.25
+    nan, endless = float("nan"), float("inf")
+    for begin, end in (
+        (nan, None),
+        (endless, None),
+        (0, nan),
+        (0, endless),
+        (0.5, 0.2),
+        (-1, None),
+        (7, None),
+    ):
+        with pytest.raises(InputError, match=r"nothing to hear|is behind that"):
+            read_sound(tone, begin, end)
+
+
 def test_what_is_too_long_is_not_decoded(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "LONGEST", 1)
     for suffix in ("wav", "flac"):

@@ -62,7 +62,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048])
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()
     torch.set_num_threads(1)

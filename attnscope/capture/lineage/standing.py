@@ -41,6 +41,8 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
     weighed = lineage.of(weighing.weighed)
     try:
         places = origin.node.labels("position").permute(weighing.axes)
+        if weighing.summed and not all(is_constant(places, axis) for axis in range(1, places.ndim - 2)):
+            return unknown  # parts of a text, each of which is summed by itself, and no heads
         if not is_constant(places, -1):
             whole = not gates or bool(((weights.sum(-1) - 1).abs() < ROUNDING).all())
             stands = Standing(whole, learned=places.ndim < 2 or is_constant(places, -2))

@@ -156,3 +156,17 @@ def test_a_learned_mean_of_layers_is_no_attention():
 
     record, _ = observe(Mix(), torch.randn(2, COUNT, SIZE))
     assert record.sites == []
+
+
+def test_parts_of_a_text_that_are_summed_apart_are_no_heads():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Linear(SIZE, 1)
+
+        def forward(self, x):
+            parts = x.unflatten(1, (2, -1))  # [text, part, token, feature]
+            return (self.one(x).unflatten(1, (2, -1)).softmax(2) * parts).sum(2)
+
+    record, _ = observe(Parts(), torch.randn(2, COUNT, SIZE))
+    assert record.sites == []

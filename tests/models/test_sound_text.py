@@ -52,6 +52,7 @@ def test_tokens_of_a_sound_are_named_by_their_time(folder_of, tone, maker):
     assert not prepared.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maker", hearing.SECONDS, ids=lambda maker: maker.__name__)
 def test_what_sounds_at_a_moment_moves_its_token_most(folder_of, tmp_path, maker):
     """Independent of how the times were found: whole passes over other sounds, attention and all."""

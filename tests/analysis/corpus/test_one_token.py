@@ -3,6 +3,7 @@
 import pytest
 import transformers
 
+from attnscope.analysis.corpus.corpus_run import CorpusRun
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.models import load
 from attnscope.storage.corpus import Listed
@@ -45,7 +46,7 @@ FOLDERS = {
 
 def heads_of(folder, *texts, **options):
     """Kind, layer and head of every figure over the texts, of a model that was loaded anew."""
-    stats = corpus_stats(load(folder), Listed(list(texts), "texts"), **options)
+    stats = corpus_stats(load(folder), Listed(list(texts), "texts"), run=CorpusRun(**options))
     return [(figures.site.kind, figures.site.layer, figures.head) for figures in stats.heads]
 
 

@@ -45,9 +45,9 @@ class AllHeads:
 
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
         """One head with its figures, as ``one_head`` shows it."""
-        figures, seen = self.figures[kind, layer][head], self._seen[kind, layer]
+        figures, site = self.figures[kind, layer][head], self._seen[kind, layer]
         weights = pick_head(self.weights[kind, layer], head)
-        picture = head_picture(weights, figures, seen, self.name, self.selection, self.layers.notes)
+        picture = head_picture(weights, figures, site, self.name, self.selection, self.layers.notes)
         return replace(picture, written=self.written if kind == "decoder" else None)
 
     def layer(self, kind: str, layer: int) -> Grid:
@@ -64,7 +64,7 @@ class AllHeads:
         """What the token ``query`` looks at in one head, and who looks at the token ``key``."""
         picture = self.head(kind, layer, head)
         weights, notes = picture.weights, self.layers.notes
-        seen = focus(weights, query=query, key=key, title=picture.title, notes=notes)
+        result = focus(weights, query=query, key=key, title=picture.title, notes=notes)
         row = None if query is None else find_place(weights.queries, query)
         column = None if key is None else find_place(weights.keys, key)
         overlays, _ = lay_over(
@@ -73,7 +73,7 @@ class AllHeads:
             None if row is None else (weights.values[row], weights.keys),
             None if column is None else (weights.values[:, column], weights.queries),
         )
-        return replace(seen, overlays=overlays)
+        return replace(result, overlays=overlays)
 
     def token_of(self, kind: str, picture: str, row: int, column: int) -> tuple[int, bool] | None:
         """The number of the token that a patch of a picture stands for, and whether it has a row."""
@@ -105,19 +105,19 @@ class AllHeads:
 
     @cached_property
     def _seen(self) -> Mapping[tuple[str, int], SiteRecord]:
-        return {(seen.site.kind, seen.site.layer): seen for seen in self.layers.record.sites}
+        return {(site.site.kind, site.site.layer): site for site in self.layers.record.sites}
 
     def _grid(self, kind: str, layers: list[int], led: str) -> Grid:
-        seen = [self._seen[kind, layer] for layer in layers]
+        sites = [self._seen[kind, layer] for layer in layers]
         picture = grid(
             ((layer, self.weights[kind, layer]) for layer in layers),
             title=f"{led}{self.name} · {kind_title(kind)}",
-            subtitle=provenance(seen),
+            subtitle=provenance(sites),
             scale=self.selection.scale,
             notes=self.layers.notes,
         )
         as_read = kind == "decoder" and not (self.selection.words or self.selection.hide_special)
-        size, written = (seen[0].queries, seen[0].keys), self.written if as_read else None
+        size, written = (sites[0].queries, sites[0].keys), self.written if as_read else None
         return replace(picture, size=size, written=written)
 
 

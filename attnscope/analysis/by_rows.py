@@ -62,7 +62,7 @@ class _SomeRows:
 
 def no_rows(rows: range, record: Record) -> SelectionError:
     """What to say where no head has one of these rows."""
-    most = max((seen.queries for seen in record.sites), default=0)
+    most = max((site.queries for site in record.sites), default=0)
     return SelectionError(f"no rows {rows.start}-{rows.stop - 1}: there are rows 0-{most - 1}, one a token")
 
 

@@ -21,11 +21,11 @@ TOP = 10
 VERBS = "is made of", "goes into"
 
 
-def maps_of_layers(seen: Flow, kind: str | None, layers: Sequence[int] | None, scale: Scale) -> Strip:
+def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int] | None, scale: Scale) -> Strip:
     """The maps of several layers, or of all, as thumbnails, with how much of each token is still itself."""
-    kind, _, _ = seen.map(kind, None)
-    numbers = [layer for layer, _ in seen.maps[kind]] if layers is None else list(layers)
-    maps = [(layer, seen.map(kind, layer)[2]) for layer in numbers]
+    kind, _, _ = result.map(kind, None)
+    numbers = [layer for layer, _ in result.maps[kind]] if layers is None else list(layers)
+    maps = [(layer, result.map(kind, layer)[2]) for layer in numbers]
     values = [weights.values for _, weights in maps]
     if maps[0][1].square:
         series = Series("self", "share", tuple(float(np.trace(each) / len(each)) for each in values))
@@ -39,24 +39,24 @@ def maps_of_layers(seen: Flow, kind: str | None, layers: Sequence[int] | None, s
         thumbnails=replace(grid(stacked, scale=scale), size=size, whole=False, each="a layer"),
         series=(series,),
         apart=np.zeros((len(maps), len(maps))),
-        title=f"{seen.method} layer by layer · {seen.title} · {kind_title(kind)}",
-        subtitle=seen.subtitle,
-        notes=seen.notes,
+        title=f"{result.method} layer by layer · {result.title} · {kind_title(kind)}",
+        subtitle=result.subtitle,
+        notes=result.notes,
     )
 
 
 def focus_token(
-    seen: Flow, kind: str | None, layer: int | None, token: str, pictures: Sequence[Picture] = ()
+    result: Flow, kind: str | None, layer: int | None, token: str, pictures: Sequence[Picture] = ()
 ) -> Focus:
     """What one token of a layer is made of, and which of the layer's tokens it goes into."""
-    kind, layer, weights = seen.map(kind, layer)
+    kind, layer, weights = result.map(kind, layer)
     row = find_place(weights.queries, token)
     place = weights.queries[row]
     boxes = boxes_of(pictures)
     made = rank_places(weights.values[row], weights.allowed[row], weights.keys, TOP, boxes)
     goes = None
-    if weights.square and seen.method != "flow":  # of which one row was computed
+    if weights.square and result.method != "flow":  # of which one row was computed
         goes = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP, boxes)
     overlays, notes = lay_over(pictures, place, (weights.values[row], weights.keys), None)
-    title = seen.titled(kind, layer)
-    return Focus(place.label, place.start, made, goes, title, "", (*seen.notes, *notes), overlays, VERBS)
+    title = result.titled(kind, layer)
+    return Focus(place.label, place.start, made, goes, title, "", (*result.notes, *notes), overlays, VERBS)

@@ -46,7 +46,7 @@ class OneHead:
 
     heatmap: Heatmap
     figures: HeadFigures
-    seen: SiteRecord
+    site: SiteRecord
 
 
 def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
@@ -88,14 +88,14 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
         others = " and ".join(kinds[1:])
         notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
     notes += note_pooling(made, weights)
-    seen = next(site for site in record.sites if site.site == made.site)
+    site = next(site for site in record.sites if site.site == made.site)
     named = name_pass(model, prepared)
-    picture = head_picture(pick_head(weights, 0), figures, seen, named, selection, tuple(notes))
+    picture = head_picture(pick_head(weights, 0), figures, site, named, selection, tuple(notes))
     if made.site.kind == "decoder":
         picture = replace(picture, written=prepared.written)
     if made.site.kind == "cross":
         picture = replace(picture, bands=bands_of(weights.keys, prepared.heard))
-    return OneHead(picture, figures, seen)
+    return OneHead(picture, figures, site)
 
 
 def _pick_one(figures: Sequence[HeadFigures], site: Site, head: int) -> HeadFigures:
@@ -116,7 +116,7 @@ def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:
 def head_picture(
     weights: Weights,
     figures: HeadFigures,
-    seen: SiteRecord,
+    site: SiteRecord,
     title: str,
     selection: Selection,
     notes: tuple[str, ...],
@@ -124,8 +124,8 @@ def head_picture(
     """A head ``[query, key]`` with what was measured of it; ``title`` names the model and the text."""
     return heatmap(
         weights,
-        title=f"{figures.name} · {title} · {kind_title(seen.site.kind)}",
-        subtitle=figures.role.sentence if figures.role else provenance([seen]),
+        title=f"{figures.name} · {title} · {kind_title(site.site.kind)}",
+        subtitle=figures.role.sentence if figures.role else provenance([site]),
         scale=selection.scale,
         signed=bool((weights.values < 0).any()),
         notes=notes,

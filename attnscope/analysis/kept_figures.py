@@ -22,7 +22,7 @@ def pick_figures(
     figures: Sequence[HeadFigures], record: Record, selection: Selection
 ) -> tuple[HeadFigures, ...]:
     """Those of the heads that are meant."""
-    counts = {seen.site: seen.heads for seen in record.sites}
+    counts = {site.site: site.heads for site in record.sites}
     return tuple(
         head for head in figures if head.head in (selection.heads(head.site, counts[head.site]) or ())
     )

@@ -42,10 +42,10 @@ class WholeLayers:
     @property
     def proofs(self) -> Mapping[tuple[str, int], str]:
         """What is known of the weights of each kind and layer, in a sentence."""
-        seen: dict[tuple[str, int], list[SiteRecord]] = {}
+        places: dict[tuple[str, int], list[SiteRecord]] = {}
         for site in self.record.sites:
-            seen.setdefault((site.site.kind, site.site.layer), []).append(site)
-        return {place: describe_proof(sites) for place, sites in seen.items()}
+            places.setdefault((site.site.kind, site.site.layer), []).append(site)
+        return {place: describe_proof(sites) for place, sites in places.items()}
 
     @property
     def top(self) -> float:

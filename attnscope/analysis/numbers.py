@@ -7,21 +7,21 @@ from typing import Any
 from attnscope.capture import SiteRecord
 
 
-def site_numbers(seen: SiteRecord) -> dict[str, Any]:
+def site_numbers(site: SiteRecord) -> dict[str, Any]:
     """An attention call as plain data."""
     return {
-        "name": seen.site.name,
-        "call": seen.site.call,
-        "kind": seen.site.kind,
-        "layer": seen.site.layer,
-        "heads": seen.heads,
-        "key_heads": seen.key_heads,
-        "queries": seen.queries,
-        "keys": seen.keys,
-        "kernel": seen.kernel,
-        "source": seen.source,
-        "dtype": seen.dtype,
-        "window": seen.window,
-        "difference": seen.difference,
-        "unproved": seen.unproved,
+        "name": site.site.name,
+        "call": site.site.call,
+        "kind": site.site.kind,
+        "layer": site.site.layer,
+        "heads": site.heads,
+        "key_heads": site.key_heads,
+        "queries": site.queries,
+        "keys": site.keys,
+        "kernel": site.kernel,
+        "source": site.source,
+        "dtype": site.dtype,
+        "window": site.window,
+        "difference": site.difference,
+        "unproved": site.unproved,
     }

@@ -55,15 +55,15 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
         thumbnails, shares = zip(*(made.label() for made in maps), strict=True)
         layers = [(made.site.layer, weights) for made, weights in zip(maps, thumbnails, strict=True)]
         sites = {made.site for made in maps}
-        seen = [site for site in record.sites if site.site in sites]
+        calls = [site for site in record.sites if site.site in sites]
         picture = grid(
             layers,
             title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
-            subtitle=provenance(seen),
+            subtitle=provenance(calls),
             scale=selection.scale,
             near=[near.maps[made.site] for made in maps if made.site in near.maps],
         )
-        size = seen[0].queries, seen[0].keys
+        size = calls[0].queries, calls[0].keys
         written = prepared.written if as_read and kind == "decoder" else None
         grids[kind] = replace(picture, size=size, whole=selection.every_layer, written=written)
         notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)

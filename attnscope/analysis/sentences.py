@@ -52,16 +52,16 @@ def quote_text(prepared: ModelInput) -> str:
     return f"“{text}”" if text else ""
 
 
-def provenance(seen: Sequence[SiteRecord]) -> str:
+def provenance(sites: Sequence[SiteRecord]) -> str:
     """What ran, in one line: sizes, kernel, type, and how the weights were had."""
-    sizes = list(dict.fromkeys(_size(site.queries, site.keys) for site in seen))
+    sizes = list(dict.fromkeys(_size(site.queries, site.keys) for site in sites))
     tokens = " and ".join(sizes) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
-    return " · ".join([extent(seen), f"{tokens} tokens", describe_kernels(seen), *note_differences(seen)])
+    return " · ".join([extent(sites), f"{tokens} tokens", describe_kernels(sites), *note_differences(sites)])
 
 
-def note_differences(seen: Sequence[SiteRecord]) -> list[str]:
+def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
     """A warning that names the layers whose weights, times the values, are not what the kernel returned."""
-    wrong = [site for site in seen if site.differs]
+    wrong = [site for site in sites if site.differs]
     if not wrong:
         return []
     layers = number_ranges({site.site.layer for site in wrong})
@@ -70,20 +70,20 @@ def note_differences(seen: Sequence[SiteRecord]) -> list[str]:
     return [f"do not trust {where}: weights times values miss the output by {most:.2g}"]
 
 
-def describe_proof(seen: Sequence[SiteRecord]) -> str:
+def describe_proof(sites: Sequence[SiteRecord]) -> str:
     """What the weights of some calls were held against, and by how much they differ at most."""
-    for site in seen:
+    for site in sites:
         if site.unproved is not None:
             return f"not proved: {site.unproved}"
-    most = max((site.difference or 0.0 for site in seen), default=0.0)
-    wrong = "do not trust this: " if any(site.differs for site in seen) else ""
+    most = max((site.difference or 0.0 for site in sites), default=0.0)
+    wrong = "do not trust this: " if any(site.differs for site in sites) else ""
     return f"{wrong}weights times values are {most:.1g} from what the model computed, of the largest value"
 
 
-def note_unproved(seen: Sequence[SiteRecord]) -> list[str]:
+def note_unproved(calls: Sequence[SiteRecord]) -> list[str]:
     """Why the weights of which layers were held against nothing that the model computed with them."""
     reasons: dict[str, list[Site]] = {}
-    for site in seen:
+    for site in calls:
         if site.unproved is not None:
             reasons.setdefault(site.unproved, []).append(site.site)
     return [f"not proved in {layers_of(sites)}: {reason}" for reason, sites in reasons.items()]
@@ -93,17 +93,17 @@ def _size(queries: int, keys: int) -> str:
     return f"{queries:,}" if queries == keys else f"{queries:,} × {keys:,}"
 
 
-def extent(seen: Sequence[SiteRecord]) -> str:
+def extent(sites: Sequence[SiteRecord]) -> str:
     """How many layers and heads there are."""
-    heads = number_ranges({site.heads for site in seen})
-    return f"{len(seen)} layers × {heads} heads" if len(seen) > 1 else f"{heads} heads"
+    heads = number_ranges({site.heads for site in sites})
+    return f"{len(sites)} layers × {heads} heads" if len(sites) > 1 else f"{heads} heads"
 
 
-def describe_kernels(seen: Sequence[SiteRecord]) -> str:
+def describe_kernels(sites: Sequence[SiteRecord]) -> str:
     """Kernel, type, and how the weights were had."""
-    kernels = " and ".join(dict.fromkeys(site.kernel for site in seen))
-    types = " and ".join(dict.fromkeys(site.dtype for site in seen))
-    had = " and ".join(dict.fromkeys(_HAD[site.source] for site in seen))
+    kernels = " and ".join(dict.fromkeys(site.kernel for site in sites))
+    types = " and ".join(dict.fromkeys(site.dtype for site in sites))
+    had = " and ".join(dict.fromkeys(_HAD[site.source] for site in sites))
     return f"{kernels}, {types}, {had}"
 
 
@@ -184,13 +184,13 @@ def layers_of(sites: Iterable[Site]) -> str:
 
 def require_selected(chosen: Sequence[object], record: Record, selection: Selection) -> None:
     """Raise ``SelectionError`` that says what exists, if nothing was found of what was asked for."""
-    sites = [seen for seen in record.sites if selection.kind in (None, seen.site.kind)]
-    layers = {seen.site.layer for seen in sites}
+    sites = [site for site in record.sites if selection.kind in (None, site.site.kind)]
+    layers = {site.site.layer for site in sites}
     wanted = set(selection.layers or ()) if selection.head is None else {selection.head.layer}
     missing = wanted - layers
     if chosen and not missing:
         return
-    kinds = kinds_of(seen.site for seen in record.sites)
+    kinds = kinds_of(site.site for site in record.sites)
     if selection.kind is not None and selection.kind not in kinds:
         have = " and ".join(kind_title(kind) for kind in kinds)
         if selection.kind in KINDS:
@@ -208,8 +208,8 @@ def require_selected(chosen: Sequence[object], record: Record, selection: Select
 
 def _head_numbers(sites: Sequence[SiteRecord], selection: Selection) -> str:
     """Which heads exist in the layer that was asked for, or else in any."""
-    here = [seen for seen in sites if selection.meets(seen.site)] or sites
-    return number_ranges(range(max(seen.heads for seen in here)))
+    here = [site for site in sites if selection.meets(site.site)] or sites
+    return number_ranges(range(max(site.heads for site in here)))
 
 
 def number_ranges(numbers: Iterable[int]) -> str:

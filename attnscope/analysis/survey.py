@@ -35,7 +35,7 @@ class Sighting:
     "wrong" (other numbers, or another shape), or "none". ``fault`` says what it is instead.
     """
 
-    seen: SiteRecord
+    site: SiteRecord
     low: float
     high: float
     report: Verdict
@@ -63,8 +63,8 @@ def survey(model: Model, prepared: ModelInput) -> Survey:
     record = model.run(prepared, [SharedRows([sums, compared])])
     ranges = {row_sum.site: row_sum for row_sum in sums.sums}
     sightings = [
-        Sighting(seen, ranges[seen.site].low, ranges[seen.site].high, *compared.verdict(seen.site))
-        for seen in record.sites
+        Sighting(site, ranges[site.site].low, ranges[site.site].high, *compared.verdict(site.site))
+        for site in record.sites
     ]
     return Survey(
         tuple(sightings),

@@ -51,13 +51,13 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
     """
     rows, columns = Coarsen(_one_row(selection)), Coarsen(_one_column(selection))
     record = model.look(prepared, [SharedRows([rows, columns], selection.heads)])
-    seen = [site for site in record.sites if selection.heads(site.site, site.heads)]
-    require_selected(seen, record, selection)
-    groups = _groups(seen, prepared)
+    sites = [site for site in record.sites if selection.heads(site.site, site.heads)]
+    require_selected(sites, record, selection)
+    groups = _groups(sites, prepared)
     found = (group for group in groups if any(_meant(*_coarsenings(group, prepared, selection), selection)))
-    seen = next(found, groups[0])
-    kind, meant_sites = seen[0].site.kind, {site.site for site in seen}
-    queries, keys = _coarsenings(seen, prepared, selection)
+    sites = next(found, groups[0])
+    kind, meant_sites = sites[0].site.kind, {site.site for site in sites}
+    queries, keys = _coarsenings(sites, prepared, selection)
     meant = _meant(queries, keys, selection)
     if meant.row:
         place, again = queries.places[meant.row[0]], [queries.places[other].start for other in meant.row[1:]]
@@ -86,7 +86,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
         position=place.start,
         looks_at=_rank(looks_at, keys.places, top, boxes) if looks_at else None,
         looked_at_by=_rank(looked_at_by, queries.places, top, boxes) if looked_at_by else None,
-        title=f"{_which(selection, seen)} · {name_pass(model, prepared)} · {kind_title(kind)}",
+        title=f"{_which(selection, sites)} · {name_pass(model, prepared)} · {kind_title(kind)}",
         notes=(*notes, *left_out),
         overlays=overlays,
     )
@@ -109,52 +109,52 @@ def token_row(model: Model, prepared: ModelInput, selection: Selection) -> Token
     """Run the model once, for the whole row of the token that is meant. Raises ``SelectionError``."""
     rows = Coarsen(_one_row(selection))
     record = model.run(prepared, [SharedRows([rows], selection.heads)])
-    seen = [site for site in record.sites if selection.heads(site.site, site.heads)]
-    require_selected(seen, record, selection)
-    groups = _groups(seen, prepared)
-    seen = next(
+    sites = [site for site in record.sites if selection.heads(site.site, site.heads)]
+    require_selected(sites, record, selection)
+    groups = _groups(sites, prepared)
+    sites = next(
         (group for group in groups if _meant(*_coarsenings(group, prepared, selection), selection).row), []
     )
-    if not seen:
+    if not sites:
         raise SelectionError(_nowhere(selection, prepared, *_coarsenings(groups[0], prepared, selection)))
-    queries, keys = _coarsenings(seen, prepared, selection)
-    maps = [made for made in rows.maps if made.site in {site.site for site in seen}]
-    kind, size = seen[0].site.kind, len(keys.places)
+    queries, keys = _coarsenings(sites, prepared, selection)
+    maps = [made for made in rows.maps if made.site in {site.site for site in sites}]
+    kind, size = sites[0].site.kind, len(keys.places)
     return TokenRow(
         queries.places[_meant(queries, keys, selection).row[0]],
         kind,
         keys.places,
         _mean(maps)[:size],
         _open(maps)[:size],
-        f"{_which(selection, seen)} · {name_pass(model, prepared)} · {kind_title(kind)}",
+        f"{_which(selection, sites)} · {name_pass(model, prepared)} · {kind_title(kind)}",
         (*model.notes, *prepared.notes, *record.notes),
     )
 
 
-def _groups(seen: Sequence[SiteRecord], prepared: ModelInput) -> list[list[SiteRecord]]:
+def _groups(sites: Sequence[SiteRecord], prepared: ModelInput) -> list[list[SiteRecord]]:
     """Sites that have one kind and one size: towers and stages of other sizes have other tokens."""
     groups: dict[tuple[str, int, int], list[SiteRecord]] = {}
-    for kind in kinds_of((site.site for site in seen), prepared.lead):
-        for site in seen:
+    for kind in kinds_of((site.site for site in sites), prepared.lead):
+        for site in sites:
             if site.site.kind == kind:
                 groups.setdefault((kind, site.queries, site.keys), []).append(site)
     return list(groups.values())
 
 
 def _coarsenings(
-    seen: Sequence[SiteRecord], prepared: ModelInput, selection: Selection
+    sites: Sequence[SiteRecord], prepared: ModelInput, selection: Selection
 ) -> tuple[Coarsening, Coarsening]:
     """The rows and the columns of sites of one size, as they are shown."""
-    queries, keys = _axes(prepared, seen[0])
+    queries, keys = _axes(prepared, sites[0])
     return selection.coarsening(queries), selection.coarsening(keys)
 
 
-def _axes(prepared: ModelInput, seen: SiteRecord) -> tuple[Axis, Axis]:
+def _axes(prepared: ModelInput, site: SiteRecord) -> tuple[Axis, Axis]:
     """The tokens of a site's rows and columns, or bare positions where there are none for them."""
-    axes = prepared.axes.get(seen.site.kind)
-    if axes is not None and (len(axes[0]), len(axes[1])) == (seen.queries, seen.keys):
+    axes = prepared.axes.get(site.site.kind)
+    if axes is not None and (len(axes[0]), len(axes[1])) == (site.queries, site.keys):
         return axes
-    return range(seen.queries), range(seen.keys)
+    return range(site.queries), range(site.keys)
 
 
 class _Meant(NamedTuple):
@@ -215,12 +215,12 @@ def _nowhere(selection: Selection, prepared: ModelInput, *axes: Coarsening) -> s
     return f"no token {selection.token!r}: {near}the text has the tokens 0-{last}, which read {listed}"
 
 
-def _which(selection: Selection, seen: Sequence[SiteRecord]) -> str:
+def _which(selection: Selection, sites: Sequence[SiteRecord]) -> str:
     if selection.head is not None:
         return selection.head.name
-    heads = sum(site.heads for site in seen)
-    count = f"{len(seen)} layer{'s' * (len(seen) > 1)}"
-    where = count if selection.layers is None else layers_of(site.site for site in seen)
+    heads = sum(site.heads for site in sites)
+    count = f"{len(sites)} layer{'s' * (len(sites) > 1)}"
+    where = count if selection.layers is None else layers_of(site.site for site in sites)
     return f"mean of {heads} heads of {where}"
 
 

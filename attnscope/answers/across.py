@@ -30,39 +30,42 @@ LISTED = 8
 """Heads that are listed; --csv has all of them."""
 
 
-def of_texts(seen: TextComparison, command: str | None) -> Compared:
+def of_texts(result: TextComparison, command: str | None) -> Compared:
     """Two texts: how they are aligned, how much each head changes, and the difference map of one head."""
     ranking = Ranking(
         tuple(
             Ranked(
-                seen.heads[head].name,
-                f"changes by {seen.change[head]:.3f} nats",
-                f"{command} --head {seen.heads[head].name}" if command and seen.difference is None else "",
+                result.heads[head].name,
+                f"changes by {result.change[head]:.3f} nats",
+                f"{command} --head {result.heads[head].name}"
+                if command and result.difference is None
+                else "",
             )
-            for head in seen.ranking[:LISTED]
+            for head in result.ranking[:LISTED]
         ),
         "Heads that change most",
     )
-    steps = [[None if place is None else place.text for place in step] for step in seen.aligned.steps]
+    steps = [[None if place is None else place.text for place in step] for step in result.aligned.steps]
     numbers: dict[str, Any] = {
-        "kind": seen.kind,
+        "kind": result.kind,
         "tokens": steps,
         "heads": [
             {"head": head.name, "change": float(change), "error": float(error)}
-            for head, change, error in zip(seen.heads, seen.change, seen.error, strict=True)
+            for head, change, error in zip(result.heads, result.change, result.error, strict=True)
         ],
-        "notes": list(seen.notes),
+        "notes": list(result.notes),
     }
     table: list[list[object]] = [["head", "change", "error"]]
     table += [
-        [seen.heads[head].name, float(seen.change[head]), float(seen.error[head])] for head in seen.ranking
+        [result.heads[head].name, float(result.change[head]), float(result.error[head])]
+        for head in result.ranking
     ]
-    arrays = {"heads": numbers_of(seen.heads), "change": seen.change, "error": seen.error}
-    if seen.difference is None:
+    arrays = {"heads": numbers_of(result.heads), "change": result.change, "error": result.error}
+    if result.difference is None:
         return Compared(
-            Answer((seen.aligned, seen.view, ranking), {"change": seen.view}, numbers), table, arrays
+            Answer((result.aligned, result.view, ranking), {"change": result.view}, numbers), table, arrays
         )
-    weights = seen.difference.weights
+    weights = result.difference.weights
     values = np.where(weights.allowed, weights.values, np.nan)
     arrays |= {
         "difference": values,
@@ -70,50 +73,50 @@ def of_texts(seen: TextComparison, command: str | None) -> Compared:
         "keys": np.array([place.text for place in weights.keys], np.str_),
     }
     numbers["difference"] = [[None if np.isnan(x) else round(float(x), 7) for x in row] for row in values]
-    answer = Answer((seen.aligned, seen.difference, ranking), {"difference": seen.difference}, numbers)
+    answer = Answer((result.aligned, result.difference, ranking), {"difference": result.difference}, numbers)
     return Compared(answer, table, arrays)
 
 
-def of_models(seen: ModelComparison) -> Compared:
+def of_models(result: ModelComparison) -> Compared:
     """Two models: the drift of every head, or the best match of each."""
-    drift = seen.drift
-    partner = {pair.one: pair for pair in seen.matches}
+    drift = result.drift
+    partner = {pair.one: pair for pair in result.matches}
     if drift is not None:
         title = "Heads that drifted most"
         listed = [
             Ranked(pair.one.name, f"{apart(pair)} from the same head{_now(partner[pair.one])}")
-            for pair in seen.ranking[:LISTED]
+            for pair in result.ranking[:LISTED]
         ]
     else:
         title = "Best matches, each head in one of them at most"
         listed = [
             Ranked(f"{pair.one.name} {pair.other.name}", apart(pair))
-            for pair in sorted(seen.matches, key=lambda pair: pair.distance)[:LISTED]
+            for pair in sorted(result.matches, key=lambda pair: pair.distance)[:LISTED]
         ]
     numbers = {
-        "kind": seen.kind,
-        "heads": names(seen.heads),
-        "others": names(seen.others),
-        "units": seen.units,
-        "distances": round_values(seen.distances),
-        "error": round_values(seen.error),
+        "kind": result.kind,
+        "heads": names(result.heads),
+        "others": names(result.others),
+        "units": result.units,
+        "distances": round_values(result.distances),
+        "error": round_values(result.error),
         "drift": None if drift is None else round_values(drift),
-        "matches": [pair_numbers(pair) for pair in seen.matches],
-        "texts": seen.texts,
-        "stability": seen.stability,
-        "notes": list(seen.notes),
+        "matches": [pair_numbers(pair) for pair in result.matches],
+        "texts": result.texts,
+        "stability": result.stability,
+        "notes": list(result.notes),
     }
     arrays = {
-        "heads": numbers_of(seen.heads),
-        "others": numbers_of(seen.others),
-        "distances": seen.distances,
-        "error": seen.error,
+        "heads": numbers_of(result.heads),
+        "others": numbers_of(result.others),
+        "distances": result.distances,
+        "error": result.error,
         "matches": np.array(
-            [[seen.heads.index(pair.one), seen.others.index(pair.other)] for pair in seen.matches]
+            [[result.heads.index(pair.one), result.others.index(pair.other)] for pair in result.matches]
         ),
     }
-    pairs = seen.ranking if drift is not None else seen.matches
-    view = seen.view
+    pairs = result.ranking if drift is not None else result.matches
+    view = result.view
     answer = Answer((view, Ranking(tuple(listed), title)), {"models": view}, numbers)
     return Compared(answer, [*pair_table(pairs)], arrays)
 

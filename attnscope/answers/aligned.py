@@ -10,18 +10,18 @@ from attnscope.analysis.questions.said import Word
 from attnscope.text import visible
 
 
-def alignment_numbers(seen: Alignment) -> dict[str, Any]:
+def alignment_numbers(result: Alignment) -> dict[str, Any]:
     """An alignment as plain data; times are seconds."""
     return {
-        "notes": list(seen.notes),
-        "heads": [head.name for head in seen.heads],
-        "way": seen.way,
-        "begin": seen.begin,
-        "seconds": seen.seconds,
-        "words": [{"text": word.text, "begin": word.begin, "end": word.end} for word in seen.words],
+        "notes": list(result.notes),
+        "heads": [head.name for head in result.heads],
+        "way": result.way,
+        "begin": result.begin,
+        "seconds": result.seconds,
+        "words": [{"text": word.text, "begin": word.begin, "end": word.end} for word in result.words],
         "tokens": [
             {"text": said.token.text, "id": said.token.id, "begin": said.begin, "end": said.end}
-            for said in seen.tokens
+            for said in result.tokens
         ],
     }
 
@@ -35,11 +35,11 @@ def rank_numbers(ranked: Sequence[MonotoneHead]) -> dict[str, Any]:
     }
 
 
-def write_srt(seen: Alignment) -> str:
+def write_srt(result: Alignment) -> str:
     """Subtitles of one word each."""
     blocks = (
         f"{number}\n{_clock(word.begin)} --> {_clock(word.end)}\n{visible(word.text)}\n"
-        for number, word in enumerate(seen.words, 1)
+        for number, word in enumerate(result.words, 1)
     )
     return "\n".join(blocks)
 
@@ -51,15 +51,15 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02},{rest % 1000:03}"
 
 
-def write_textgrid(seen: Alignment) -> str:
+def write_textgrid(result: Alignment) -> str:
     """A TextGrid of one tier, whose intervals fill the whole sound."""
-    parts = list(_intervals(seen.words, seen.seconds))
+    parts = list(_intervals(result.words, result.seconds))
     lines = [
         'File type = "ooTextFile"',
         'Object class = "TextGrid"',
         "",
         "xmin = 0",
-        f"xmax = {seen.seconds:g}",
+        f"xmax = {result.seconds:g}",
         "tiers? <exists>",
         "size = 1",
         "item []:",
@@ -67,7 +67,7 @@ def write_textgrid(seen: Alignment) -> str:
         '        class = "IntervalTier"',
         '        name = "words"',
         "        xmin = 0",
-        f"        xmax = {seen.seconds:g}",
+        f"        xmax = {result.seconds:g}",
         f"        intervals: size = {len(parts)}",
     ]
     for number, part in enumerate(parts, 1):

@@ -28,14 +28,16 @@ class Answer:
     numbers: Mapping[str, Any]
 
 
-def of_overview(seen: Overview, command: str | None, opening: Callable[[Head], str] | None = None) -> Answer:
+def of_overview(
+    result: Overview, command: str | None, opening: Callable[[Head], str] | None = None
+) -> Answer:
     """Every head as a thumbnail, and the heads most worth a look with the words that open each.
 
     Those are the ``command`` with the head's address, or what ``opening`` makes of the address.
     """
-    several = len(seen.grids) > 1
+    several = len(result.grids) > 1
     ranked = []
-    for head in worth_a_look(seen.heads):
+    for head in worth_a_look(result.heads):
         extra = f" --kind {head.site.kind}" if several else ""
         words = f"{command or '...'} --head {head.name}{extra}"
         if opening is not None:
@@ -43,24 +45,26 @@ def of_overview(seen: Overview, command: str | None, opening: Callable[[Head], s
         where = f" {head.site.kind}" if several else ""
         reason = head.role.sentence if head.role else ""
         ranked.append(Ranked(head.name + where, reason, words))
-    notes = seen.notes if command or opening else (*seen.notes, "... stands for the command that you gave")
+    notes = (
+        result.notes if command or opening else (*result.notes, "... stands for the command that you gave")
+    )
     ranking = Ranking(tuple(ranked), "Worth a look", notes)
-    pictures = {kind: replace(grid, notes=seen.notes) for kind, grid in seen.grids.items()}
+    pictures = {kind: replace(grid, notes=result.notes) for kind, grid in result.grids.items()}
     numbers = {
-        "notes": list(seen.notes),
-        "sites": [site_numbers(site) for site in seen.record.sites],
-        "heads": [head_numbers(head) for head in seen.heads],
+        "notes": list(result.notes),
+        "sites": [site_numbers(site) for site in result.record.sites],
+        "heads": [head_numbers(head) for head in result.heads],
     }
-    return Answer((*seen.grids.values(), ranking), pictures, numbers)
+    return Answer((*result.grids.values(), ranking), pictures, numbers)
 
 
-def of_head(seen: OneHead) -> Answer:
+def of_head(result: OneHead) -> Answer:
     """One head's heatmap."""
-    picture = seen.heatmap
+    picture = result.heatmap
     numbers = {
         "notes": list(picture.notes),
-        "site": site_numbers(seen.seen),
-        "head": head_numbers(seen.figures),
+        "site": site_numbers(result.site),
+        "head": head_numbers(result.figures),
         "queries": [place.text for place in picture.weights.queries],
         "keys": [place.text for place in picture.weights.keys],
         "weights": _rows(picture),
@@ -68,25 +72,25 @@ def of_head(seen: OneHead) -> Answer:
     return Answer((picture,), {"head": picture}, numbers)
 
 
-def of_token(seen: Focus) -> Answer:
+def of_token(result: Focus) -> Answer:
     """What one token looks at, and who looks at it."""
     numbers: dict[str, Any] = {
-        "notes": list(seen.notes),
-        "which": seen.title,
-        "token": {"text": seen.label, "position": seen.position},
-        "looks_at": _bars(seen.looks_at),
-        "looked_at_by": _bars(seen.looked_at_by),
+        "notes": list(result.notes),
+        "which": result.title,
+        "token": {"text": result.label, "position": result.position},
+        "looks_at": _bars(result.looks_at),
+        "looked_at_by": _bars(result.looked_at_by),
     }
-    if seen.overlays:
+    if result.overlays:
         numbers["patches"] = [
             {
                 "picture": shown.name,
                 "looks_at": _cells(shown.looks_at),
                 "looked_at_by": _cells(shown.looked_at_by),
             }
-            for shown in seen.overlays
+            for shown in result.overlays
         ]
-    return Answer((seen,), {"token": seen}, numbers)
+    return Answer((result,), {"token": result}, numbers)
 
 
 def of_maps(maps: Mapping[str, HeadMap]) -> Answer:

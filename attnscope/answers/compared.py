@@ -30,101 +30,101 @@ class Compared:
     arrays: Mapping[str, Array]
 
 
-def of_heads(seen: Comparison, command: str | None, *, everything: bool = True) -> Compared:
+def of_heads(result: Comparison, command: str | None, *, everything: bool = True) -> Compared:
     """All heads: the table, the groups and the nearest pairs; with ``everything`` all that was found."""
-    view = seen.view
+    view = result.view
     groups = Ranking(
         tuple(
-            Ranked(str(number), ", ".join(seen.heads[head].name for head in group))
-            for number, group in enumerate(seen.groups.members, 1)
+            Ranked(str(number), ", ".join(result.heads[head].name for head in group))
+            for number, group in enumerate(result.groups.members, 1)
             if len(group) > 1
         ),
         "Alike",
     )
-    nearest = seen.nearest(NEAREST)
+    nearest = result.nearest(NEAREST)
     pairs = tuple(
         Ranked(f"{pair.one.name} {pair.other.name}", apart(pair), _opening(command, pair)) for pair in nearest
     )
     singletons = tuple(
         Ranked(pair.one.name, f"{apart(pair)} from {pair.other.name}, the nearest to it")
-        for pair in seen.singletons
+        for pair in result.singletons
     )
     rest = () if everything else ("--all shows every head on a plane, and the singletons",)
     lists = [groups, Ranking(pairs, "Nearest pairs", rest)]
     lists += [Ranking(singletons, "Singletons")] if everything else []
     numbers = {
-        "kind": seen.kind,
-        "heads": names(seen.heads),
-        "distances": round_values(seen.distances),
-        "error": round_values(seen.error),
-        "groups": [names(seen.heads[head] for head in group) for group in seen.groups.members],
-        "silhouette": seen.groups.silhouette,
+        "kind": result.kind,
+        "heads": names(result.heads),
+        "distances": round_values(result.distances),
+        "error": round_values(result.error),
+        "groups": [names(result.heads[head] for head in group) for group in result.groups.members],
+        "silhouette": result.groups.silhouette,
         "nearest": [pair_numbers(pair) for pair in nearest],
-        "singletons": [pair_numbers(pair) for pair in seen.singletons],
+        "singletons": [pair_numbers(pair) for pair in result.singletons],
         "plane": {
-            "points": round_values(seen.plane.points),
-            "explained_variance": seen.plane.explained_variance,
+            "points": round_values(result.plane.points),
+            "explained_variance": result.plane.explained_variance,
         },
-        "rows": {"compared": seen.rows, "of": seen.of},
-        "texts": seen.texts,
-        "stability": seen.stability,
-        "notes": list(seen.notes),
+        "rows": {"compared": result.rows, "of": result.of},
+        "texts": result.texts,
+        "stability": result.stability,
+        "notes": list(result.notes),
     }
-    count = len(seen.heads)
-    all_pairs = (seen.pair(one, other) for one in range(count) for other in range(one + 1, count))
+    count = len(result.heads)
+    all_pairs = (result.pair(one, other) for one in range(count) for other in range(one + 1, count))
     member = np.zeros(count, int)
-    for number, group in enumerate(seen.groups.members):
+    for number, group in enumerate(result.groups.members):
         member[list(group)] = number
     arrays = {
-        "heads": numbers_of(seen.heads),
-        "distances": seen.distances,
-        "error": seen.error,
+        "heads": numbers_of(result.heads),
+        "distances": result.distances,
+        "error": result.error,
         "groups": member,
-        "points": seen.plane.points,
+        "points": result.plane.points,
     }
     plane = (view.plane,) if everything else ()
     views: tuple[View, ...] = (view.table, *plane, *(ranking for ranking in lists if ranking.heads))
     return Compared(Answer(views, {"heads": view}, numbers), [*pair_table(all_pairs)], arrays)
 
 
-def of_depth(seen: Depth) -> Compared:
+def of_depth(result: Depth) -> Compared:
     """One head number through all layers."""
-    series = seen.view.series
+    series = result.view.series
     numbers = {
-        "kind": seen.kind,
-        "heads": names(seen.heads),
-        "roles": list(seen.view.roles),
-        "distances": round_values(seen.distances),
-        "error": round_values(seen.error),
+        "kind": result.kind,
+        "heads": names(result.heads),
+        "roles": list(result.view.roles),
+        "distances": round_values(result.distances),
+        "error": round_values(result.error),
         "series": {each.name: {"unit": each.unit, "values": list(each.values)} for each in series},
-        "notes": list(seen.view.notes),
+        "notes": list(result.view.notes),
     }
     table: list[list[object]] = [["head", "role", *(each.name for each in series)]]
     table += [
-        [head.name, seen.view.roles[number], *(each.values[number] for each in series)]
-        for number, head in enumerate(seen.heads)
+        [head.name, result.view.roles[number], *(each.values[number] for each in series)]
+        for number, head in enumerate(result.heads)
     ]
     arrays = {
-        "heads": numbers_of(seen.heads),
-        "distances": seen.distances,
-        "error": seen.error,
+        "heads": numbers_of(result.heads),
+        "distances": result.distances,
+        "error": result.error,
         **{each.name.replace(" ", "_"): np.array(each.values, float) for each in series},
     }
-    return Compared(Answer((seen.view,), {"depth": seen.view}, numbers), table, arrays)
+    return Compared(Answer((result.view,), {"depth": result.view}, numbers), table, arrays)
 
 
-def of_two_heads(seen: HeadComparison) -> Compared:
+def of_two_heads(result: HeadComparison) -> Compared:
     """Two heads and their difference."""
-    one, other = (weights.values for weights in seen.weights)
-    places = seen.weights[0]
+    one, other = (weights.values for weights in result.weights)
+    places = result.weights[0]
     tokens = [place.text for place in places.queries], [place.text for place in places.keys]
     numbers = {
-        "kind": seen.kind,
-        "heads": names(seen.heads),
-        "distance": seen.distance,
-        "error": seen.error,
+        "kind": result.kind,
+        "heads": names(result.heads),
+        "distance": result.distance,
+        "error": result.error,
         "rows": [
-            {"row": row, "distance": float(far)} for row, far in zip(seen.rows, seen.by_row, strict=True)
+            {"row": row, "distance": float(far)} for row, far in zip(result.rows, result.by_row, strict=True)
         ],
         "partings": [
             {
@@ -133,17 +133,17 @@ def of_two_heads(seen: HeadComparison) -> Compared:
                 "distance": each.distance,
                 "look_at": list(each.keys),
             }
-            for each in seen.view.partings
+            for each in result.view.partings
         ],
         "queries": tokens[0],
         "keys": tokens[1],
         "weights": [round_values(one), round_values(other)],
-        "notes": list(seen.view.notes),
+        "notes": list(result.view.notes),
     }
     arrays = {
-        "heads": numbers_of(seen.heads),
-        "rows": np.array(seen.rows),
-        "by_row": seen.by_row,
+        "heads": numbers_of(result.heads),
+        "rows": np.array(result.rows),
+        "by_row": result.by_row,
         "one": one,
         "other": other,
         "difference": one - other,
@@ -151,8 +151,8 @@ def of_two_heads(seen: HeadComparison) -> Compared:
         "keys": np.array(tokens[1], np.str_),
     }
     table: list[list[object]] = [["row", "distance"]]
-    table += [[row, float(far)] for row, far in zip(seen.rows, seen.by_row, strict=True)]
-    return Compared(Answer((seen.view,), {"pair": seen.view}, numbers), table, arrays)
+    table += [[row, float(far)] for row, far in zip(result.rows, result.by_row, strict=True)]
+    return Compared(Answer((result.view,), {"pair": result.view}, numbers), table, arrays)
 
 
 def apart(pair: Pair) -> str:

@@ -24,7 +24,7 @@ NOTHING = 0.005
 """A measure that is nowhere larger prints as 0.00 for every head, and is left out."""
 
 
-def print_table(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, console: Console) -> None:
+def print_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None, console: Console) -> None:
     """A line a head, its figures in the colours of a map where the terminal has any."""
     from rich.table import Table
     from rich.text import Text
@@ -32,7 +32,7 @@ def print_table(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, con
     from attnscope.measures.roles import NONE
     from attnscope.text import round_short
 
-    console.print(Text(seen.title), style="bold")
+    console.print(Text(result.title), style="bold")
     several = len({head.site.kind for head in heads}) > 1
     led = [
         [head.name, *([head.site.kind] if several else [])]
@@ -47,19 +47,19 @@ def print_table(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, con
     room = console.width - sum(
         max([len(name), *(len(cells[place]) for cells in led)]) + 1 for place, name in enumerate(names)
     )
-    columns = _choose_columns(seen, heads, sort, room)
+    columns = _choose_columns(result, heads, sort, room)
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for name in (*names, *columns):
         table.add_column(name, justify="right" if name in columns else "left", no_wrap=True)
-    drawn = {name: _draw_column(seen, heads, name, console) for name in columns}
+    drawn = {name: _draw_column(result, heads, name, console) for name in columns}
     for number, cells in enumerate(led):
         table.add_row(*map(Text, cells), *(drawn[name][number] for name in columns))
     console.print(table)
-    for note in (*_notes(seen, heads, columns), *seen.notes):
+    for note in (*_notes(result, heads, columns), *result.notes):
         console.print(Text(f"· {note}"), style="dim")
 
 
-def _choose_columns(seen: Stats, heads: Sequence[HeadFigures], sort: str | None, room: int) -> list[str]:
+def _choose_columns(result: Stats, heads: Sequence[HeadFigures], sort: str | None, room: int) -> list[str]:
     """What was asked for, the measures of the roles that were found, and others while there is room."""
     from attnscope.measures import MEASURES
     from attnscope.measures.position import TWO_AWAY
@@ -67,15 +67,15 @@ def _choose_columns(seen: Stats, heads: Sequence[HeadFigures], sort: str | None,
 
     roles = Counter(head.role.pattern for head in heads if head.role and head.role.pattern in MEASURES)
     asked = [sort] if sort else []
-    asked += [*of_predictions(seen)]
-    others = sorted(PATTERNS, key=lambda name: -_largest(seen, heads, name))
+    asked += [*of_predictions(result)]
+    others = sorted(PATTERNS, key=lambda name: -_largest(result, heads, name))
     found = [name for name, _ in roles.most_common()]
     found += [name for name in TWO_AWAY if any(_is_positional(head) for head in heads)]
     wanted = dict.fromkeys((*asked, *found, *FIRST, *others, *MEASURES))
     chosen: list[str] = []
     for name in wanted:
-        width = _width(seen, heads, name) + 1
-        tells = name in asked or _largest(seen, heads, name) > NOTHING
+        width = _width(result, heads, name) + 1
+        tells = name in asked or _largest(result, heads, name) > NOTHING
         if tells and width <= room:
             chosen.append(name)
             room -= width
@@ -87,16 +87,16 @@ def _is_positional(head: HeadFigures) -> bool:
     return head.role is not None and head.role.pattern == "positional"
 
 
-def _largest(seen: Stats, heads: Sequence[HeadFigures], name: str) -> float:
-    known = [figure(seen, head, name) for head in heads]
+def _largest(result: Stats, heads: Sequence[HeadFigures], name: str) -> float:
+    known = [figure(result, head, name) for head in heads]
     return max((abs(found.value) for found in known if found is not None), default=0.0)
 
 
-def _width(seen: Stats, heads: Sequence[HeadFigures], name: str) -> int:
-    return max([len(name), *(len(_cell(figure(seen, head, name))) for head in heads)])
+def _width(result: Stats, heads: Sequence[HeadFigures], name: str) -> int:
+    return max([len(name), *(len(_cell(figure(result, head, name))) for head in heads)])
 
 
-def _draw_column(seen: Stats, heads: Sequence[HeadFigures], name: str, console: Console) -> Sequence[Text]:
+def _draw_column(result: Stats, heads: Sequence[HeadFigures], name: str, console: Console) -> Sequence[Text]:
     """The cells of a measure; the brightest is 1, or the largest where it is no share."""
     from rich.text import Text
 
@@ -107,11 +107,11 @@ def _draw_column(seen: Stats, heads: Sequence[HeadFigures], name: str, console: 
     of_256 = console.color_system == "256"
     coloured = not console.no_color and (of_256 or console.color_system == "truecolor")
     share = name not in PREDICTIONS and MEASURES[name].unit == "share"
-    top = 1.0 if share else _largest(seen, heads, name) or 1.0
-    width = _width(seen, heads, name)
+    top = 1.0 if share else _largest(result, heads, name) or 1.0
+    width = _width(result, heads, name)
     cells = []
     for head in heads:
-        found = figure(seen, head, name)
+        found = figure(result, head, name)
         text = _cell(found).rjust(width)
         if found is None or not coloured:
             cells.append(Text(text))
@@ -121,10 +121,10 @@ def _draw_column(seen: Stats, heads: Sequence[HeadFigures], name: str, console: 
     return cells
 
 
-def _notes(seen: Stats, heads: Sequence[HeadFigures], columns: Sequence[str]) -> list[str]:
+def _notes(result: Stats, heads: Sequence[HeadFigures], columns: Sequence[str]) -> list[str]:
     """What stands in the table, and what it leaves out."""
     errors = any(each.error is not None for head in heads for each in head.figures.values())
-    notes = [f"{len(heads)} of {len(seen.heads)} heads; {seen.ran}"]
+    notes = [f"{len(heads)} of {len(result.heads)} heads; {result.ran}"]
     notes.append("(baseline): the role's figure on even attention; --csv has all measures")
     notes += ["± is the standard error over the texts"] if errors else []
     if IMPORTANCE in columns:
@@ -133,7 +133,7 @@ def _notes(seen: Stats, heads: Sequence[HeadFigures], columns: Sequence[str]) ->
             "2019); --ablation measures what it stands for"
         )
     if ABLATION in columns:
-        whole = next(found.loss - found.value for found in seen.ablation.values())
+        whole = next(found.loss - found.value for found in result.ablation.values())
         notes.append(
             f"ablation: how much the loss of the predictions rises without the head, in nats; with all heads "
             f"it is {whole:.3f}"

@@ -19,51 +19,51 @@ PREDICTIONS = (ABLATION, IMPORTANCE)
 """The columns that are no measures of attention: what the model's predictions lose with a head."""
 
 
-def of_predictions(seen: Stats) -> dict[str, Mapping[Head, Importance | Removal]]:
+def of_predictions(result: Stats) -> dict[str, Mapping[Head, Importance | Removal]]:
     """What was asked about the model's predictions, by column."""
     known: dict[str, Mapping[Head, Importance | Removal]] = {
-        ABLATION: seen.ablation,
-        IMPORTANCE: seen.importance,
+        ABLATION: result.ablation,
+        IMPORTANCE: result.importance,
     }
     return {name: found for name, found in known.items() if found}
 
 
-def figure(seen: Stats, head: HeadFigures, name: str) -> Figure | Importance | Removal | None:
+def figure(result: Stats, head: HeadFigures, name: str) -> Figure | Importance | Removal | None:
     """A head's figure, or what the predictions lose with it."""
     if name in PREDICTIONS:
-        return of_predictions(seen).get(name, {}).get(head.address)
+        return of_predictions(result).get(name, {}).get(head.address)
     return head.figures.get(name)
 
 
-def require_figure(seen: Stats, name: str) -> None:
+def require_figure(result: Stats, name: str) -> None:
     """Raise ``SelectionError``, with the reason, if no head has a figure: no text may have such a token."""
-    if not any(figure(seen, head, name) for head in seen.heads):
+    if not any(figure(result, head, name) for head in result.heads):
         from attnscope.errors import SelectionError
 
-        why = {head.absent[name]: None for head in seen.heads if name in head.absent}
+        why = {head.absent[name]: None for head in result.heads if name in head.absent}
         raise SelectionError(f"no head has a figure of {name}: {next(iter(why), 'it was not measured')}")
 
 
-def sort_heads(seen: Stats, heads: list[HeadFigures], name: str) -> list[HeadFigures]:
+def sort_heads(result: Stats, heads: list[HeadFigures], name: str) -> list[HeadFigures]:
     """The heads that have a figure, the largest first."""
-    known = [(found.value, head) for head in heads if (found := figure(seen, head, name)) is not None]
+    known = [(found.value, head) for head in heads if (found := figure(result, head, name)) is not None]
     return [head for _, head in sorted(known, key=lambda pair: -pair[0])]
 
 
-def maps(seen: Stats, name: str) -> dict[str, HeadMap]:
+def maps(result: Stats, name: str) -> dict[str, HeadMap]:
     """One measure of all heads, or their importance, a map for each kind of attention that has it."""
     from attnscope.errors import SelectionError
     from attnscope.measures import MEASURES
     from attnscope.views import head_map
 
     tables: dict[str, dict[int, list[float]]] = {}
-    for head in seen.heads:
-        found = figure(seen, head, name)
+    for head in result.heads:
+        found = figure(result, head, name)
         row = tables.setdefault(head.site.kind, {}).setdefault(head.site.layer, [])
         row.append(float("nan") if found is None else found.value)
     known = {kind: rows for kind, rows in tables.items() if any(x == x for row in rows.values() for x in row)}
     if not known:
-        raise SelectionError(f"{name} cannot be drawn: {seen.heads[0].absent[name]}")
+        raise SelectionError(f"{name} cannot be drawn: {result.heads[0].absent[name]}")
     unit = "nats" if name in PREDICTIONS else MEASURES[name].unit
     return {
         kind: head_map(
@@ -73,21 +73,21 @@ def maps(seen: Stats, name: str) -> dict[str, HeadMap]:
             limits=(0.0, 1.0) if unit == "share" else None,
             signed=name in ("offset", ABLATION),
             title=f"{name} · {kind}",
-            subtitle=seen.title,
-            notes=(seen.ran, *seen.notes),
+            subtitle=result.title,
+            notes=(result.ran, *result.notes),
         )
         for kind, rows in known.items()
     }
 
 
-def numbers_of(seen: Stats, heads: Sequence[HeadFigures]) -> dict[str, Any]:
+def numbers_of(result: Stats, heads: Sequence[HeadFigures]) -> dict[str, Any]:
     """All figures of the heads as plain data."""
     from attnscope.answers.answer import head_numbers
 
-    more = of_predictions(seen)
+    more = of_predictions(result)
     return {
-        "ran": seen.ran,
-        "notes": list(seen.notes),
+        "ran": result.ran,
+        "notes": list(result.notes),
         "heads": [
             head_numbers(head)
             | {name: asdict(found[head.address]) for name, found in more.items() if head.address in found}
@@ -96,13 +96,13 @@ def numbers_of(seen: Stats, heads: Sequence[HeadFigures]) -> dict[str, Any]:
     }
 
 
-def table_of(seen: Stats, heads: Sequence[HeadFigures], names: Sequence[str]) -> Iterator[list[Any]]:
+def table_of(result: Stats, heads: Sequence[HeadFigures], names: Sequence[str]) -> Iterator[list[Any]]:
     """The names of the columns, then a row a head: each figure, its baseline, over a corpus its error."""
     errors = any(figure.error is not None for head in heads for figure in head.figures.values())
     header = ["kind", "layer", "head", "role", "score", "role_baseline"]
     for name in names:
         header += [name, f"{name}_baseline", *([f"{name}_error"] if errors else [])]
-    more = of_predictions(seen)
+    more = of_predictions(result)
     header += [column for name in more for column in (name, f"{name}_error")]
     yield header
     for head in heads:

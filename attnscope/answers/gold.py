@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from attnscope.analysis.gold.ranked import Label, Scored
 
 
-def numbers_of(seen: GoldAnswers) -> dict[str, Any]:
+def numbers_of(result: GoldAnswers) -> dict[str, Any]:
     """Every head of every label and direction as plain data."""
     return {
-        "notes": list(seen.notes),
-        "held_out": seen.held_out,
+        "notes": list(result.notes),
+        "held_out": result.held_out,
         "labels": [
             {
                 "label": each.label,
                 "direction": each.way,
                 "heads": [_flat(head) for head in each.heads],
             }
-            for each in seen.labels
+            for each in result.labels
         ],
     }
 
 
-def table_of(seen: GoldAnswers) -> Iterator[list[Any]]:
+def table_of(result: GoldAnswers) -> Iterator[list[Any]]:
     """The names of the columns, then a line for each head of each label and direction."""
-    for number, each in enumerate(seen.labels):
+    for number, each in enumerate(result.labels):
         for place, head in enumerate(each.heads):
             figures = _flat(head)
             if not number and not place:
@@ -51,14 +51,14 @@ def _flat(head: Scored) -> dict[str, Any]:
     return where | figures
 
 
-def print_gold(seen: GoldAnswers, top: int, console: Console) -> None:
+def print_gold(result: GoldAnswers, top: int, console: Console) -> None:
     """For each label the heads that find most answers, in either direction."""
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text(seen.title), style="bold")
+    console.print(Text(result.title), style="bold")
     by_label: dict[str, list[tuple[Label, Scored]]] = {}
-    for each in seen.labels:
+    for each in result.labels:
         by_label.setdefault(each.label, []).extend((each, head) for head in each.heads)
     every = [head for rows in by_label.values() for _, head in rows]
     several = len({head.head.kind for head in every}) > 1
@@ -82,11 +82,11 @@ def print_gold(seen: GoldAnswers, top: int, console: Console) -> None:
             beats = head.accuracy > head.fixed
             table.add_row(*map(Text, [*led, *_cells(head, rate, wide)]), style="" if beats else "dim")
     console.print(table)
-    notes = _notes(seen, better, len(by_label), rate)
+    notes = _notes(result, better, len(by_label), rate)
     if rare:
         them = ("directions", "them") if rare > 1 else ("direction", "it")
         notes.append(f"{rare:,} {them[0]} can be asked too rarely to be compared: --json has {them[1]}")
-    for note in (*notes, *seen.notes):
+    for note in (*notes, *result.notes):
         console.print(Text(f"· {note}"), style="dim")
 
 
@@ -105,7 +105,7 @@ def _ratio(value: float, error: float | None) -> str:
     return f"{value:.2f}" if error is None else f"{value:.2f} ±{error:.2f}"
 
 
-def _notes(seen: GoldAnswers, better: int, labels: int, rate: bool) -> list[str]:
+def _notes(result: GoldAnswers, better: int, labels: int, rate: bool) -> list[str]:
     """What stands in the table."""
     most = "the head" if labels == 1 else f"for {better:,} of {labels:,} labels the head"
     rest = "is right more often than the word at a fixed distance (the other lines are dim)"
@@ -114,7 +114,7 @@ def _notes(seen: GoldAnswers, better: int, labels: int, rate: bool) -> list[str]
     chosen = (
         "heads and distances were chosen on one half of the texts; the figures are those of the other half"
     )
-    if not seen.held_out:
+    if not result.held_out:
         chosen = "heads and distances are the best of these texts: --held-out scores them on others"
     return [
         f"{most} {rest}",

@@ -165,10 +165,10 @@ class Record:
     @property
     def notes(self) -> list[str]:
         """What to know of the recording itself, in sentences: where it failed, and what ran otherwise."""
-        seen = {site.site.name for site in self.sites}
+        sites = {site.site.name for site in self.sites}
         failed: dict[tuple[str, bool], list[str]] = {}
         for failure in self.failures:
-            failed.setdefault((failure.reason, failure.name in seen), []).append(failure.name)
+            failed.setdefault((failure.reason, failure.name in sites), []).append(failure.name)
         said = []
         for (reason, partly), names in failed.items():
             whose = "their" if len(names) > 1 else "its"

@@ -27,24 +27,24 @@ def show_ablation(model: Model, prepared: ModelInput, asked: ShownHeads, *, as_j
     assert asked.ablate is not None
     head = parse_head(asked.ablate, asked)
     with waiting(f"{model.name} predicts with and without {asked.ablate}"):
-        seen = ablate(model, prepared, select(asked, head=head))
+        result = ablate(model, prepared, select(asked, head=head))
     if as_json:
-        print_answer("show", asdict(seen))
+        print_answer("show", asdict(result))
     else:
-        _print(seen)
+        _print(result)
 
 
-def _print(seen: Ablation) -> None:
+def _print(result: Ablation) -> None:
     """The change on average, and the predictions that changed most."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-    console.print(Text(f"{seen.head} taken away · {seen.title}"), style="bold")
-    was, is_ = seen.losses
+    console.print(Text(f"{result.head} taken away · {result.title}"), style="bold")
+    was, is_ = result.losses
     console.print(
-        f"the predictions change by {seen.divergence:.3g} nats on average (KL divergence), "
+        f"the predictions change by {result.divergence:.3g} nats on average (KL divergence), "
         f"their loss goes from {was:.3f} to {is_:.3f}\n"
     )
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -52,13 +52,13 @@ def _print(seen: Ablation) -> None:
     table.add_column("change", justify="right", no_wrap=True)
     for name in ("predicted with it", "without it"):
         table.add_column(name)
-    for one in seen.changed[:MOST]:
+    for one in result.changed[:MOST]:
         before, after = _predictions(one, one.before), _predictions(one, one.after)
         table.add_row(_name_change(one), f"{one.divergence:.3f}", before, after)
     console.print(table)
-    more = len(seen.changed) - MOST
+    more = len(result.changed) - MOST
     notes = [f"and {more:,} more predictions, each changed less"] if more > 0 else []
-    notes += ["[in brackets]: the token that stands in the text", *seen.notes]
+    notes += ["[in brackets]: the token that stands in the text", *result.notes]
     for note in notes:
         console.print(Text(f"· {note}"), style="dim")
 

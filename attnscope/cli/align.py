@@ -91,22 +91,22 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     part = Part(asked.from_second, asked.to_second, asked.truncate)
     long = text is None and not (asked.rank or asked.truncate) and is_long(loaded, asked.sound, part)
     if long:
-        seen = align_windows(loaded, asked.sound, lambda given: _write(loaded, given, asked), heads, part)
+        result = align_windows(loaded, asked.sound, lambda given: _write(loaded, given, asked), heads, part)
     else:
         prepared = _write(loaded, loaded.prepare_audio(asked.sound, text, part), asked, text)
         with reading(loaded, prepared):
             if asked.rank:
                 ranked = rank_monotone(loaded, prepared)
             else:
-                seen = align_words(loaded, prepared, heads)
+                result = align_words(loaded, prepared, heads)
     if asked.rank:
         print_answer("align", rank_numbers(ranked)) if output.as_json else _print_rank(ranked)
     elif output.as_json:
-        print_answer("align", alignment_numbers(seen))
+        print_answer("align", alignment_numbers(result))
     elif output.format == "table":
-        _print_words(seen)
+        _print_words(result)
     else:
-        sys.stdout.write(write_srt(seen) if output.format == "srt" else write_textgrid(seen))
+        sys.stdout.write(write_srt(result) if output.format == "srt" else write_textgrid(result))
 
 
 def _heads(spelled: str | None) -> tuple[Head, ...]:
@@ -140,7 +140,7 @@ def _write(model: Model, prepared: ModelInput, asked: SoundOptions, text: str | 
         return model.generate(prepared, count)
 
 
-def _print_words(seen: Alignment) -> None:
+def _print_words(result: Alignment) -> None:
     """A line a word, with its place in the sound."""
     from rich.console import Console
     from rich.text import Text
@@ -148,21 +148,21 @@ def _print_words(seen: Alignment) -> None:
     from attnscope.axes import visible
 
     console = Console(highlight=False)
-    longest = min(LONGEST, max((len(word.text) for word in seen.words), default=0))
-    names = ", ".join(head.name for head in seen.heads)
-    heard = f"in {seen.seconds:.2f} seconds"
-    if seen.begin:
-        heard = f"from {seen.begin:.2f} to {seen.seconds:.2f} seconds"
-    console.print(Text(f"{seen.title} · {len(seen.words)} words {heard}", style="bold"))
-    console.print(Text(f"by {seen.way}: {names}"), style="dim")
+    longest = min(LONGEST, max((len(word.text) for word in result.words), default=0))
+    names = ", ".join(head.name for head in result.heads)
+    heard = f"in {result.seconds:.2f} seconds"
+    if result.begin:
+        heard = f"from {result.begin:.2f} to {result.seconds:.2f} seconds"
+    console.print(Text(f"{result.title} · {len(result.words)} words {heard}", style="bold"))
+    console.print(Text(f"by {result.way}: {names}"), style="dim")
     print()
-    for word in seen.words:
+    for word in result.words:
         text = f"{word.begin:7.2f} {word.end:7.2f}  {visible(word.text):<{longest}}  "
-        width, length = console.width - len(text), seen.seconds - seen.begin
-        first, last = (round((edge - seen.begin) * width / length) for edge in (word.begin, word.end))
+        width, length = console.width - len(text), result.seconds - result.begin
+        first, last = (round((edge - result.begin) * width / length) for edge in (word.begin, word.end))
         bar = "━" * max(1, last - first) if width >= NARROWEST else ""
         console.print(Text(text).append(" " * first + bar if bar else "", style="cyan"), soft_wrap=True)
-    for note in seen.notes:
+    for note in result.notes:
         console.print(Text(f"· {visible(note)}"), style="dim")
 
 

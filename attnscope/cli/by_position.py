@@ -64,10 +64,10 @@ def show_curves(
 
     loaded, prepared = given.open(way="kernel")
     with reading(loaded, prepared):
-        seen = curves_by_position(loaded, prepared, selection, name, parts=PARTS, top=top or TOP)
+        result = curves_by_position(loaded, prepared, selection, name, parts=PARTS, top=top or TOP)
     if said is not None:
-        print_answer("stats", asdict(seen) | said)
+        print_answer("stats", asdict(result) | said)
     elif out is not None:
-        answers.save(Answer((seen,), {"": seen}, {}), out, picture)
+        answers.save(Answer((result,), {"": result}, {}), out, picture)
     else:
-        answers.print_views(Answer((seen,), {}, {}), picture)
+        answers.print_views(Answer((result,), {}, {}), picture)

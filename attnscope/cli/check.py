@@ -83,20 +83,20 @@ def check(
     selection = select(attention)
     check_texts(corpus, source)
     if corpus.texts is not None:
-        seen = measure_corpus(corpus, source, lambda: load_model(model), selection, names)
+        result = measure_corpus(corpus, source, lambda: load_model(model), selection, names)
     else:
-        seen = _measure(source, model, selection, names)
-    verdicts = [each.judge(seen.heads) for each in claims]
+        result = _measure(source, model, selection, names)
+    verdicts = [each.judge(result.heads) for each in claims]
     first = torchrun_processes().number == 0  # of several processes one prints and writes
     if first and not output.as_json:
         _print_verdicts(verdicts)
-    differences = None if asked.against is None else changes(seen, asked.against, asked.tolerance)
+    differences = None if asked.against is None else changes(result, asked.against, asked.tolerance)
     if first and output.as_json:
         print_answer("check", _numbers(verdicts, differences) | model.said)
     elif first and differences is not None:
         _print_differences(differences, asked)
     if first and asked.save is not None:
-        save_snapshot(seen, asked.save)
+        save_snapshot(result, asked.save)
         print(f"saved {asked.save}", file=sys.stderr if output.as_json else sys.stdout)
     raise typer.Exit(0 if all(verdict.holds for verdict in verdicts) and not differences else 1)
 

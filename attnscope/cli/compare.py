@@ -84,10 +84,10 @@ def compare(
         opening = repeat("compare", again, *anew, axes, picture, same)
     one = corpus.texts is None
     saving = output.out is not None
-    seen = _compare(
+    result = _compare(
         given, selection, pair, contrast, opening, one=one, everything=output.everything, saving=saving
     )
-    _print(seen, output, picture, model.said)
+    _print(result, output, picture, model.said)
 
 
 def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -> bool:

@@ -46,10 +46,10 @@ def show_methods(
 
     loaded, prepared = given.open(predicting=True)
     with reading(loaded, prepared):
-        seen = compare_methods(loaded, prepared, target)
+        result = compare_methods(loaded, prepared, target)
     if as_json:
-        return print_answer("flow", asdict(seen))
-    _show(seen, len(seen.ranked), out, picture)
+        return print_answer("flow", asdict(result))
+    _show(result, len(result.ranked), out, picture)
 
 
 def show_heads(
@@ -68,25 +68,25 @@ def show_heads(
     plain: ModelOptions = replace(model, weigh="raw", target=None)  # weighed below, and asked once
     loaded, prepared = replace(given, model=plain).open(predicting=True)
     with reading(loaded, prepared):
-        seen = compare_heads(loaded, prepared, model.weigh, model.target, selection)
+        result = compare_heads(loaded, prepared, model.weigh, model.target, selection)
     if as_json:
-        return print_answer("stats", asdict(seen) | model.said)
-    _show(seen, top or TOP, out, picture)
+        return print_answer("stats", asdict(result) | model.said)
+    _show(result, top or TOP, out, picture)
 
 
-def _show(seen: Faithful, top: int, out: Path | None, picture: PrintedOptions) -> None:
+def _show(result: Faithful, top: int, out: Path | None, picture: PrintedOptions) -> None:
     """The first orders, drawn or printed."""
     if out is not None:
         from attnscope.answers.answer import Answer
         from attnscope.cli import answers
 
-        shown = replace(seen, ranked=seen.ranked[:top])
+        shown = replace(result, ranked=result.ranked[:top])
         answers.save(Answer((), {"faithful": shown}, {}), out, picture)
     else:
-        _print(seen, top, plain=picture.plain)
+        _print(result, top, plain=picture.plain)
 
 
-def _print(seen: Faithful, top: int, *, plain: bool) -> None:
+def _print(result: Faithful, top: int, *, plain: bool) -> None:
     """One order a line, with random ones among them where they stand."""
     from rich.console import Console
     from rich.text import Text
@@ -95,28 +95,28 @@ def _print(seen: Faithful, top: int, *, plain: bool) -> None:
     from attnscope.render.terminal.strip import ASCII_SPARKS, SPARKS
 
     console = Console(highlight=False)
-    console.print(Text(seen.title), style="bold")
-    console.print(Text(seen.subtitle), style="dim")
+    console.print(Text(result.title), style="bold")
+    console.print(Text(result.subtitle), style="dim")
     console.print()
     marks = ASCII_SPARKS if plain or not console.encoding.startswith("utf") else SPARKS
     wide = console.width >= WIDE
     table = _table(wide)
-    rows = sorted([*seen.ranked[:top], seen.random], key=lambda each: each.deletion_area)
-    for each in [seen.alone, *rows]:
+    rows = sorted([*result.ranked[:top], result.random], key=lambda each: each.deletion_area)
+    for each in [result.alone, *rows]:
         errors = (each.deletion_error, each.insertion_error)
         areas = (each.deletion_area, each.insertion_area)
         figures = [
-            f"{area / seen.whole:.2f}" + (f" ±{error / seen.whole:.2f}" if each is seen.random else "")
+            f"{area / result.whole:.2f}" + (f" ±{error / result.whole:.2f}" if each is result.random else "")
             for area, error in zip(areas, errors, strict=True)
         ]
-        style = "dim" if each in (seen.random, seen.alone) else ""
+        style = "dim" if each in (result.random, result.alone) else ""
         first = " · ".join(visible(token) for token in each.first)
         curve = [_curve(each.deletion, marks)] if wide else []
         table.add_row(Text(each.name), *figures, *curve, Text(first), style=style)
     console.print(table)
-    more = len(seen.ranked) - top
+    more = len(result.ranked) - top
     notes = [f"and {more:,} more, whose deletion is higher: --top shows them"] if more > 0 else []
-    for note in (*notes, *seen.notes):
+    for note in (*notes, *result.notes):
         console.print(Text(f"· {note}"), style="dim")
 
 

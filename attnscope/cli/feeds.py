@@ -50,39 +50,43 @@ def show_feeds(
 
     loaded, prepared = given.open(looking=False)
     with reading(loaded, prepared):
-        seen = find_feeds(loaded, prepared, fed)
+        result = find_feeds(loaded, prepared, fed)
     if output.as_json:
-        print_answer("compare", _numbers(seen))
+        print_answer("compare", _numbers(result))
     elif output.as_csv:
-        _print_csv(seen)
+        _print_csv(result)
     elif output.out is not None:
         from attnscope.answers.answer import of_maps
         from attnscope.cli import answers
 
-        answers.save(of_maps(_maps(seen)), output.out, picture)
+        answers.save(of_maps(_maps(result)), output.out, picture)
     else:
-        _print(seen, picture)
+        _print(result, picture)
 
 
-def _numbers(seen: Feeds) -> dict[str, object]:
+def _numbers(result: Feeds) -> dict[str, object]:
     """All ways of all pairs as plain data."""
-    return {"title": seen.title, "notes": list(seen.notes), "feeds": [asdict(each) for each in seen.feeds]}
+    return {
+        "title": result.title,
+        "notes": list(result.notes),
+        "feeds": [asdict(each) for each in result.feeds],
+    }
 
 
-def _print_csv(seen: Feeds) -> None:
+def _print_csv(result: Feeds) -> None:
     """A line for each way of each pair."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["kind", "head", "fed", "way", "score", "baseline"])
-    for each in seen.feeds:
+    for each in result.feeds:
         writer.writerow([each.head.kind, each.head.name, each.fed.name, each.way, each.score, each.baseline])
 
 
-def _maps(seen: Feeds) -> dict[str, HeadMap]:
+def _maps(result: Feeds) -> dict[str, HeadMap]:
     """Of each way, how far all earlier heads stand above the baseline; one colour scale for all."""
     from attnscope.analysis.comparison.feeds import WAYS
     from attnscope.views import head_map
 
-    tables = {way: table for way in WAYS if (table := seen.by(way))}
+    tables = {way: table for way in WAYS if (table := result.by(way))}
     top = max(abs(lift) for table in tables.values() for row in table.values() for lift in row) or 1.0
     title = "what feeds the {} of {} · {}-composition"
     return {
@@ -91,14 +95,14 @@ def _maps(seen: Feeds) -> dict[str, HeadMap]:
             "above random weights",
             limits=(-top, top),
             signed=True,
-            title=title.format(WAYS[way], seen.fed and seen.fed.name, way),
-            subtitle=seen.title,
+            title=title.format(WAYS[way], result.fed and result.fed.name, way),
+            subtitle=result.title,
         )
         for way, table in tables.items()
     }
 
 
-def _print(seen: Feeds, picture: PrintedOptions) -> None:
+def _print(result: Feeds, picture: PrintedOptions) -> None:
     """A map for each way into the head that is named, and the ways farthest above their baselines."""
     from rich.console import Console
     from rich.table import Table
@@ -109,10 +113,10 @@ def _print(seen: Feeds, picture: PrintedOptions) -> None:
     from attnscope.cli import answers
 
     console = Console(highlight=False)
-    console.print(Text(seen.title), style="dim")
+    console.print(Text(result.title), style="dim")
     print()
-    if seen.fed is not None:
-        maps = {way: replace(each, subtitle="") for way, each in _maps(seen).items()}
+    if result.fed is not None:
+        maps = {way: replace(each, subtitle="") for way, each in _maps(result).items()}
         answers.print_views(of_maps(maps), picture)
         print()
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
@@ -120,17 +124,17 @@ def _print(seen: Feeds, picture: PrintedOptions) -> None:
         table.add_column(name, no_wrap=True)
     for name in ("score", "baseline"):
         table.add_column(name, justify="right", no_wrap=True)
-    several = len({each.head.kind for each in seen.feeds}) > 1
-    for each in seen.feeds[:MOST]:
+    several = len({each.head.kind for each in result.feeds}) > 1
+    for each in result.feeds[:MOST]:
         head, other = (str(one) if several else one.name for one in (each.head, each.fed))
         table.add_row(head, f"{WAYS[each.way]} of {other}", f"{each.score:.3f}", f"{each.baseline:.3f}")
     console.print(table)
-    rest = len(seen.feeds) - MOST
+    rest = len(result.feeds) - MOST
     notes = [f"--csv has {rest:,} more"] if rest > 0 else []
     notes += [
         "score: how much of what a head writes is what the later one reads, from the weights alone; norms "
         "and feed-forward parts between them are left out"
     ]
-    notes += ["baseline: random matrices of the same shapes", *seen.notes]
+    notes += ["baseline: random matrices of the same shapes", *result.notes]
     for note in notes:
         console.print(Text(f"· {note}"), style="dim")

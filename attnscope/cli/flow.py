@@ -110,20 +110,20 @@ def flow(
     )
     with reading(loaded, prepared):
         shown = select(LayerOptions(kind=attention.kind), axes)
-        seen = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
+        result = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
     if output.as_json:
-        return print_answer("flow", _numbers(seen))
+        return print_answer("flow", _numbers(result))
     if output.out is not None and output.out.suffix.lower() in WHOLE:
-        return _save(seen, output.out)
+        return _save(result, output.out)
     view: Any
     if layers is not None and several:
-        view = maps_of_layers(seen, attention.kind, layers, axes.scale)
+        view = maps_of_layers(result, attention.kind, layers, axes.scale)
     elif asked.token is not None:
-        view = focus_token(seen, attention.kind, layer, asked.token, prepared.pictures)
+        view = focus_token(result, attention.kind, layer, asked.token, prepared.pictures)
     else:
-        kind, last, weights = seen.map(attention.kind, layer)
-        title = seen.titled(kind, last)
-        view = heatmap(weights, title=title, subtitle=seen.subtitle, scale=axes.scale, notes=seen.notes)
+        kind, last, weights = result.map(attention.kind, layer)
+        title = result.titled(kind, last)
+        view = heatmap(weights, title=title, subtitle=result.subtitle, scale=axes.scale, notes=result.notes)
     answer = Answer((view,), {asked.method: view}, {})
     if output.out is not None:
         answers.save(answer, output.out, picture)
@@ -131,11 +131,11 @@ def flow(
         answers.print_views(answer, picture)
 
 
-def _numbers(seen: Flow) -> dict[str, Any]:
+def _numbers(result: Flow) -> dict[str, Any]:
     """The maps of all layers as plain data."""
     return {
-        "method": seen.method,
-        "notes": list(seen.notes),
+        "method": result.method,
+        "notes": list(result.notes),
         "layers": [
             {
                 "kind": kind,
@@ -144,13 +144,13 @@ def _numbers(seen: Flow) -> dict[str, Any]:
                 "keys": [place.text for place in weights.keys],
                 "weights": weights.values.tolist(),
             }
-            for kind, layers in seen.maps.items()
+            for kind, layers in result.maps.items()
             for layer, weights in layers
         ],
     }
 
 
-def _save(seen: Flow, out: Path) -> None:
+def _save(result: Flow, out: Path) -> None:
     """The maps of all layers as arrays, each as a layer of one head."""
     from attnscope.storage.arrays import save
 
@@ -158,7 +158,7 @@ def _save(seen: Flow, out: Path) -> None:
         raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
     kinds = {
         kind: [(layer, replace(weights, values=weights.values[None])) for layer, weights in layers]
-        for kind, layers in seen.maps.items()
+        for kind, layers in result.maps.items()
     }
-    save(kinds, out, title=f"{seen.method} · {seen.title}", notes=seen.notes)
+    save(kinds, out, title=f"{result.method} · {result.title}", notes=result.notes)
     print(f"saved {out}", file=sys.stderr)

@@ -84,19 +84,19 @@ def answer_gold(
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
     loaded = load_model(model)
     with corpus_run(source, gold, file.size) as run:
-        seen = find_gold(
+        result = find_gold(
             loaded, file, select(attention), relations=relations, held_out=gold.held_out, run=run
         )
     if torchrun_processes().number:
         return
     if output.as_json:
-        print_answer("find", answers.numbers_of(seen) | model.said)
+        print_answer("find", answers.numbers_of(result) | model.said)
     elif output.as_csv:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(seen))
+        csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(result))
     else:
         from rich.console import Console
 
-        answers.print_gold(seen, output.top or 1, Console(highlight=False))
+        answers.print_gold(result, output.top or 1, Console(highlight=False))
 
 
 def _answer_times(
@@ -117,7 +117,7 @@ def _answer_times(
         raise typer.BadParameter("timed words keep no sums", param_hint="--checkpoint")
     loaded = load_model(model)
     with progress_bar() as draw:
-        seen = find_times(
+        result = find_times(
             loaded,
             file,
             select(attention),
@@ -129,12 +129,12 @@ def _answer_times(
             watch=watch_progress(file.size, gold.limit, draw),
         )
     if output.as_json:
-        print_answer("find", answers.numbers_of(seen) | model.said)
+        print_answer("find", answers.numbers_of(result) | model.said)
     elif output.as_csv:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(seen))
+        csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(result))
     else:
         from rich.console import Console
 
         plain = ModelOptions(**{each.name: getattr(model, each.name) for each in fields(ModelOptions)})
         opening = write("align", plain)
-        answers.print_times(seen, output.top or LISTED, opening, Console(highlight=False))
+        answers.print_times(result, output.top or LISTED, opening, Console(highlight=False))

@@ -83,11 +83,11 @@ def _survey(model: Model, prepared: ModelInput, as_json: bool) -> None:
     from attnscope.cli.table import print_survey, survey_numbers
 
     with reading(model, prepared):
-        seen = survey(model, prepared)
+        result = survey(model, prepared)
     if as_json:
-        print_answer("info", survey_numbers(seen))
+        print_answer("info", survey_numbers(result))
     else:
-        print_survey(seen)
+        print_survey(result)
 
 
 def _audit(model: Model, prepared: ModelInput, as_json: bool) -> None:
@@ -95,8 +95,8 @@ def _audit(model: Model, prepared: ModelInput, as_json: bool) -> None:
     from attnscope.cli.table import audit_numbers
 
     with reading(model, prepared):
-        seen = audit(model, prepared)
+        result = audit(model, prepared)
     if as_json:
-        print_answer("info", audit_numbers(seen))
+        print_answer("info", audit_numbers(result))
     else:
-        print(*map(visible, seen.sentences), sep="\n")
+        print(*map(visible, result.sentences), sep="\n")

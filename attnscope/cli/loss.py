@@ -72,6 +72,6 @@ def _of_any(asked: LossOptions) -> tuple[float, str, int]:
     lines = list(Lines(tuple(asked.files)))
     model = load_model(asked, predicting=True)
     with waiting(f"{model.title} predicts"):
-        seen = measure_loss(model, lines, asked.length)
-    way = "each hidden once" if seen.masked else "each after those before it"
-    return seen.mean, f"{seen.tokens:,} tokens, {way}", seen.vocabulary
+        result = measure_loss(model, lines, asked.length)
+    way = "each hidden once" if result.masked else "each after those before it"
+    return result.mean, f"{result.tokens:,} tokens, {way}", result.vocabulary

@@ -144,17 +144,19 @@ def show_written(
     if output.as_csv:
         raise typer.BadParameter("it is drawn here, or printed with --json", param_hint="--written")
     with reading(model, prepared):
-        seen = written_looks(model, prepared, cut, select_heads(attention), exact_kernel=parts.exact_kernel)
+        result = written_looks(model, prepared, cut, select_heads(attention), exact_kernel=parts.exact_kernel)
     if not output.as_json:
-        which = seen.heads[0].name if attention.head else f"mean of {len(seen.heads)} heads"
-        drawn = seen.stack(which)
+        which = result.heads[0].name if attention.head else f"mean of {len(result.heads)} heads"
+        drawn = result.stack(which)
         if output.out is not None:
             answers.save(Answer((drawn,), {"": drawn}, {}), output.out, picture)
         else:
             answers.print_views(Answer((drawn,), {}, {}), picture)
         return
     heads = [
-        asdict(head) | {"lookback": seen.lookback[head], "shares": shares.tolist()}
-        for head, shares in zip(seen.heads, seen.shares, strict=True)
+        asdict(head) | {"lookback": result.lookback[head], "shares": shares.tolist()}
+        for head, shares in zip(result.heads, result.shares, strict=True)
     ]
-    print_answer("spans", {"notes": seen.notes, "parts": seen.parts, "tokens": seen.tokens, "heads": heads})
+    print_answer(
+        "spans", {"notes": result.notes, "parts": result.parts, "tokens": result.tokens, "heads": heads}
+    )

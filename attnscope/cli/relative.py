@@ -23,8 +23,8 @@ def check_relative(attention: ShownHeads, source: Source, out: Path | None) -> N
     if attention.neutral is not None and not attention.relative:
         raise typer.BadParameter("it goes with --relative", param_hint="--neutral")
     whole = out is not None and out.suffix.lower() in WHOLE
-    seen = bool(attention.token and source.asked.pictures and source.text)
-    if attention.relative and (whole or attention.ablate is not None or not seen):
+    result = bool(attention.token and source.asked.pictures and source.text)
+    if attention.relative and (whole or attention.ablate is not None or not result):
         raise typer.BadParameter(
             "it goes with --token, a picture, a text and a model", param_hint="--relative"
         )

@@ -63,24 +63,24 @@ def spans(
         show_written(loaded, prepared, cut, parts, attention, output, picture)
         return
     with reading(loaded, prepared):
-        seen = span_maps(loaded, prepared, cut, select_heads(attention), exact_kernel=parts.exact_kernel)
+        result = span_maps(loaded, prepared, cut, select_heads(attention), exact_kernel=parts.exact_kernel)
     if questions:
-        asked = tuple(chain.from_iterable(seen.pair(question) for question in questions))
+        asked = tuple(chain.from_iterable(result.pair(question) for question in questions))
         drawn = not (output.as_json or output.as_csv or output.out)
         if drawn and questions[0].right.everything:
-            _print_ranked(asked, seen)
+            _print_ranked(asked, result)
             return
-        answers = Answers(asked, seen.title, (seen.ran, *seen.notes))
+        answers = Answers(asked, result.title, (result.ran, *result.notes))
         write_answers("spans", answers, output, picture, model.said)
     elif output.as_json:
-        print_answer("spans", _numbers(seen) | model.said)
+        print_answer("spans", _numbers(result) | model.said)
     elif output.as_csv:
-        _print_csv(seen)
+        _print_csv(result)
     else:
-        _show(seen, attention, output.out, picture)
+        _show(result, attention, output.out, picture)
 
 
-def _print_ranked(answers: Sequence[Answer], seen: SpanMaps) -> None:
+def _print_ranked(answers: Sequence[Answer], result: SpanMaps) -> None:
     """The parts that one part looks at, the one that it looks at most first, as a table."""
     from statistics import fmean
 
@@ -90,7 +90,7 @@ def _print_ranked(answers: Sequence[Answer], seen: SpanMaps) -> None:
 
     from attnscope.views.heads import number
 
-    console, count = Console(highlight=False), len(seen.heads)
+    console, count = Console(highlight=False), len(result.heads)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("part", overflow="ellipsis", no_wrap=True)
     for name in ("share", "baseline", "most in")[: 2 + (count > 1)]:
@@ -102,15 +102,15 @@ def _print_ranked(answers: Sequence[Answer], seen: SpanMaps) -> None:
         best = answer.heads[0]
         most = (f"{best.head.name} {number(best.weight)}",) if count > 1 else ()
         table.add_row(Text(answer.question.right.text), number(share), number(baseline), *most)
-    which = seen.heads[0].name if count == 1 else f"mean of {count} heads"
+    which = result.heads[0].name if count == 1 else f"mean of {count} heads"
     console.print(Text(f"{answers[0].question.left.text} -> * · {which}"), style="bold")
-    console.print(Text(seen.title), style="dim")
+    console.print(Text(result.title), style="dim")
     console.print(table)
-    for note in (seen.ran, *seen.notes):
+    for note in (result.ran, *result.notes):
         console.print(Text(f"· {note}"), style="dim")
 
 
-def _show(seen: SpanMaps, attention: HeadOptions, out: Path | None, picture: PrintedOptions) -> None:
+def _show(result: SpanMaps, attention: HeadOptions, out: Path | None, picture: PrintedOptions) -> None:
     """The parts as a map for each kind of attention: the mean of the heads that are meant, drawn or saved."""
     from attnscope.analysis.sentences import kind_title
     from attnscope.answers.answer import Answer
@@ -118,12 +118,12 @@ def _show(seen: SpanMaps, attention: HeadOptions, out: Path | None, picture: Pri
     from attnscope.views import heatmap
 
     views: dict[str, Heatmap] = {}
-    notes = (seen.ran, *seen.notes)
-    for kind in dict.fromkeys(head.kind for head in seen.heads):
-        count = sum(head.kind == kind for head in seen.heads)
-        which = seen.heads[0].name if attention.head else f"mean of {count} heads"
-        title = f"{which} · {kind_title(kind or '')} · {len(seen.spans)} parts"
-        views[kind or ""] = heatmap(seen.mean(kind), title=title, subtitle=seen.title, notes=notes)
+    notes = (result.ran, *result.notes)
+    for kind in dict.fromkeys(head.kind for head in result.heads):
+        count = sum(head.kind == kind for head in result.heads)
+        which = result.heads[0].name if attention.head else f"mean of {count} heads"
+        title = f"{which} · {kind_title(kind or '')} · {len(result.spans)} parts"
+        views[kind or ""] = heatmap(result.mean(kind), title=title, subtitle=result.title, notes=notes)
     answer = Answer(tuple(views.values()), views, {})
     if out is not None:
         answers.save(answer, out, picture)
@@ -131,24 +131,24 @@ def _show(seen: SpanMaps, attention: HeadOptions, out: Path | None, picture: Pri
         answers.print_views(answer, picture)
 
 
-def _numbers(seen: SpanMaps) -> dict[str, Any]:
+def _numbers(result: SpanMaps) -> dict[str, Any]:
     """Every head, part by part, as plain data."""
     return {
-        "notes": [seen.ran, *seen.notes],
-        "parts": [asdict(span) for span in seen.spans],
+        "notes": [result.ran, *result.notes],
+        "parts": [asdict(span) for span in result.spans],
         "heads": [
             asdict(head) | {"weights": weights.tolist(), "baseline": baseline.tolist()}
-            for head, weights, baseline in zip(seen.heads, seen.weights, seen.baseline, strict=True)
+            for head, weights, baseline in zip(result.heads, result.weights, result.baseline, strict=True)
         ],
     }
 
 
-def _print_csv(seen: SpanMaps) -> None:
+def _print_csv(result: SpanMaps) -> None:
     """A line for each two parts of each head."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["kind", "layer", "head", "from", "to", "weight", "baseline"])
-    for head, weights, baseline in zip(seen.heads, seen.weights, seen.baseline, strict=True):
-        for row, one in enumerate(seen.spans):
-            for key, other in enumerate(seen.spans):
+    for head, weights, baseline in zip(result.heads, result.weights, result.baseline, strict=True):
+        for row, one in enumerate(result.spans):
+            for key, other in enumerate(result.spans):
                 figures = float(weights[row, key]), float(baseline[row, key])
                 writer.writerow([head.kind, head.layer, head.head, one.name, other.name, *figures])

@@ -96,36 +96,36 @@ def stats(
         show_curves(given, selection, asked.by_position, attention.top, output.out, picture, said)
         return
     if given is not None:
-        seen = _measure(given, selection, names, asked, saving=output.out is not None)
+        result = _measure(given, selection, names, asked, saving=output.out is not None)
     else:
-        seen = measure_corpus(
+        result = measure_corpus(
             corpus, source, lambda: load_model(model, predicting=predicting), selection, names,
             exact_kernel=asked.exact_kernel, importance=asked.importance, ablation=asked.ablation,
         )  # fmt: skip
     if torchrun_processes().number:
         return
     if output.head_map is not None:
-        _draw(seen, output.head_map, output.out, picture)
+        _draw(result, output.head_map, output.out, picture)
         return
-    sort = attention.sort or next(iter(figures.of_predictions(seen)), None)
-    heads = _listed(seen, met, sort)[: attention.top]
+    sort = attention.sort or next(iter(figures.of_predictions(result)), None)
+    heads = _listed(result, met, sort)[: attention.top]
     if output.as_json:
-        print_answer("stats", figures.numbers_of(seen, heads) | model.said)
+        print_answer("stats", figures.numbers_of(result, heads) | model.said)
     elif output.as_csv:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(figures.table_of(seen, heads, names))
+        csv.writer(sys.stdout, lineterminator="\n").writerows(figures.table_of(result, heads, names))
     else:
         from rich.console import Console
 
-        print_table(seen, heads, sort, Console(highlight=False))
+        print_table(result, heads, sort, Console(highlight=False))
 
 
-def _listed(seen: Stats, met: tuple[Condition, ...], sort: str | None) -> list[HeadFigures]:
+def _listed(result: Stats, met: tuple[Condition, ...], sort: str | None) -> list[HeadFigures]:
     """The heads that meet all conditions. Raises ``SelectionError`` for a figure that none can have."""
     names = [condition.name for condition in met if condition.name != "role"]
     for name in [*names, *([sort] if sort else [])]:
-        figures.require_figure(seen, name)
-    heads = [head for head in seen.heads if all(condition.meets(head) for condition in met)]
-    return figures.sort_heads(seen, heads, sort) if sort else heads
+        figures.require_figure(result, name)
+    heads = [head for head in result.heads if all(condition.meets(head) for condition in met)]
+    return figures.sort_heads(result, heads, sort) if sort else heads
 
 
 def _measures(
@@ -175,7 +175,7 @@ def _measure(
         saving=saving,
     )
     with reading(loaded, prepared):
-        seen = measure(
+        result = measure(
             loaded,
             prepared,
             selection,
@@ -189,18 +189,18 @@ def _measure(
         if asked.pooled is not None:
             from attnscope.render.layers import save_layers
 
-            assert seen.maps is not None
-            save_layers(seen.maps, asked.pooled)
+            assert result.maps is not None
+            save_layers(result.maps, asked.pooled)
             print(f"saved {asked.pooled}", file=sys.stderr)
-    return seen
+    return result
 
 
-def _draw(seen: Stats, name: str, out: Path | None, picture: PrintedOptions) -> None:
+def _draw(result: Stats, name: str, out: Path | None, picture: PrintedOptions) -> None:
     """One measure of all heads as a map, printed or saved."""
     from attnscope.answers.answer import of_maps
     from attnscope.cli import answers
 
-    maps = of_maps(figures.maps(seen, name))
+    maps = of_maps(figures.maps(result, name))
     if out is not None:
         answers.save(maps, out, picture)
     else:

@@ -46,23 +46,23 @@ def show_writes(
 
     loaded, prepared = given.open(predicting=True)
     with reading(loaded, prepared):
-        seen = direct_effects(loaded, prepared, model.target, asked.over, head)
+        result = direct_effects(loaded, prepared, model.target, asked.over, head)
     if as_json:
-        print_answer("show", _numbers(seen))
+        print_answer("show", _numbers(result))
     elif out is not None:
-        answers.save(of_writes(seen, head), out, picture)
+        answers.save(of_writes(result, head), out, picture)
     else:
-        answers.print_views(of_writes(seen, head), picture)
+        answers.print_views(of_writes(result, head), picture)
 
 
-def _numbers(seen: Writes) -> dict[str, Any]:
+def _numbers(result: Writes) -> dict[str, Any]:
     """All parts as plain data."""
-    effects = seen.effects
+    effects = result.effects
     return {
-        "title": seen.title,
-        "prediction": seen.said,
-        "notes": list(seen.notes),
-        "score": seen.score,
+        "title": result.title,
+        "prediction": result.said,
+        "notes": list(result.notes),
+        "score": result.score,
         "heads": [
             {"kind": head.kind, "layer": head.layer, "head": head.head, "effect": effect}
             for head, effect in effects.heads.items()
@@ -76,7 +76,7 @@ def _numbers(seen: Writes) -> dict[str, Any]:
         ],
         "embeddings": effects.embeddings,
         "biases": effects.biases,
-        "rest": seen.rest,
+        "rest": result.rest,
         "words": [
             {
                 "kind": head.kind,
@@ -85,7 +85,7 @@ def _numbers(seen: Writes) -> dict[str, Any]:
                 "raised": [_word(word) for word in favours.raised],
                 "lowered": [_word(word) for word in favours.lowered],
             }
-            for head, favours in seen.words.items()
+            for head, favours in result.words.items()
         ],
     }
 

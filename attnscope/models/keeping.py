@@ -55,17 +55,17 @@ class _Measuring:
 
     most: float
     measured: Measurement = field(default_factory=Measurement)
-    seen: int = 0
+    size: int = 0
 
     def observe(self, attention: Attention) -> None:
         """Measure one call."""
-        self.seen += attention.batch * attention.heads * len(attention.queries) * len(attention.keys)
-        if self.seen <= self.most:
+        self.size += attention.batch * attention.heads * len(attention.queries) * len(attention.keys)
+        if self.size <= self.most:
             self.measured.observe(attention)
 
     def figures(self) -> tuple[HeadFigures, ...]:
         """The figures of every head; none where there were too many weights."""
-        return tuple(self.measured.figures()) if self.seen <= self.most else ()
+        return tuple(self.measured.figures()) if self.size <= self.most else ()
 
 
 def hold_short(model: Model, prepared: ModelInput, text: str | None = None) -> Trace | None:
@@ -161,8 +161,8 @@ def make_trace(
         ),
         images=images,
         calls=tuple(
-            _call(seen, number(queries), number(keys), rows)
-            for seen, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
+            _call(site, number(queries), number(keys), rows)
+            for site, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
         ),
         axes=tuple(Positions(axis.start, axis.stop) if isinstance(axis, range) else axis for axis in axes),
         without_attention=tuple(
@@ -209,24 +209,24 @@ def describe_module(name: str, module: nn.Module) -> About:
     )
 
 
-def _call(seen: SiteRecord, queries: int, keys: int, rows: Rows) -> Call:
-    site = seen.site
+def _call(call: SiteRecord, queries: int, keys: int, rows: Rows) -> Call:
+    site = call.site
     return Call(
         name=site.name,
         call=site.call,
         kind=site.kind,
         layer=site.layer,
-        step=seen.step,
-        source=seen.source,
-        kernel=seen.kernel,
-        batch=seen.batch,
-        heads=seen.heads,
-        key_heads=seen.key_heads,
-        offset=seen.offset,
-        dtype=seen.dtype,
-        window=seen.window,
-        refusal=seen.refusal,
-        difference=seen.difference,
+        step=call.step,
+        source=call.source,
+        kernel=call.kernel,
+        batch=call.batch,
+        heads=call.heads,
+        key_heads=call.key_heads,
+        offset=call.offset,
+        dtype=call.dtype,
+        window=call.window,
+        refusal=call.refusal,
+        difference=call.difference,
         queries=queries,
         keys=keys,
         rows=rows,

@@ -151,9 +151,9 @@ def record(
     from attnscope.models.recorded import LastPass, label_axes
 
     run, last, axes = Run(), LastPass(), label_axes(tokens)
-    with recording(module, [last], axes) as seen:
+    with recording(module, [last], axes) as record:
         yield run
-    run.kept = last.kept(module, name or type(module).__name__, seen, axes)
+    run.kept = last.kept(module, name or type(module).__name__, record, axes)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class Run(Shown):
         """The address of every head."""
         record = self._pass.run(self._pass.prepared, [])
         return tuple(
-            Head(seen.site.layer, head, seen.site.kind) for seen in record.sites for head in range(seen.heads)
+            Head(site.site.layer, head, site.site.kind) for site in record.sites for head in range(site.heads)
         )
 
     def overview(
@@ -63,8 +63,8 @@ class Run(Shown):
         from attnscope.analysis.overview import overview
         from attnscope.answers.answer import of_overview
 
-        seen = overview(self._pass, self._pass.prepared, _select(words=words, hide_special=hide_special))
-        return Picture(of_overview(seen, None, lambda head: f'run.head("{head}")'), cmap)
+        result = overview(self._pass, self._pass.prepared, _select(words=words, hide_special=hide_special))
+        return Picture(of_overview(result, None, lambda head: f'run.head("{head}")'), cmap)
 
     def head(
         self,
@@ -80,10 +80,10 @@ class Run(Shown):
         from attnscope.answers.answer import of_head
 
         asked = _select(head=head, words=words, hide_special=hide_special, scale=scale)
-        seen = one_head(self._pass, self._pass.prepared, asked)
-        address = seen.figures.address
+        result = one_head(self._pass, self._pass.prepared, asked)
+        address = result.figures.address
         weights = self._pass.weights(address)
-        return HeadPicture(of_head(seen), address, seen.heatmap, seen.figures, weights, cmap)
+        return HeadPicture(of_head(result), address, result.heatmap, result.figures, weights, cmap)
 
     def token(
         self,
@@ -124,10 +124,10 @@ class Run(Shown):
 
         mine = self._pass
         if other is None:
-            seen = of_heads(compare(mine, [mine.prepared], _select(head=head)), None)
+            result = of_heads(compare(mine, [mine.prepared], _select(head=head)), None)
         else:
-            seen = compare_passes(mine, mine.prepared, other._pass, _select(head=head), None)
-        return Picture(seen.answer, cmap)
+            result = compare_passes(mine, mine.prepared, other._pass, _select(head=head), None)
+        return Picture(result.answer, cmap)
 
     def page(self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None) -> Page:
         """All heads as one page to explore. Raises ``OutputError`` for numbers that are no attention."""

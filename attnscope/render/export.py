@@ -86,10 +86,10 @@ def export(
         identity = _identify(model, prepared, selection, *options)
         if not force:
             refuse_existing(folder, contents, identity)
-        seen = all_heads(model, prepared, selection)
-        _expect_heads(seen, heads)
+        result = all_heads(model, prepared, selection)
+        _expect_heads(result, heads)
         album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
-        jobs = list(_pictures(seen, contents)) if contents.pictures else []
+        jobs = list(_pictures(result, contents)) if contents.pictures else []
         begin_manifest(folder, contents, identity)
         total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), []
         for name, view in jobs:
@@ -102,15 +102,15 @@ def export(
         for form in contents.wholes:
             path = folder / f"{ALL}.{form}"
             if path.suffix == PAGE:
-                save_page(seen, path, cmap)
+                save_page(result, path, cmap)
             elif form == "gif":
-                film = save_film(_layers(seen), path, dpi=dpi, cmap=cmap, width=size, font=font)
+                film = save_film(_layers(result), path, dpi=dpi, cmap=cmap, width=size, font=font)
                 warnings |= dict.fromkeys(film)
             else:
-                save_layers(seen.layers, path)
+                save_layers(result.layers, path)
             files.append(describe_file(path))
             tell("file", len(files), total)
-        manifest = _manifest(model, prepared, seen, command) | {"warnings": list(warnings), "files": files}
+        manifest = _manifest(model, prepared, result, command) | {"warnings": list(warnings), "files": files}
         write_manifest(folder, manifest)
     return Exported(folder, manifest, tuple(warnings))
 
@@ -122,43 +122,45 @@ def _identify(model: Model, prepared: ModelInput, *options: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _pictures(seen: AllHeads, contents: Contents) -> Iterator[tuple[dict[str, Any], Callable[[], Drawable]]]:
+def _pictures(
+    result: AllHeads, contents: Contents
+) -> Iterator[tuple[dict[str, Any], Callable[[], Drawable]]]:
     """What each picture is called, and what builds it: the overview, then each layer and its heads."""
-    several = len(seen.layers.kinds) > 1
-    for kind, layers in seen.layers.kinds.items():
+    several = len(result.layers.kinds) > 1
+    for kind, layers in result.layers.kinds.items():
         led = {"kind": kind} if several else {}
-        yield led, partial(seen.overview, kind)
+        yield led, partial(result.overview, kind)
         for layer, weights in layers:
-            yield led | {"layer": layer}, partial(seen.layer, kind, layer)
+            yield led | {"layer": layer}, partial(result.layer, kind, layer)
             for head in range(len(weights.values)):
                 if contents.heads is None or head in contents.heads:
-                    yield led | {"layer": layer, "head": head}, partial(seen.head, kind, layer, head)
+                    yield led | {"layer": layer, "head": head}, partial(result.head, kind, layer, head)
 
 
-def _layers(seen: AllHeads) -> Iterator[Drawable]:
+def _layers(result: AllHeads) -> Iterator[Drawable]:
     """A picture of each layer, from the first to the last of each kind."""
-    for kind, layers in seen.layers.kinds.items():
+    for kind, layers in result.layers.kinds.items():
         for layer, _ in layers:
-            yield seen.layer(kind, layer)
+            yield result.layer(kind, layer)
 
 
 def _what(name: dict[str, Any]) -> dict[str, Any]:
     return {part: name[part] for part in ("kind", "layer", "head") if part in name}
 
 
-def _expect_heads(seen: AllHeads, heads: Collection[int] | None) -> None:
-    most = max(len(weights.values) for weights in seen.weights.values())
+def _expect_heads(result: AllHeads, heads: Collection[int] | None) -> None:
+    most = max(len(weights.values) for weights in result.weights.values())
     missing = sorted(head for head in heads or () if head >= most)
     if missing:
         raise SelectionError(f"no head {number_ranges(missing)}: these layers have heads 0-{most - 1}")
 
 
-def _manifest(model: Model, prepared: ModelInput, seen: AllHeads, command: str | None) -> dict[str, Any]:
+def _manifest(model: Model, prepared: ModelInput, result: AllHeads, command: str | None) -> dict[str, Any]:
     """What an export came from, without anything that differs from run to run."""
     texts: list[dict[str, Any]] = []
     kinds = {}
     for kind, axes in prepared.axes.items():
-        if kind in seen.layers.kinds:
+        if kind in result.layers.kinds:
             queries, keys = (_text(axis, texts) for axis in axes)
             kinds[kind] = {"queries": queries, "keys": keys}
     return {
@@ -169,8 +171,8 @@ def _manifest(model: Model, prepared: ModelInput, seen: AllHeads, command: str |
         "versions": {"python": platform.python_version(), **_versions()},
         "texts": texts,
         "kinds": kinds,
-        "sites": [site_numbers(site) for site in seen.layers.record.sites],
-        "notes": list(seen.layers.notes),
+        "sites": [site_numbers(site) for site in result.layers.record.sites],
+        "notes": list(result.layers.notes),
     }
 
 

@@ -115,8 +115,8 @@ class Grid:
         known = [layer.near for layer in self.layers if layer.near is not None]
         if not known or len(known) < len(self.layers):
             return ()
-        seen = np.any([np.isfinite(near).any((0, 1)) for near in known], axis=0)  # [offset]
-        return tuple(int(at) - NEAR for at in np.flatnonzero(seen))
+        result = np.any([np.isfinite(near).any((0, 1)) for near in known], axis=0)  # [offset]
+        return tuple(int(at) - NEAR for at in np.flatnonzero(result))
 
     def near_in(self, columns: int, wide: int = 1) -> tuple[int, ...]:
         """The offsets of the keys next to a row that stand beside the map in a thumbnail of such a width."""

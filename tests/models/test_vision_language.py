@@ -237,7 +237,7 @@ def test_what_a_processor_refuses_is_a_sentence(folder_of, tmp_path):
 def test_what_the_model_reports_of_its_text_is_not_held_against_its_tower(folder_of, tmp_path):
     model = load(folder_of("llava"))
     seen = survey(model, model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)).sightings
-    assert [(each.seen.site.kind, each.report) for each in seen] == [("encoder", "none")] * 2 + [
+    assert [(each.site.site.kind, each.report) for each in seen] == [("encoder", "none")] * 2 + [
         ("decoder", "right")
     ] * 2
 

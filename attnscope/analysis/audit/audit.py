@@ -131,7 +131,7 @@ class Search:
                 except Exception as error:
                     message = f"{model.name} fails in an audit: {type(error).__name__}: {error}"
                     raise ModelError(message) from error
-            return tuple(seen.site for seen in record.sites)
+            return tuple(site.site for site in record.sites)
 
     def _mixing(self) -> set[str]:
         """The modules that were given numbers of single tokens, and returned mixed ones."""

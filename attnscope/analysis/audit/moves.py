@@ -48,8 +48,8 @@ class Moves:
 
     def forget(self) -> None:
         """Begin anew: nothing moved yet."""
-        for seen in (self.moved, self.mixed, self.unclear, self.reached):
-            seen.clear()
+        for group in (self.moved, self.mixed, self.unclear, self.reached):
+            group.clear()
 
     def compare(self, place: Place, value: Any) -> list[Tensor]:
         """Where the numbers moved in this pass, tensor by tensor; none where the shapes are others."""

@@ -170,12 +170,12 @@ class _OneText:
 
 
 def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> _OneText:
-    seen = head_rows(model, prepared, selection)
-    if len(seen.heads) < 2:
-        raise SelectionError(f"{seen.heads[0].name} alone cannot be compared: there is no other head here")
-    notes = (*prepared.notes, *seen.notes)
+    result = head_rows(model, prepared, selection)
+    if len(result.heads) < 2:
+        raise SelectionError(f"{result.heads[0].name} alone cannot be compared: there is no other head here")
+    notes = (*prepared.notes, *result.notes)
     return _OneText(
-        seen.kind, seen.heads, measure_distances(seen.rows), seen.of, provenance(seen.seen), notes
+        result.kind, result.heads, measure_distances(result.rows), result.of, provenance(result.sites), notes
     )
 
 

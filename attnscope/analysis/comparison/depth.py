@@ -54,35 +54,37 @@ def through_layers(
     """
     selection = replace(selection or Selection(), number=head)
     coarse, measured = selection.coarsen(CELLS, even=True), Measurement()
-    seen = head_rows(model, prepared, selection, others=[coarse, measured])
-    if len(seen.heads) < 2:
-        raise SelectionError(f"{seen.heads[0].name} is in one layer alone: there is none to compare it with")
-    spread = measure_distances(seen.rows)
-    thumbnails = [(made.site.layer, *made.label()) for made in coarse.maps if made.site.kind == seen.kind]
-    figures = tuple(replace(each, head=head) for each in measured.figures() if each.site.kind == seen.kind)
-    error = spread.error(seen.of)
+    result = head_rows(model, prepared, selection, others=[coarse, measured])
+    if len(result.heads) < 2:
+        raise SelectionError(
+            f"{result.heads[0].name} is in one layer alone: there is none to compare it with"
+        )
+    spread = measure_distances(result.rows)
+    thumbnails = [(made.site.layer, *made.label()) for made in coarse.maps if made.site.kind == result.kind]
+    figures = tuple(replace(each, head=head) for each in measured.figures() if each.site.kind == result.kind)
+    error = spread.error(result.of)
     notes = (
         *model.notes,
         *prepared.notes,
-        *seen.notes,
-        *note_hidden([share for _, _, share in thumbnails], selection, f"the {kind_title(seen.kind)}"),
-        *note_certainty(spread.rows, seen.of, error),
+        *result.notes,
+        *note_hidden([share for _, _, share in thumbnails], selection, f"the {kind_title(result.kind)}"),
+        *note_certainty(spread.rows, result.of, error),
     )
-    steps = [float(spread.mean[number, number + 1]) for number in range(len(seen.heads) - 1)]
+    steps = [float(spread.mean[number, number + 1]) for number in range(len(result.heads) - 1)]
     named = name_pass(model, prepared)
     picture = grid([(layer, weights) for layer, weights, _ in thumbnails], scale=selection.scale)
-    size = (seen.seen[0].queries, seen.seen[0].keys)
+    size = (result.sites[0].queries, result.sites[0].keys)
     view = Strip(
-        names=tuple(each.name for each in seen.heads),
+        names=tuple(each.name for each in result.heads),
         roles=tuple(each.role.name if each.role else "" for each in figures),
         thumbnails=replace(picture, size=size, whole=False),
         series=(Series("from before", "nats", (None, *steps)), *_series(figures)),
         apart=spread.mean,
-        title=f"head {head} through {len(seen.heads)} layers · {named} · {kind_title(seen.kind)}",
-        subtitle=provenance(seen.seen),
+        title=f"head {head} through {len(result.heads)} layers · {named} · {kind_title(result.kind)}",
+        subtitle=provenance(result.sites),
         notes=tuple(dict.fromkeys(notes)),
     )
-    return Depth(seen.kind, seen.heads, spread.mean, error, figures, view)
+    return Depth(result.kind, result.heads, spread.mean, error, figures, view)
 
 
 def _series(figures: tuple[HeadFigures, ...]) -> list[Series]:

@@ -47,14 +47,14 @@ class HeadRows:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Every kind of attention that ran."""
-        return kinds_of(seen.site for seen in self.record.sites)
+        return kinds_of(site.site for site in self.record.sites)
 
     @property
-    def seen(self) -> list[SiteRecord]:
+    def sites(self) -> list[SiteRecord]:
         """The calls that the rows are of."""
         layers = {head.layer for head in self.heads}
         return [
-            seen for seen in self.record.sites if seen.site.kind == self.kind and seen.site.layer in layers
+            site for site in self.record.sites if site.site.kind == self.kind and site.site.layer in layers
         ]
 
 
@@ -156,13 +156,13 @@ class _OneKind:
 
 def _numbers(kept: Sampled, record: Record, selection: Selection) -> Sequence[int]:
     """The numbers of the heads that were passed on."""
-    (count,) = {seen.heads for seen in record.sites if seen.site == kept.site}
+    (count,) = {site.heads for site in record.sites if site.site == kept.site}
     return selection.heads(kept.site, count) or ()
 
 
 def _kinds(kind: str, record: Record, selection: Selection) -> list[str]:
     """A note on the kinds that were left aside."""
-    others = [other for other in kinds_of(seen.site for seen in record.sites) if other != kind]
+    others = [other for other in kinds_of(site.site for site in record.sites) if other != kind]
     if selection.kind is not None or not others:
         return []
     listed = " and ".join(kind_title(other) for other in others)

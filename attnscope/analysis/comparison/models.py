@@ -180,7 +180,7 @@ def _common_kind(
 ) -> Kind:
     """The kind that is asked for, or else the first one that both models run."""
     runs = [
-        list(dict.fromkeys(seen.site.kind for seen in each.run(text, []).sites))
+        list(dict.fromkeys(site.site.kind for site in each.run(text, []).sites))
         for each, text in ((model, mine), (other, theirs))
     ]
     common = [kind for kind in runs[0] if kind in runs[1] and selection.kind in (None, kind)]

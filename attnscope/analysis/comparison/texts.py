@@ -71,7 +71,7 @@ def compare_texts(
             kept.values[0, 0].cpu().numpy() for kept in whole.maps if kept.site.kind == results[0].kind
         ]
     one, two = results
-    asked = [site for site in one.seen if selection.heads(site.site, site.heads)]
+    asked = [site for site in one.sites if selection.heads(site.site, site.heads)]
     require_selected(asked, one.record, selection)
     apart = divergence(one.rows, two.rows)  # [head, row]
     count = len(pairs(one.kind)[0])
@@ -100,7 +100,7 @@ def compare_texts(
             change,
             "change",
             title=f"how much each head changes · {name_pass(model, prepared)} and {quote_text(other)}",
-            subtitle=provenance(one.seen),
+            subtitle=provenance(one.sites),
             notes=notes,
         ),
         difference=_difference(chosen, queries, keys, selection, model, named) if chosen else None,

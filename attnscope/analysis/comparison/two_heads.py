@@ -152,19 +152,19 @@ class _OneHead:
 
 def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str | None) -> str:
     """The kind of attention that has both heads: the one to show first, else the first that runs."""
-    kinds = dict.fromkeys(seen.site.kind for seen in record.sites)
+    kinds = dict.fromkeys(site.site.kind for site in record.sites)
     for kind in sorted(kinds, key=lambda kind: kind != lead):
         if selection.kind in (None, kind) and all(
             any(
-                (seen.site.kind, seen.site.layer) == (kind, head.layer) and head.head < seen.heads
-                for seen in record.sites
+                (site.site.kind, site.site.layer) == (kind, head.layer) and head.head < site.heads
+                for site in record.sites
             )
             for head in heads
         ):
             return kind
     for head in heads:
         asked = Selection(head, kind=selection.kind)
-        require_selected([seen for seen in record.sites if asked.heads(seen.site, seen.heads)], record, asked)
+        require_selected([site for site in record.sites if asked.heads(site.site, site.heads)], record, asked)
     raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
 
 

@@ -116,12 +116,12 @@ class _Work:
         left = made[begun.batches :]
         mine = left[processes.number :: processes.count]
         round_ = processes.count * (ROUND if processes.count > 1 else 1)
-        with closing(in_order(lambda batch: self._pass(batch, Measurement(names)), mine, threads)) as seen:
+        with closing(in_order(lambda batch: self._pass(batch, Measurement(names)), mine, threads)) as passes:
             for start in range(0, len(left), round_):
                 shares = []
                 for number, batch in enumerate(left[start : start + round_]):
                     if number % processes.count == processes.number:
-                        shares.append(self._share(batch, *next(seen)))
+                        shares.append(self._share(batch, *next(passes)))
                     passed += batch.tokens
                     progress.texts += batch.texts
                     progress.tokens += batch.tokens
@@ -196,17 +196,17 @@ class _Work:
 
     def stats(self, total: Totals) -> Stats:
         """The answer. Raises ``InputError`` if no text could be read."""
-        seen = self.progress
-        if not seen.texts:
+        progress = self.progress
+        if not progress.texts:
             raise InputError(f"{self.corpus.name} holds no text that {self.model.name} can read")
-        layers, how = seen.layout or ("", "")
-        size = f"{seen.texts:,} texts, {seen.tokens:,} tokens"
+        layers, how = progress.layout or ("", "")
+        size = f"{progress.texts:,} texts, {progress.tokens:,} tokens"
         parts = (self.model.title, layers, size, how)
         return Stats(
             settle_roles(total.measured.figures()),
             " · ".join(part for part in parts if part),
-            what_ran(seen.taken, seen.calls),
-            (*self.model.notes, *seen.left_out, *describe_way(self.ablation)),
+            what_ran(progress.taken, progress.calls),
+            (*self.model.notes, *progress.left_out, *describe_way(self.ablation)),
             total.importances.figures(),
             total.removals.figures(),
         )

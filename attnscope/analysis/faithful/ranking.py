@@ -113,7 +113,7 @@ def _follow(
 ) -> Array:
     """[key]"""
     token = None if row is None else str(row)
-    seen = follow_flow(model, prepared, method, Selection(), target=target, token=token)
-    _, _, weights = seen.map(None, None)
+    result = follow_flow(model, prepared, method, Selection(), target=target, token=token)
+    _, _, weights = result.map(None, None)
     made: Array = counts @ weights.values.astype(np.float64)
     return made

@@ -121,12 +121,12 @@ class _Work:
         left = made[begun.batches :]
         mine = left[processes.number :: processes.count]
         round_ = processes.count * (ROUND if processes.count > 1 else 1)
-        with closing(in_order(self._pass, mine, workers(self.model))) as seen:
+        with closing(in_order(self._pass, mine, workers(self.model))) as passes:
             for start in range(0, len(left), round_):
                 shares = []
                 for number, (batch, _) in enumerate(left[start : start + round_]):
                     if number % processes.count == processes.number:
-                        shares.append(self._share(*next(seen)))
+                        shares.append(self._share(*next(passes)))
                     passed += batch.tokens
                     progress.texts += batch.texts
                     progress.tokens += batch.tokens

@@ -53,13 +53,13 @@ def find_moments(model: Model, prepared: ModelInput, text: TimedText) -> Moments
     the alignment of Whisper. Raises ``InputError`` where there is no such attention.
     """
     require_speech(model, prepared)
-    seen = look_across(model, prepared, None)
+    result = look_across(model, prepared, None)
     assert prepared.heard is not None
     seconds = prepared.heard.seconds
     groups = group_tokens(said_in(prepared), text.text, _places(text))
     pieces: dict[int, list[int]] = {}
     for token, group in enumerate(groups.of_token):
-        pieces.setdefault(group, []).append(token - seen.first - 1)
+        pieces.setdefault(group, []).append(token - result.first - 1)
     found = [
         (word, pieces[groups.of_word[number]])
         for number, word in enumerate(text.words)
@@ -67,22 +67,22 @@ def find_moments(model: Model, prepared: ModelInput, text: TimedText) -> Moments
     ]
     rows = np.array([(each[0], each[-1] + 1) for _, each in found]).reshape(-1, 2)
     times = np.array([(word.begin, word.end) for word, _ in found]).reshape(-1, 2)
-    weights = seen.weights.numpy()  # [head, row, frame]
+    weights = result.weights.numpy()  # [head, row, frame]
     frames, edges = np.arange(weights.shape[2]), times / seconds
     inside = (frames < edges[:, 1:] - EDGE) & (frames + 1 > edges[:, :1] + EDGE)  # [word, frame]
     averaged = [weights[:, start:stop].mean(1) for start, stop in rows]  # [head, frame] each
     looks = np.stack(averaged, 1) if averaged else weights[:, :0]  # [head, word, frame]
     best = looks.argmax(-1)  # [head, word]
     width = getattr(model.module.config, "median_filter_width", None)
-    parts = torch.split(seen.weights, HEADS_AT_ONCE)
+    parts = torch.split(result.weights, HEADS_AT_ONCE)
     ways = [first_columns(-smooth_rows(part, width).astype(np.float64)) for part in parts]
     way = np.concatenate(ways) * seconds  # [head, row]
     return Moments(
-        seen.heads,
+        result.heads,
         inside[np.arange(len(rows)), best],
         (looks * inside).sum(-1),
         np.abs(way[:, rows] - times).mean(-1),
-        inside.sum(-1) / seen.frames,
+        inside.sum(-1) / result.frames,
         rows,
         times,
         prepared.heard.frames * seconds / weights.shape[1],

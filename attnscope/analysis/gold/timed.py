@@ -80,7 +80,7 @@ def find_times(
     the sounds between. A sound that cannot be read is passed to ``report``, or raises ``InputError`` if
     ``strict``; so does a file without any.
     """
-    progress, seen = Progress(), (list[Moments](), list[Moments]())
+    progress, halves = Progress(), (list[Moments](), list[Moments]())
     for text in islice(file.texts(), limit):
         progress.entries += 1
         progress.done = text.done
@@ -95,11 +95,11 @@ def find_times(
             report(f"{text.where}: {error}")
             continue
         progress.note(prepared.notes)
-        seen[1 - progress.entries % 2].append(find_moments(model, prepared, text))
+        halves[1 - progress.entries % 2].append(find_moments(model, prepared, text))
         progress.texts += 1
         progress.tokens += len(prepared.tokens)
         watch(progress)
-    chosen, scored = seen if held_out else ((*seen[0], *seen[1]),) * 2
+    chosen, scored = halves if held_out else ((*halves[0], *halves[1]),) * 2
     for half in (chosen, scored):
         if not sum(len(each.even) for each in half):
             more = " for both halves" if held_out else ""

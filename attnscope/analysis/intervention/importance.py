@@ -112,10 +112,10 @@ def predicted_side(labels: Labels) -> Sequence[Sequence[Token]]:
 
 def gated_sites(model: Model, record: Record, gates: Gates) -> list[Site]:
     """The site of each gated call, in their order. Raises ``ModelError`` unless every head was gated."""
-    seen = [site.heads for site in record.sites]
-    if not seen:
+    heads = [site.heads for site in record.sites]
+    if not heads:
         raise ModelError(f"{model.name} has no attention, and so no heads")
-    if seen != gates.heads:
+    if heads != gates.heads:
         ways = ", ".join(dict.fromkeys(site.kernel for site in record.sites))
         raise ModelError(
             f"the heads of {model.name} cannot be gated: it attends by {ways}, and gates fit torch's "

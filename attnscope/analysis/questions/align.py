@@ -59,30 +59,30 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     way = "chosen"
     if not heads:
         heads, way = speech.alignment_heads, "the alignment heads that the model names"
-    seen = look_across(model, prepared, heads)
+    result = look_across(model, prepared, heads)
     if not heads:
-        half = seen.layers // 2
-        way = f"all heads of the layers {half}-{seen.layers - 1}, as the model names no alignment heads"
+        half = result.layers // 2
+        way = f"all heads of the layers {half}-{result.layers - 1}, as the model names no alignment heads"
     assert prepared.heard is not None
     seconds = prepared.heard.seconds
-    frames = token_frames(seen.weights, getattr(model.module.config, "median_filter_width", WIDTH))
+    frames = token_frames(result.weights, getattr(model.module.config, "median_filter_width", WIDTH))
     times = [round(prepared.heard.begin + int(frame) * seconds, 6) for frame in frames]
-    said = said_in(prepared)[seen.first + 1 :]
+    said = said_in(prepared)[result.first + 1 :]
     tokens = tuple(map(SaidToken, said, times, times[1:]))  # a row looks for the token after its own
     words = join_words(tokens, speech.reader.vocabulary)
     notes = (*model.notes, *prepared.notes)
     end = prepared.heard.begin + prepared.heard.frames * seconds
-    return Alignment(tokens, words, seen.heads, way, model.title, prepared.heard.begin, end, notes)
+    return Alignment(tokens, words, result.heads, way, model.title, prepared.heard.begin, end, notes)
 
 
 def rank_monotone(model: Model, prepared: ModelInput) -> tuple[MonotoneHead, ...]:
     """All heads by how much of their attention goes forward through the sound, the most first."""
     require_speech(model, prepared)
-    seen = look_across(model, prepared, None)
-    rows, frames = seen.weights.shape[1:]
-    shares = most_on_way(seen.weights.numpy()) / rows
-    baseline = (rows + frames - 1) / (rows * seen.frames)
-    found = zip(seen.heads, map(float, shares), strict=True)
+    result = look_across(model, prepared, None)
+    rows, frames = result.weights.shape[1:]
+    shares = most_on_way(result.weights.numpy()) / rows
+    baseline = (rows + frames - 1) / (rows * result.frames)
+    found = zip(result.heads, map(float, shares), strict=True)
     ranked = sorted(found, key=lambda each: -each[1])
     return tuple(MonotoneHead(head, share, baseline) for head, share in ranked)
 

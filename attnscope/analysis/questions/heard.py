@@ -56,7 +56,7 @@ def look_across(model: Model, prepared: ModelInput, heads: Sequence[Head] | None
     assert prepared.heard is not None
     rows = _CrossRows(count - 1, prepared.heard.frames, heads)
     record = model.run(prepared, [rows])
-    layers = 1 + max(seen.site.layer for seen in record.sites if seen.site.kind == "cross")
+    layers = 1 + max(site.site.layer for site in record.sites if site.site.kind == "cross")
     found = rows.found
     for head in heads or ():
         if head not in found:

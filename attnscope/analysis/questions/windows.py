@@ -39,18 +39,18 @@ def align_windows(
     asked = part or Part()
     whole = read_sound(path, asked.begin, asked.end)
     end = asked.begin + whole.seconds
-    seen = list(_windows(model, path, write, heads, asked.begin, end))
-    if not seen:
+    heard = list(_windows(model, path, write, heads, asked.begin, end))
+    if not heard:
         raise InputError(f"nothing is said in {path}, as {model.name} hears it")
-    notes = tuple(dict.fromkeys(note for each in seen for note in each.notes))
+    notes = tuple(dict.fromkeys(note for each in heard for note in each.notes))
     notes += (
-        f"heard {model.at_once:g} seconds at once, in {len(seen)} windows: each begins with the last word of "
-        "the one before it",
+        f"heard {model.at_once:g} seconds at once, in {len(heard)} windows: each begins with the last word "
+        "of the one before it",
     )
     return replace(
-        seen[0],
-        tokens=tuple(said for each in seen for said in each.tokens),
-        words=tuple(word for each in seen for word in each.words),
+        heard[0],
+        tokens=tuple(said for each in heard for said in each.tokens),
+        words=tuple(word for each in heard for word in each.words),
         seconds=end,
         notes=notes,
     )
@@ -70,14 +70,14 @@ def _windows(
         prepared = write(model.prepare_audio(path, part=Part(begin, stop)))
         following = stop
         if says_something(prepared):
-            seen = align_words(model, prepared, heads)
-            last = seen.words[-1].begin if seen.words else stop
+            result = align_words(model, prepared, heads)
+            last = result.words[-1].begin if result.words else stop
             if stop < end and last > begin + model.at_once / 2:
                 following = last
-                seen = replace(
-                    seen,
-                    words=tuple(word for word in seen.words if word.begin < last),
-                    tokens=tuple(said for said in seen.tokens if said.begin < last),
+                result = replace(
+                    result,
+                    words=tuple(word for word in result.words if word.begin < last),
+                    tokens=tuple(said for said in result.tokens if said.begin < last),
                 )
-            yield seen
+            yield result
         begin = following

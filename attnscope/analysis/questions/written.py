@@ -62,18 +62,18 @@ def written_looks(
     if not text or prepared.written is None or last.start < prepared.written:
         raise InputError("the model wrote nothing: give it a text that does not end, or another model")
     singly = [Span(f"{number}", number, number + 1) for number in range(last.start, last.stop)]
-    seen = span_maps(model, prepared, (*text, *singly), selection, exact_kernel=exact_kernel)
-    rows = seen.weights[:, len(text) :]  # [head, token, part]
+    result = span_maps(model, prepared, (*text, *singly), selection, exact_kernel=exact_kernel)
+    rows = result.weights[:, len(text) :]  # [head, token, part]
     new = rows[..., len(text) :].sum(-1, keepdims=True)
     shares = np.concatenate([rows[..., : len(text)], new], -1)
     return Looks(
         (*(span.name for span in text), last.name),
         tuple(visible(token.text.strip()) for token in prepared.tokens[last.start : last.stop]),
-        seen.heads,
+        result.heads,
         shares,
-        dict(zip(seen.heads, _lookback(shares, last.start).tolist(), strict=True)),
-        seen.title,
-        (seen.ran, *seen.notes),
+        dict(zip(result.heads, _lookback(shares, last.start).tolist(), strict=True)),
+        result.title,
+        (result.ran, *result.notes),
     )
 
 

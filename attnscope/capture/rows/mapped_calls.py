@@ -30,8 +30,8 @@ def capture_mapped_weighing(
     if ordered is None:
         return UNORDERED
     weights, *masked = ordered
-    seen = replace(weighing, weights=weights, masked=masked[0] if masked else None, values=None)
-    return Capture.of_weighing(seen, batch, heads)
+    call = replace(weighing, weights=weights, masked=masked[0] if masked else None, values=None)
+    return Capture.of_weighing(call, batch, heads)
 
 
 def capture_mapped_sdpa(

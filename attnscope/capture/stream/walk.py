@@ -92,12 +92,12 @@ class Stream:
 
     def mixes_tokens(self, edge: Edge) -> bool:
         """Whether a part is made by a convolution, beside or in the place of attention."""
-        waiting, seen = [edge[0]], set[Node]()
+        waiting, reached = [edge[0]], set[Node]()
         while waiting:
             node = waiting.pop()
-            if node in seen or self._leads[node]:
+            if node in reached or self._leads[node]:
                 continue
-            seen.add(node)
+            reached.add(node)
             if kind(node) == "Convolution":
                 return True
             waiting += [each for each, _ in node.next_functions if each is not None]
@@ -134,12 +134,12 @@ class Stream:
 
     def _open_head(self) -> None:
         """Hold the activations that stand between the score and everything else."""
-        waiting, seen = [self.root[0]], set[Node]()
+        waiting, reached = [self.root[0]], set[Node]()
         while waiting:
             node = waiting.pop()
-            if node in seen:
+            if node in reached:
                 continue
-            seen.add(node)
+            reached.add(node)
             name = kind(node)
             varying = [each for each, _ in node.next_functions if each is not None and self._varies[each]]
             gated = name == "Mul" and len(varying) == 2 and not any(is_spread(node, side) for side in (0, 1))
@@ -229,13 +229,13 @@ def _add(sums: dict[Key, Tensor], key: Key, grad: Tensor | None) -> None:
 def _order(root: Node) -> list[Node]:
     """All nodes behind one, each behind those that it reads."""
     order: list[Node] = []
-    seen = {root}
+    reached = {root}
     waiting = [(root, iter(root.next_functions))]
     while waiting:
         node, inputs = waiting[-1]
         for each, _ in inputs:
-            if each is not None and each not in seen:
-                seen.add(each)
+            if each is not None and each not in reached:
+                reached.add(each)
                 waiting.append((each, iter(each.next_functions)))
                 break
         else:

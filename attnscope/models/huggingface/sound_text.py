@@ -59,10 +59,10 @@ class SoundText:
             return made
 
         count = len(sound.samples), sound.rate
-        seen = find_moments(self.module, {**inputs, **self.settings}, heard, prepare, *count)
+        moments = find_moments(self.module, {**inputs, **self.settings}, heard, prepare, *count)
         ids = inputs["input_ids"][0].tolist()
         tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
-        return self._label(tokens, inputs, sound, seen)
+        return self._label(tokens, inputs, sound, moments)
 
     def _rate(self) -> int:
         """The samples a second that the processor asks for."""
@@ -97,25 +97,25 @@ class SoundText:
             raise InputError(f"the processor of {self.name} refuses this: {first_line(error)}") from error
 
     def _label(
-        self, tokens: Sequence[Token], inputs: Mapping[str, Tensor], sound: Sound, seen: Moments | None
+        self, tokens: Sequence[Token], inputs: Mapping[str, Tensor], sound: Sound, moments: Moments | None
     ) -> ModelInput:
         """The input with its axes: tokens of the sound are named by the time at which they begin."""
-        if seen is None or seen.kind == "cross" or seen.length != len(tokens):
+        if moments is None or moments.kind == "cross" or moments.length != len(tokens):
             note = "no token stands for a moment of the sound alone: those of the sound are numbered"
             named = _number(tokens, self._standing(tokens))
             return ModelInput(inputs, text_axes(named), named, (note,), self.settings)
-        if seen.seconds is None:
+        if moments.seconds is None:
             note = "time does not go evenly through the tokens of the sound: they are numbered"
-            named = _number(tokens, set(seen.tokens))
+            named = _number(tokens, set(moments.tokens))
             return ModelInput(inputs, text_axes(named), named, (note,), self.settings)
         named_ = list(tokens)
-        for number, position in enumerate(seen.tokens):
-            begin = number * seen.seconds
+        for number, position in enumerate(moments.tokens):
+            begin = number * moments.seconds
             padding = begin >= sound.seconds
-            name = name_moment(sound.begin + begin, seen.seconds)
+            name = name_moment(sound.begin + begin, moments.seconds)
             named_[position] = Token(name, HEARD + number, special=padding, segment=tokens[position].segment)
-        frames = sum(number * seen.seconds < sound.seconds for number in range(len(seen.tokens)))
-        heard = Heard(seen.seconds, frames, None, sound.begin)
+        frames = sum(number * moments.seconds < sound.seconds for number in range(len(moments.tokens)))
+        heard = Heard(moments.seconds, frames, None, sound.begin)
         whole = tuple(named_)
         return ModelInput(inputs, text_axes(whole), whole, (), self.settings, heard=heard)
 

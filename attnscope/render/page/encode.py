@@ -70,8 +70,8 @@ def pack(codes: Array) -> str:
 def _bits(codes: Array) -> float:
     """The entropy of single bytes, times their number."""
     counts = np.bincount(codes.ravel(), minlength=256)
-    seen = counts[counts > 0]
-    return float((seen * np.log2(codes.size / seen)).sum())
+    present = counts[counts > 0]
+    return float((present * np.log2(codes.size / present)).sum())
 
 
 def unpack(text: str, rows: int, columns: int) -> Array:

@@ -57,8 +57,10 @@ class _Block:
         if len(columns) == COLUMNS:
             self.rows.append(columns)
         elif not self.fault:
-            seen = "it is no UTF-8 text" if line is None else f"it has {len(columns)} columns, not {COLUMNS}"
-            self.fault = f"line {number:,}: {seen}"
+            result = (
+                "it is no UTF-8 text" if line is None else f"it has {len(columns)} columns, not {COLUMNS}"
+            )
+            self.fault = f"line {number:,}: {result}"
 
 
 @dataclass(frozen=True)

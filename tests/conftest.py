@@ -8,6 +8,11 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the suite can be asked for beyond pytest's own options."""
+    parser.addoption("--whole", action="store_true", help="every case of sweeps, not one in three")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """The whole suite, or a folder of it, takes every core; files that are named run in this process."""
@@ -26,6 +31,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return cores if cores > 1 else 0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests begin first, so that none is left running alone at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests begin first, so that none is left running at the end; of sweeps one case in three runs."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if config.getoption("whole"):
+        return
+    left: dict[str, int] = {}
+    for item in [item for item in items if item.get_closest_marker("sweep") is not None]:
+        name = item.nodeid.partition("[")[0]
+        left[name] = left.get(name, -1) + 1
+        if left[name] % 3:
+            items.remove(item)
+            config.hook.pytest_deselected(items=[item])

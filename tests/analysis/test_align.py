@@ -51,6 +51,7 @@ def said(prepared, ids, spell):
     return replace(prepared, inputs=inputs, axes=axes)
 
 
+@pytest.mark.slow
 def test_times_are_those_of_transformers_frame_for_frame(folder, tone, monkeypatch):
     model = load(folder, generative=True)
     theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder)

@@ -113,6 +113,7 @@ def test_what_cannot_be_aligned_ends_in_a_sentence(run, whisper, tone, tmp_path)
         assert sentence in " ".join(ran.err.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_a_long_sound_is_heard_window_after_window_and_its_times_go_on(run, whisper, tmp_path):
     long = speech.sound(tmp_path / "long.wav", 7.0)
     ran = run("align", long, "-m", whisper, "--generate", "9")

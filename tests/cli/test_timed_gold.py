@@ -3,11 +3,13 @@
 import json
 
 import jsonschema
+import pytest
 
 from tests.analysis.gold.test_timed import timed_sounds
 from tests.models import speech
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_says_what_to_align_by(run, tmp_path):
     folder, gold = speech.whisper(tmp_path / "whisper"), timed_sounds(tmp_path)
     ran = run("find", "--gold", gold, "-m", folder)

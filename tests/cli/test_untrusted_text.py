@@ -93,6 +93,7 @@ def vit_folder(tmp_path_factory):
     return vision(tmp_path_factory.mktemp("made") / "vit", "vit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "tiff", "webp"])
 def test_nothing_that_an_image_says_of_itself_reaches_any_output(suffix, tmp_path, run, vit_folder):
     folder, path = vit_folder, tmp_path / f"{NAME[:20]}.{suffix}"

@@ -222,6 +222,7 @@ SWEEP = [
     ("size", "sharp", "causal"),
     [pytest.param(*each, marks=[pytest.mark.slow] * (each[0] != 12)) for each in SWEEP],
 )
+@pytest.mark.sweep
 def test_random_heads_have_no_role_at_any_length(size: int, sharp: float, causal: bool) -> None:
     """Fifteen times as wide as models are begun a row looks at one key."""
     net = random_net(causal, sharp, layers=2)

@@ -71,6 +71,7 @@ def outcomes(tmp_path_factory):
     return verdicts(folders)
 
 
+@pytest.mark.slow
 def test_there_are_forty_of_them_and_none_reaches_anything(outcomes):
     assert len(outcomes) >= 40
     for outcome, (_, changes, *_) in zip(outcomes, [*REFUSED, *KEPT_IN], strict=True):

@@ -91,6 +91,7 @@ def test_the_boxes_of_a_pictures_tokens_tile_it(name, size, folder_of, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", families("idefics2", "mllama"))
+@pytest.mark.sweep
 def test_what_is_painted_in_a_box_moves_that_token_most(name, folder_of, tmp_path):
     model = load(folder_of(name))
     size = (160, 200)

@@ -156,8 +156,7 @@ class HuggingFaceModel(Model):
         except Exception as error:
             raise ModelError(f"{self.name} cannot write on: {first_line(error)}") from error
         self._require_attention(record)
-        # what reads a prefix whole, and writes behind it, looks like no decoder, but keeps its keys
-        if steps is None and not any(layer.site.kind == "decoder" for layer in record.sites):
+        if not any(layer.site.kind == "decoder" for layer in record.sites):
             raise ModelError(
                 f"{self.name} reads in both directions and does not write on: choose a decoder, "
                 "such as own-causal"

@@ -42,6 +42,7 @@ def test_patches_of_a_picture_are_tokens():
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "deberta-v2", "vit"])
+@pytest.mark.slow
 def test_one_layer_that_the_capture_misses_is_named_exactly(name):
     sites = of_family(name).sites
     for site in (sites[0], sites[-1]):

@@ -31,6 +31,7 @@ def state_of(file):
 
 
 @pytest.mark.parametrize("texts", range(2, 21, 3))
+@pytest.mark.slow
 def test_a_run_that_was_kept_by_time_goes_on_inside_of_its_window(
     model, small_batches, tmp_path, monkeypatch, texts
 ):

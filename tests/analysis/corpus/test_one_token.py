@@ -51,6 +51,7 @@ def heads_of(folder, *texts, **options):
 
 
 @pytest.mark.parametrize("family", FOLDERS)
+@pytest.mark.slow
 def test_texts_of_one_token_have_the_heads_of_a_long_text(tmp_path, family):
     folder = FOLDERS[family](tmp_path)
     expected = heads_of(folder, LONG)

@@ -112,6 +112,7 @@ def test_figures_are_those_of_a_plain_computation(folder, gold, plain, held_out)
     assert [each.chosen for each in seen.heads] == sorted((each.chosen for each in seen.heads), reverse=True)
 
 
+@pytest.mark.slow
 def test_seconds_are_those_of_align_with_one_head(folder, gold):
     model = load(folder, generative=True)
     seen = find_times(model, read_gold(gold))

@@ -55,6 +55,7 @@ def rise_by_hand(plain, other, texts):
     return mean, error, sum(map(sum, after)) / tokens
 
 
+@pytest.mark.slow
 def test_every_head_over_a_corpus_is_what_its_removal_by_hand_gives(model):
     asked = [text for text in TEXTS if predicted(model, text)]
     seen = corpus_stats(model, Listed(TEXTS), ablation="zero").ablation

@@ -164,6 +164,7 @@ assert [site.kernel for site in record.sites] == ["flex_attention"] and not reco
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_first_loads_torchs_compiler_while_it_is_watched_works():
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", LATE], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

@@ -24,6 +24,7 @@ def test_a_word_looks_at_moments(run, given):
 
 
 def test_heads_that_listen_are_found(run, given):
+    hearing.require_weights(load(given[-1]))
     found = json.loads(run("find", "cat -> sound", "--text", "what is the cat", *given, "--json").out)
     heads = found["questions"][0]["heads"]
     listening = {(head["layer"], head["head"]): head["weight"] for head in heads if head["kind"] == "decoder"}

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers as t
 
+from attnscope.models import Model
 from tests.models.vision_language import make_tokenizer
 
 TEXT = {
@@ -135,3 +137,9 @@ def save(folder: Path, made: Callable[[], tuple[Any, Any]]) -> str:
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return str(folder)
+
+
+def require_weights(model: Model) -> None:
+    """Skip where transformers reads such a folder without its language model, which is then random anew."""
+    if any("stay random" in note for note in model.notes):
+        pytest.skip("this release of transformers does not find the weights of the language model")

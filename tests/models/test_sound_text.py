@@ -92,6 +92,7 @@ def test_what_sounds_at_a_moment_moves_its_token_most(folder_of, tmp_path, maker
 @pytest.mark.parametrize("maker", [hearing.qwen2_audio, hearing.glmasr], ids=lambda maker: maker.__name__)
 def test_weights_are_the_eager_ones(folder_of, tone, maker):
     model = load(folder_of(maker))
+    hearing.require_weights(model)
     prepared = model.prepare_audio(tone, "the cat")
     theirs = transformers.AutoModel.from_pretrained(folder_of(maker), attn_implementation="eager").eval()
     with torch.inference_mode():

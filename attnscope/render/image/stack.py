@@ -32,7 +32,7 @@ def stack_figure(view: Stack, style: Style) -> Figure:
     figure, axes = sheet(
         width,
         row * len(labels),
-        Margins(left, 0.3, 0.05, 0.1),
+        Margins(left, 0.3, 0.05, 0.14),
         title=view.title,
         subtitle=view.subtitle,
         notes=(view.legend, *view.notes),

@@ -162,8 +162,6 @@ def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path
     for words in (
         ("show", "The cat sat.", "--head", "L1H1"),
         ("stats", "The cat sat.", "--csv"),
-        ("show", "The cat sat.", "--json"),
-        ("info", "own"),
         ("stats", "The cat sat.", "-m", folder),
     ):
         plain, stripped = (

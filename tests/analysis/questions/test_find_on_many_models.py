@@ -133,6 +133,7 @@ def brute(weights, rows, keys, step, words):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [*FAMILIES, *IMAGES])
 def test_fifty_random_questions_have_the_answers_of_brute_force(name, tmp_path):
     model, prepared, own = made_of_images(name, tmp_path) if name in IMAGES else made(name)

@@ -11,25 +11,12 @@ from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models import load
 from tests.models.torchvision_parts import can_import_torchvision
-from tests.models.vision_language import FAMILIES, NEED_TORCHVISION, vision_language
+from tests.models.vision_language import FAMILIES, NEED_TORCHVISION
 
 TEXT = "what is on the mat ?"
 VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "llava_next_video")
 torchvision = can_import_torchvision()
 need_torchvision = pytest.mark.skipif(not torchvision, reason="its processor needs torchvision")
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """The folder of a tiny model of a family, made once."""
-    made: dict[str, str] = {}
-
-    def folder(name: str) -> str:
-        if name not in made:
-            made[name] = vision_language(tmp_path_factory.mktemp(name), name)
-        return made[name]
-
-    return folder
 
 
 def save(path, *size: int, seed: int = 0):

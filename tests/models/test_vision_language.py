@@ -36,19 +36,6 @@ def families(*left_out: str) -> list:
     return [pytest.param(name, marks=need if name in NEED_TORCHVISION else ()) for name in names]
 
 
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """The folder of a tiny model of a family, made once."""
-    made: dict[str, str] = {}
-
-    def folder(name: str) -> str:
-        if name not in made:
-            made[name] = vision_language(tmp_path_factory.mktemp(name), name)
-        return made[name]
-
-    return folder
-
-
 def save_noise(path, rows: int, columns: int):
     """A picture of noise."""
     pixels = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +134,20 @@ def read_image(
         axes = {"encoder": (picture.tokens, picture.tokens), "cross": (range(1), picture.tokens)}
     inputs = place_fields(fields, module, device, entry)
     return ModelInput(inputs, axes, picture.tokens, pictures=(picture,), entry=entry)
+
+
+def ask_processor(name: str, what: str, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What the processor of a model makes of a text with a picture or a sound, in bounded memory.
+
+    Raises ``InputError`` for what it refuses, ``ModelError`` for what takes too much.
+    """
+    try:
+        with bounded(f"what the processor of {name} makes of the {what}", PREPARED):
+            return ask()
+    except ModelError:
+        raise
+    except Exception as error:
+        raise InputError(f"the processor of {name} refuses this: {first_line(error)}") from error
 
 
 def place_fields(

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.weights import Array
-from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.huggingface.images import PREPARED, place_fields
+from attnscope.errors import InputError
+from attnscope.models.huggingface.images import ask_processor, place_fields
 from attnscope.models.huggingface.picture_prompts import IDS, Prompts
 from attnscope.models.huggingface.picture_tokens import PictureTokens
 from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.inputs import Chat, ModelInput
-from attnscope.models.limits import bounded
 from attnscope.models.regions import find_coordinates, find_owners, find_regions
 from attnscope.models.tokens import tokens_of_ids
 from attnscope.models.trial import try_first
@@ -75,13 +74,7 @@ class PictureText:
         return self._process(prompt, images)
 
     def _process(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
-        try:
-            with bounded(f"what the processor of {self.name} makes of the picture", PREPARED):
-                return self._ask(prompt, images)
-        except ModelError:
-            raise
-        except Exception as error:
-            raise InputError(f"the processor of {self.name} refuses this: {first_line(error)}") from error
+        return ask_processor(self.name, "picture", lambda: self._ask(prompt, images))
 
     def _ask(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
         """What the processor makes of a text and its pictures."""

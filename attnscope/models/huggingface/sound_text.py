@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from attnscope.attention import Token
 from attnscope.axes.places import HEARD
 from attnscope.axes.weights import Array
-from attnscope.errors import InputError, ModelError, first_line
+from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface.frames import name_moment
-from attnscope.models.huggingface.images import PREPARED, place_fields
+from attnscope.models.huggingface.images import ask_processor, place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.inputs import Heard, ModelInput, Part, text_axes
-from attnscope.models.limits import bounded
 from attnscope.models.regions import Moments, find_moments
 from attnscope.models.tokens import tokens_of_ids
 from attnscope.models.trial import try_first
@@ -88,13 +87,10 @@ class SoundText:
         self._process(prompt, sound.samples)
 
     def _process(self, prompt: str, samples: Array) -> Mapping[str, Any]:
-        try:
-            with bounded(f"what the processor of {self.name} makes of the sound", PREPARED):
-                return dict(self.processor(text=[prompt], audio=[samples], return_tensors="pt"))
-        except ModelError:
-            raise
-        except Exception as error:
-            raise InputError(f"the processor of {self.name} refuses this: {first_line(error)}") from error
+        def ask() -> Mapping[str, Any]:
+            return dict(self.processor(text=[prompt], audio=[samples], return_tensors="pt"))
+
+        return ask_processor(self.name, "sound", ask)
 
     def _label(
         self, tokens: Sequence[Token], inputs: Mapping[str, Tensor], sound: Sound, moments: Moments | None

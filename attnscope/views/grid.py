@@ -139,9 +139,9 @@ class Grid:
                 near = pool_near(layer.near, sizes[0], rows)[..., [offset + NEAR for offset in beside]]
                 left = np.full((*near.shape[:2], wide * (len(beside) + 1)), np.nan, near.dtype)
                 left[..., :-wide] = near.repeat(wide, -1)
-                open_ = np.broadcast_to(allowed, values.shape)
-                values = np.concatenate([np.nan_to_num(left), values], -1)
-                allowed = np.concatenate([np.isfinite(left), open_], -1)
+                known, open_ = np.isfinite(left), np.broadcast_to(allowed, values.shape)
+                values = np.concatenate([np.where(known, left, 0), values], -1)
+                allowed = np.concatenate([known, open_], -1)
             layers.append(GridLayer(layer.layer, values, ~allowed))
         return replace(self, layers=tuple(layers), beside=beside, wide=wide)
 

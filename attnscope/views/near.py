@@ -35,6 +35,6 @@ def pool_near(near: Array, sizes: Sequence[int], rows: int) -> Array:
     open_ = np.isfinite(near)
     averaged = averaging(sizes, rows)  # [part, row]
     share = averaged @ open_.astype(np.float32)
-    total = averaged @ np.nan_to_num(near).astype(np.float32)
+    total = averaged @ np.where(open_, near, 0).astype(np.float32)
     mean: Array = np.where(share > 1e-6, total / np.where(share > 1e-6, share, 1), np.nan)
     return mean

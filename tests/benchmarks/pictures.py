@@ -3,11 +3,12 @@
 144 heads of 12 layers on 32 tokens, in processor time of one process, in turns within one run, best of the
 repeats, as ratios to what a user would write: for heads as PNG a loop over ``imshow`` and ``savefig`` on a
 new figure each, with the same size, cells, labels, colour bar, title and caption; for the overview a 12 × 12
-grid of axes with a tight layout. Then the segments of a terminal frame, and, where bertviz is installed, its
-page of all heads on 128 tokens beside ours.
+grid of axes with a tight layout. Then the segments of a terminal frame, what is printed of one, and, where
+bertviz is installed, its page of all heads on 128 tokens beside ours.
 """
 
 import argparse
+import io
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,13 +20,14 @@ matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from rich.console import Console
 
 from attnscope.analysis.head import pick_head
 from attnscope.attention import Token
 from attnscope.axes import Weights, weights
 from attnscope.render import page
 from attnscope.render.image import DPI, Album, drawing, save
-from attnscope.render.terminal import lines
+from attnscope.render.terminal import lines, print_view
 from attnscope.render.terminal.surface import Surface
 from attnscope.views import Grid, Heatmap, Reading, grid, heatmap
 
@@ -117,6 +119,13 @@ def bertviz_page(layers: list[Weights], path: Path) -> None:
     path.write_text(model_view(maps, tokens, html_action="return").data, "utf-8")
 
 
+def terminal() -> Console:
+    """A terminal of 160 columns in true colour, whose output is thrown away."""
+    return Console(
+        file=io.StringIO(), force_terminal=True, color_system="truecolor", width=160, highlight=False
+    )
+
+
 def row(name: str, mine: float, theirs: float, unit: str = "s") -> None:
     """Print one line of the table."""
     print(f"{name:52}{mine:10.3f}{theirs:10.3f} {unit:3}{theirs / mine:8.1f}")
@@ -149,6 +158,11 @@ def main() -> None:
         frames = seconds(*(lambda v=v, m=m: list(lines(v, surface, m)) for v, m in marked), repeats=20)
         for said, taken in zip(("12 × 12 thumbnails", "64 × 64 cells"), frames, strict=True):
             print(f"{f'a terminal frame of {said}, 160 columns':52}{1000 * taken:10.1f}{'':10} ms")
+        for tokens in (13, 32, 60, 512):
+            printed = grid(enumerate(made(tokens)), title="a model")
+            (taken,) = seconds(lambda view=printed: print_view(view, terminal()), repeats=20)
+            said = f"12 × 12 thumbnails printed, {tokens} tokens"
+            print(f"{said:52}{1000 * taken:10.1f}{'':10} ms")
         compare_pages(folder)
 
 

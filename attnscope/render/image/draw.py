@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings as python_warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -127,14 +128,24 @@ def encode(figure: Figure, form: str, dpi: float = DPI) -> bytes:
 def encode_png(canvas: Any, dpi: float) -> bytes:
     """What a canvas shows, as a PNG without transparency; without dates, so that bytes repeat.
 
-    Heatmaps are rectangles of one colour: looking for runs of one byte packs them as well as looking for all
-    repetitions does, and is the fastest.
+    Rows of a picture are mostly those above them, so each is written as what differs from it, PNG's filter 2.
+    PIL tries all five filters on each row, which takes three times as long and packs no better.
     """
-    from PIL import Image
+    from PIL.PngImagePlugin import putchunk
 
-    buffer = io.BytesIO()
-    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    picture.save(buffer, "PNG", compress_level=1, compress_type=zlib.Z_RLE, dpi=(dpi, dpi))
+    pixels = np.asarray(canvas.buffer_rgba())  # [row, column, channel]
+    height, width = pixels.shape[:2]
+    rows = np.full((height, 1 + 3 * width), 2, np.uint8)  # the number of the filter, then the differences
+    for channel in range(3):
+        rows[0, 1 + channel :: 3] = pixels[0, :, channel]
+        np.subtract(pixels[1:, :, channel], pixels[:-1, :, channel], out=rows[1:, 1 + channel :: 3])
+    dots = round(dpi / 0.0254)  # a metre
+    buffer = io.BytesIO(b"\x89PNG\r\n\x1a\n")
+    buffer.seek(0, io.SEEK_END)
+    putchunk(buffer, b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0))  # 8 bits, RGB
+    putchunk(buffer, b"pHYs", struct.pack(">2IB", dots, dots, 1))
+    putchunk(buffer, b"IDAT", zlib.compress(rows, 1))
+    putchunk(buffer, b"IEND", b"")
     return buffer.getvalue()
 
 

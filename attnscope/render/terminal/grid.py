@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 from rich.segment import Segment
 
 from attnscope.axes.weights import Array
+from attnscope.render.terminal.escapes import escaped_lines
 from attnscope.render.terminal.strokes import colour_bar, footing, half_block_lines, heading
 from attnscope.render.terminal.surface import BRACKET, DIM, MARK, TONES, Line, Palette, Surface
 from attnscope.render.terminal.text import wrap
@@ -173,9 +173,8 @@ def _rows_of(
     """What gives the lines of some heads of a layer side by side; ``None`` for a layer that is not there."""
     layers = {layer.layer: layer for layer in view.layers}
     if surface.direct and chosen is None:
-        cells = replace(palette, direct=True)
         tones = {number: tones_of(layer, view, width, height) for number, layer in layers.items()}
-        return lambda number, heads: _joined(tones[number], heads, gap, cells) if number in tones else None
+        return lambda number, heads: _joined(tones[number], heads, gap, palette) if number in tones else None
     drawn = {
         number: thumbnails(layer, view, width, height, surface, palette) for number, layer in layers.items()
     }
@@ -193,7 +192,7 @@ def _joined(tones: Array, heads: range, gap: int, palette: Palette) -> list[Line
     count, tall, width = shown.shape
     cells = np.full((tall, count, gap + width), -1)
     cells[..., gap:] = shown.swapaxes(0, 1)
-    return half_block_lines(cells.reshape(tall, -1)[:, gap - 1 :], palette) if count else []
+    return escaped_lines(cells.reshape(tall, -1)[:, gap - 1 :], palette) if count else []
 
 
 def _bracketed(drawn: list[list[Line]], heads: range, gap: int, chosen: int | None) -> list[Line]:

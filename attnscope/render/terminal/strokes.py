@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 from rich.cells import cell_len
-from rich.color import ColorSystem
 from rich.segment import Segment
 
 from attnscope.axes.weights import Array
@@ -16,7 +15,6 @@ from attnscope.render.terminal.surface import (
     ASCII_SHADES,
     BOLD,
     DIM,
-    RAW,
     SHADE_FROM,
     SHADES,
     TONES,
@@ -99,9 +97,8 @@ def half_blocks(above: list[int], below: list[int], palette: Palette) -> Line:
 def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
     """Lines of cells, two tones each, from twice as many rows.  [row, column] -> a line for every two rows
 
-    Neighbours of one pair of tones are one segment, and for a ``direct`` palette a whole line is. All lines
-    are looked through at once, because a frame has thousands of cells, and segments are kept, because it has
-    few pairs of tones.
+    Neighbours of one pair of tones are one segment. All lines are looked through at once, because a frame has
+    thousands of cells, and segments are kept, because it has few pairs of tones.
     """
     pairs = (tones[0::2] + 1) * (TONES + 1) + tones[1::2] + 1  # [line, column]
     count, columns = pairs.shape
@@ -115,13 +112,9 @@ def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
     for key in set(keys).difference(ready):
         pair, run = divmod(key, columns + 1)
         above, below = divmod(pair, TONES + 1)
-        segment = _half_block(above - 1, below - 1, run, palette)
-        ready[key] = _escaped(segment, palette) if palette.direct else segment
+        ready[key] = _half_block(above - 1, below - 1, run, palette)
     segments = [ready[key] for key in keys]
     edges = np.searchsorted(starts, np.arange(count + 1) * columns).tolist()
-    if palette.direct:
-        texts = [segment.text for segment in segments]
-        return [[Segment("".join(texts[start:stop]), None, RAW)] for start, stop in pairwise(edges)]
     return [segments[start:stop] for start, stop in pairwise(edges)]
 
 
@@ -129,13 +122,6 @@ def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
 def _half_block_segments(palette: Palette, columns: int) -> dict[int, Segment]:
     """Segments that were drawn before, by pair of tones and length, in pictures so many columns wide."""
     return {}
-
-
-def _escaped(segment: Segment, palette: Palette) -> Segment:
-    """The segment with its colours as escape sequences in its text."""
-    text, style, _ = segment
-    system = ColorSystem.EIGHT_BIT if palette.indexed else ColorSystem.TRUECOLOR
-    return Segment(style.render(text, color_system=system) if style else text, None, RAW)
 
 
 def _half_block(above: int, below: int, run: int, palette: Palette) -> Segment:

@@ -43,14 +43,10 @@ ASCII = str.maketrans("…·×–—━▀▄█⏎␣⇥∅◌‹›▾", ".|x-
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """A colour map as a terminal shows it: ``indexed`` where it has 256 colours.
-
-    ``direct`` cells are written with their escape sequences, many to a segment.
-    """
+    """A colour map as a terminal shows it: ``indexed`` where it has 256 colours."""
 
     cmap: str
     indexed: bool = False
-    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def console(system: str, **how) -> Console:
     )
 
 
-def cells(text: str) -> list[tuple[str, str, str]]:
+def cells(text: str) -> list[tuple[str, str, str | None]]:
     """Each character with its colours, as a terminal shows them; a blank has a ground alone."""
     read = Text.from_ansi(text)
     plain = Console(width=4000)
@@ -34,7 +34,8 @@ def cells(text: str) -> list[tuple[str, str, str]]:
     for number, character in enumerate(read.plain):
         style = read.get_style_at_offset(plain, number)
         front = "" if character == " " else str(style.color)
-        found.append((character, front, str(style.bgcolor)))
+        ground = None if style.bgcolor is None or style.bgcolor.is_default else str(style.bgcolor)
+        found.append((character, front, ground))
     return found
 
 

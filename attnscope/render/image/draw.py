@@ -144,7 +144,7 @@ def encode_png(canvas: Any, dpi: float) -> bytes:
     buffer.seek(0, io.SEEK_END)
     putchunk(buffer, b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0))  # 8 bits, RGB
     putchunk(buffer, b"pHYs", struct.pack(">2IB", dots, dots, 1))
-    putchunk(buffer, b"IDAT", zlib.compress(rows, 1))
+    putchunk(buffer, b"IDAT", zlib.compress(rows.data, 1))
     putchunk(buffer, b"IEND", b"")
     return buffer.getvalue()
 

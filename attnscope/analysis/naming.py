@@ -39,4 +39,6 @@ def _names(place: Place) -> tuple[str, ...]:
     name = place.text.strip().casefold()
     if place.pictured:
         return name, NUMBERED.sub("", name)
+    if place.heard:
+        return name, place.moment, place.letters.casefold() or name
     return (name, name.strip("[]<>|")) if place.special else (name,)

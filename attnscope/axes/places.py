@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ SEPARATOR = PICTURED // 2
 
 HEARD = PICTURED << 1
 """The first id of tokens that stand for a moment of a sound."""
+
+READ = " s · "
+"""What stands between the time of a moment and what the model reads in it, as in ``0.42 s · h``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,12 @@ class Place:
     @property
     def moment(self) -> str:
         """When it begins, of one that is heard."""
-        return self.text.partition("–")[0].removesuffix(" s") + " s"
+        return self.text.partition(READ)[0].partition("–")[0].removesuffix(" s") + " s"
+
+    @property
+    def letters(self) -> str:
+        """What the model reads in it, of one that is heard."""
+        return self.text.partition(READ)[2] if self.heard else ""
 
     @property
     def label(self) -> str:
@@ -92,7 +101,11 @@ def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Plac
     first = group[0]
     heard, pictured = all(place.heard for place in group), all(place.pictured for place in group)
     if heard and len(group) > 1:  # from one moment to another
-        text = f"{first.moment.removesuffix(' s')}–{group[-1].text.rpartition('–')[-1]}"
+        last, reads, _ = group[-1].text.partition(READ)
+        end = last.rpartition("–")[-1].removesuffix(" s")
+        read = "".join(letters for letters, _ in groupby(place.letters for place in group))
+        seconds = " s" * bool(reads or last.endswith(" s"))
+        text = f"{first.moment.removesuffix(' s')}–{end}{READ + read if read else seconds}"
     return Place(
         text,
         first.start,

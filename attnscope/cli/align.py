@@ -67,7 +67,8 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     """Print when each word of a sound is said, by the cross attention of a model that hears and writes.
 
     The attention of heads that follow the sound is smoothed, averaged, and followed by dynamic time warping,
-    as transformers does it for Whisper. Needs soundfile: pip install 'attnscope[audio]'.
+    as transformers does it for Whisper. A model with a CTC head says it itself, by the letters of its frames.
+    Needs soundfile: pip install 'attnscope[audio]'.
 
     Examples:
 
@@ -76,6 +77,8 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     attnscope align speech.wav "The cat sat on the mat." -m openai/whisper-tiny --format srt
 
     attnscope align speech.wav -m my-whisper --rank
+
+    attnscope align speech.wav -m facebook/wav2vec2-base-960h
     """
     heads = _heads(asked.heads)
     if asked.rank and (heads or output.format != "table"):
@@ -83,6 +86,7 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     if output.as_json and output.format != "table":
         raise typer.BadParameter("it is a format of its own: leave out --format", param_hint="--json")
     from attnscope.analysis.questions.align import align_words, rank_monotone
+    from attnscope.analysis.questions.letters import align_letters, reads_letters
     from attnscope.analysis.questions.windows import align_windows, is_long
     from attnscope.answers.aligned import alignment_numbers, rank_numbers, write_srt, write_textgrid
     from attnscope.models.inputs import Part
@@ -97,6 +101,8 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
         with reading(loaded, prepared):
             if asked.rank:
                 ranked = rank_monotone(loaded, prepared)
+            elif reads_letters(prepared) and not heads:
+                result = align_letters(loaded, prepared)
             else:
                 result = align_words(loaded, prepared, heads)
     if asked.rank:
@@ -154,7 +160,7 @@ def _print_words(result: Alignment) -> None:
     if result.begin:
         heard = f"from {result.begin:.2f} to {result.seconds:.2f} seconds"
     console.print(Text(f"{result.title} · {len(result.words)} words {heard}", style="bold"))
-    console.print(Text(f"by {result.way}: {names}"), style="dim")
+    console.print(Text(f"by {result.way}{names and ': '}{names}"), style="dim")
     print()
     for word in result.words:
         text = f"{word.begin:7.2f} {word.end:7.2f}  {visible(word.text):<{longest}}  "

@@ -51,18 +51,35 @@ class Part(NamedTuple):
     truncate: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Letters:
+    """What a CTC head reads in a sound: the likeliest token of each of its frames, of ``seconds`` each.
+
+    ``blank`` is the token that says nothing, ``read`` is how the others read, ``boundary`` stands between
+    words if it is not ``None``, and those in ``begin`` begin a word.
+    """
+
+    ids: Array  # [frame of the head]
+    seconds: float
+    blank: int
+    read: Mapping[int, str]
+    boundary: int | None
+    begin: frozenset[int]
+
+
 @dataclass(frozen=True)
 class Heard:
     """A sound as a model hears it: ``frames`` of ``seconds`` each, behind which there may be padding.
 
     They begin at the second ``begin`` of the file. ``bands`` is how loud it is, ``None`` where the model is
-    given the wave itself.
+    given the wave itself. ``letters`` is what a CTC head reads in it.
     """
 
     seconds: float
     frames: int
     bands: Array | None = None  # [band, frame, padding too]
     begin: float = 0.0
+    letters: Letters | None = None
 
 
 @dataclass(frozen=True)

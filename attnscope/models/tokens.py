@@ -14,6 +14,9 @@ from attnscope.attention import Token
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
+BEGINS = ("▁", "Ġ")
+"""What spellings begin with whose token begins a word."""
+
 
 def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
     """The tokens of one encoded text, or of a pair of texts, with the text that each stands for.
@@ -46,7 +49,7 @@ def tokens_of_spellings(
 
     A word begins where the spelling says so (``▁``, ``Ġ``, or no ``##``), and at every special token.
     """
-    marked = any(spelling.startswith(("▁", "Ġ")) for spelling in spellings if spelling is not None)
+    marked = any(spelling.startswith(BEGINS) for spelling in spellings if spelling is not None)
     tokens: list[Token] = []
     word, inside = -1, False
     for id_, spelling in zip(ids, spellings, strict=True):
@@ -58,7 +61,7 @@ def tokens_of_spellings(
             tokens.append(Token(spelling, id_, special=True))
             inside = False
             continue
-        begins = spelling.startswith(("▁", "Ġ")) if marked else not spelling.startswith("##")
+        begins = spelling.startswith(BEGINS) if marked else not spelling.startswith("##")
         word += begins or not inside
         inside = True
         tokens.append(Token(readable(spelling), id_, word=word))
@@ -89,7 +92,7 @@ def mark_unknown(
 def readable(spelling: str) -> str:
     """A vocabulary entry without its marks for word starts and continuations."""
     text = spelling.removeprefix("##").removesuffix("</w>")
-    for mark in ("▁", "Ġ"):
+    for mark in BEGINS:
         text = text.replace(mark, " ")
     return text.strip() or text
 

@@ -125,6 +125,32 @@ def encoder(folder: Path, name: str) -> str:
     return str(folder)
 
 
+VOCABULARY = ("<pad>", "<s>", "</s>", "<unk>", "|", "a", "h", "T")
+"""Of a CTC head: the blank first, and ``|`` between words."""
+
+
+def ctc(folder: Path, name: str = "wav2vec2", *, seed: int = 0, spread: float = 0.3) -> str:
+    """A tiny model with a CTC head and a vocabulary of letters, random enough to read something."""
+    config, kind = ENCODERS[name]
+    torch.manual_seed(seed)
+    model = getattr(transformers, kind.__name__.replace("Model", "ForCTC"))(config(**ENCODER))
+    for weights in model.parameters():
+        if weights.ndim > 1:
+            torch.nn.init.normal_(weights, std=spread)
+    model.save_pretrained(folder)
+    letters(folder)
+    transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False).save_pretrained(folder)
+    return str(folder)
+
+
+def letters(folder: Path) -> None:
+    """The vocabulary of letters, as a tokenizer of a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "vocab.json"
+    file.write_text(json.dumps({letter: number for number, letter in enumerate(VOCABULARY)}), "utf-8")
+    transformers.Wav2Vec2CTCTokenizer(str(file)).save_pretrained(folder)
+
+
 def sound(path: Path, seconds: float = 1.0, rate: int = 16000, channels: int = 1, **how) -> Path:
     """A sound file: a tone that rises, with a pause in its middle."""
     import soundfile

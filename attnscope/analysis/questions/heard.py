@@ -30,7 +30,8 @@ def require_speech(model: Model, prepared: ModelInput) -> SpeechModel:
     inner = getattr(model, "model", model)
     if not isinstance(inner, SpeechModel) or "cross" not in prepared.axes or prepared.heard is None:
         raise InputError(
-            f"{model.name} aligns no words: that takes a model that hears and writes, such as Whisper"
+            f"{model.name} aligns no words by its heads: that takes a model that hears and writes, "
+            "such as Whisper"
         )
     return inner
 

@@ -147,6 +147,8 @@ def _word(name: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
 
 def _names(place: Place) -> tuple[str, ...]:
     name = place.text.strip().casefold()
+    if place.heard:
+        return name, place.moment, place.letters.casefold() or name
     return name, name.strip(punctuation), name.removeprefix("patch "), name.removeprefix("image 1 · ")
 
 

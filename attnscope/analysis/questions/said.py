@@ -57,12 +57,12 @@ def _pieces(
         if text.endswith(BROKEN) and more and len(waiting) < 4:  # bytes of one character
             continue
         spelled = vocabulary.spell([waiting[0].token.id])[0] or ""
-        begins = text[:1].isspace() or spelled.startswith(MARK) or _is_wide(text)
+        begins = text[:1].isspace() or spelled.startswith(MARK) or is_wide(text)
         yield text, begins, waiting
         waiting = []
 
 
-def _is_wide(text: str) -> bool:
+def is_wide(text: str) -> bool:
     """Whether a text begins with a letter of a script that writes no spaces."""
     letter = text[:1].isalpha()
     return letter and (unicodedata.east_asian_width(text[0]) == "W" or text[0] in THAI_TO_KHMER)

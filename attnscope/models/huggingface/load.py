@@ -17,6 +17,7 @@ from torch import nn
 from attnscope.errors import ModelError
 from attnscope.memory import require
 from attnscope.models.huggingface.classifier import Classifier, pick_classifier
+from attnscope.models.huggingface.letters import is_ctc
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
 from attnscope.models.huggingface.sound_text import SoundTextModel, stands_for_sounds
@@ -89,7 +90,8 @@ def load_huggingface(
         loaded.to(device)
     module = loaded if kind is AutoModel else loaded.base_model
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
-    if kind is not AutoModel and (generative or predicting):
+    headless = is_ctc(config) and any(key.startswith(("lm_head", "ctc_head")) for key in missing)
+    if kind is not AutoModel and (generative or predicting) and not is_ctc(config):
         _require_head(name, loaded, missing, of_tokens=classes is None)
     notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
     preferred = getattr(loaded, "generation_config", None)
@@ -97,7 +99,7 @@ def load_huggingface(
         _forget_preferences(loaded)
     if accepts(module, "input_ids") and no_tokenizer is not None:
         tokenizer = NoTokenizer(no_tokenizer)
-    named = {"positions": find_positions(module), "writer": None if kind is AutoModel else loaded}
+    named = {"positions": find_positions(module), "writer": None if kind is AutoModel or headless else loaded}
     if hears(module) and not stands_for_sounds(config):
         extractor = source.load_extractor
         return SpeechModel(
@@ -149,6 +151,8 @@ def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     of_text = kind in transformers.AutoModelForSeq2SeqLM._model_mapping
     if config.is_encoder_decoder and kind in speech._model_mapping and not of_text:
         return speech  # its head says which language it hears
+    if is_ctc(config):
+        return transformers.AutoModelForCTC  # its letters name the frames
     if kind in transformers.AutoModelForCTC._model_mapping or not (generative or predicting):
         return transformers.AutoModel
     if config.is_encoder_decoder:

@@ -17,9 +17,10 @@ from attnscope.errors import InputError, ModelError, first_line
 from attnscope.memory import require
 from attnscope.models.huggingface.frames import find_bands, find_frames
 from attnscope.models.huggingface.images import place_fields
+from attnscope.models.huggingface.letters import is_ctc, name_letters, spell_letters
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import start_token
-from attnscope.models.inputs import Heard, ModelInput, Part
+from attnscope.models.inputs import Heard, ModelInput, Objective, Part
 from attnscope.models.limits import bounded
 from attnscope.models.tokens import tokens_of_ids
 from attnscope.models.trial import try_first
@@ -77,7 +78,29 @@ class SpeechModel(HuggingFaceModel):
         heard_for = None
         if frames is not None:
             heard_for = Heard(frames.seconds, frames.heard, find_bands(values, frames.count), sound.begin)
-        return ModelInput(inputs, axes, heard_as, notes, self.settings, heard=heard_for)
+        prepared = ModelInput(inputs, axes, heard_as, notes, self.settings, heard=heard_for)
+        return (
+            self._read_letters(prepared) if heard_for is not None and is_ctc(self.module.config) else prepared
+        )
+
+    def _read_letters(self, prepared: ModelInput) -> ModelInput:
+        """The same with what the CTC head reads at each frame in the names of the frames: one pass."""
+        assert prepared.heard is not None
+        frames, heard = prepared.tokens, prepared.heard
+        if self.reader.tokenizer is None or self.writer is None:
+            lacks = "vocabulary" if self.writer is not None else "weights"
+            return replace(prepared, notes=(*prepared.notes, f"no letters: the CTC head has no {lacks} here"))
+        self._require_memory(prepared)
+        with torch.inference_mode(), self.threads(prepared), self._quoting(prepared):
+            ids = self.writer(**prepared.inputs).logits[0].argmax(-1).cpu().numpy()
+        each = len(ids) // len(frames)
+        letters = spell_letters(ids, heard.seconds / each, self.reader.tokenizer) if each else None
+        if letters is None:
+            why = "its vocabulary has no blank" if each else "its frames are longer than those of the encoder"
+            return replace(prepared, notes=(*prepared.notes, f"no letters of the CTC head: {why}"))
+        named = name_letters(frames, letters)
+        axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (named, named)}
+        return replace(prepared, tokens=named, axes=axes, heard=replace(heard, letters=letters))
 
     @property
     def alignment_heads(self) -> tuple[Head, ...]:
@@ -196,6 +219,13 @@ class SpeechModel(HuggingFaceModel):
         if not self.encoder_decoder:
             raise ModelError(f"{self.name} hears and writes nothing on: leave out --generate")
         return super().generate(prepared, count, temperature=temperature, seed=seed)
+
+    @property
+    def objective(self) -> Objective:
+        """Raises ``ModelError`` for a model that writes nothing on."""
+        if not self.encoder_decoder:
+            raise ModelError(f"{self.name} hears and predicts no next token")
+        return super().objective
 
 
 def _ids(named: Any, below: int) -> Mapping[str, int]:

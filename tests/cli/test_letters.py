@@ -1,0 +1,41 @@
+"""What a CTC head reads, as a user meets it."""
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+
+from attnscope.models import load
+from tests.models import speech
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sounds") / "noise.wav"
+    soundfile.write(path, 0.1 * np.random.default_rng(0).standard_normal(32000), 16000)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return speech.ctc(tmp_path_factory.mktemp("ctc"))
+
+
+def test_a_letter_and_a_moment_both_name_a_frame(run, folder, noise):
+    texts = [token.text for token in load(folder).prepare_audio(noise).tokens]
+    at = next(number for number, text in enumerate(texts) if text.endswith(" · a"))
+    for name in (texts[at], texts[at].removesuffix(" · a"), "a"):
+        ran = run("show", "--audio", noise, "-m", folder, "--token", name, "--head", "L0H1")
+        assert f"{texts[at]} (token {at}) looks at" in ran.out
+    assert run("find", "a -> sound", "--audio", noise, "-m", folder).code == 0
+
+
+def test_align_prints_what_the_letters_say(run, folder, noise):
+    ran = run("align", noise, "-m", folder)
+    assert (ran.code, ran.err) == (0, "")
+    assert "by the letters of the CTC head, frame by frame" in ran.out
+    answer = json.loads(run("align", noise, "-m", folder, "--json").out)
+    assert answer["heads"] == []
+    assert " --> " in run("align", noise, "-m", folder, "--format", "srt").out
+    assert "aligns no words by its heads" in run("align", noise, "-m", folder, "--rank").err

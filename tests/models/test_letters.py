@@ -1,0 +1,140 @@
+"""What CTC heads read, in the names of frames and as words with their times, against transformers' own."""
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import transformers
+
+from attnscope.analysis.questions.letters import align_letters
+from attnscope.axes.places import join_places, places
+from attnscope.errors import InputError
+from attnscope.models import load
+from attnscope.models.inputs import Part
+from tests.models import speech
+
+SHAKEN = 15
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory):
+    """Two seconds in which something is different at each moment."""
+    path = tmp_path_factory.mktemp("sounds") / "noise.wav"
+    soundfile.write(path, 0.1 * np.random.default_rng(0).standard_normal(32000), 16000)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return speech.ctc(tmp_path_factory.mktemp("ctc"))
+
+
+def theirs(folder, path):
+    """The ids of each frame by transformers alone, and its tokenizer."""
+    samples, rate = soundfile.read(path, dtype="float32")
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+    model = transformers.AutoModelForCTC.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        values = extractor(samples, sampling_rate=rate, return_tensors="pt")
+        ids = model(**values).logits[0].argmax(-1).tolist()
+    return ids, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def names_of(ids, tokenizer, seconds=0.02):
+    spelled = tokenizer.convert_ids_to_tokens(ids)
+    return [
+        f"{seconds * at:.2f} s" + ("" if letter == tokenizer.pad_token else f" · {letter}")
+        for at, letter in enumerate(spelled)
+    ]
+
+
+@pytest.mark.parametrize("name", speech.ENCODERS)
+def test_each_frame_has_the_letter_that_the_head_reads_there(tmp_path, noise, name):
+    folder = speech.ctc(tmp_path, name)
+    prepared = load(folder).prepare_audio(noise)
+    ids, tokenizer = theirs(folder, noise)
+    assert len(set(ids)) > 3
+    assert [token.text for token in prepared.tokens] == names_of(ids, tokenizer)
+    assert prepared.axes["encoder"] == (prepared.tokens, prepared.tokens)
+    assert not prepared.notes
+
+
+def test_frames_that_are_joined_hold_the_letters_of_each(tmp_path, noise):
+    config = transformers.SEWConfig(**speech.ENCODER, squeeze_factor=2)
+    torch.manual_seed(0)
+    model = transformers.SEWForCTC(config)
+    for weights in model.parameters():
+        if weights.ndim > 1:
+            torch.nn.init.normal_(weights, std=0.3)
+    model.save_pretrained(tmp_path)
+    transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False).save_pretrained(tmp_path)
+    speech.letters(tmp_path)
+    prepared = load(str(tmp_path)).prepare_audio(noise)
+    ids, tokenizer = theirs(tmp_path, noise)
+    assert len(ids) == 2 * len(prepared.tokens)
+    for number, token in enumerate(prepared.tokens):
+        pair = ids[2 * number : 2 * number + 2]
+        kept = pair[:1] if pair[0] == pair[1] else pair
+        read = "".join(tokenizer.convert_ids_to_tokens([id_ for id_ in kept if id_ != 0]))
+        assert token.text == f"{0.04 * number:.2f} s" + (f" · {read}" if read else "")
+
+
+@pytest.mark.slow
+def test_words_are_those_of_transformers_frame_for_frame(folder, noise):
+    """Random models: the words and offsets are what its tokenizer says of its own argmax."""
+    model = load(folder, generative=True)
+    own = transformers.AutoModelForCTC.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    several = 0
+    for seed in range(SHAKEN):
+        torch.manual_seed(seed)
+        for mine, other in zip(model.writer.parameters(), own.parameters(), strict=True):
+            if mine.ndim > 1:
+                torch.nn.init.normal_(mine, std=0.3)
+            other.data.copy_(mine.data)
+        prepared = model.prepare_audio(noise)
+        with torch.inference_mode():
+            ids = own(**prepared.inputs).logits[0].argmax(-1)
+        expected = tokenizer.decode(ids, output_word_offsets=True, output_char_offsets=True)
+        if not expected.word_offsets:
+            with pytest.raises(InputError, match="nothing is said"):
+                align_letters(model, prepared)
+            continue
+        found = align_letters(model, prepared)
+        words = [(word["word"], word["start_offset"], word["end_offset"]) for word in expected.word_offsets]
+        assert [
+            (word.text, round(word.begin / 0.02), round(word.end / 0.02)) for word in found.words
+        ] == words
+        assert [round(said.begin / 0.02) for said in found.tokens] == [
+            letter["start_offset"] for letter in expected.char_offsets
+        ]
+        several += len(words) > 1
+    assert several > SHAKEN / 2
+
+
+def test_a_part_of_a_sound_keeps_the_times_of_its_file(folder, noise):
+    model = load(folder)
+    found = align_letters(model, model.prepare_audio(noise, part=Part(1.0, 2.0)))
+    assert found.begin == 1.0
+    assert all(1.0 <= word.begin < word.end <= 2.0 for word in found.words)
+
+
+def test_joined_moments_read_as_one_word_would():
+    from attnscope.attention import Token
+    from attnscope.axes.places import HEARD
+
+    names = ("0.00 s · l", "0.02 s · l", "0.04 s", "0.06 s · l", "0.08 s · |", "0.10 s")
+    axis = places(tuple(Token(name, HEARD + at) for at, name in enumerate(names)))
+    joined = join_places(axis, pooled=True)
+    assert joined.text == "0.00–0.10 s · ll|"
+    assert (joined.moment, axis[0].moment, axis[0].letters) == ("0.00 s", "0.00 s", "l")
+    assert join_places(axis[:2], pooled=True).text == "0.00–0.02 s · l"
+    assert (
+        join_places([joined, *places((Token("0.12 s", HEARD + 6),))], pooled=True).text == "0.00–0.12 s · ll|"
+    )
+
+
+def test_without_a_vocabulary_frames_have_their_times_and_a_note_says_why(tmp_path, noise):
+    prepared = load(speech.encoder(tmp_path, "wav2vec2")).prepare_audio(noise)
+    assert prepared.tokens[1].text == "0.02 s"
+    assert prepared.notes == ("no letters: the CTC head has no vocabulary here",)

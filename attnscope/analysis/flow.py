@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -19,6 +19,7 @@ from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.flow import (
     METHODS,
+    Both,
     add_up_both,
     add_up_relevance,
     as_shares,
@@ -33,6 +34,9 @@ from attnscope.models.file import FileModel
 from attnscope.models.weighed import gradients_of
 
 Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
+
+Rows: TypeAlias = "Sequence[int] | None"
+"""Rows that are asked for, ``None`` for all."""
 
 MOST_FLOWS = 64
 """Tokens up to which the largest flows between all of them are computed; one token's have no such limit."""
@@ -95,9 +99,6 @@ def follow_flow(
             model.run(prepared, [mixing.residuals])
     record = model.run(prepared, [mixing])
     _require_square(mixing, model.name)
-    if "cross" in kinds_of(mixing.matrices) and method == "flow":
-        others = "rollout, relevance and alti follow"
-        raise ModelError(f"the largest flow follows one sequence: {others} the two of {model.name}")
     notes = (METHODS[method].share, *model.notes, *prepared.notes, *record.notes, *([said] if said else []))
     maps: dict[str, list[tuple[int, Weights]]] = {}
     for kind, layer, values, axes in _follow(mixing, method, selection, token):
@@ -117,7 +118,7 @@ def _follow(
 ) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
     """By kind and layer, what the tokens are made of, and their labels."""
     if "cross" in kinds_of(mixing.matrices):
-        return _through_both(mixing, method)
+        return _through_both(mixing, method, selection, token)
     followed = []
     for kind in kinds_of(mixing.matrices):
         sites = [site for site in mixing.matrices if site.kind == kind]
@@ -129,44 +130,71 @@ def _follow(
         elif method == "rollout":
             maps = roll_out([with_residual(matrix) for matrix in matrices])
         else:
-            axis = selection.coarsening(mixing.axes[sites[0]][0])
-            rows = None if token is None else axis.tokens(find_place(axis.places, token))
-            maps = _flows([with_residual(matrix) for matrix in matrices], rows)
+            (rows,) = _rows_of(mixing.axes[sites[0]][:1], selection, token)
+            steps = [("encoder", with_residual(matrix)) for matrix in matrices]
+            flows = _flows(steps, 0, len(matrices[0]), (), rows)
+            maps = [made for made in flows if not isinstance(made, tuple)]  # of one sequence all are arrays
         followed += [
             (kind, site.layer, made, mixing.axes[site]) for site, made in zip(sites, maps, strict=True)
         ]
     return followed
 
 
-def _flows(matrices: Sequence[Array], rows: Sequence[int] | None) -> list[Array]:
-    """The largest flows up to each layer, of some tokens alone or of all."""
-    size = len(matrices[0])
-    if rows is None and size > MOST_FLOWS:
+def _flows(
+    steps: Sequence[tuple[str, Array]], own: int, other: int, rows: Rows, of_other: Rows
+) -> Iterator[Array | Both]:
+    """The largest flows up to each step, as ``roll_out_both``, of some tokens of either side or of all."""
+    size = max(0 if rows is not None else own, 0 if of_other is not None else other)
+    if size > MOST_FLOWS:
         raise SelectionError(
             f"the largest flows between {size:,} tokens take long: name one with --token, or cut the text to "
             f"{MOST_FLOWS} tokens"
         )
-    maps = []
-    for count in range(1, len(matrices) + 1):
-        made = np.eye(size)
-        for row in range(size) if rows is None else rows:
-            made[row] = max_flow(matrices[:count], row)
-        maps.append(made)
-    return maps
+    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
+    for count, (kind, _) in enumerate(steps, 1):
+        asked = (of_other, other) if kind == "encoder" else (rows, own)
+        for row in range(asked[1]) if asked[0] is None else asked[0]:
+            flows = max_flow(steps[:count], own, other, row)
+            if kind == "encoder":
+                encoded[row] = flows[:other]
+            else:
+                across[row], side[row] = flows[:other], flows[other:]
+        yield encoded.copy() if kind == "encoder" else (side.copy(), across.copy())
 
 
-def _through_both(mixing: Mixing, method: Method) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
+def _rows_of(axes: Sequence[Axis], selection: Selection, token: str | None) -> list[Rows]:
+    """The rows of a token in the texts that have it; all rows where none is named."""
+    found, missing = list[Rows](), None
+    for axis in axes:
+        coarsening = selection.coarsening(axis)
+        try:
+            found.append(None if token is None else coarsening.tokens(find_place(coarsening.places, token)))
+        except SelectionError as error:
+            found.append(())
+            missing = error
+    if missing is not None and not any(found):
+        raise missing
+    return found
+
+
+def _through_both(
+    mixing: Mixing, method: Method, selection: Selection, token: str | None
+) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
     """What the tokens of an encoder-decoder are made of: a decoder's, of tokens of both sides."""
     crossed = next(axes for site, axes in mixing.axes.items() if site.kind == "cross")
     own, other = map(len, crossed)
     steps = []
     for site, matrix in mixing.matrices.items():
-        if method == "rollout":
+        if method in ("rollout", "flow"):
             matrix = with_crossed_residual(matrix) if site.kind == "cross" else with_residual(matrix)
         elif method == "alti":
             matrix = as_shares(matrix)
         steps.append((site.kind, matrix))
-    found = (add_up_both if method == "relevance" else roll_out_both)(steps, own, other)
+    if method == "flow":
+        rows, of_other = _rows_of(crossed, selection, token)
+        found = list(_flows(steps, own, other, rows, of_other))
+    else:
+        found = (add_up_both if method == "relevance" else roll_out_both)(steps, own, other)
     maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
     for site, made in zip(mixing.matrices, found, strict=True):
         axes = mixing.axes[site]

@@ -41,11 +41,7 @@ class Mixing:
             raise ModelError(f"{site.name} of {self.name} {said}: nothing can be followed through it")
         require(8 * size, f"the mean of {attention.heads} heads of layer {site.layer}", "cut the text")
         step = rows_at_a_time(attention, BLOCK)
-        if self.residuals is not None:
-            amounts: Amounts | None = (parts := self._parts(attention, self.residuals))
-            step = max(1, BLOCK // (len(attention.keys) * parts.width))
-        else:
-            amounts = self._amounts(attention)
+        amounts = self._amounts(attention)
         blocks = []
         for start in range(0, len(attention.queries), step):
             stop = min(start + step, len(attention.queries))
@@ -69,6 +65,8 @@ class Mixing:
         return Contributions(values, found.weight, residual, crossed=site.kind == "cross")
 
     def _amounts(self, attention: Attention) -> Amounts | None:
+        if self.residuals is not None:
+            return self._parts(attention, self.residuals)
         if self.slopes is None:
             return None
         slope = self.slopes.get(attention.site)

@@ -8,6 +8,7 @@ of it behind the norm where there is one. A token's share is how much nearer its
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,12 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.residuals import Residual
+
+ROWS = 32
+"""Rows that are computed at a time."""
+
+TILE, LARGE_TILE = 1 << 18, 1 << 24
+"""Numbers of a tile of vectors: 1 MB of float32 stays in a processor's cache, 64 MB keep a GPU busy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +67,48 @@ class Contributions:
             spread = self._spread(which)
             if spread is not None:
                 weights, before = weights * spread, before * spread
-            parts = torch.bmm(weights.permute(2, 1, 0), self._moved)  # [key, row, width]
-            if self.crossed:
-                parts = torch.cat([parts, before[None]])
-            else:
-                own = torch.arange(which.start, which.stop, device=parts.device)
-                parts[own, own - which.start] += before
-            whole = self.residual.result[0, which].to(parts)  # [row, width]
-            left = parts.sub_(whole).abs_().sum(-1)  # [key, row]
-            brought = whole.abs().sum(-1) - left
-            return brought.clamp(min=0).mT[None, None]
+            whole = self.residual.result[0, which].to(weights)  # [row, width]
+            brought = weights.new_zeros(weights.shape[1], weights.shape[2] + self.crossed)
+            for start in range(0, len(whole), ROWS):
+                part = slice(start, start + ROWS)
+                first = which.start + start
+                own = range(0) if self.crossed else range(first, first + len(whole[part]))
+                self._add(brought[part], weights[:, part], before[part], whole[part], own)
+            return brought.clamp_(min=0)[None, None]
+
+    def _add(self, brought: Tensor, weights: Tensor, before: Tensor, whole: Tensor, own: range) -> None:
+        """Write what each key brings to a few rows, which are the keys ``own``, or none.
+
+        A vector of each row and key is needed, but only in tiles; where no head looks there is none.
+        [row, key], [head, row, key], [row, width], [row, width]
+        """
+        length = whole.abs().sum(-1)
+        if not own:
+            brought[:, -1] = length - (before - whole).abs().sum(-1)
+        looked = (weights != 0).any(0).any(0)  # [key]
+        looked[own.start : own.stop] = True
+        weights = weights.permute(2, 1, 0).contiguous()  # [key, row, head]
+        for start, stop in _tiles(looked.nonzero()[:, 0].tolist(), self._tile):
+            left = torch.bmm(weights[start:stop], self._moved[start:stop])  # [key, row, width]
+            for key in range(max(start, own.start), min(stop, own.stop)):
+                left[key - start, key - own.start] += before[key - own.start]
+            brought[:, start:stop] = (length - left.sub_(whole).abs_().sum(-1)).mT
+
+    @property
+    def _tile(self) -> int:
+        """How many keys make up a tile: as many as a processor holds beside itself, or a GPU at once."""
+        numbers = TILE if self.values.device.type == "cpu" else LARGE_TILE
+        return max(1, numbers // (ROWS * self.width))
+
+
+def _tiles(keys: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+    """Where tiles begin and end that hold all keys, at most so many each, and none between them in vain."""
+    start = last = None
+    for key in keys:
+        if start is None or last is None or key != last + 1 or key - start >= size:
+            if start is not None and last is not None:
+                yield start, last + 1
+            start = key
+        last = key
+    if start is not None and last is not None:
+        yield start, last + 1

@@ -22,7 +22,8 @@ METHODS: dict[str, Explanation] = {
     ),
     "flow": Explanation(
         "the largest flow to each token of the text, where a layer lets through rollout's shares",
-        "the maximum flow from a token of the last layer to each of the text, capacities Â_l, over their sum",
+        "the maximum flow from a token of the last layer to each of the text, capacities Â_l, over their "
+        "sum; across: to the tokens of both texts, 0.5 of each token stays, too",
         "Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers",
     ),
     "relevance": Explanation(
@@ -138,26 +139,31 @@ def _evened(relevance: Array) -> Array:
     return evened
 
 
-def max_flow(matrices: Sequence[Array], row: int) -> Array:
-    """The largest flow from one token of the last layer to each of the text (Abnar & Zuidema 2020).  -> [key]
+def max_flow(steps: Sequence[tuple[str, Array]], own: int, other: int, row: int) -> Array:
+    """The largest flow from one token of the last step to each of the text (Abnar & Zuidema 2020), as shares.
 
-    Edges go from each token to those of the layer below, with the matrix as capacities; shares.
+    Steps are those of ``roll_out_both``; a model of one sequence has the one kind, encoder. Edges go from
+    each token to those that it is made of, with the shares as capacities.  -> [other + own]
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import maximum_flow
 
-    size, layers = len(matrices[0]), len(matrices)
     starts, ends, capacities = [], [], []
-    for layer, matrix in enumerate(matrices):
+    encoded, side, nodes = 0, other, other + own  # where the nodes of both sides begin, and those there are
+    for kind, matrix in steps:
         queries, keys = np.nonzero(matrix)
-        starts.append((layer + 1) * size + queries)
-        ends.append(layer * size + keys)
         capacities.append(np.rint(matrix[queries, keys] * CAPACITY).astype(np.int32))
-    nodes = (layers + 1) * size
+        starts.append(nodes + queries)
+        if kind == "cross":
+            ends.append(np.where(keys < other, encoded + keys, side + queries))
+        else:
+            ends.append((encoded if kind == "encoder" else side) + keys)
+        encoded, side = (nodes, side) if kind == "encoder" else (encoded, nodes)
+        nodes += len(matrix)
     places = tuple(np.concatenate(each).astype(np.int32) for each in (starts, ends))  # as scipy 1.14 asks
     parts = np.concatenate(capacities), places
     graph = coo_array(parts, shape=(nodes, nodes)).tocsr()
-    source = layers * size + row
-    flows = [maximum_flow(graph, source, key).flow_value / CAPACITY for key in range(size)]
-    shares: Array = as_shares(np.array([flows]))[0]
+    source = (encoded if steps[-1][0] == "encoder" else side) + row
+    flows = [maximum_flow(graph, source, key).flow_value / CAPACITY for key in range(other + own)]
+    shares: Array = np.array(flows) / sum(flows)
     return shares

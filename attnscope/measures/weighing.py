@@ -8,7 +8,7 @@ the sum. A row in which nothing moves at all is closed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from attnscope.attention import RowSource
@@ -98,28 +98,45 @@ class WeighedRows:
     amounts: Amounts
     may_be_none: bool = False  # whether there may be rows in which nothing is moved: they are closed
     beside: Tensor | None = None  # what moves each row and is no key's, [batch, 1, query, 1]
+    heads: tuple[int, ...] | None = None  # those that are shown, where they are not all
+    _moving: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)  # of the last rows
+
+    def only(self, heads: Sequence[int]) -> WeighedRows:
+        """The same rows of these heads alone: nothing of others is computed."""
+        return replace(self, heads=tuple(self._of(heads) or ()), _moving={})
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """The share of each key in what moves its row.  -> [batch, head, row, key]"""
-        amounts = self._amounts(start, stop, heads)
-        total = amounts.sum(-1, keepdim=True)
-        if self.beside is not None:
-            total = total + self.beside[:, :, start:stop].to(total)
-        return amounts / total.where(total > 0, 1)
+        import torch
+
+        shown = self._of(heads)
+        with torch.no_grad():
+            chosen = slice(None) if shown is None else shown
+            amounts = self.amounts(self.raw.rows(start, stop, shown), slice(start, stop), chosen)
+            total = amounts.sum(-1, keepdim=True)
+            if heads is None:
+                self._moving.clear()
+                self._moving[start, stop] = total > 0
+            if self.beside is not None:
+                total = total + self.beside[:, :, start:stop].to(total)
+            return amounts / total.where(total > 0, 1)
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys that the mask left open, bool.  -> [batch or 1, head or 1, row, key]"""
         allowed = self.raw.allowed(start, stop)
+        if self.heads is not None and allowed.shape[1] > 1:
+            allowed = allowed[:, self._of(None)]
         if not self.may_be_none:
             return allowed
-        return allowed & (self._amounts(start, stop, None) > 0).any(-1, keepdim=True)
+        if (start, stop) not in self._moving:  # most who ask have read these rows just before
+            self.rows(start, stop, None)
+        return allowed & self._moving[start, stop]
 
-    def _amounts(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        import torch
-
-        with torch.no_grad():
-            chosen = slice(None) if heads is None else list(heads)
-            return self.amounts(self.raw.rows(start, stop, heads), slice(start, stop), chosen)
+    def _of(self, heads: Sequence[int] | None) -> list[int] | None:
+        """The numbers that shown heads have in the call; ``None`` for all."""
+        if self.heads is None:
+            return None if heads is None else list(heads)
+        return list(self.heads if heads is None else (self.heads[head] for head in heads))
 
 
 def by_norm(values: Values) -> Amounts:
@@ -135,26 +152,34 @@ def by_norm(values: Values) -> Amounts:
 def by_zeroing(values: Values) -> Amounts:
     """The cosine distance between what a head gives with and without v_j, behind the output projection.
 
-    A turn of less than ``STILL`` is none: where all values point one way, taking one away turns nothing.
+    It needs no vector of a row and a key: with ``o`` of length 1, what is left has the square
+    ``1 - 2 A o·v + A² v·v`` and the product ``1 - A o·v`` with it. A turn of less than ``STILL`` is none:
+    where all values point one way, taking one away turns nothing.
     """
     import torch
 
-    measured = values.measured()
-    squares = (measured * values.values).sum(-1)  # [batch, head, key]
+    measured, lengths = values.measured(), values.lengths()
+    known = values.values.to(measured)
 
     def amounts(weights: Tensor, _: slice, heads: list[int] | slice) -> Tensor:
-        rows = weights.double()  # what is left are small differences
-        whole = rows @ values.values[:, heads].to(rows)  # [batch, head, row, size]
-        along = whole @ measured[:, heads].to(rows).mT  # each value's product with the whole
-        square = (rows * along).sum(-1, keepdim=True)  # of the whole with itself
-        value = squares[:, heads, None]
-        left = square - 2 * rows * along + rows.square() * value  # of what is left with itself
-        product = square * left.clamp(min=0)
-        cosine = (square - rows * along) / product.sqrt()
-        sine = rows.square() * (square * value - along.square()).clamp(min=0) / product  # squared
-        turned = torch.where(cosine > 0, sine / (1 + cosine), 1 - cosine)  # exact also where it is small
-        turned = turned.where(product > 0, 1.0)  # nothing is left
-        return turned.where((rows > 0) & (turned > STILL), 0.0).to(weights)
+        numbers = range(known.shape[1])[heads] if isinstance(heads, slice) else heads
+        turned = torch.empty_like(weights)
+        for place, head in enumerate(numbers):  # one after the other, as they are float64
+            turned[:, place] = turn(weights[:, place], head)
+        return turned
+
+    def turn(weights: Tensor, head: int) -> Tensor:
+        """[batch, row, key] -> [batch, row, key]"""
+        rows = weights.to(measured)  # what is left are small differences
+        whole = rows @ known[:, head]  # [batch, row, size]
+        along = whole @ measured[:, head].mT  # each value's product with the whole
+        square = torch.linalg.vecdot(rows, along)[..., None]  # of the whole with itself
+        length = square.clamp(min=0).sqrt()
+        along.mul_(rows).div_(square)
+        left = rows.mul_(lengths[:, head, None]).div_(length).square_().sub_(along, alpha=2).add_(1)
+        turned = along.neg_().add_(1).div_(left.clamp_(min=0).sqrt_()).neg_().add_(1)
+        turned = turned.where(left > 0, 1.0)  # nothing is left
+        return turned.where((weights > 0) & (turned > STILL), 0.0)
 
     return amounts
 

@@ -124,6 +124,15 @@ class WeighedModel(Model):
         return self.model.logits(prepared, copies, at)
 
 
+class _WeighedAttention(Attention):
+    """A call whose rows are weighed: of heads that nobody asks for nothing is computed."""
+
+    read: WeighedRows
+
+    def only(self, heads: Sequence[int]) -> Attention:
+        return replace(super().only(heads), read=self.read.only(heads))
+
+
 @dataclass(frozen=True, eq=False)
 class _Weighed:
     """An observer that shows each call to others, weighed."""
@@ -135,7 +144,8 @@ class _Weighed:
 
     def observe(self, attention: Attention) -> None:
         """Show one call. Raises ``ModelError`` if its values are not known."""
-        weighed = replace(attention, read=self._weigh(attention), statistics=None)
+        known = vars(attention) | {"read": self._weigh(attention), "statistics": None}
+        weighed = _WeighedAttention(**known)
         for observer in self.observers:
             observer.observe(weighed)
 

@@ -1,55 +1,48 @@
-"""Statistics of a long text allocate nothing that grows with the square of its length."""
+"""What looking, weighed or through layers, never holds: all heads' weights between all tokens at once."""
+
+from typing import get_args
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from attnscope.analysis import mixing
+from attnscope.analysis.flow import Method, follow_flow
+from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
+from attnscope.figures import Weigh
 from attnscope.models import load
+from attnscope.models.weighed import WeighedModel
 from tests.models.folders import gpt2
 
-WORDS = "The cat sat on the mat because it was tired, and words look back at words. "
+HEADS, TOKENS = 16, 256
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the most memory that one tensor took, which is its own and no view of another."""
+class _Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that is made meanwhile, by any kernel."""
 
-    def __init__(self):
-        super().__init__()
-        self.bytes = 0
+    numbers = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
-        return result
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor):
+                self.numbers = max(self.numbers, each.untyped_storage().nbytes() // each.element_size())
+        return made
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return load(gpt2(tmp_path_factory.mktemp("long"), n_positions=8192, n_layer=1, n_embd=16, n_head=2))
-
-
-def largest(model, tokens, **how):
-    prepared = model.prepare(WORDS * (tokens // 8), max_tokens=tokens)
-    assert len(prepared.tokens) == tokens
-    with Largest() as seen:
-        found = stats(model, prepared, Selection(), **how)
-    assert found.heads[0].figures["entropy"].rows == tokens - 1
-    return seen.bytes
-
-
-@pytest.mark.slow
-def test_the_largest_tensor_of_a_single_pass_does_not_grow_with_the_square(model):
-    short, long = largest(model, 2048), largest(model, 8192)
-    assert long < 4 * 8192**2 / 8  # far from one head's matrix in float32
-    assert long <= 4.1 * short  # four times the text, not sixteen times the memory
-
-
-@pytest.mark.slow
-def test_nor_does_it_beside_the_kernel(model):
-    blocks = largest(model, 4096, exact_kernel=True)
-    assert blocks <= 8 * (1 << 21) * 1.1  # one block of rows, in float64
-    assert blocks < 2 * 4 * 4096**2
+@pytest.mark.parametrize("way", [*get_args(Weigh), *get_args(Method)])
+def test_no_tensor_is_ever_made_that_holds_all_heads_and_all_pairs_of_tokens(way, tmp_path, monkeypatch):
+    monkeypatch.setattr(mixing, "BLOCK", 1 << 16)  # so that a short text has several blocks
+    model = load(
+        gpt2(tmp_path, n_embd=2 * HEADS, n_head=HEADS, n_layer=2, n_positions=TOKENS), predicting=True
+    )
+    text = model.prepare("The cat sat on the mat. " * TOKENS, max_tokens=TOKENS, truncate=True)
+    assert len(text.tokens) == TOKENS
+    with _Largest() as largest:
+        if way in get_args(Weigh):
+            one_head(model if way == "raw" else WeighedModel(model, way), text, "L1H1")
+        else:
+            follow_flow(model, text, way, Selection(), token="9")
+    assert TOKENS**2 <= largest.numbers < HEADS * TOKENS**2  # the figures of one head are some maps

@@ -184,15 +184,27 @@ def test_relevance_is_chefers_rule_with_gradients_of_autograd():
     assert any("the prediction: 'mat'" in note for note in seen.notes)
 
 
-@pytest.mark.parametrize("method", ["rollout", "relevance", "alti"])
+@pytest.mark.parametrize("method", ["rollout", "flow", "relevance", "alti"])
 def test_both_sides_of_an_encoder_decoder_together_make_a_token(tmp_path, method):
     model = load(t5(tmp_path), predicting=True)
     seen = follow_flow(model, model.prepare(TEXT, "The mat."), method, Selection())
     assert set(seen.maps) == {"encoder", "decoder", "cross"}
     for (_, own), (_, other) in zip(seen.maps["decoder"], seen.maps["cross"], strict=True):
         np.testing.assert_allclose(own.values.sum(-1) + other.values.sum(-1), 1, atol=1e-6)
-    with pytest.raises(ModelError, match="rollout, relevance and alti"):
-        follow_flow(model, model.prepare(TEXT, "The mat."), "flow", Selection())
+
+
+def test_the_largest_flow_of_one_token_is_its_row_of_all_on_the_side_that_has_it(tmp_path):
+    model = load(t5(tmp_path))
+    text = model.prepare(TEXT, "The mat.")
+    whole = follow_flow(model, text, "flow", Selection())
+    first = next(place.start for place in whole.map("encoder", None)[2].queries if place.text == "ca")
+    for token, row, kinds in (("ca", first, ["encoder"]), ("2", 2, ["encoder", "decoder", "cross"])):
+        alone = follow_flow(model, text, "flow", Selection(), token=token)
+        for kind in kinds:
+            for (_, ours), (_, theirs) in zip(alone.maps[kind], whole.maps[kind], strict=True):
+                np.testing.assert_allclose(ours.values[row], theirs.values[row], atol=1e-6)
+    with pytest.raises(SelectionError, match="no token 'dog'"):
+        follow_flow(model, text, "flow", Selection(), token="dog")
 
 
 def _t5_pass(folder, text):

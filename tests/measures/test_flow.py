@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from attnscope.measures.flow import add_up_relevance, as_shares, max_flow, roll_out, with_residual
+from attnscope.measures.flow import (
+    add_up_relevance,
+    as_shares,
+    max_flow,
+    roll_out,
+    with_crossed_residual,
+    with_residual,
+)
 
 
 def _weights(layers, size, *, causal=False):
@@ -39,30 +46,49 @@ def test_relevance_is_added_up_from_the_identity():
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_largest_flow_is_that_of_linear_programming(causal):
     matrices = [with_residual(each) for each in _weights(3, 4, causal=causal)]
-    for row in range(4):
-        expected = np.array([_programmed(matrices, row, key) for key in range(4)])
-        np.testing.assert_allclose(max_flow(matrices, row), expected / expected.sum(), atol=1e-6)
-
-
-def _programmed(matrices, row, key):
-    """The largest flow from a node above to one below, as a linear programme over the edges."""
-    size, layers = len(matrices[0]), len(matrices)
+    steps = [("encoder", matrix) for matrix in matrices]
     edges = [
-        ((layer + 1, q), (layer, k), matrices[layer][q, k])
-        for layer in range(layers)
-        for q in range(size)
-        for k in range(size)
+        ((layer + 1, q), (layer, k), matrix[q, k])
+        for layer, matrix in enumerate(matrices)
+        for q in range(4)
+        for k in range(4)
     ]
-    source, sink = (layers, row), (0, key)
-    inner = [(layer, place) for layer in range(layers + 1) for place in range(size)]
-    kept = np.array(
-        [
-            [(start == node) - (end == node) for start, end, _ in edges]
-            for node in inner
-            if node not in (source, sink)
-        ],
-        float,
-    )
-    gain = [-(start == source) + 0.0 for start, _, _ in edges]
+    for row in range(4):
+        expected = np.array([_programmed(edges, (3, row), (0, key)) for key in range(4)])
+        np.testing.assert_allclose(max_flow(steps, 0, 4, row), expected / expected.sum(), atol=1e-6)
+
+
+def test_the_largest_flow_across_goes_to_both_texts_and_is_that_of_linear_programming():
+    random = np.random.default_rng(1)
+    other, own = 4, 3
+    encoder = [with_residual(each) for each in _weights(2, other)]
+    decoder = [with_residual(each) for each in _weights(2, own, causal=True)]
+    cross = [with_crossed_residual(random.random((own, other)) ** 4) for _ in range(2)]
+    steps = [("encoder", each) for each in encoder]
+    for side, across in zip(decoder, cross, strict=True):
+        steps += [("decoder", side), ("cross", across)]
+    edges = [
+        (("e", layer + 1, q), ("e", layer, k), encoder[layer][q, k])
+        for layer in range(2)
+        for q in range(other)
+        for k in range(other)
+    ]
+    for layer in range(2):
+        before, between, behind = 2 * layer, 2 * layer + 1, 2 * layer + 2
+        for q in range(own):
+            edges += [(("d", between, q), ("d", before, k), decoder[layer][q, k]) for k in range(own)]
+            edges += [(("d", behind, q), ("e", 2, k), cross[layer][q, k]) for k in range(other)]
+            edges += [(("d", behind, q), ("d", between, q), 0.5)]
+    sinks = [("e", 0, key) for key in range(other)] + [("d", 0, key) for key in range(own)]
+    for row in range(own):
+        expected = np.array([_programmed(edges, ("d", 4, row), sink) for sink in sinks])
+        np.testing.assert_allclose(max_flow(steps, own, other, row), expected / expected.sum(), atol=1e-6)
+
+
+def _programmed(edges, source, sink):
+    """The largest flow from a node above to one below, as a linear programme over the edges."""
+    inner = sorted({node for edge in edges for node in edge[:2]} - {source, sink})
+    kept = np.array([[(start == node) - (end == node) for start, end, _ in edges] for node in inner], float)
+    gain = [(end == source) - (start == source) + 0.0 for start, end, _ in edges]
     bounds = [(0, capacity) for _, _, capacity in edges]
     return -linprog(gain, A_eq=kept, b_eq=np.zeros(len(kept)), bounds=bounds).fun

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
@@ -67,12 +67,12 @@ class Coarsening:
             matrix[-1, list(self.aside)] = 1
         return matrix
 
-    @property
+    @cached_property
     def partial(self) -> bool:
         """Whether some of the axis belongs to no place."""
         return sum(len(word) for words in self.parts for word in words) < self.size
 
-    @property
+    @cached_property
     def edges(self) -> tuple[int, ...]:
         """Where each place begins and ends on the axis; empty where words were joined or some left out."""
         if self.partial or any(len(word) > 1 for words in self.parts for word in words):

@@ -98,7 +98,7 @@ def attend(
         },
         map=None
         if cells is None
-        else Map(cells, _open_pairs(runs, row_edges, key_edges), row_edges, key_edges),
+        else Map(cells, open_pairs(runs, row_edges, key_edges), row_edges, key_edges),
     )
 
 
@@ -137,7 +137,7 @@ def _one_inner_thread() -> Iterator[None]:
 
 
 @lru_cache(4)  # the layers of a model share their runs
-def _open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> Tensor:
+def open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> Tensor:
     """How many open pairs lie in each cell.  -> [batch or 1, row cell, key cell]"""
     edge = torch.tensor(key_edges)
     cell = torch.repeat_interleave(torch.tensor(row_edges).diff())  # [row]

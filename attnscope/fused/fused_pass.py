@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall
-from attnscope.fused.attend import Extras, attend
+from attnscope.fused.attend import Extras, attend, open_pairs
 from attnscope.fused.digest import digest
 from attnscope.fused.pairs import Matches, find_matches
 from attnscope.fused.request import SHORTEST, Request
 from attnscope.fused.runs import Runs, is_plain, open_runs
-from attnscope.fused.statistics import Statistics
+from attnscope.fused.statistics import Map, MapAlone
+from attnscope.fused.widened import attend_widened, is_widened
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -44,7 +45,7 @@ class FusedPass:
     _masks: dict[tuple[object, ...], tuple[Runs | None, bool]] = field(default_factory=dict)
     _matches: list[tuple[Runs, Mapping[str, Sequence[Matches]]]] = field(default_factory=list)
 
-    def attend(self, call: AttentionCall) -> tuple[Tensor, Statistics]:
+    def attend(self, call: AttentionCall) -> tuple[Tensor, MapAlone]:
         """The call's output, [batch, head, query, value size], and the statistics of its weights.
 
         Types of 16 bits are computed in float32, and the output is rounded to them, as kernels do. Raises
@@ -58,6 +59,10 @@ class FusedPass:
         runs, plain = self._runs(call)
         if runs is None:
             raise Refusal(SCATTERED)
+        edges = self.request.edges(call.query.shape[2]), self.request.edges(call.key.shape[2])
+        if self.request.map_alone and is_widened(call, len(edges[1]) - 1):
+            output, total = attend_widened(call, *edges)
+            return output, MapAlone(runs=runs, map=Map(total, open_pairs(runs, *edges), *edges))
         bias = None if plain or not call.biases else call.biases[0]
         while bias is not None and bias.ndim < 4:
             bias = bias[None]

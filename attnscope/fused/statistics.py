@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from attnscope.fused.request import Pairs
 from attnscope.fused.runs import Runs
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +39,23 @@ class PairSums:
     total: Tensor  # [batch, head] float64
 
 
-@dataclass(frozen=True, eq=False)
-class Statistics:
-    """Sums of the weights of every head. Position ``i`` of a row is its number plus ``offset``.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MapAlone:
+    """The map of every head, and nothing else. Position ``i`` of a row is its number plus ``offset``."""
+
+    runs: Runs
+    offset: int = 0
+    map: Map | None = None
+
+    def only(self, heads: Sequence[int]) -> Self:
+        """The same of some heads alone, numbered anew from 0."""
+        map_ = None if self.map is None else replace(self.map, total=self.map.total[:, list(heads)])
+        return replace(self, map=map_)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Statistics(MapAlone):
+    """Sums of the weights of every head.
 
     Of each row, ``[batch, head, row]``: ``entropy`` in nats, the ``largest`` weight, their ``total`` (less
     than 1 with a sink), and the weight on its key ``at`` (0 where that key is masked). Over all rows:
@@ -45,8 +63,6 @@ class Statistics:
     ``pairs``. What is asked for has the names of the ``Request``.
     """
 
-    runs: Runs
-    offset: int
     entropy: Tensor
     largest: Tensor
     total: Tensor
@@ -54,18 +70,17 @@ class Statistics:
     at: Mapping[str, Tensor] = field(default_factory=dict)
     gaps: Mapping[str, Tensor] = field(default_factory=dict)
     pairs: Mapping[str, PairSums] = field(default_factory=dict)
-    map: Map | None = None
 
     @property
     def positions(self) -> Tensor:
         """Position of each row on the key axis.  -> [row]"""
         return torch.arange(self.entropy.shape[-1]) + self.offset
 
-    def only(self, heads: Sequence[int]) -> Statistics:
+    def only(self, heads: Sequence[int]) -> Self:
         """The same of some heads alone, numbered anew from 0."""
         some = list(heads)
         return replace(
-            self,
+            super().only(heads),
             entropy=self.entropy[:, some],
             largest=self.largest[:, some],
             total=self.total[:, some],
@@ -73,5 +88,4 @@ class Statistics:
             at={name: each[:, some] for name, each in self.at.items()},
             gaps={name: each[:, some] for name, each in self.gaps.items()},
             pairs={name: replace(each, total=each.total[:, some]) for name, each in self.pairs.items()},
-            map=None if self.map is None else replace(self.map, total=self.map.total[:, some]),
         )

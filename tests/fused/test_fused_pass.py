@@ -1,6 +1,7 @@
 """One pass over tiles against the full computation in float64."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,13 +10,13 @@ from torch import Tensor
 
 from attnscope.attention import AttentionCall
 from attnscope.axes import edges
-from attnscope.fused import fused_pass, plan
+from attnscope.fused import fused_pass, plan, widened
 from attnscope.fused.attend import Extras, attend
 from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.fused.pairs import find_matches
 from attnscope.fused.request import Pairs, Request
 from attnscope.fused.runs import open_runs
-from attnscope.fused.statistics import Statistics
+from attnscope.fused.statistics import MapAlone, Statistics
 
 BATCH, HEADS, SIZE = 2, 4, 16
 PLAIN = Extras()
@@ -136,7 +137,7 @@ def check(
             assert torch.equal(found.pairs[name].count, (pairs & opened).sum(-1)), name
 
 
-def check_map(found: Statistics, weights: Tensor) -> None:
+def check_map(found: MapAlone, weights: Tensor) -> None:
     assert found.map is not None
     rows, keys = found.map.row_edges, found.map.key_edges
     summed = np.add.reduceat(np.add.reduceat(weights.numpy(), rows[:-1], axis=-2), keys[:-1], axis=-1)
@@ -276,6 +277,38 @@ def test_the_fused_pass_agrees_with_the_kernel(name: str, additive: bool) -> Non
         kernel = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
     assert done[0].shape == kernel.shape
     assert torch.allclose(done[0], kernel, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [5, 48, 49])  # the last in tiles
+@pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
+@pytest.mark.parametrize("name", ["whole", "causal", "window", "both ways", "padded", "bias"])
+def test_a_map_alone_and_its_output_equal_the_full_computation(
+    name: str, key_heads: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widened, "NUMBERS", 5000)  # so that heads come in steps
+    query, key, value = inputs(100, 100, key_heads)
+    open_ = None if name == "bias" else mask_of(name, 100, 100)
+    bias = torch.randn(1, HEADS, 100, 100) if name == "bias" else None
+    mask = bias if name == "bias" else None if name == "causal" else open_
+    cells = (0, *range(7, 6 + count), 100)
+    request = Request(cells=cells, map_alone=True)
+    output, found = FusedPass(request, shortest=1).attend(call_of(query, key, value, mask, name == "causal"))
+    weights = weights_of(query, key, open_, Extras(bias))
+    values = value.double().repeat_interleave(HEADS // key_heads, 1)
+    assert torch.allclose(output.double(), weights @ values, atol=1e-5)
+    check_map(found, weights)
+    assert found.map is not None
+    assert found.map.key_edges == cells
+    assert torch.allclose(found.map.total.sum((-1, -2)), torch.tensor(100.0))
+    assert torch.equal(found.only([1, 3]).map.total, found.map.total[:, [1, 3]])
+
+
+@pytest.mark.parametrize("extras", [Extras(softcap=2.0), Extras(sinks=torch.arange(4.0))])
+def test_a_map_alone_of_scores_that_no_kernel_takes_is_exact(extras: Extras) -> None:
+    query, key, value = inputs(60, 60)
+    call = replace(call_of(query, key, value), softcap=extras.softcap, sinks=extras.sinks)
+    _, found = FusedPass(Request(cells=(0, 11, 60), map_alone=True), shortest=1).attend(call)
+    check_map(found, weights_of(query, key, None, extras))
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])

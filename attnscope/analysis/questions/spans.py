@@ -112,7 +112,7 @@ def span_maps(
     selection = selection or Selection()
     observer = _Spans(tuple(spans))
     long = len(prepared.tokens) >= SHORTEST and not exact_kernel
-    fused = FusedPass(Request(cells=observer.edges)) if long else None
+    fused = FusedPass(Request(cells=observer.edges, map_alone=True)) if long else None
     record = model.run(prepared, [SharedRows([observer], selection.heads)], fused)
     chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
     require_selected(chosen, record, selection)

@@ -2,7 +2,8 @@
 
 They are found by their numbers, too: the next module whose input, less what the attention gave, is something
 that a module around the attention, or just before it, was given. Where that was the attention's own input,
-the sum is normalised before it goes on (as in BERT); else the sum goes on as it is (as in GPT-2). A block
+the sum is normalised before it goes on (as in BERT); else the sum goes on as it is (as in GPT-2). A norm may
+take what the attention gave before it is added (as in Gemma 2 and OLMo 2). A block
 that adds attention and feed-forward part at once (as GPT-J's) never has that sum: it is told by what the
 block gives, which is its input, the attention's output and that of another module.
 """
@@ -10,12 +11,11 @@ block gives, which is its input, the attention's output and that of another modu
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from attnscope.attention import Attention, Site
 from attnscope.capture.hooks.modules import Call
@@ -25,6 +25,9 @@ from attnscope.capture.record import tolerance
 NEAR = 1e-4
 """How far a norm may be from its formula, of its largest number, in float32."""
 
+EPS = "eps", "variance_epsilon"
+"""What norms call the number beside the square of their spread."""
+
 ROUNDINGS = 4
 """Roundings by which a sum may be off."""
 
@@ -33,16 +36,37 @@ TINY = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
+class Norm:
+    """What a norm makes of each vector that a row is the sum of: less its own mean, if ``centred``, times
+    ``scale``, the norm's weight over the spread of the whole row."""
+
+    scale: Tensor  # [batch, query, width]
+    centred: bool
+
+    def of(self, vectors: Tensor) -> Tensor:
+        """Vectors behind the norm, with the spread of the first row.  [..., width] -> [..., width]"""
+        mean = vectors.mean(-1, keepdim=True) if self.centred else 0
+        return (vectors - mean) * self.scale[0, 0].to(vectors)
+
+    @property
+    def spread(self) -> Tensor:
+        """How much larger each row's vectors become than those of the first.  -> [batch, query, 1]"""
+        sizes: Tensor = torch.linalg.vector_norm(self.scale, dim=-1, keepdim=True)
+        return sizes / sizes[:1, :1]
+
+
+@dataclass(frozen=True, eq=False)
 class Residual:
     """What an attention's output was added to, the sum, and the sum normalised, where that is what goes on.
 
-    ``scale`` is the norm's weight over the spread of each row, ``None`` without a norm.
+    ``norm`` is the norm behind the sum, ``inner`` one before it, of the attention's output alone.
     """
 
     before: Tensor  # [batch, query, width]
     total: Tensor  # [batch, query, width]
     normed: Tensor | None = None  # [batch, query, width]
-    scale: Tensor | None = None  # [batch, query, width]
+    norm: Norm | None = None
+    inner: Norm | None = None
 
     @property
     def result(self) -> Tensor:
@@ -57,6 +81,7 @@ class _Added(NamedTuple):
     output: Tensor  # [batch, query, width]
     own: Tensor | None  # what the attention was given
     around: tuple[Tensor, ...]  # what the modules around it and before it were given
+    inner: Norm | None = None  # a norm that took the output
 
 
 @dataclass(eq=False)
@@ -72,8 +97,8 @@ class Residuals(Projections):
     def of(self, site: Site) -> Residual | None:
         """What is around one call. A model norms one way: its first layer may have no norm to tell it by."""
         found = self.residuals.get(site)
-        alike = [each.scale is None for other, each in self.residuals.items() if other.kind == site.kind]
-        return Residual(found.before, found.total) if found is not None and any(alike) else found
+        alike = [each.norm is None for other, each in self.residuals.items() if other.kind == site.kind]
+        return replace(found, normed=None, norm=None) if found is not None and any(alike) else found
 
     def observe(self, attention: Attention) -> None:
         """Note what the modules around were given, and look for the projection."""
@@ -86,6 +111,7 @@ class Residuals(Projections):
 
     def _compare(self, call: Call, output: object) -> None:
         if self._added is not None:
+            self._look_inside(self._added, call, output)
             self._look(self._added, call, output)
         if self._added is not None:
             self._look_beside(self._added, call, output)
@@ -94,6 +120,16 @@ class Residuals(Projections):
         gave = _first(output)
         if waiting is not None and self._pending is None and gave is not None:
             self._added = _Added(waiting.attention.site, gave.detach().clone(), self._own, self._given)
+
+    def _look_inside(self, added: _Added, call: Call, output: object) -> None:
+        """Whether a norm was given the attention's output alone: what is added is what it gave."""
+        given, gave = call.first, _first(output)
+        if added.inner is not None or given is None or gave is None:
+            return
+        if given.shape != added.output.shape or not torch.equal(given, added.output):
+            return
+        if (norm := _norm_of(call, given, gave)) is not None:
+            self._added = added._replace(output=gave.detach().clone(), inner=norm)
 
     def _look(self, added: _Added, call: Call, output: object) -> None:
         """Whether a module was given the attention's output, added to what was there."""
@@ -108,10 +144,11 @@ class Residuals(Projections):
             return
         self._added = None
         before, total = before.detach().clone(), total.detach().clone()
-        if added.own is None or not _is_sum(total, added.own, added.output):
-            self.residuals[added.site] = Residual(before, total)
-        elif (scale := _scale_of(call, total, output)) is not None:
-            self.residuals[added.site] = Residual(before, total, output.detach().clone(), scale)
+        own = added.own is not None and added.inner is None and _is_sum(total, added.own, added.output)
+        if not own:
+            self.residuals[added.site] = Residual(before, total, inner=added.inner)
+        elif (norm := _norm_of(call, total, output)) is not None:
+            self.residuals[added.site] = Residual(before, total, output.detach().clone(), norm)
 
     def _look_beside(self, added: _Added, call: Call, output: object) -> None:
         """Whether a block gave the sum of its input, the attention's output and that of another module."""
@@ -121,7 +158,8 @@ class Residuals(Projections):
         others = (*self._beside, *(_first(other) for _, other in self._recent))
         if any(other is not None and _is_sum(given, before, added.output, other) for other in others):
             self._added = None
-            self.residuals[added.site] = Residual(before.detach().clone(), (before + added.output).detach())
+            before = before.detach().clone()
+            self.residuals[added.site] = Residual(before, before + added.output, inner=added.inner)
 
     def _leave(self, call: Call, output: object) -> None:
         super()._leave(call, output)
@@ -153,16 +191,20 @@ def _gap(total: Tensor, *parts: Tensor) -> float:
     return float(((total.double() - sum(wide[1:], wide[0])).abs() / near.clamp(min=TINY)).amax())
 
 
-def _scale_of(call: Call, total: Tensor, output: Tensor) -> Tensor | None:
-    """The weight of a layer norm over the spread of each row; ``None`` for what is no layer norm."""
+def _norm_of(call: Call, given: Tensor, gave: Tensor) -> Norm | None:
+    """The norm that a module is, by its formulas: a layer norm, or by the root of the mean square."""
     weight, bias = getattr(call.module, "weight", None), getattr(call.module, "bias", None)
-    eps = getattr(call.module, "eps", 1e-5)
-    if not isinstance(weight, Tensor) or weight.shape != total.shape[-1:] or not isinstance(eps, float):
+    eps = next((each for name in EPS if isinstance(each := getattr(call.module, name, None), float)), 1e-5)
+    if not isinstance(weight, Tensor) or weight.shape != given.shape[-1:] or gave.shape != given.shape:
         return None
-    made = F.layer_norm(total, weight.shape, weight, bias, eps)
-    near = NEAR if output.dtype in (torch.float32, torch.float64) else tolerance(output.dtype)
-    gap = (made - output).float().abs().amax() if output.shape == made.shape else torch.inf
-    if gap > near * output.float().abs().amax():
-        return None
-    spread = torch.sqrt(total.float().var(-1, unbiased=False, keepdim=True) + eps)
-    return (weight / spread).detach()
+    near = NEAR if gave.dtype in (torch.float32, torch.float64) else tolerance(gave.dtype)
+    weight, wide = weight.detach().float(), given.detach().float()
+    added = bias.detach().float() if isinstance(bias, Tensor) else torch.zeros_like(weight)
+    for centred in (True, False):
+        vectors = wide - wide.mean(-1, keepdim=True) if centred else wide
+        spread = torch.sqrt(vectors.square().mean(-1, keepdim=True) + eps)
+        for factor in (weight, 1 + weight):  # Gemma's are one more than they say
+            gap = (vectors / spread * factor + added - gave).abs().amax()
+            if gap <= near * gave.abs().amax():
+                return Norm(factor / spread, centred)
+    return None

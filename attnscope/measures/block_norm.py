@@ -3,7 +3,8 @@
 Kobayashi et al. 2021, Incorporating Residual and Normalization Layers into Analysis of Masked Language
 Models. What a block gives is a sum: of each head and key ``A[i, j] v_j W_O,h``, of the token itself the
 residual, which is split evenly over the heads, and biases, which are no token's. A layer norm behind it takes
-each of them alike: less its own mean, times the norm's weight over the spread of the whole.
+each of them alike: less its own mean, times the norm's weight over the spread of the whole. So does a norm
+before the residual is added, of what the heads give alone.
 """
 
 from __future__ import annotations
@@ -11,28 +12,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope.capture.residuals import Residual
+from attnscope.capture.residuals import Norm, Residual
 from attnscope.measures.weighing import Amounts, Values
 
 
 def normed_weight(weight: Tensor, residual: Residual) -> Tensor:
-    """An output projection with the norm behind it, but for the spread, which all of a row share.
+    """An output projection with the norms behind it, but for the spread of each row.
 
+    That of a norm behind the sum all of a row share; that of one before it ``spread_rows`` has.
     [head, size, width] -> [head, size, width]
     """
-    return _normed(weight.double(), residual)
+    weight = weight.double()
+    for norm in (residual.inner, residual.norm):
+        weight = weight if norm is None else norm.of(weight)
+    return weight
 
 
 def residual_part(residual: Residual, heads: int) -> Tensor:
     """What a head has of the residual, behind the norm.  -> [batch, query, width]"""
-    return _normed(residual.before.double(), residual) / heads
+    before = residual.before.double()
+    return (before if residual.norm is None else residual.norm.of(before)) / heads
 
 
-def _normed(vectors: Tensor, residual: Residual) -> Tensor:
-    """[..., width] -> [..., width]"""
-    if residual.scale is None:
-        return vectors
-    return (vectors - vectors.mean(-1, keepdim=True)) * residual.scale[0, 0].double()
+def spread_rows(amounts: Amounts, inner: Norm) -> Amounts:
+    """Amounts of rows that a norm makes larger or smaller before the residual is added."""
+    spread = inner.spread[:, None]  # [batch, 1, query, 1]
+    return lambda rows, which, heads: amounts(rows * spread[:, :, which].to(rows), which, heads)
 
 
 def by_block_norm(values: Values, weight: Tensor, part: Tensor) -> Amounts:

@@ -40,33 +40,23 @@ class Contributions:
 
     @cached_property
     def _moved(self) -> Tensor:
-        """The values behind projection and norm, but for each row's spread.  -> [key, head, width]"""
-        moved = self._normed(self.values[0] @ self.weight.to(self.values))
+        """The values behind projection and norms, but for each row's spread.  -> [key, head, width]"""
+        moved = self.values[0] @ self.weight.to(self.values)
+        for norm in (self.residual.inner, self.residual.norm):
+            moved = moved if norm is None else norm.of(moved)
         return moved.transpose(0, 1).contiguous()
-
-    def _normed(self, vectors: Tensor) -> Tensor:
-        """Vectors behind the norm, at the spread of the first row.  [..., width] -> [..., width]"""
-        scale = self.residual.scale
-        if scale is None:
-            return vectors
-        return (vectors - vectors.mean(-1, keepdim=True)) * scale[0, 0].to(vectors)
-
-    def _spread(self, which: slice) -> Tensor | None:
-        """How much larger the norm makes each row's vectors than those of the first.  -> [row, 1]"""
-        scale = self.residual.scale
-        if scale is None:
-            return None
-        sizes: Tensor = torch.linalg.vector_norm(scale[0], dim=-1, keepdim=True)
-        return (sizes[which] / sizes[0]).to(self.values)
 
     def __call__(self, rows: Tensor, which: slice, heads: object) -> Tensor:
         """What each key brings to each row.  [1, head, row, key] -> [1, 1, row, key (+ 1 if crossed)]"""
         with torch.no_grad():
             weights = rows[0].to(self._moved)
-            before = self._normed(self.residual.before[0, which].to(self._moved))  # [row, width]
-            spread = self._spread(which)
-            if spread is not None:
-                weights, before = weights * spread, before * spread
+            before = self.residual.before[0, which].to(self._moved)  # [row, width]
+            inner, norm = self.residual.inner, self.residual.norm
+            if inner is not None:
+                weights = weights * inner.spread[0, which].to(weights)
+            if norm is not None:
+                spread = norm.spread[0, which].to(weights)
+                weights, before = weights * spread, norm.of(before) * spread
             whole = self.residual.result[0, which].to(weights)  # [row, width]
             brought = weights.new_zeros(weights.shape[1], weights.shape[2] + self.crossed)
             for start in range(0, len(whole), ROWS):

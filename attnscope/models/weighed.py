@@ -15,7 +15,7 @@ from attnscope.capture.projections import Projection, Projections, head_gradient
 from attnscope.capture.residuals import Residual, Residuals
 from attnscope.errors import InputError, ModelError
 from attnscope.figures import Weigh
-from attnscope.measures.block_norm import by_block_norm, normed_weight, residual_part
+from attnscope.measures.block_norm import by_block_norm, normed_weight, residual_part, spread_rows
 from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
 from attnscope.models.file import FileModel
 from attnscope.models.inputs import ModelInput, Objective, Part, Paths
@@ -169,9 +169,12 @@ class _Weighed:
         part = residual_part(residual, attention.heads)
         known = Values.of(values, attention.heads, weight)
         if attention.site.kind == "cross":  # the residual is of no token that is looked at
-            beside = part.norm(dim=-1)[:, None, :, None]
-            return WeighedRows(attention.read, by_norm(known), beside=beside)
-        return WeighedRows(attention.read, by_block_norm(known, weight, part))
+            amounts, beside = by_norm(known), part.norm(dim=-1)[:, None, :, None]
+        else:
+            amounts, beside = by_block_norm(known, weight, part), None
+        if residual.inner is not None:
+            amounts = spread_rows(amounts, residual.inner)
+        return WeighedRows(attention.read, amounts, beside=beside)
 
     def _residual(self, attention: Attention, found: Projection | None) -> Residual:
         """What a call was added to, [batch, query, width]. Raises ``ModelError`` if that is not known."""

@@ -134,6 +134,52 @@ def test_alti_where_attention_and_feed_forward_read_the_same_states(tmp_path, na
         np.testing.assert_allclose(ours.values, expected, atol=1e-5)
 
 
+TAKEN = {
+    "gemma2": (transformers.Gemma2Config, transformers.Gemma2Model, {"head_dim": 8, "pad_token_id": 0}),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2Model, {"pad_token_id": 0}),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@torch.no_grad()
+def test_alti_where_a_norm_takes_what_attention_gives_before_it_is_added(tmp_path, name):
+    config, make, more = TAKEN[name]
+    gpt2(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    made = make(config(**SIZES, num_key_value_heads=2, intermediate_size=48, **more))
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    model = load(save(tmp_path, made, tokenizer))
+    text = model.prepare(TEXT)
+    eager = make.from_pretrained(tmp_path, attn_implementation="eager")
+    given = []  # what each norm behind an attention is given, and gives
+    for layer in eager.layers:
+        layer.post_attention_layernorm.register_forward_hook(
+            lambda _, inputs, output: given.append((inputs[0][0], output[0]))
+        )
+    own = eager(**text.inputs, output_attentions=True, output_hidden_states=True)
+    values = _Values()
+    model.run(text, [values])
+    expected = np.eye(len(text.tokens))
+    maps = follow_flow(model, text, "alti", Selection()).maps["decoder"]
+    layers = zip(maps, own.attentions, own.hidden_states, values.seen, given, eager.layers, strict=False)
+    for (_, ours), weights, states, value, (mixed, taken), layer in layers:
+        value = value.repeat_interleave(4 // len(value), 0)
+        parts = layer.self_attn.o_proj.weight.T.unflatten(0, (4, 8))
+        vectors = torch.einsum("hij,hjs,hsw->ijw", weights[0], value, parts)
+        torch.testing.assert_close(vectors.sum(1), mixed, atol=1e-5, rtol=1e-4)
+        factor = layer.post_attention_layernorm.weight + (name == "gemma2")
+        spread = (mixed.square().mean(-1) + made.config.rms_norm_eps).sqrt()
+        vectors = vectors / spread[:, None, None] * factor
+        torch.testing.assert_close(vectors.sum(1), taken, atol=1e-5, rtol=1e-4)
+        vectors += torch.eye(len(mixed))[:, :, None] * states[0][:, None]
+        whole = states[0] + taken
+        moved = (whole[:, None] - vectors).abs().sum(-1)
+        shares = (whole.abs().sum(-1, keepdim=True) - moved).clamp(min=0).double().numpy()
+        expected = shares / shares.sum(-1, keepdims=True) @ expected
+        np.testing.assert_allclose(ours.values, expected, atol=1e-5)
+
+
 class _Values:
     def __init__(self):
         self.seen = []
@@ -143,10 +189,10 @@ class _Values:
 
 
 def test_a_block_that_alti_cannot_follow_is_named(tmp_path):
-    config = transformers.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, intermediate_size=48)
+    config = transformers.GraniteConfig(**SIZES, intermediate_size=48, residual_multiplier=0.5)
     gpt2(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    model = load(save(tmp_path, transformers.Gemma2Model(config), tokenizer))
+    model = load(save(tmp_path, transformers.GraniteModel(config), tokenizer))
     with pytest.raises(ModelError, match="what its output is added to was not found"):
         _follow(model, "alti")
 

@@ -19,6 +19,8 @@ MORE = {
         "OPTModel",
     ),
     "phi": Tiny(lambda: hf.PhiConfig(**SMALL, intermediate_size=32, pad_token_id=0), "PhiModel"),
+    "glm4": Tiny(lambda: hf.Glm4Config(**DECODER, head_dim=8, pad_token_id=0), "Glm4Model"),
+    "olmo2": Tiny(lambda: hf.Olmo2Config(**DECODER, pad_token_id=0), "Olmo2Model"),
     "qwen2": Tiny(lambda: hf.Qwen2Config(**DECODER), "Qwen2Model"),
     "roberta": Tiny(
         lambda: hf.RobertaConfig(**SIZES, num_hidden_layers=2, max_position_embeddings=64), "RobertaModel"

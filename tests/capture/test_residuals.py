@@ -17,15 +17,18 @@ MORE = {
     "gptj": Tiny(lambda: hf.GPTJConfig(**ROTATED), "GPTJModel"),
     "codegen": Tiny(lambda: hf.CodeGenConfig(**ROTATED), "CodeGenModel"),
     "cohere": Tiny(lambda: hf.CohereConfig(**DECODER), "CohereModel"),
+    "granite": Tiny(lambda: hf.GraniteConfig(**DECODER, residual_multiplier=0.5), "GraniteModel"),
 }
-AT_ONCE = {"falcon", "gpt-neox", "phi", *MORE}
+AT_ONCE = {"falcon", "gpt-neox", "phi", "gptj", "codegen", "cohere"}
 """Attention and feed-forward are added at once."""
-NOT_FOUND = {"gemma2"}
-"""A norm between attention and sum."""
+TAKEN = {"gemma2", "glm4", "olmo2"}
+"""A norm takes what attention gives before it is added."""
+NOT_FOUND = {"granite"}
+"""What attention gives is multiplied before it is added."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", sorted(NORMED | AS_IT_IS | AT_ONCE | NOT_FOUND))
+@pytest.mark.parametrize("name", sorted(NORMED | AS_IT_IS | AT_ONCE | TAKEN | NOT_FOUND))
 def test_the_sum_of_residual_and_attention_is_found_with_the_norm_behind_it(name, dtype):
     family = (ALL | MORE)[name]
     torch.manual_seed(0)
@@ -44,7 +47,8 @@ def test_the_sum_of_residual_and_attention_is_found_with_the_norm_behind_it(name
         return
     assert None not in found
     for each in found:
-        assert (each.scale is not None) == (name in NORMED)
+        assert (each.norm is not None) == (name in NORMED)
+        assert (each.inner is not None) == (name in TAKEN)
         assert each.before.shape == each.result.shape
 
 

@@ -16,6 +16,7 @@ from attnscope.models.inputs import ModelInput
 from attnscope.models.module import ModuleModel
 from attnscope.models.weighed import WeighedModel
 from tests.capture.test_projections import ALL
+from tests.capture.test_residuals import MORE
 from tests.capture.tiny import inputs
 from tests.models.folders import minilm
 
@@ -30,6 +31,9 @@ SUMMED = {
     "gpt2": r"h\.\d+\.ln_2",
     **dict.fromkeys(["llama", "mistral", "qwen2", "gpt-oss"], LLAMA),
     "bloom": r"h\.\d+\.post_attention_layernorm",
+    "gemma2": r"layers\.\d+\.pre_feedforward_layernorm",
+    "glm4": LLAMA,
+    "olmo2": r"layers\.\d+\.mlp",
     "modernbert": r"layers\.\d+\.mlp_norm",
     "opt": r"decoder\.layers\.\d+\.final_layer_norm",
     "vit": r".*layernorm_after",
@@ -37,6 +41,13 @@ SUMMED = {
     "whisper": r"(encoder|decoder)\.layers\.\d+\.final_layer_norm|decoder\..*encoder_attn_layer_norm",
 }
 """The module that is given what the block gives."""
+
+TAKEN = {
+    "gemma2": ("post_attention_layernorm", 1),
+    "glm4": ("post_self_attn_layernorm", 0),
+    "olmo2": ("post_attention_layernorm", 0),
+}
+"""The norm that takes what attention gives before it is added, and what is added to its weight."""
 
 
 class _Calls:
@@ -82,6 +93,15 @@ def _behind(norm, vectors, spread):
     return (vectors - vectors.mean(-1, keepdims=True)) / spread * norm.weight.detach().double().numpy()
 
 
+def _taken(layer, name, more, vectors, bias):
+    """Vectors and bias behind a norm by the root of the mean square of their own sum."""
+    norm = getattr(layer, name)
+    eps = getattr(norm, "variance_epsilon", None) or norm.eps
+    spread = np.sqrt(((vectors.sum((1, 3)) + bias) ** 2).mean(-1, keepdims=True) + eps)  # [batch, query, 1]
+    factor = norm.weight.detach().double().numpy() + more
+    return vectors / spread[:, None, :, None] * factor, bias / spread * factor
+
+
 @pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
 def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one(name):
     model, text = _model(name), ModelInput(inputs(ALL[name].inputs), {}, ())
@@ -101,6 +121,8 @@ def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one
         weight = projection.weight.double().numpy()
         vectors = np.einsum("bhij,bhjs,hsw->bhijw", weights, values, weight, optimize=True)
         bias = np.zeros(before.shape[-1]) if projection.bias is None else projection.bias.double().numpy()
+        if name in TAKEN:
+            vectors, bias = _taken(model.module.layers[site.layer], *TAKEN[name], vectors, bias)
         total, part = vectors.sum((1, 3)) + before + bias, before[:, None] / heads
         if site.kind != "cross":
             vectors[:, :, range(queries), range(queries)] += part
@@ -127,7 +149,8 @@ def test_the_rest_of_a_row_of_cross_attention_is_the_residual_and_all_others_sum
 
 
 def test_a_block_that_cannot_be_followed_is_named():
-    model = WeighedModel(_model("gemma2"), "norm-residual")
+    module = MORE["granite"].build()
+    model = WeighedModel(ModuleModel("granite", module, load("own").reader), "norm-residual")
     with pytest.raises(ModelError, match=r"layer 0 of .* what its output is added to was not found"):
         model.run(ModelInput(inputs("text"), {}, ()), [_Calls()])
 

@@ -15,7 +15,8 @@ from attnscope.measures.weighing import Values
 from attnscope.models import load
 from attnscope.models.module import ModuleModel
 from attnscope.models.weighed import WeighedModel
-from tests.capture.tiny import FAMILIES, inputs, own_attentions
+from tests.capture.test_projections import ALL
+from tests.capture.tiny import inputs, own_attentions
 from tests.models.folders import minilm
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -80,9 +81,9 @@ def _sum_of_states(model, given, states="last_hidden_state"):
     return (last * torch.linspace(-1, 2, last.numel()).view_as(last)).sum()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_gradient_is_that_of_autograd_on_an_eager_copy(name):
-    family = FAMILIES[name]
+    family = ALL[name]
     model, eager = family.build(), family.build("eager")
     eager.load_state_dict(model.state_dict())
     given = inputs(family.inputs)

@@ -9,8 +9,8 @@ from itertools import chain
 
 from attnscope.analysis.head import head_picture, pick_head, readings_of
 from attnscope.analysis.layers import WholeLayers, whole_layers
-from attnscope.analysis.overlays import lay_over
-from attnscope.analysis.scene import find_scene, pictures_of
+from attnscope.analysis.places.overlays import lay_over
+from attnscope.analysis.places.scene import find_scene, pictures_of
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, name_pass, provenance
 from attnscope.attention import Head

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attnscope.analysis.kept_figures import find_figures
+from attnscope.analysis.figures.kept import find_figures
 from attnscope.analysis.selection import Asked, Selection, selection_of
 from attnscope.analysis.sentences import (
     kind_title,

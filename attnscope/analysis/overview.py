@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from attnscope.analysis.kept_figures import find_figures, pick_figures
+from attnscope.analysis.figures.kept import find_figures, pick_figures
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     kind_title,

@@ -13,7 +13,7 @@ from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers.coarse_map import CoarseMap
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.generation import spell_tokens
+from attnscope.models.text.generation import spell_tokens
 from attnscope.registry import nearest_name
 
 KINDS = ("encoder", "decoder", "cross")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attnscope.analysis.naming import fit_exactly, fit_loosely
-from attnscope.analysis.overlays import boxes_of, lay_over
+from attnscope.analysis.places.overlays import boxes_of, lay_over
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     kind_title,

@@ -23,7 +23,7 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.kinds import show_kinds
 from attnscope.models.target import place_prediction, score_prediction
-from attnscope.models.tokens import readable
+from attnscope.models.text.tokens import readable
 
 HEADS = 5
 """Heads whose words are told, unless one is named."""

@@ -23,7 +23,7 @@ from attnscope.answers.compared import (
 )
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
-from attnscope.models.file import FileModel
+from attnscope.models.kept.file import FileModel
 from attnscope.views import Ranked, Ranking
 
 LISTED = 8

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from attnscope.analysis.figures.numbers import site_numbers
 from attnscope.analysis.head import OneHead
-from attnscope.analysis.numbers import site_numbers
 from attnscope.analysis.overview import Overview
 from attnscope.attention import Head
 from attnscope.axes.weights import Array

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from attnscope.analysis.figures.stats import Stats
     from attnscope.analysis.intervention.importance import Importance
     from attnscope.analysis.intervention.removal import Removal
-    from attnscope.analysis.stats import Stats
     from attnscope.figures import Figure, HeadFigures
 
 FIRST = ("entropy", "confidence", "distance")
@@ -29,7 +29,7 @@ def print_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None, c
     from rich.table import Table
     from rich.text import Text
 
-    from attnscope.measures.roles import NONE
+    from attnscope.measures.roles.role import NONE
     from attnscope.text import round_short
 
     console.print(Text(result.title), style="bold")
@@ -63,7 +63,7 @@ def _choose_columns(result: Stats, heads: Sequence[HeadFigures], sort: str | Non
     """What was asked for, the measures of the roles that were found, and others while there is room."""
     from attnscope.measures import MEASURES
     from attnscope.measures.position import TWO_AWAY
-    from attnscope.measures.roles import PATTERNS
+    from attnscope.measures.roles.role import PATTERNS
 
     roles = Counter(head.role.pattern for head in heads if head.role and head.role.pattern in MEASURES)
     asked = [sort] if sort else []
@@ -102,7 +102,7 @@ def _draw_column(result: Stats, heads: Sequence[HeadFigures], name: str, console
 
     from attnscope.measures import MEASURES
     from attnscope.render.colour import SEQUENTIAL
-    from attnscope.render.terminal.surface import TONES, Palette, style_on
+    from attnscope.render.terminal.sheet.surface import TONES, Palette, style_on
 
     of_256 = console.color_system == "256"
     coloured = not console.no_color and (of_256 or console.color_system == "truecolor")

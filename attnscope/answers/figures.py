@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnscope.analysis.figures.stats import Stats
     from attnscope.analysis.intervention.importance import Importance
     from attnscope.analysis.intervention.removal import Removal
-    from attnscope.analysis.stats import Stats
     from attnscope.attention import Head
     from attnscope.measures import Figure, HeadFigures
     from attnscope.views import HeadMap

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attnscope.answers.answer import Answer
 from attnscope.render.terminal import View
 from attnscope.views import HeadMap, head_map
-from attnscope.views.terms import Moved, Term, Terms
+from attnscope.views.charts.terms import Moved, Term, Terms
 
 if TYPE_CHECKING:
     from attnscope.analysis.writes import Word, Writes

@@ -11,7 +11,7 @@ from textual.widget import Widget
 from attnscope.analysis.all_heads import AllHeads
 from attnscope.render.terminal.heatmap import token_at
 from attnscope.render.terminal.overlay import patch_under
-from attnscope.render.terminal.surface import Surface
+from attnscope.render.terminal.sheet.surface import Surface
 from attnscope.views import Focus
 
 

@@ -15,8 +15,8 @@ from attnscope.capture.chunked.layouts import layout_of
 from attnscope.capture.hooks import outputs
 from attnscope.capture.hooks.compiled import COMPILED
 from attnscope.capture.hooks.guard import Guard
+from attnscope.capture.hooks.handwritten.parameters import Learned
 from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
-from attnscope.capture.hooks.parameters import Learned
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import Sides
 from attnscope.capture.lineage.pieces import Pieces
@@ -29,13 +29,13 @@ from attnscope.capture.placing.sites import Sites
 from attnscope.capture.placing.without_attention import find_layers, no_distribution
 from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
 from attnscope.capture.rows.capture import Capture, Unknown
-from attnscope.capture.rows.fuse import fuse
-from attnscope.capture.rows.kernels import Frame, conclude, formula, without_formula
+from attnscope.capture.rows.kernels.fuse import fuse
+from attnscope.capture.rows.kernels.interface import Frame, conclude, formula, without_formula
+from attnscope.capture.rows.kernels.mapped_calls import capture_mapped_weighing
+from attnscope.capture.rows.kernels.sdpa import sdpa_call
 from attnscope.capture.rows.mapped import count_hidden
-from attnscope.capture.rows.mapped_calls import capture_mapped_weighing
 from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
-from attnscope.capture.rows.sdpa import sdpa_call
 from attnscope.capture.rows.weighing import Weighing
 from attnscope.fused.fused_pass import FusedPass
 

@@ -18,9 +18,9 @@ from attnscope.cli.waiting import STOPPED, Draw, progress_bar
 if TYPE_CHECKING:
     from attnscope.analysis.corpus.corpus_run import CorpusRun
     from attnscope.analysis.corpus.progress import Progress
+    from attnscope.analysis.figures.stats import Stats
     from attnscope.analysis.intervention.removal import Way
     from attnscope.analysis.selection import Selection
-    from attnscope.analysis.stats import Stats
     from attnscope.models import Model
 
 MOST_REPORTED = 20

@@ -63,7 +63,7 @@ class Source:
     def load(self, *, predicting: bool = False) -> Model:
         """The model, or a file in its place; ``predicting`` brings what it was trained with."""
         if self.asked.saved is not None:
-            from attnscope.models.trace import open_file
+            from attnscope.models.kept.trace import open_file
 
             return open_file(self.asked.saved)
         return load_model(self.model, generative=self.asked.generate is not None, predicting=predicting)
@@ -89,8 +89,8 @@ class Source:
 
     def _keep(self, model: Model, prepared: ModelInput, file: Path) -> ModelInput:
         """The input with its pass, which is in a file now: what is looked at is what was kept."""
-        from attnscope.models.keeping import keep_trace
-        from attnscope.models.trace import look_at
+        from attnscope.models.kept.keeping import keep_trace
+        from attnscope.models.kept.trace import look_at
         from attnscope.storage.trace import write_trace
 
         with reading(model, prepared):
@@ -103,7 +103,7 @@ class Source:
         """The input as a model reads it, with nothing that it writes itself."""
         asked = self.asked
         if asked.saved is not None:
-            from attnscope.models.file import FileModel
+            from attnscope.models.kept.file import FileModel
 
             assert isinstance(model, FileModel)
             return model.prepared

@@ -14,9 +14,9 @@ from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.explain import explain
 from attnscope.measures.measure import MEASURES, Measure, fused_request, measure
 from attnscope.measures.measurement import DEFAULT, Measurement
-from attnscope.measures.resting import settle_roles
-from attnscope.measures.roles import PATTERNS, role, worth_a_look
-from attnscope.measures.weak import ROLES
+from attnscope.measures.roles.resting import settle_roles
+from attnscope.measures.roles.role import PATTERNS, role, worth_a_look
+from attnscope.measures.roles.weak import ROLES
 
 __all__ = [
     "DEFAULT",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnscope.measures.block import Block, finest
-from attnscope.measures.form import Row
-from attnscope.measures.forms_of_rows import OfEveryRow, OfRow, OfTwoRows, OfWeights
+from attnscope.measures.forms.form import Row
+from attnscope.measures.forms.over_rows import OfEveryRow, OfRow, OfTwoRows, OfWeights
 from attnscope.measures.measure import measure
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from attnscope.errors import SelectionError
 from attnscope.figures import WEAK
-from attnscope.measures.flow import METHODS
 from attnscope.measures.measure import MEASURES
-from attnscope.measures.resting import HARDLY, LEVEL
-from attnscope.measures.roles import (
+from attnscope.measures.roles.resting import HARDLY, LEVEL
+from attnscope.measures.roles.role import (
     BROAD,
     CHANCE,
     FEWEST_ROWS,
@@ -18,8 +17,9 @@ from attnscope.measures.roles import (
     POSITIONAL,
     RESTING,
 )
-from attnscope.measures.weak import BEST, FEWEST_HEADS, OUTLYING, PART, ROLES, TIMES
-from attnscope.measures.weighing import WEIGHINGS
+from attnscope.measures.roles.weak import BEST, FEWEST_HEADS, OUTLYING, PART, ROLES, TIMES
+from attnscope.measures.vectors.flow import METHODS
+from attnscope.measures.vectors.weighing import WEIGHINGS
 from attnscope.registry import nearest_name
 
 NEEDS = {

@@ -12,7 +12,7 @@ from attnscope.figures import Figure, HeadFigures
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.measure import MEASURES, Measure
 from attnscope.measures.position import TWO_AWAY
-from attnscope.measures.roles import ROLE_MEASURES, role
+from attnscope.measures.roles.role import ROLE_MEASURES, role
 from attnscope.measures.setting import Setting
 from attnscope.measures.sums import Sums, read_site, sums_of_statistics
 

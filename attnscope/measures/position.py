@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnscope.measures.forms import AtKey, ByGap
+from attnscope.measures.forms.over_keys import AtKey, ByGap
 from attnscope.measures.measure import MEASURES, Measure, measure
 
 if TYPE_CHECKING:

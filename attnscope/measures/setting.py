@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attnscope.measures.block import Block, TokenFacts
-from attnscope.measures.form import KeySum
+from attnscope.measures.forms.form import KeySum
 from attnscope.measures.measure import Measure
 
 if TYPE_CHECKING:

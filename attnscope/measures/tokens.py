@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.fused.request import Pairs
 from attnscope.measures.block import TokenFacts, number_of
-from attnscope.measures.forms import OnKeys, OnOthers, OnPairs, OnTokens
+from attnscope.measures.forms.over_keys import OnKeys, OnOthers, OnPairs, OnTokens
 from attnscope.measures.measure import MEASURES, Measure, measure
 
 if TYPE_CHECKING:

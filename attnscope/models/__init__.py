@@ -60,7 +60,7 @@ def load(
         raise ModelError(f"{name} lives on one device: a device map is for Hugging Face models")
     if module:
         from attnscope.models.module import ModuleModel, load_module
-        from attnscope.models.reader import load_reader
+        from attnscope.models.text.reader import load_reader
 
         with redirect_stdout(sys.stderr):  # what the file prints is no answer
             loaded = load_module(name, device=place, dtype=kind)

@@ -11,7 +11,7 @@ from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.places import HEARD
 from attnscope.axes.weights import Array
 from attnscope.figures import HeadFigures
-from attnscope.models.vocabulary import Vocabulary
+from attnscope.models.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor

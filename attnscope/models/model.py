@@ -180,7 +180,7 @@ class Model(ABC):
         """Refuse what is sure not to fit: a machine may end the whole process for it."""
         if self.device.type != "cpu" or not prepared.tokens:
             return
-        from attnscope.models.size import pass_size
+        from attnscope.models.bounds.size import pass_size
 
         texts = max(1, next((len(field) for field in prepared.inputs.values() if field.ndim), 1))
         tokens = len(prepared.tokens) // texts
@@ -215,7 +215,7 @@ class Model(ABC):
 
     def threads(self, prepared: ModelInput) -> AbstractContextManager[None]:
         """One thread for a short text on the CPU, where several would only wait for each other."""
-        from attnscope.models.size import few_threads
+        from attnscope.models.bounds.size import few_threads
 
         return few_threads(self.module, self.device, len(prepared.tokens))
 

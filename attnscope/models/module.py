@@ -23,7 +23,7 @@ from attnscope.capture.hooks.compiled import original
 from attnscope.capture.placing.without_attention import find_unseen
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.models.inputs import ModelInput, Objective, text_axes
-from attnscope.models.reader import ReaderModel
+from attnscope.models.text.reader import ReaderModel
 
 if TYPE_CHECKING:
     from attnscope.capture import Observer, Record

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
+from attnscope.models.bounds.trial import spell_all, try_first
 from attnscope.models.inputs import ModelInput, Objective, text_axes
-from attnscope.models.reader import Reader, ReaderModel, Reading
-from attnscope.models.trial import spell_all, try_first
+from attnscope.models.text.reader import Reader, ReaderModel, Reading
 from attnscope.network import Encoder, load, untrained
 from attnscope.network.folder import BUNDLED, PRETRAINED, TOKENIZER, WEIGHTS
 from attnscope.network.tokenizer import MASK, load_tokenizer

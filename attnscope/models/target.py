@@ -13,8 +13,8 @@ from attnscope.errors import SelectionError
 from attnscope.models.huggingface.classifier import Classifier
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
-from attnscope.models.tokens import readable
-from attnscope.models.vocabulary import Vocabulary
+from attnscope.models.text.tokens import readable
+from attnscope.models.text.vocabulary import Vocabulary
 from attnscope.registry import nearest_name
 
 

@@ -29,14 +29,14 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
         return BareModule(name, module, None)
     if hasattr(tokenizer, "encode_batch") and not callable(tokenizer):  # a tokenizers.Tokenizer
         from attnscope.models.module import ModuleModel
-        from attnscope.models.reader import Reader
+        from attnscope.models.text.reader import Reader
 
         return ModuleModel(name, module, Reader(tokenizer))
     if config is None:
         raise InputError(f"{name} has no config, as models of transformers have: give a tokenizers.Tokenizer")
     from attnscope.models.huggingface.load import find_positions
     from attnscope.models.huggingface.model import HuggingFaceModel
-    from attnscope.models.huggingface.speech import SpeechModel
+    from attnscope.models.huggingface.sounds.speech import SpeechModel
     from attnscope.models.inspection import hears
 
     def load_processor(with_text: bool = False) -> Any:

@@ -54,8 +54,8 @@ class Reader:
         ``ModelError`` for a model that fails.
         """
         from attnscope.models.inputs import Chat, Part
-        from attnscope.models.keeping import keep_trace
-        from attnscope.models.trace import TracedModel
+        from attnscope.models.kept.keeping import keep_trace
+        from attnscope.models.kept.trace import TracedModel
 
         model, plain = self._model, None
         with _at_rest(model.module):
@@ -133,7 +133,7 @@ def wrap(
 
 def open(path: str | Path) -> Run:
     """A run from a file: a ``.trace``, or weights that some tool saved. Raises ``InputError``."""
-    from attnscope.models.trace import open_file
+    from attnscope.models.kept.trace import open_file
 
     return Run(open_file(path))
 
@@ -148,7 +148,7 @@ def record(
     generation are shown as one text. Raises ``ModelError`` if no attention ran.
     """
     from attnscope.capture import recording
-    from attnscope.models.recorded import LastPass, label_axes
+    from attnscope.models.kept.recorded import LastPass, label_axes
 
     run, last, axes = Run(), LastPass(), label_axes(tokens)
     with recording(module, [last], axes) as record:

@@ -14,7 +14,7 @@ from attnscope.notebook.tables import Page, Table
 if TYPE_CHECKING:
     from attnscope.analysis.all_heads import AllHeads
     from attnscope.analysis.selection import Selection
-    from attnscope.models.file import FileModel
+    from attnscope.models.kept.file import FileModel
 
 
 @dataclass(eq=False, repr=False)
@@ -106,7 +106,7 @@ class Run(Shown):
 
     def stats(self) -> Table:
         """The figures of every head."""
-        from attnscope.analysis.stats import stats
+        from attnscope.analysis.figures.stats import stats
 
         return Table(stats(self._pass, self._pass.prepared, _select()))
 
@@ -142,8 +142,8 @@ class Run(Shown):
         Raises ``OutputError``.
         """
         from attnscope.analysis.layers import whole_layers
-        from attnscope.models.keeping import keep_trace
-        from attnscope.models.trace import TracedModel
+        from attnscope.models.kept.keeping import keep_trace
+        from attnscope.models.kept.trace import TracedModel
         from attnscope.render.image import FORMATS
         from attnscope.render.layers import PAGE, save_layers, save_page
         from attnscope.storage.arrays import FORMATS as DATA

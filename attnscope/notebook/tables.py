@@ -14,7 +14,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.notebook.shown import Shown, text_console
 
 if TYPE_CHECKING:
-    from attnscope.analysis.stats import Stats
+    from attnscope.analysis.figures.stats import Stats
     from attnscope.measures import HeadFigures
 
 FRAME = 640

@@ -15,13 +15,13 @@ from typing import Any
 
 from attnscope import __version__
 from attnscope.analysis.all_heads import AllHeads, all_heads
-from attnscope.analysis.numbers import site_numbers
+from attnscope.analysis.figures.numbers import site_numbers
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import number_ranges
 from attnscope.attention import Axis, Token
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.keeping import describe_model
+from attnscope.models.kept.keeping import describe_model
 from attnscope.progress import tell
 from attnscope.render.image import DPI, Album, Drawable
 from attnscope.render.image.film import save_film

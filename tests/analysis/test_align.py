@@ -15,7 +15,7 @@ from attnscope.attention import Head, Token
 from attnscope.capture import Keep
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
-from attnscope.models.vocabulary import Vocabulary
+from attnscope.models.text.vocabulary import Vocabulary
 from tests.models import speech
 
 LONG = "The cat sat on the mat, it was tired."

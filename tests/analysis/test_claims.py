@@ -2,9 +2,9 @@
 
 import pytest
 
-from attnscope.analysis.claims import claim
-from attnscope.analysis.snapshot import changes, save_snapshot
-from attnscope.analysis.stats import Stats
+from attnscope.analysis.figures.claims import claim
+from attnscope.analysis.figures.snapshot import changes, save_snapshot
+from attnscope.analysis.figures.stats import Stats
 from attnscope.attention import Site
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Figure, HeadFigures, Role

@@ -5,8 +5,8 @@ import pytest
 import torch
 import transformers
 
-from attnscope.analysis.flow import follow_flow
-from attnscope.analysis.flow_looks import focus_token
+from attnscope.analysis.flow.flow import follow_flow
+from attnscope.analysis.flow.looks import focus_token
 from attnscope.analysis.selection import Selection
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load

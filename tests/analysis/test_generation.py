@@ -5,11 +5,11 @@ import pytest
 import torch
 import transformers
 
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.head import one_head
 from attnscope.analysis.layers import whole_layers
 from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.analysis.token import one_token
 from attnscope.attention import Head
 from attnscope.models import load

@@ -5,12 +5,12 @@ import pytest
 import torch
 import transformers
 
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.axes import group_places, places
 from attnscope.models import load
-from attnscope.models.weights_file import WeightsFile
+from attnscope.models.kept.weights_file import WeightsFile
 from attnscope.render.layers import save_layers
 from tests.models.folders import gpt2
 

@@ -6,7 +6,7 @@ import torch
 import transformers
 from PIL import Image
 
-from attnscope.analysis.relative import relative_token
+from attnscope.analysis.places.relative import relative_token
 from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
 from attnscope.errors import InputError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnscope.analysis.scene import find_scene
+from attnscope.analysis.places.scene import find_scene
 from attnscope.attention import Token
 from attnscope.axes.places import HEARD, PICTURED
 from attnscope.models import load

@@ -9,9 +9,9 @@ import transformers as hf
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attnscope.analysis.comparison.feeds import find_feeds
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.intervention.ablation import ablate
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.analysis.writes import direct_effects
 from attnscope.attention import Head
 from attnscope.errors import ModelError, SelectionError

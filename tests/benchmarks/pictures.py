@@ -28,7 +28,7 @@ from attnscope.axes import Weights, weights
 from attnscope.render import page
 from attnscope.render.image import DPI, Album, drawing, save
 from attnscope.render.terminal import lines, print_view
-from attnscope.render.terminal.surface import Surface
+from attnscope.render.terminal.sheet.surface import Surface
 from attnscope.views import Grid, Heatmap, Reading, grid, heatmap
 
 LAYERS = HEADS = 12

@@ -27,7 +27,7 @@ def ways(folder: str, tokens: int) -> dict[str, Callable[[], object]]:
     """Each way of looking, the plain passes first."""
     import torch
 
-    from attnscope.analysis.flow import follow_flow
+    from attnscope.analysis.flow.flow import follow_flow
     from attnscope.analysis.head import one_head
     from attnscope.analysis.selection import Selection
     from attnscope.figures import Weigh

@@ -14,7 +14,7 @@ from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
 from attnscope.browser import Browser
 from attnscope.models import load
-from attnscope.models.weights_file import WeightsFile
+from attnscope.models.kept.weights_file import WeightsFile
 from attnscope.render.image import save
 from tests.models.folders import t5
 

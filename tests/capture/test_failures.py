@@ -6,7 +6,8 @@ from torch import nn
 
 from attnscope.capture import Keep, recorder, recording
 from attnscope.capture.hooks import modules as stack
-from attnscope.capture.hooks import outputs, softmax, torch_functions
+from attnscope.capture.hooks import outputs, torch_functions
+from attnscope.capture.hooks.handwritten import softmax
 from attnscope.capture.placing import sites
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules

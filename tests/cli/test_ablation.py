@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.intervention.ablation import ablate
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.models import load
 from tests.models.folders import minilm
 

@@ -123,7 +123,7 @@ def test_long_sounds_have_round_seconds_along_their_axis():
     from attnscope.attention import Token
     from attnscope.axes import places
     from attnscope.axes.places import HEARD
-    from attnscope.render.image.axis import labels
+    from attnscope.render.image.sheet.axis import labels
 
     axis = places(tuple(Token(f"{20 + 0.02 * at:.2f} s", HEARD + at) for at in range(1500)))
     shown, texts, _ = labels(axis, 0.005)

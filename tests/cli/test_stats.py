@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
-from attnscope.analysis.conditions import parse_conditions
+from attnscope.analysis.figures.conditions import parse_conditions
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.errors import SelectionError
 from attnscope.models import load
 from tests.models.folders import gpt2, minilm

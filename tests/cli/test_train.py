@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attnscope.cli.loss import loss
-from attnscope.cli.train import train
+from attnscope.cli.commands.loss import loss
+from attnscope.cli.commands.train import train
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from tests.training.corpus import write_corpus
 
@@ -57,7 +57,7 @@ def test_train_says_what_it_made_and_loss_agrees(books: list[Path], tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_ctrl_c_keeps_the_model_and_resume_goes_on(books: list[Path], tmp_path: Path) -> None:
-    program = "import typer; from attnscope.cli.train import train; typer.run(train)"
+    program = "import typer; from attnscope.cli.commands.train import train; typer.run(train)"
     folder = tmp_path / "m"
     arguments = [*map(str, books), "-o", str(folder), *TINY, "--evaluate-every", "1"]
     process = subprocess.Popen(

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.cli.waiting import waiting
 from attnscope.models import load
 from attnscope.progress import listening, tell

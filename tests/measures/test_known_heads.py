@@ -12,8 +12,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.models import load
 from attnscope.network import Encoder, EncoderConfig, save
 from tests.cli.run import runner

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.attention import Attention, HeldRows, Site
 from attnscope.measures import Measurement
 from attnscope.models import load

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.figures import Figure, HeadFigures, Role
 from attnscope.measures import Measurement, role, settle_roles

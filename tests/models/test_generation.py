@@ -11,7 +11,7 @@ from attnscope.attention import Token
 from attnscope.capture import Keep
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
-from attnscope.models.vocabulary import Vocabulary
+from attnscope.models.text.vocabulary import Vocabulary
 from tests.models import folders
 
 TEXT = "The cat sat on the mat"
@@ -209,7 +209,7 @@ class Counting(nn.Module):
 
 def test_a_module_of_your_own_writes_if_it_returns_scores():
     from attnscope.models.module import ModuleModel
-    from attnscope.models.reader import load_reader
+    from attnscope.models.text.reader import load_reader
 
     reader = load_reader("own")
     model = ModuleModel("count.py:Counting", Counting(reader.tokenizer.get_vocab_size()), reader)
@@ -284,7 +284,7 @@ def test_generated_pieces_go_on_with_the_last_word_and_count_on():
 
 
 def test_the_note_quotes_what_was_written_and_nothing_in_it_steers_a_terminal():
-    from attnscope.models.generation import Sampling, describe_generation
+    from attnscope.models.text.generation import Sampling, describe_generation
 
     tokens = (
         Token("be", 1, word=3),

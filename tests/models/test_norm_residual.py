@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError
 from attnscope.models import load

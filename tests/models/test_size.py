@@ -5,11 +5,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope import memory
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.errors import SizeError
 from attnscope.models import load
-from attnscope.models.size import pass_size, weights_size
+from attnscope.models.bounds.size import pass_size, weights_size
 from tests.models.folders import gpt2
 
 

@@ -4,7 +4,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from attnscope.models.tokens import readable, tokens_of, tokens_of_ids
+from attnscope.models.text.tokens import readable, tokens_of, tokens_of_ids
 from tests.models.folders import LINES, gpt2, minilm, t5
 
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import nn
 
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.capture import Keep, recording
 from attnscope.capture.projections import Projections, head_gradients
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.weighing import Values
+from attnscope.measures.vectors.weighing import Values
 from attnscope.models import load
 from attnscope.models.module import ModuleModel
 from attnscope.models.weighed import WeighedModel

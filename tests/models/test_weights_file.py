@@ -14,7 +14,7 @@ from attnscope.attention import Head
 from attnscope.axes import Weights, places
 from attnscope.errors import InputError
 from attnscope.models import load
-from attnscope.models.weights_file import WeightsFile
+from attnscope.models.kept.weights_file import WeightsFile
 from attnscope.render.layers import save_layers
 from tests.models.folders import gpt2, t5
 

@@ -6,7 +6,7 @@ import torch
 from attnscope.capture import Keep
 from attnscope.errors import ModelError
 from attnscope.models import load
-from attnscope.models.tokens import tokens_of_spellings
+from attnscope.models.text.tokens import tokens_of_spellings
 from tests.models.folders import gpt2, minilm
 
 PRINTING = """

@@ -34,7 +34,7 @@ stands.
 
 **To add an option**, add a field to the group that it belongs to: each command that takes the group has it.
 **To add a command**, write a function of groups with `@command` above it, its help and an example in its
-docstring, and add its name to those of [commands.py](commands.py). Then write this page anew;
+docstring, and add its name to those of [commands/](commands/__init__.py). Then write this page anew;
 tests/cli/test_reference.py says which options each command must have.
 
 Exit codes: 0 done; 1 for what a user can fix, in one sentence, and for a claim of `check` that does not hold;

@@ -21,8 +21,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.figures import Figure
 from attnscope.models import load
 

@@ -11,9 +11,9 @@ from attnscope.attention import Head, Site
 from attnscope.axes.weights import Array
 from attnscope.capture.circuits import Circuits
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.composition import Circuit, compose, compose_random
+from attnscope.measures.vectors.composition import Circuit, compose, compose_random
 from attnscope.models import Model, ModelInput
-from attnscope.models.file import FileModel
+from attnscope.models.kept.file import FileModel
 
 WAYS = {"Q": "queries", "K": "keys", "V": "values"}
 """What of the later head is made of what the earlier one wrote."""

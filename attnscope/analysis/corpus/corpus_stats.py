@@ -13,11 +13,11 @@ from attnscope.analysis.corpus.processes import Processes, together
 from attnscope.analysis.corpus.progress import Progress
 from attnscope.analysis.corpus.totals import Kept, Totals, read_totals
 from attnscope.analysis.corpus.workers import in_order, workers
+from attnscope.analysis.figures.stats import Stats, measuring_pass, what_ran
 from attnscope.analysis.intervention.importance import Importances
 from attnscope.analysis.intervention.removal import Means, Removals, Way, corpus_means, describe_way
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import describe_kernels, extent, require_selected
-from attnscope.analysis.stats import Stats, measuring_pass, what_ran
 from attnscope.capture import Record
 from attnscope.errors import InputError
 from attnscope.measures import DEFAULT, Measurement, settle_roles

@@ -16,7 +16,7 @@ from attnscope.axes.weights import Array
 from attnscope.errors import AttnscopeError, SelectionError
 from attnscope.figures import Weigh
 from attnscope.models import Model, ModelInput
-from attnscope.views.faithful import Faithful, Ranked
+from attnscope.views.charts.faithful import Faithful, Ranked
 
 STEPS = 24
 """Steps in which tokens are taken away, at most."""

@@ -8,7 +8,7 @@ from typing import get_args
 
 import numpy as np
 
-from attnscope.analysis.flow import Method, follow_flow
+from attnscope.analysis.flow.flow import Method, follow_flow
 from attnscope.analysis.selection import Selection
 from attnscope.attention import Attention, Site
 from attnscope.axes.weights import Array

@@ -22,8 +22,8 @@ from attnscope.capture.hooks.gate import gated, zeroed
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.predictions import TURNS, batch_predictions
-from attnscope.models.tokens import readable
-from attnscope.models.vocabulary import Vocabulary
+from attnscope.models.text.tokens import readable
+from attnscope.models.text.vocabulary import Vocabulary
 
 LIKELIEST = 3
 """Predictions that are named at each token."""

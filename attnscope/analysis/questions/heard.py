@@ -11,7 +11,7 @@ from torch import Tensor
 from attnscope.attention import Attention, Head, Token
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.huggingface.speech import SpeechModel
+from attnscope.models.huggingface.sounds.speech import SpeechModel
 
 
 @dataclass(frozen=True, eq=False)

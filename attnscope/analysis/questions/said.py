@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from attnscope.attention import Token
-from attnscope.models.vocabulary import BROKEN, Vocabulary
+from attnscope.models.text.vocabulary import BROKEN, Vocabulary
 
 MARK = "▁"
 """What spellings begin words with, where the text that they decode to has lost the space."""

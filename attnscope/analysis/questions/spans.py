@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from attnscope.analysis.figures.stats import what_ran
 from attnscope.analysis.questions.cut import Span
 from attnscope.analysis.questions.find import Answer, Looking
 from attnscope.analysis.questions.parts import Part, Question
@@ -20,7 +21,6 @@ from attnscope.analysis.sentences import (
     provenance,
     require_selected,
 )
-from attnscope.analysis.stats import what_ran
 from attnscope.attention import Attention, Head, Kind, Site
 from attnscope.axes import Array, Coarsening, Place, Weights
 from attnscope.capture import FUSED

@@ -12,7 +12,7 @@ from attnscope.analysis.questions.heard import says_something
 from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
-from attnscope.models.huggingface.speech import SpeechModel
+from attnscope.models.huggingface.sounds.speech import SpeechModel
 from attnscope.models.inputs import Part
 from attnscope.storage.sound import read_sound
 

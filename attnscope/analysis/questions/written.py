@@ -14,7 +14,7 @@ from attnscope.attention import Head
 from attnscope.axes import Array, visible
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
-from attnscope.views.stack import Stack
+from attnscope.views.charts.stack import Stack
 
 
 @dataclass(frozen=True, eq=False)

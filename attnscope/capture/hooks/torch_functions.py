@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, WatchingMode
-from attnscope.capture.hooks.pairs import ACTIVATIONS, PAIRING
-from attnscope.capture.hooks.softmax import Trails
+from attnscope.capture.hooks.handwritten.pairs import ACTIVATIONS, PAIRING
+from attnscope.capture.hooks.handwritten.softmax import Trails
 from attnscope.capture.lineage.functions import CARRYING, PRODUCTS, SOFTMAX
 from attnscope.capture.lineage.pieces import INSIDE
 from attnscope.capture.lineage.standing import asks_itself
 from attnscope.capture.lineage.written import find_written
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.opaque import why_opaque
-from attnscope.capture.rows import aten
 from attnscope.capture.rows.capture import Unknown
-from attnscope.capture.rows.fast_path import capture_fast_path
-from attnscope.capture.rows.flex import capture_flex
+from attnscope.capture.rows.kernels import aten
+from attnscope.capture.rows.kernels.fast_path import capture_fast_path
+from attnscope.capture.rows.kernels.flex import capture_flex
+from attnscope.capture.rows.kernels.mapped_calls import capture_mapped_sdpa
+from attnscope.capture.rows.kernels.projection import bind, capture_projection
 from attnscope.capture.rows.mapped import count_hidden
-from attnscope.capture.rows.mapped_calls import capture_mapped_sdpa
-from attnscope.capture.rows.projection import bind, capture_projection
 
 if TYPE_CHECKING:
     from attnscope.capture.recorder import Recorder

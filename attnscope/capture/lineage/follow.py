@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from attnscope.capture.hooks.handwritten.parameters import Learned, is_parameter
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.hooks.parameters import Learned, is_parameter
 from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING
 from attnscope.capture.lineage.nodes import Moved, Node, Origin, Spread
 from attnscope.capture.lineage.products import spell

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from attnscope.capture.hooks.handwritten.parameters import is_parameter
 from attnscope.capture.hooks.modules import PLAIN, Call
-from attnscope.capture.hooks.parameters import is_parameter
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import is_constant
 from attnscope.capture.lineage.nodes import comes_from_projection

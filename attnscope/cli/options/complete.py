@@ -50,7 +50,7 @@ def complete_measure(ctx: Any, incomplete: str) -> list[str]:
 def complete_explained(ctx: Any, incomplete: str) -> list[str]:
     """Measures, roles, weighings, and what is said of predictions."""
     from attnscope.figures import Weigh
-    from attnscope.measures.flow import METHODS
+    from attnscope.measures.vectors.flow import METHODS
 
     return complete_measure(ctx, incomplete) + _begun(
         incomplete, (*ROLES, *get_args(Weigh)[1:], *METHODS, "importance", "ablation")

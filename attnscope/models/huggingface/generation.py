@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from attnscope.attention import Site, Token
 from attnscope.capture import Record, Steps, recording
-from attnscope.models.generation import Sampling
 from attnscope.models.inputs import ModelInput, text_axes
 from attnscope.models.inspection import hears
+from attnscope.models.text.generation import Sampling
 from attnscope.progress import tell
 
 

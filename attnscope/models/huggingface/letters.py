@@ -10,7 +10,7 @@ from attnscope.attention import Token
 from attnscope.axes.places import READ
 from attnscope.axes.weights import Array
 from attnscope.models.inputs import Letters
-from attnscope.models.tokens import BEGINS, tokens_of_ids
+from attnscope.models.text.tokens import BEGINS, tokens_of_ids
 
 BOUNDARY = "|"
 """What stands before a piece that begins a word: what CTC's own vocabularies write between words."""

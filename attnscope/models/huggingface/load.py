@@ -16,17 +16,17 @@ from torch import nn
 
 from attnscope.errors import ModelError
 from attnscope.memory import require
+from attnscope.models.bounds.limits import bounded, built_within
+from attnscope.models.bounds.size import stored_weights, weights_size
+from attnscope.models.bounds.trial import try_first
 from attnscope.models.huggingface.classifier import Classifier, pick_classifier
 from attnscope.models.huggingface.letters import is_ctc
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
-from attnscope.models.huggingface.sound_text import SoundTextModel, stands_for_sounds
+from attnscope.models.huggingface.sounds.speech import SpeechModel
+from attnscope.models.huggingface.sounds.text import SoundTextModel, stands_for_sounds
 from attnscope.models.huggingface.source import WITHOUT, Source
-from attnscope.models.huggingface.speech import SpeechModel
 from attnscope.models.inspection import accepts, hears
-from attnscope.models.limits import bounded, built_within
-from attnscope.models.size import stored_weights, weights_size
-from attnscope.models.trial import try_first
 
 SLACK = 320 << 20
 """Bytes that may be taken beside the weights while a model is loaded."""

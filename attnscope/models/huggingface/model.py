@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.generation import Sampling, describe_generation, strip_end
 from attnscope.models.huggingface.generation import extend_input, generate_cached, is_row
-from attnscope.models.huggingface.picture_prompts import stands_for_pictures
+from attnscope.models.huggingface.pictures.prompts import stands_for_pictures
+from attnscope.models.huggingface.pictures.sight import Sight
 from attnscope.models.huggingface.reader import Encoded, FolderReader, NoTokenizer, has_separator, start_token
-from attnscope.models.huggingface.sight import Sight
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
 from attnscope.models.inspection import accepts
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
+from attnscope.models.text.generation import Sampling, describe_generation, strip_end
 
 
 class HuggingFaceModel(Model):

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.chat import read_messages
-from attnscope.models.tokens import mark_unknown, tokens_of, tokens_of_ids
-from attnscope.models.trial import Trial, tried
-from attnscope.models.vocabulary import Vocabulary
+from attnscope.models.bounds.trial import Trial, tried
+from attnscope.models.text.chat import read_messages
+from attnscope.models.text.tokens import mark_unknown, tokens_of, tokens_of_ids
+from attnscope.models.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

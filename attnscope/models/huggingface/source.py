@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
+from attnscope.models.bounds.limits import bounded
+from attnscope.models.bounds.trial import spell_all, try_first
 from attnscope.models.huggingface.folder import (
     CONFIGS,
     read_config,
@@ -22,8 +24,6 @@ from attnscope.models.huggingface.folder import (
     require_plain_files,
 )
 from attnscope.models.huggingface.hub import require_on_hub
-from attnscope.models.limits import bounded
-from attnscope.models.trial import spell_all, try_first
 from attnscope.offline import network_closed
 
 WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"

@@ -24,9 +24,9 @@ from attnscope.render.image.draw import (
     style_of,
     texts,
 )
-from attnscope.render.image.fonts import families
 from attnscope.render.image.maps import image_values
-from attnscope.render.image.sheet import (
+from attnscope.render.image.sheet.fonts import families
+from attnscope.render.image.sheet.sheet import (
     BELOW,
     LARGE,
     NAME,
@@ -37,7 +37,7 @@ from attnscope.render.image.sheet import (
     Style,
     value_of,
 )
-from attnscope.render.image.wrapping import wrap_title
+from attnscope.render.image.sheet.wrapping import wrap_title
 from attnscope.storage.whole import write_whole
 from attnscope.views.heatmap import Heatmap
 

@@ -17,31 +17,31 @@ import numpy as np
 from attnscope.errors import OutputError
 from attnscope.render.colour import choose_map
 from attnscope.render.image.bars import focus_figure
-from attnscope.render.image.curves import curves_figure
+from attnscope.render.image.charts.curves import curves_figure
+from attnscope.render.image.charts.faithful import faithful_figure
+from attnscope.render.image.charts.stack import stack_figure
+from attnscope.render.image.charts.terms import terms_figure
 from attnscope.render.image.distances import distance_figure, distances_figure
-from attnscope.render.image.faithful import faithful_figure
-from attnscope.render.image.fonts import families
 from attnscope.render.image.grid import grid_figure
 from attnscope.render.image.maps import WEIGHT, head_map_figure, heatmap_figure
 from attnscope.render.image.pair import pair_figure
-from attnscope.render.image.sheet import Style
-from attnscope.render.image.stack import stack_figure
+from attnscope.render.image.sheet.fonts import families
+from attnscope.render.image.sheet.sheet import Style
+from attnscope.render.image.sheet.width import fit_width
 from attnscope.render.image.strip import strip_figure
-from attnscope.render.image.terms import terms_figure
-from attnscope.render.image.width import fit_width
 from attnscope.storage.folder import PICTURES
 from attnscope.storage.whole import write_whole
-from attnscope.views.curves import Curves
+from attnscope.views.charts.curves import Curves
+from attnscope.views.charts.faithful import Faithful
+from attnscope.views.charts.stack import Stack
+from attnscope.views.charts.terms import Terms
 from attnscope.views.distances import DistanceMap, HeadDistances
-from attnscope.views.faithful import Faithful
 from attnscope.views.focus import Focus
 from attnscope.views.grid import Grid
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import Heatmap
 from attnscope.views.pair import HeadPair
-from attnscope.views.stack import Stack
 from attnscope.views.strip import Strip
-from attnscope.views.terms import Terms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from attnscope.axes.places import Place
 from attnscope.render.colour import choose_map
-from attnscope.render.image.axis import short
 from attnscope.render.image.maps import image_values
-from attnscope.render.image.sheet import colour_map, hatch
+from attnscope.render.image.sheet.axis import short
+from attnscope.render.image.sheet.sheet import colour_map, hatch
 from attnscope.views.heatmap import Heatmap
 
 if TYPE_CHECKING:

@@ -21,28 +21,28 @@ from rich.segment import Segment
 
 from attnscope.render.terminal.aligned import aligned_lines
 from attnscope.render.terminal.bars import focus_lines, ranking_lines
-from attnscope.render.terminal.curves import curves_lines
+from attnscope.render.terminal.charts.curves import curves_lines
+from attnscope.render.terminal.charts.stack import stack_lines
+from attnscope.render.terminal.charts.terms import terms_lines
 from attnscope.render.terminal.distances import distance_lines
 from attnscope.render.terminal.grid import grid_lines
 from attnscope.render.terminal.head_map import head_map_lines
 from attnscope.render.terminal.heatmap import heatmap_lines
 from attnscope.render.terminal.pair import pair_lines
 from attnscope.render.terminal.plane import plane_lines
-from attnscope.render.terminal.stack import stack_lines
+from attnscope.render.terminal.sheet.surface import ASCII, CONTROLS, Line, Surface
 from attnscope.render.terminal.strip import strip_lines
-from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface
-from attnscope.render.terminal.terms import terms_lines
 from attnscope.views.aligned import AlignedTexts
-from attnscope.views.curves import Curves
+from attnscope.views.charts.curves import Curves
+from attnscope.views.charts.stack import Stack
+from attnscope.views.charts.terms import Terms
 from attnscope.views.distances import DistanceMap, HeadPlane
 from attnscope.views.focus import Focus
 from attnscope.views.grid import Grid
 from attnscope.views.heads import HeadMap, Ranking
 from attnscope.views.heatmap import Heatmap
 from attnscope.views.pair import HeadPair
-from attnscope.views.stack import Stack
 from attnscope.views.strip import Strip
-from attnscope.views.terms import Terms
 
 TEXT_OF = itemgetter(0)
 """The text of a segment; this is asked ten thousand times a frame."""

@@ -8,9 +8,9 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 
-from attnscope.render.terminal.strokes import footing, heading
-from attnscope.render.terminal.surface import DIM, PLAIN, Line, Surface
-from attnscope.render.terminal.text import cut, fit
+from attnscope.render.terminal.sheet.strokes import footing, heading
+from attnscope.render.terminal.sheet.surface import DIM, PLAIN, Line, Surface
+from attnscope.render.terminal.sheet.text import cut, fit
 from attnscope.views.aligned import AlignedTexts, Step
 
 LONGEST = 24

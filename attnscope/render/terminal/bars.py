@@ -8,9 +8,9 @@ from rich.cells import cell_len
 from rich.segment import Segment
 
 from attnscope.render.terminal.overlay import overlay_lines
-from attnscope.render.terminal.strokes import footing, heading
-from attnscope.render.terminal.surface import BOLD, DIM, TONES, Line, Surface, tone
-from attnscope.render.terminal.text import fit, isolate, number_label, wrap
+from attnscope.render.terminal.sheet.strokes import footing, heading
+from attnscope.render.terminal.sheet.surface import BOLD, DIM, TONES, Line, Surface, tone
+from attnscope.render.terminal.sheet.text import fit, isolate, number_label, wrap
 from attnscope.views.focus import Bars, Focus
 from attnscope.views.heads import Ranking
 

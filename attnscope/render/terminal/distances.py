@@ -9,9 +9,9 @@ import numpy as np
 from rich.segment import Segment
 
 from attnscope.axes.weights import Array
-from attnscope.render.terminal.strokes import colour_bar, footing, half_blocks, heading
-from attnscope.render.terminal.surface import DIM, SHADE_FROM, TONES, Line, Palette, Surface, style_on
-from attnscope.render.terminal.text import centre, cut, fit, flow, wrap
+from attnscope.render.terminal.sheet.strokes import colour_bar, footing, half_blocks, heading
+from attnscope.render.terminal.sheet.surface import DIM, SHADE_FROM, TONES, Line, Palette, Surface, style_on
+from attnscope.render.terminal.sheet.text import centre, cut, fit, flow, wrap
 from attnscope.views.distances import DistanceMap
 
 NUMBERED, SQUARE = 6, 2

@@ -9,7 +9,7 @@ from rich.color import ColorSystem
 from rich.segment import Segment
 
 from attnscope.axes.weights import Array
-from attnscope.render.terminal.surface import RAW, TONES, Line, Palette, tone
+from attnscope.render.terminal.sheet.surface import RAW, TONES, Line, Palette, tone
 
 RESET = "\x1b[0m"
 OWN = 0

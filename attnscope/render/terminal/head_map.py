@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from rich.segment import Segment
 
-from attnscope.render.terminal.strokes import colour_bar, footing, heading
-from attnscope.render.terminal.surface import DIM, TONES, Line, Surface, style_on
+from attnscope.render.terminal.sheet.strokes import colour_bar, footing, heading
+from attnscope.render.terminal.sheet.surface import DIM, TONES, Line, Surface, style_on
 from attnscope.views.heads import HeadMap, number
 
 

@@ -16,8 +16,8 @@ from rich.style import Style
 
 from attnscope.axes.places import Place
 from attnscope.axes.weights import Array
-from attnscope.render.terminal.strokes import colour_bar, footing, half_block_lines, heading, readings
-from attnscope.render.terminal.surface import (
+from attnscope.render.terminal.sheet.strokes import colour_bar, footing, half_block_lines, heading, readings
+from attnscope.render.terminal.sheet.surface import (
     BOLD,
     DIM,
     MARK,
@@ -28,7 +28,7 @@ from attnscope.render.terminal.surface import (
     Surface,
     style_on,
 )
-from attnscope.render.terminal.text import centre, fit, flow, isolate, number_label, upright, wrap
+from attnscope.render.terminal.sheet.text import centre, fit, flow, isolate, number_label, upright, wrap
 from attnscope.views.heatmap import Heatmap
 
 NUMBERED = 4

@@ -12,9 +12,9 @@ from rich.style import Style
 
 from attnscope.axes.weights import Array
 from attnscope.render.overlay import blend, full_light, levels_of, resize
-from attnscope.render.terminal.strokes import colour_bar
-from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface
-from attnscope.render.terminal.text import fit
+from attnscope.render.terminal.sheet.strokes import colour_bar
+from attnscope.render.terminal.sheet.surface import BOLD, DIM, Line, Surface
+from attnscope.render.terminal.sheet.text import fit
 from attnscope.views.overlay import Overlay
 
 WIDEST = 64

@@ -9,9 +9,9 @@ from rich.cells import cell_len
 from rich.segment import Segment
 
 from attnscope.render.terminal.heatmap import heatmap_lines
-from attnscope.render.terminal.strokes import footing, heading
-from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface
-from attnscope.render.terminal.text import cut, fit, isolate, number_label
+from attnscope.render.terminal.sheet.strokes import footing, heading
+from attnscope.render.terminal.sheet.surface import BOLD, DIM, Line, Surface
+from attnscope.render.terminal.sheet.text import cut, fit, isolate, number_label
 from attnscope.views.pair import HeadPair
 
 BESIDE = 110

@@ -8,9 +8,9 @@ import numpy as np
 from rich.segment import Segment
 
 from attnscope.axes.weights import Array
-from attnscope.render.terminal.strokes import footing, heading
-from attnscope.render.terminal.surface import DIM, TONES, Line, Surface, style_on
-from attnscope.render.terminal.text import wrap
+from attnscope.render.terminal.sheet.strokes import footing, heading
+from attnscope.render.terminal.sheet.surface import DIM, TONES, Line, Surface, style_on
+from attnscope.render.terminal.sheet.text import wrap
 from attnscope.views.distances import HeadPlane
 
 WIDEST, TALLEST, LOWEST = 120, 26, 6

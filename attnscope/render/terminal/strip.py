@@ -8,9 +8,9 @@ import numpy as np
 from rich.segment import Segment
 
 from attnscope.render.terminal.grid import columns_of, half_lines, legend, rows_of, thumbnails
-from attnscope.render.terminal.strokes import footing, heading
-from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface
-from attnscope.render.terminal.text import cut, fit
+from attnscope.render.terminal.sheet.strokes import footing, heading
+from attnscope.render.terminal.sheet.surface import BOLD, DIM, Line, Surface
+from attnscope.render.terminal.sheet.text import cut, fit
 from attnscope.views.strip import Series, Strip
 
 NARROWEST, WIDEST = 9, 17

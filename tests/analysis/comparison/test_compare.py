@@ -14,8 +14,8 @@ from attnscope.analysis.comparison.compare import compare
 from attnscope.analysis.comparison.depth import through_layers
 from attnscope.analysis.comparison.head_rows import evenly
 from attnscope.analysis.comparison.two_heads import compare_heads
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load

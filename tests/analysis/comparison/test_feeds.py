@@ -6,8 +6,8 @@ import pytest
 import transformers
 
 from attnscope.analysis.comparison.feeds import find_feeds
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.attention import Head
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
@@ -76,8 +76,8 @@ def test_a_trained_model_of_another_kind_composes():
 
 
 def test_a_file_holds_no_weights_of_a_model(causal):
-    from attnscope.models.keeping import keep_trace
-    from attnscope.models.trace import TracedModel
+    from attnscope.models.kept.keeping import keep_trace
+    from attnscope.models.kept.trace import TracedModel
 
     traced = TracedModel(keep_trace(causal, causal.prepare("A cat.")))
     with pytest.raises(ModelError, match="holds no weights of a model"):

@@ -9,9 +9,9 @@ import transformers
 from torch.nn import functional as F
 
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.intervention.ablation import ablate
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.attention import Head
 from attnscope.capture import recording
 from attnscope.capture.hooks.gate import gated

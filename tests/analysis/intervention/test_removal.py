@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.intervention.removal import Removals
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.attention import Head
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load

@@ -15,7 +15,7 @@ from attnscope.attention import Token
 from attnscope.capture import Keep
 from attnscope.errors import InputError
 from attnscope.models import load
-from attnscope.models.chat import read_messages
+from attnscope.models.text.chat import read_messages
 from tests.cli.run import runner
 from tests.models import folders
 from tests.models.images import picture

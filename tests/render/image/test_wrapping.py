@@ -4,7 +4,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attnscope.render.image.wrapping import BOLD, LINES, wrap, wrap_title
+from attnscope.render.image.sheet.wrapping import BOLD, LINES, wrap, wrap_title
 
 TITLE = "L2H1 · own · “The cat sat on the mat because…” · encoder attention"
 

@@ -6,8 +6,8 @@ from attnscope.analysis.head import one_head
 from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
 from attnscope.models import load
-from attnscope.render.image.axis import COLUMN, ROW
 from attnscope.render.image.draw import drawing
+from attnscope.render.image.sheet.axis import COLUMN, ROW
 
 
 @pytest.fixture(scope="module")

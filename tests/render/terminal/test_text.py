@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from attnscope.axes import visible
-from attnscope.render.terminal.text import clusters, cut, fit, flow, isolate, number_label, upright
+from attnscope.render.terminal.sheet.text import clusters, cut, fit, flow, isolate, number_label, upright
 
 
 @given(st.text(max_size=30), st.integers(0, 20), st.booleans())

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from attnscope.analysis.comparison.compare import compare
+from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.head import one_head
 from attnscope.analysis.overview import overview
 from attnscope.analysis.selection import Selection
-from attnscope.analysis.stats import stats
 from attnscope.analysis.token import one_token
 from attnscope.answers.answer import head_numbers, of_head, of_overview
 from attnscope.answers.compared import of_heads
 from attnscope.attention import Head
 from attnscope.errors import SizeError
 from attnscope.models import Model, ModelInput
-from attnscope.models.keeping import keep_trace
-from attnscope.models.trace import look_at, open_file
+from attnscope.models.kept.keeping import keep_trace
+from attnscope.models.kept.trace import look_at, open_file
 from attnscope.storage.trace import write_trace
 from attnscope.storage.trace.rows import allowed_of, rows_of
 from tests.capture.tiny import FAMILIES, inputs

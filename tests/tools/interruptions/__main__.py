@@ -94,7 +94,8 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    for library in ("torch", "matplotlib.figure", "tokenizers", "attnscope.cli.train", "attnscope.network"):
+    own = ("attnscope.cli.commands.train", "attnscope.network")
+    for library in ("torch", "matplotlib.figure", "tokenizers", *own):
         import_module(library)  # before the forks, so that interruptions fall into the work
     print(
         "| command | interrupted | ended with 130 | had ended | files not whole | second runs that failed |"

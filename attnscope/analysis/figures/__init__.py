@@ -1,0 +1,1 @@
+"""The figures of heads: measured, kept, claimed, and as plain data."""

@@ -1,0 +1,1 @@
+"""What flows through all layers and heads, from a token back to those of the text."""

@@ -1,0 +1,218 @@
+"""What the tokens of each layer are made of, of the text's own: attention through all layers and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from attnscope.analysis.flow.mixing import Mixing
+from attnscope.analysis.naming import find_place
+from attnscope.analysis.selection import Selection
+from attnscope.analysis.sentences import kind_title, kinds_of, name_pass, number_ranges, provenance
+from attnscope.attention import Axis
+from attnscope.axes import Weights
+from attnscope.axes.weights import Array, label_map
+from attnscope.capture.residuals import Residuals
+from attnscope.errors import ModelError, SelectionError
+from attnscope.measures.vectors.flow import (
+    METHODS,
+    Both,
+    add_up_both,
+    add_up_relevance,
+    as_shares,
+    max_flow,
+    roll_out,
+    roll_out_both,
+    with_crossed_residual,
+    with_residual,
+)
+from attnscope.models import Model, ModelInput
+from attnscope.models.kept.file import FileModel
+from attnscope.models.weighed import gradients_of
+
+Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
+
+Rows: TypeAlias = "Sequence[int] | None"
+"""Rows that are asked for, ``None`` for all."""
+
+MOST_FLOWS = 64
+"""Tokens up to which the largest flows between all of them are computed; one token's have no such limit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """By kind of attention, a map for each layer ``[query, key]``: its tokens, made of the text's."""
+
+    method: Method
+    maps: Mapping[str, Sequence[tuple[int, Weights]]]
+    title: str
+    subtitle: str
+    notes: tuple[str, ...]
+    lead: str | None = None
+
+    def titled(self, kind: str, layer: int) -> str:
+        """What one map is: the method, as far as which layer, of which model."""
+        return f"{self.method} through layers 0-{layer} · {self.title} · {kind_title(kind)}"
+
+    def map(self, kind: str | None, layer: int | None) -> tuple[str, int, Weights]:
+        """One map, with its kind and layer; the last one if none is named. Raises ``SelectionError``."""
+        known = " and ".join(map(kind_title, self.maps))
+        if kind is not None and kind not in self.maps:
+            raise SelectionError(f"no {kind_title(kind)} to follow: there is {known}")
+        first = next((each for each in self.maps if each == self.lead), next(iter(self.maps)))
+        kind = kind or ("decoder" if "cross" in self.maps else first)
+        layers = dict(self.maps[kind])
+        layer = max(layers) if layer is None else layer
+        if layer not in layers:
+            raise SelectionError(
+                f"no layer {layer}: the {kind_title(kind)} has layers {number_ranges(layers)}"
+            )
+        return kind, layer, layers[layer]
+
+
+def follow_flow(
+    model: Model,
+    prepared: ModelInput,
+    method: Method,
+    selection: Selection,
+    *,
+    target: str | None = None,
+    token: str | None = None,
+) -> Flow:
+    """Run the model once, and follow attention through its layers.
+
+    ``relevance`` takes one backward pass more, of the prediction ``target``. ``token`` leaves its rows of the
+    largest flows. Raises ``ModelError`` where tokens cannot be followed through all layers.
+    """
+    if method in ("relevance", "alti"):  # which ask more of a pass than its weights
+        if isinstance(model, FileModel):
+            raise ModelError(f"{model.name} is {model.what} and keeps no values: give the model for {method}")
+        prepared = replace(prepared, replay=None)
+    slopes, said = gradients_of(model, prepared, target) if method == "relevance" else ({}, "")
+    mixing = Mixing(slopes if method == "relevance" else None, model.name)
+    if method == "alti":
+        mixing.residuals = Residuals()
+        with mixing.residuals.watching(model.module):
+            model.run(prepared, [mixing.residuals])
+    record = model.run(prepared, [mixing])
+    _require_square(mixing, model.name)
+    notes = (METHODS[method].share, *model.notes, *prepared.notes, *record.notes, *([said] if said else []))
+    maps: dict[str, list[tuple[int, Weights]]] = {}
+    for kind, layer, values, axes in _follow(mixing, method, selection, token):
+        queries, keys = (selection.coarsening(axis) for axis in axes)
+        down, across = queries.averaging(), keys.summing()
+        values = values if down is None else down @ values
+        values = values if across is None else values @ across.T
+        causal = np.triu(np.ones(values.shape, bool), 1) & (kind == "decoder")
+        reached = np.asarray((values > 0) | ~causal)
+        labelled, _ = label_map(values.astype(np.float32), reached, queries, keys)
+        maps.setdefault(kind, []).append((layer, labelled))
+    return Flow(method, maps, name_pass(model, prepared), provenance(record.sites), notes, prepared.lead)
+
+
+def _follow(
+    mixing: Mixing, method: Method, selection: Selection, token: str | None
+) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
+    """By kind and layer, what the tokens are made of, and their labels."""
+    if "cross" in kinds_of(mixing.matrices):
+        return _through_both(mixing, method, selection, token)
+    followed = []
+    for kind in kinds_of(mixing.matrices):
+        sites = [site for site in mixing.matrices if site.kind == kind]
+        matrices = [mixing.matrices[site] for site in sites]
+        if method == "alti":
+            maps = roll_out([as_shares(matrix) for matrix in matrices])
+        elif method == "relevance":
+            maps = add_up_relevance(matrices)
+        elif method == "rollout":
+            maps = roll_out([with_residual(matrix) for matrix in matrices])
+        else:
+            (rows,) = _rows_of(mixing.axes[sites[0]][:1], selection, token)
+            steps = [("encoder", with_residual(matrix)) for matrix in matrices]
+            flows = _flows(steps, 0, len(matrices[0]), (), rows)
+            maps = [made for made in flows if not isinstance(made, tuple)]  # of one sequence all are arrays
+        followed += [
+            (kind, site.layer, made, mixing.axes[site]) for site, made in zip(sites, maps, strict=True)
+        ]
+    return followed
+
+
+def _flows(
+    steps: Sequence[tuple[str, Array]], own: int, other: int, rows: Rows, of_other: Rows
+) -> Iterator[Array | Both]:
+    """The largest flows up to each step, as ``roll_out_both``, of some tokens of either side or of all."""
+    size = max(0 if rows is not None else own, 0 if of_other is not None else other)
+    if size > MOST_FLOWS:
+        raise SelectionError(
+            f"the largest flows between {size:,} tokens take long: name one with --token, or cut the text to "
+            f"{MOST_FLOWS} tokens"
+        )
+    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
+    for count, (kind, _) in enumerate(steps, 1):
+        asked = (of_other, other) if kind == "encoder" else (rows, own)
+        for row in range(asked[1]) if asked[0] is None else asked[0]:
+            flows = max_flow(steps[:count], own, other, row)
+            if kind == "encoder":
+                encoded[row] = flows[:other]
+            else:
+                across[row], side[row] = flows[:other], flows[other:]
+        yield encoded.copy() if kind == "encoder" else (side.copy(), across.copy())
+
+
+def _rows_of(axes: Sequence[Axis], selection: Selection, token: str | None) -> list[Rows]:
+    """The rows of a token in the texts that have it; all rows where none is named."""
+    found, missing = list[Rows](), None
+    for axis in axes:
+        coarsening = selection.coarsening(axis)
+        try:
+            found.append(None if token is None else coarsening.tokens(find_place(coarsening.places, token)))
+        except SelectionError as error:
+            found.append(())
+            missing = error
+    if missing is not None and not any(found):
+        raise missing
+    return found
+
+
+def _through_both(
+    mixing: Mixing, method: Method, selection: Selection, token: str | None
+) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
+    """What the tokens of an encoder-decoder are made of: a decoder's, of tokens of both sides."""
+    crossed = next(axes for site, axes in mixing.axes.items() if site.kind == "cross")
+    own, other = map(len, crossed)
+    steps = []
+    for site, matrix in mixing.matrices.items():
+        if method in ("rollout", "flow"):
+            matrix = with_crossed_residual(matrix) if site.kind == "cross" else with_residual(matrix)
+        elif method == "alti":
+            matrix = as_shares(matrix)
+        steps.append((site.kind, matrix))
+    if method == "flow":
+        rows, of_other = _rows_of(crossed, selection, token)
+        found = list(_flows(steps, own, other, rows, of_other))
+    else:
+        found = (add_up_both if method == "relevance" else roll_out_both)(steps, own, other)
+    maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
+    for site, made in zip(mixing.matrices, found, strict=True):
+        axes = mixing.axes[site]
+        if not isinstance(made, tuple):
+            maps["encoder", site.layer] = made, axes
+            continue
+        side, across = made
+        maps["decoder", site.layer] = side, (axes[0], axes[0])
+        if site.kind == "cross":
+            maps["cross", site.layer] = across, axes
+    return [(kind, layer, made, axes) for (kind, layer), (made, axes) in maps.items()]
+
+
+def _require_square(mixing: Mixing, name: str) -> None:
+    """Raise ``ModelError`` unless every kind has one and the same tokens in all its layers."""
+    for kind in kinds_of(mixing.matrices):
+        sizes = {matrix.shape for site, matrix in mixing.matrices.items() if site.kind == kind}
+        one = next(iter(sizes))
+        if len(sizes) > 1 or (kind != "cross" and one[0] != one[1]):
+            shapes = ", ".join(f"{rows} × {columns}" for rows, columns in sorted(sizes))
+            raise ModelError(f"the tokens of {name} change on the way ({kind_title(kind)}: {shapes})")

@@ -1,0 +1,1 @@
+"""Where in a picture or a sound attention lies."""

@@ -1,0 +1,1 @@
+"""Attention that a module writes out itself: a softmax, sums over keys, additive scores."""

@@ -1,0 +1,241 @@
+"""Step 2, by hand-written attention: follow the result of a softmax until it weighs values.
+
+A softmax is attention when its result, through views, permutations, slices, casts, dropout and
+element-wise masks, is one side of a product with something that is no parameter. A router's softmax
+picks experts, an output head's is returned, an indexer's ranks keys: none of them gets there. Gates do
+(the kernels of a dynamic convolution, the mixing of parallel streams), but they come straight from a
+linear layer with several outputs, where attention scores are products of two activations or, in additive
+attention, made of pairs of them (``pairs.py``). So a softmax of such a layer's output is not followed, unless
+the layer mixed the heads of a product (talking heads). A layer that mixes heads behind the softmax leaves
+weights that may be negative: no distribution, which the record names in the place of a picture.
+
+The weights reported are that operand of the product: what values were truly weighted with. The masked keys
+come from the softmax's input (see ``masked_keys``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from attnscope.capture.hooks.handwritten.pairs import PAIRING, Pairs
+from attnscope.capture.hooks.handwritten.parameters import Learned, is_parameter
+from attnscope.capture.hooks.handwritten.pooling import TIMES, Move, Pooling, Product
+from attnscope.capture.lineage.functions import CARRYING, ELEMENTWISE, RESHAPING
+from attnscope.capture.lineage.products import spell_out
+from attnscope.capture.rows.mapped import reveal
+from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, masked_keys
+
+
+class Trails:
+    """The tensors of one pass that hold softmax results; gone as soon as the model drops them."""
+
+    def __init__(self, learned: Learned) -> None:
+        self._learned = learned
+        self._trails: Any = WeakTensorKeyDictionary()
+        self._softmaxes = 0
+        self._gates: Any = WeakTensorKeyDictionary()
+        self._scores: Any = WeakTensorKeyDictionary()  # products of two activations (four axes), and pairs
+        self._pairs, self._pooling = Pairs(), Pooling()
+
+    def project(self, source: Tensor, weight: Tensor, result: Tensor) -> None:
+        """Note the output of a linear layer: gates, unless it mixes the heads of scores or of weights."""
+        self.mix(source, result)
+        if source in self._scores:
+            self._scores[result] = True
+        elif weight.shape[0] > 1 and self._learned.holds(weight):
+            self._gates[result] = True
+
+    def multiply(self, args: Sequence[Any], result: Tensor) -> None:
+        """Note a product that weighed no values: scores, or weights times a parameter."""
+        given = [part for arg in args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+        operands = [part for part in given if isinstance(part, Tensor)]
+        weights = [operand for operand in operands if operand in self._trails]
+        if weights and any(self._learned.holds(operand) for operand in operands):
+            self.mix(weights[0], result)
+        elif not weights and result.ndim >= 4 and not any(map(self._learned.holds, operands)):
+            self._scores[result] = True
+
+    def mix(self, source: Tensor, result: Tensor) -> None:
+        """Follow weights through a learned layer over their heads, which keeps their shape."""
+        trail = self._trails.get(source) if source.ndim >= 4 and source.shape == result.shape else None
+        if trail is not None and not trail.gates:
+            self._trails[result] = replace(trail, masked=None, mixed=True)
+
+    def start(self, path: tuple[str, ...], scores: Tensor, axis: int, result: Tensor) -> bool:
+        """Follow the result of a softmax over ``axis`` of ``scores``; False if the scores are gates."""
+        gates = scores in self._gates
+        if result.ndim >= 2 and result.is_floating_point():
+            shapes = tuple(t.shape for t in (result,) if t.ndim == 4)
+            self._softmaxes += 1
+            masked = None if gates else masked_keys(scores, axis)
+            self._trails[result] = Trail(path, masked, shapes, softmax=self._softmaxes, gates=gates)
+        return not gates
+
+    def follow(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
+    ) -> bool:
+        """Carry the trail of the first followed argument on to the result of a harmless function.
+
+        Returns whether the function made pairs.
+        """
+        paired = name in PAIRING and isinstance(result, Tensor) and self._pairs.are_made(args, result)
+        if paired:
+            self._scores[result] = True
+        elif name == "repeat":
+            self._pairs.repeat(args[0], result)
+        elif name in CARRYING and self._gates and _holds_tensors(result) and self._are_gates(args):
+            for part in (result,) if isinstance(result, Tensor) else result:
+                self._gates[part] = True
+        if (
+            self._scores
+            and isinstance(result, Tensor)
+            and any(isinstance(arg, Tensor) and arg in self._scores for arg in args)
+        ):
+            self._scores[result] = True
+        if self._trails:
+            self._follow_weights(name, func, args, kwargs, result)
+        return paired
+
+    def _follow_weights(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        source = next((arg for arg in args if isinstance(arg, Tensor) and arg in self._trails), None)
+        if source is None:
+            return
+        trail = self._trails[source]
+        if name in RESHAPING and source is args[0] and _holds_tensors(result):
+            masked = None if trail.masked is None else func(trail.masked, *args[1:], **kwargs)
+            if isinstance(result, Tensor):
+                self._carry(trail, result, masked)
+            else:
+                for index, part in enumerate(result):
+                    self._carry(trail, part, None if masked is None else masked[index])
+        elif name in ELEMENTWISE and isinstance(result, Tensor) and result.shape == source.shape:
+            self._carry(trail, result, trail.masked)
+        elif name in TIMES and isinstance(result, Tensor):
+            self._pooling.weigh(args, result, source)
+
+    def pooled(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor, move: Move
+    ) -> Product | None:
+        """One row of weights, values, and what they gave, if a sum or an einsum is such a product."""
+        if not self._trails or not isinstance(result, Tensor):
+            return None
+        if name == "einsum":
+            given = [arg for arg in args[1:] if isinstance(arg, Tensor)]
+            if sum(arg in self._trails for arg in given) == 1 and len(given) == 2:
+                return self._pooling.contracted(args, kwargs, result, self._trails, move)
+        return self._pooling.summed(args, kwargs, result, move) if name == "sum" else None
+
+    def _are_gates(self, args: Sequence[Any]) -> bool:
+        """Whether nothing but gates, parameters and masks went into a function."""
+        given = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+        gates = [arg for arg in given if arg in self._gates]
+        return bool(gates) and all(arg in self._gates or self._learned.holds(arg) for arg in given)
+
+    def _carry(self, trail: Trail, result: Tensor, masked: Tensor | None) -> None:
+        shapes = (*trail.shapes, result.shape) if result.ndim == 4 else trail.shapes
+        self._trails[result] = replace(trail, masked=masked, shapes=shapes)
+
+    def weighing(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
+    ) -> Weighing | None:
+        """The attention weights among the operands of a product, if there are any, and what they gave."""
+        if not self._trails:
+            return None
+        if name == "einsum":
+            return self._einsum(args, result)
+        operands = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if name == "baddbmm":
+            operands = operands[1:]
+        if len(operands) < 2:
+            return None
+        left, right = (operands[1], operands[0]) if name == "__rmatmul__" else operands[:2]
+        followed = [operand in self._trails for operand in (left, right)]
+        if followed == [True, False] and left.ndim >= 2:
+            trail = self._trails[left]
+            found = _attention(trail, left, right, right.ndim - 2, tuple(range(left.ndim)))
+            return _with_product(found, right, result, name)
+        if followed == [False, True] and right.ndim >= 2:
+            trail = self._trails[right]
+            axes = (*range(right.ndim - 2), right.ndim - 1, right.ndim - 2)
+            found = _attention(trail, right, left, left.ndim - 1, axes)
+            return _with_product(found, left.mT, result.mT, name) if left.ndim > 1 else found
+        return None
+
+    def _einsum(self, args: Sequence[Any], result: Tensor) -> Weighing | None:
+        """Attention weights in ``einsum(equation, weights, values)``, in either order."""
+        if not args or not isinstance(args[0], str):
+            return None
+        operands = list(args[1]) if isinstance(args[1], (list, tuple)) else list(args[1:])
+        followed = [index for index, operand in enumerate(operands) if operand in self._trails]
+        if len(operands) != 2 or len(followed) != 1:
+            return None
+        weights, values = operands[followed[0]], operands[1 - followed[0]]
+        inputs, _, output = spell_out(args[0], operands).partition("->")
+        names = inputs.split(",")
+        ours, theirs = names[followed[0]], names[1 - followed[0]]
+        keys = [axis for axis in ours if axis in theirs and axis not in output]
+        queries = [axis for axis in ours if axis not in theirs and axis in output]
+        shared = [axis for axis in ours if axis in theirs and axis in output]
+        if len(keys) != 1 or not queries or len(keys) + len(queries) + len(shared) != len(ours):
+            return None
+        # heads that share their values have an axis that the values lack; the last such axis is the queries
+        places = tuple(ours.index(axis) for axis in (*shared, *queries, keys[0]))
+        trail = self._trails[weights]
+        grouped = len(queries) > 1
+        found = _attention(trail, weights, values, theirs.index(keys[0]), places, grouped)
+        rest = [axis for axis in theirs if axis not in ours]
+        known = [*(axis for axis in (*shared, *queries) if axis in output), *rest]
+        if len(rest) != 1 or sorted(known) != sorted(output):
+            return found
+        laid = values.permute([theirs.index(axis) for axis in (*shared, keys[0], *rest)])
+        for place in range(len(queries) - 1):  # heads in groups
+            laid = laid.unsqueeze(len(shared) + place)
+        return _with_product(
+            found, laid, result.permute([output.index(axis) for axis in known]), name="einsum"
+        )
+
+
+def _with_product(found: Weighing | None, values: Tensor, result: Tensor, name: str) -> Weighing | None:
+    """The weighing with its values and what they gave, where nothing else was added."""
+    if found is None or name == "baddbmm":
+        return found
+    return replace(found, values=values.detach(), output=result.detach())
+
+
+def _attention(
+    trail: Trail,
+    operand: Tensor,
+    values: Tensor,
+    key_axis: int,
+    axes: tuple[int, ...],
+    grouped: bool | None = None,
+) -> Weighing | None:
+    """The weighing, unless the values are a parameter or the rows are no distribution over keys.
+
+    ``axes`` are those of the operand, in the order batch, heads, query, key.
+    """
+    weights, masked = operand.permute(axes), None if trail.masked is None else trail.masked.permute(axes)
+    if is_parameter(values) or values.ndim < 2:
+        return None
+    (whole,) = reveal(weights.detach())
+    if not trail.mixed and float(whole.float().sum(-1).amax()) > 1 + ROUNDING:
+        return None
+    if not trail.mixed and float(whole.amin()) < 0:
+        trail = replace(trail, signed=True)
+    if grouped is None:
+        grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])
+    return Weighing(trail, weights.detach(), masked, grouped, operand, axes, values, key_axis)
+
+
+def _holds_tensors(result: Any) -> bool:
+    """Whether a function returned a tensor or several, and no size, type or number."""
+    if isinstance(result, (tuple, list)):
+        return bool(result) and all(isinstance(part, Tensor) for part in result)
+    return isinstance(result, Tensor)

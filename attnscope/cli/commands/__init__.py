@@ -1,0 +1,105 @@
+"""The commands by name, a file each, which is imported when it is asked for: no look pays for another."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from attnscope.registry import docstring
+
+NAMES = (
+    "show", "find", "spans", "align", "flow", "stats", "compare", "browse", "export", "info", "check",
+    "train", "loss", "schema", "cache",
+)  # fmt: skip
+"""Every command, in the order of the help: a function of this name in the file of this name."""
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Commands(Mapping[str, Any]):
+    """Every command by its name, as Typer has it."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in NAMES:
+            raise KeyError(name)
+        return _build(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        return len(NAMES)
+
+
+class Command(TyperCommand):
+    """A command that checks what there is to check."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options and arguments."""
+        words = inspect.signature(self.callback or _take).parameters
+        kinds = {name: next(iter(get_args(word.annotation)), None) for name, word in words.items()}
+        return _spare(super().get_params(ctx), kinds)
+
+
+class Group(TyperGroup):
+    """The command line, with the commands of ``Commands``."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes | {"commands": Commands()})
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options before a command."""
+        return _spare(super().get_params(ctx), {})
+
+
+def find_command(name: str) -> Callable[..., None]:
+    """The function of a command."""
+    function: Callable[..., None] = getattr(import_module(f"attnscope.cli.commands.{name}"), name)
+    return function
+
+
+@cache
+def _build(name: str) -> Any:
+    """A command as Typer has it: its docstring is its help, each paragraph free to flow with the terminal."""
+    function = find_command(name)
+    text, title, examples = docstring(function).partition("\nExample")
+    paragraphs = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    alone = typer.Typer(add_completion=False, context_settings=HELP)
+    alone.command(cls=Command, help=paragraphs, epilog=title.strip() + examples)(function)
+    return get_command(alone)
+
+
+def _spare(parameters: Any, kinds: Mapping[str, Any]) -> Any:
+    """Parameters whose values are checked where they can be wrong.
+
+    Typer asks pydantic about every value, and to import that takes a fifth of a look at a pass that is kept.
+    """
+    for parameter in parameters:
+        if "process_value" not in vars(parameter) and not parameter.required:
+            parameter.process_value = partial(
+                _take, parameter, kinds.get(parameter.name), parameter.process_value
+            )
+    return parameters
+
+
+def _take(parameter: Any, kind: Any, check: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    """A value as it is: one that was not given, a text, or a path, of which nothing is asked here."""
+    if parameter.multiple:
+        return check(context, value) if value else ()
+    if value is None and parameter.callback is not None:
+        return parameter.callback(context, parameter, value)
+    if value is None or (
+        parameter.callback is None and (kind in (str, str | None) or value == parameter.default)
+    ):
+        return value
+    if kind in (Path, Path | None) and isinstance(value, str):
+        return Path(value)
+    return check(context, value)

@@ -1,0 +1,221 @@
+"""``attnscope stats``: the figures of every head."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from attnscope.answers import figures
+from attnscope.answers.figure_table import print_table
+from attnscope.cli.command import command
+from attnscope.cli.corpus import check_texts, measure_corpus
+from attnscope.cli.heads import select
+from attnscope.cli.looks.by_position import check_parts, parse_rows, show_curves
+from attnscope.cli.looks.faithful import check_alone, show_heads
+from attnscope.cli.options.corpus import CorpusOptions
+from attnscope.cli.options.measured import MeasuredHeads, StatsOptions, StatsOutput
+from attnscope.cli.options.model import WeighedModelOptions
+from attnscope.cli.options.picture import PrintedOptions, check_data, check_picture
+from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.plain import print_answer
+from attnscope.cli.source import Source, load_model, read_source, reading
+
+if TYPE_CHECKING:
+    from attnscope.analysis.figures.conditions import Condition
+    from attnscope.analysis.figures.stats import Stats
+    from attnscope.analysis.selection import Selection
+    from attnscope.cli.last_look import Way
+    from attnscope.measures import HeadFigures
+
+
+@command
+def stats(
+    source: SourceOptions,
+    corpus: CorpusOptions,
+    attention: MeasuredHeads,
+    output: StatsOutput,
+    asked: StatsOptions,
+    picture: PrintedOptions,
+    model: WeighedModelOptions,
+) -> None:
+    """Measure every head on a text, at any length that the model reads, or over all texts of a corpus.
+
+    Each figure is an average over the rows that count; --explain says which those are. In parentheses
+    stands the baseline: the figure on even attention. Over a corpus, ± is the standard error over its texts.
+
+    Examples:
+
+    attnscope stats "The cat sat on the mat because it was tired." --sort previous --top 5
+
+    attnscope stats -f book.txt -m openai-community/gpt2 --truncate --where "entropy<1 and role!=first"
+
+    attnscope stats -f sample_inputs/repeated.txt -m own-causal --truncate --by-position induction
+
+    attnscope stats -f book.txt --sort induction --pooled book.npz
+
+    attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
+
+    attnscope stats --texts corpus.txt -m own-causal --ablation zero
+
+    torchrun --nproc-per-node 2 -m attnscope stats --texts corpus.txt
+
+    attnscope stats --explain induction
+    """
+    if output.list or output.explain is not None:
+        _explain(output.explain)
+        return
+    check_texts(corpus, source)
+    check_parts(asked.rows, asked.by_position, one=corpus.texts is None)
+    given = None if corpus.texts else read_source(source, model)
+    if asked.faithful:
+        check_alone(given is not None and source.saved is None and not output.as_csv and not output.head_map)
+        assert given is not None
+        check_picture(output.out, picture.cmap, one=True)
+        shown = select(attention)
+        show_heads(given, shown, model, attention.top, output.out, picture, as_json=output.as_json)
+        return
+    from attnscope.analysis.corpus.processes import torchrun_processes
+    from attnscope.analysis.figures.conditions import parse_conditions
+    from attnscope.measures import DEFAULT
+
+    met = parse_conditions(attention.where) if attention.where is not None else ()
+    if asked.ablation == "mean" and corpus.texts is None:
+        raise typer.BadParameter("a mean is taken over a corpus: add --texts", param_hint="--ablation")
+    predicting = asked.importance or asked.ablation is not None
+    names = (*DEFAULT, *_measures(attention.sort, output.head_map, met, asked))
+    names = tuple(dict.fromkeys(names))
+    drawn = output.head_map or asked.by_position
+    _check_output(output, drawn is not None, asked.pooled, picture.cmap, one=corpus.texts is None)
+    selection = select(attention)
+    if given is not None and asked.by_position is not None:
+        said = model.said if output.as_json else None
+        show_curves(given, selection, asked.by_position, attention.top, output.out, picture, said)
+        return
+    if given is not None:
+        result = _measure(given, selection, names, asked, saving=output.out is not None)
+    else:
+        result = measure_corpus(
+            corpus, source, lambda: load_model(model, predicting=predicting), selection, names,
+            exact_kernel=asked.exact_kernel, importance=asked.importance, ablation=asked.ablation,
+        )  # fmt: skip
+    if torchrun_processes().number:
+        return
+    if output.head_map is not None:
+        _draw(result, output.head_map, output.out, picture)
+        return
+    sort = attention.sort or next(iter(figures.of_predictions(result)), None)
+    heads = _listed(result, met, sort)[: attention.top]
+    if output.as_json:
+        print_answer("stats", figures.numbers_of(result, heads) | model.said)
+    elif output.as_csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(figures.table_of(result, heads, names))
+    else:
+        from rich.console import Console
+
+        print_table(result, heads, sort, Console(highlight=False))
+
+
+def _listed(result: Stats, met: tuple[Condition, ...], sort: str | None) -> list[HeadFigures]:
+    """The heads that meet all conditions. Raises ``SelectionError`` for a figure that none can have."""
+    names = [condition.name for condition in met if condition.name != "role"]
+    for name in [*names, *([sort] if sort else [])]:
+        figures.require_figure(result, name)
+    heads = [head for head in result.heads if all(condition.meets(head) for condition in met)]
+    return figures.sort_heads(result, heads, sort) if sort else heads
+
+
+def _measures(
+    sort: str | None, head_map: str | None, met: tuple[Condition, ...], asked: StatsOptions
+) -> list[str]:
+    """The measures that options name. Raises ``SelectionError`` for one that does not exist."""
+    from attnscope.measures import MEASURES
+
+    conditions = (condition.name for condition in met if condition.name != "role")
+    named = [name for name in (sort, head_map, *conditions) if name is not None]
+    if figures.IMPORTANCE in named and not asked.importance:
+        raise typer.BadParameter("add --importance: it takes a second pass", param_hint="--importance")
+    if figures.ABLATION in named and asked.ablation is None:
+        raise typer.BadParameter("add --ablation zero: it takes a pass a head", param_hint="--ablation")
+    measures = [name for name in named if name not in figures.PREDICTIONS]
+    for name in measures:
+        MEASURES[name]
+    return measures
+
+
+def _check_output(
+    output: StatsOutput, drawn: bool, pooled: Path | None, cmap: str | None, *, one: bool
+) -> None:
+    """Refuse what could not be written at the end; ``one`` says that one text is measured."""
+    if output.out is not None and not drawn:
+        message = "--out saves a picture: add --map MEASURE or --by-position MEASURE"
+        raise typer.BadParameter(message, param_hint="--out")
+    check_picture(output.out, cmap, one=True, signed=True)
+    if pooled is not None:
+        if not one:
+            raise typer.BadParameter("it goes with one text, not with --texts", param_hint="--pooled")
+        check_data(pooled)
+
+
+def _measure(
+    given: Source, selection: Selection, names: tuple[str, ...], asked: StatsOptions, *, saving: bool
+) -> Stats:
+    """The figures of one text; its maps are saved where they are asked for."""
+    from attnscope.analysis.figures.stats import stats as measure
+    from attnscope.measures import DEFAULT
+
+    way: Way = "fused" if names == DEFAULT else "other"
+    loaded, prepared = given.open(
+        predicting=asked.importance or asked.ablation is not None,
+        looking=asked.pooled is None,
+        way="kernel" if asked.exact_kernel or asked.rows is not None else way,
+        saving=saving,
+    )
+    with reading(loaded, prepared):
+        result = measure(
+            loaded,
+            prepared,
+            selection,
+            names=names,
+            exact_kernel=asked.exact_kernel,
+            importance=asked.importance,
+            ablation=asked.ablation is not None,
+            pool=asked.cell if asked.pooled else None,
+            rows=parse_rows(asked.rows),
+        )
+        if asked.pooled is not None:
+            from attnscope.render.layers import save_layers
+
+            assert result.maps is not None
+            save_layers(result.maps, asked.pooled)
+            print(f"saved {asked.pooled}", file=sys.stderr)
+    return result
+
+
+def _draw(result: Stats, name: str, out: Path | None, picture: PrintedOptions) -> None:
+    """One measure of all heads as a map, printed or saved."""
+    from attnscope.answers.answer import of_maps
+    from attnscope.cli import answers
+
+    maps = of_maps(figures.maps(result, name))
+    if out is not None:
+        answers.save(maps, out, picture)
+    else:
+        answers.print_views(maps, picture)
+
+
+def _explain(name: str | None) -> None:
+    """Print what one measure or role means, or a line for each."""
+    from attnscope.measures import MEASURES, explain
+
+    if name is not None:
+        print(explain(name))
+        return
+    width = max(len(name) for name in MEASURES)
+    for name, measure in MEASURES.items():
+        print(f"{name:{width}}  {measure.unit:6}  {measure.formula}")
+    print(f"{'offset=K':{width}}  {'share':6}  A[i, i+K], for any K: offset=-2")
+    print(f"{'[NAME]':{width}}  {'share':6}  Σ A[i, j] over special tokens of that name: [CLS], </s>")

@@ -1,0 +1,1 @@
+"""What an option makes a command look at instead: one file a look."""

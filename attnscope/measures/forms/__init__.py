@@ -1,0 +1,1 @@
+"""What a measure may be a function of: where a key stands, its token, or whole rows."""

@@ -1,0 +1,146 @@
+"""A text with pictures in it, as a vision-language model of transformers reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Axis, Kind, Token
+from attnscope.axes.weights import Array
+from attnscope.errors import InputError
+from attnscope.models.bounds.trial import try_first
+from attnscope.models.huggingface.pictures.images import ask_processor, place_fields
+from attnscope.models.huggingface.pictures.prompts import IDS, Prompts
+from attnscope.models.huggingface.pictures.tokens import PictureTokens
+from attnscope.models.huggingface.reader import FolderReader
+from attnscope.models.inputs import Chat, ModelInput
+from attnscope.models.regions import find_coordinates, find_owners, find_regions
+from attnscope.models.text.tokens import tokens_of_ids
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SHARE = 3
+"""Pixels of a picture that take as long to prepare as a byte of text, at most."""
+
+
+@dataclass(frozen=True)
+class PictureText:
+    """Reads texts with pictures for the ``module``, with the ``processor`` of its folder.
+
+    ``video``: the pictures are frames of a video.
+    """
+
+    name: str
+    module: nn.Module
+    processor: Any
+    reader: FolderReader
+    settings: Mapping[str, Any]
+    video: bool = False
+
+    def read(self, images: Sequence[Image], text: str, chat: Chat | None, device: torch.device) -> ModelInput:
+        """The inputs and labelled axes of a text with pictures.
+
+        They stand where the text has signs for them, or before the text; in a chat, where the template puts
+        them. Raises ``InputError`` for what the processor refuses.
+        """
+        prompts = Prompts(
+            self.name, self.processor, self.module, 1 if self.video else len(images), self.video
+        )
+        if chat is None:
+            prompt = prompts.write(text, lambda prompt: len(self._try(prompt, images)["input_ids"][0]))
+        else:
+            prompt = prompts.write_chat(text, chat)
+        fields = self._try(prompt, images)
+        inputs = place_fields(fields, self.module, device)
+        ids = inputs["input_ids"][0].tolist()
+        tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
+        return self._label(prompt, images, inputs, tokens)
+
+    def _try(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
+        """``_process``, tried in a copy of the process first: a folder says how many tokens there are."""
+
+        def work() -> None:
+            torch.set_num_threads(1)  # a copy has no other threads
+            self._ask(prompt, images)
+
+        pixels = sum(image.width * image.height for image in images)
+        try_first(f"the processor of {self.name}", work, pixels // SHARE)
+        return self._process(prompt, images)
+
+    def _process(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
+        return ask_processor(self.name, "picture", lambda: self._ask(prompt, images))
+
+    def _ask(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
+        """What the processor makes of a text and its pictures."""
+        given: dict[str, Any] = {"images": images[0] if len(images) == 1 else list(images)}
+        if self.video:
+            frames = np.stack([np.asarray(image) for image in images])  # [frame, row, column, 3]
+            given = {"videos": [frames], "do_sample_frames": False}
+        return dict(self.processor(text=prompt, **given, return_tensors="pt"))
+
+    def _label(
+        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], tokens: tuple[Token, ...]
+    ) -> ModelInput:
+        """The input with its axes: tokens of pictures are named by their row and column in them."""
+        sizes = {name: value.numel() for name, value in inputs.items() if value.is_floating_point()}
+        if not sizes:
+            raise InputError(
+                f"the processor of {self.name} makes nothing of the picture that the model reads"
+            )
+        kind, length, found = self._find(prompt, images, inputs, max(sizes, key=lambda name: sizes[name]))
+        axes: dict[Kind, tuple[Axis, Axis]] = {}
+        named: Sequence[Token]
+        if kind == "cross":
+            named = found.name_across(length)
+            axes["cross"] = tokens, tuple(named)
+        else:
+            tokens = found.name_in_text(tokens, self._standing(inputs["input_ids"][0].tolist(), found))
+            named = tokens
+        axes["decoder"] = tokens, tokens  # the tower has other tokens, though they may be as many
+        notes: tuple[str, ...] = ()
+        if not found.placed:
+            notes = ("no token stands for a part of the picture alone: those of the picture are numbered",)
+        elif found.shared > 1:
+            notes = (f"each token of the video stands for the same part of {found.shared} frames",)
+        pictures = found.lay_out(images, named)
+        return ModelInput(inputs, axes, tokens, notes, self.settings, pictures=pictures)
+
+    def _find(
+        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], pixels: str
+    ) -> tuple[Kind, int, PictureTokens]:
+        """Which tokens, on which axis of how many tokens, stand for which parts of the pictures."""
+        from PIL import Image as pillow
+
+        word = "frame" if self.video else "image"
+        nothing = PictureTokens(word, [{} for _ in images])
+        owners = find_owners(self.module, {**inputs, **self.settings}, pixels)
+        if owners is None:
+            return "decoder", inputs["input_ids"].shape[1], nothing
+
+        def prepare(arrays: Sequence[Array]) -> Tensor:
+            made: Tensor = self._process(prompt, [pillow.fromarray(array) for array in arrays])[pixels]
+            return made
+
+        shapes = [(image.height, image.width) for image in images]
+        tokens = owners.tokens.cpu().numpy()
+        where = find_coordinates(prepare, shapes)
+        owned = {int(number) for number in np.unique(tokens) if number >= 0}
+        if where is None or where[0].x.shape != tokens.shape:
+            return owners.kind, owners.length, nothing
+        regions = [
+            find_regions(tokens, each, *shape) or {} for each, shape in zip(where, shapes, strict=True)
+        ]
+        return owners.kind, owners.length, PictureTokens(word, regions, owned.difference(*regions))
+
+    def _standing(self, ids: Sequence[int], found: PictureTokens) -> set[int]:
+        """The positions at which the text has an id that stands for a picture."""
+        config: Any = self.module.config
+        signs: set[object] = {ids[position] for regions in found.regions for position in regions}
+        signs |= {getattr(config, name, None) for name in IDS["video" if self.video else "image"]}
+        return {position for position, id_ in enumerate(ids) if id_ in signs}

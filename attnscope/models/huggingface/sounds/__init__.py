@@ -1,0 +1,1 @@
+"""Sounds as models of transformers hear them."""

@@ -1,0 +1,235 @@
+"""Models of transformers that hear: encoders of sound, and those with a decoder that writes what is said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Axis, Head, Kind, Token
+from attnscope.errors import InputError, ModelError, first_line
+from attnscope.memory import require
+from attnscope.models.bounds.limits import bounded
+from attnscope.models.bounds.trial import try_first
+from attnscope.models.huggingface.letters import is_ctc, name_letters, spell_letters
+from attnscope.models.huggingface.model import HuggingFaceModel
+from attnscope.models.huggingface.pictures.images import place_fields
+from attnscope.models.huggingface.reader import start_token
+from attnscope.models.huggingface.sounds.frames import find_bands, find_frames
+from attnscope.models.inputs import Heard, ModelInput, Objective, Part
+from attnscope.models.text.tokens import tokens_of_ids
+from attnscope.storage.sound import RATES, Sound, read_sound
+
+PREPARED = 2 << 30
+"""Bytes that preparing a sound may take: a folder says how."""
+
+CONVOLVED = 3
+"""Times that the numbers behind the first convolution are held at once: before and after their norm."""
+
+
+class SpeechModel(HuggingFaceModel):
+    """A transformers model that hears, with its feature extractor, and its tokenizer if it writes.
+
+    ``preferred`` is the folder's generation config: languages, tasks, and the heads that align words.
+    """
+
+    def __init__(self, *given: Any, preferred: Any = None, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.preferred = preferred
+        if self.encoder_decoder and self.positions is None:
+            limit = getattr(self.module.config, "max_target_positions", None)
+            self.positions = limit if isinstance(limit, int) and limit > 0 else None
+
+    def prepare(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
+    ) -> ModelInput:
+        """Raises ``InputError``: there is nothing to hear in a text."""
+        raise InputError(f"{self.name} hears: give it a sound with --audio FILE")
+
+    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
+        """A sound file as the model hears it, and ``text``, what is said, as its decoder reads it."""
+        if text is not None and not self.encoder_decoder:
+            raise InputError(f"{self.name} hears and reads no text: leave out the text beside --audio")
+        extractor, part = self._extractor, part or Part()
+        sound, notes = self._listen(path, part)
+        name = str(getattr(self.module, "main_input_name", ""))
+        values, heard = self._extract(path, sound, name)
+        frames = find_frames(self.name, self.module, values, heard, sound, extractor)
+        heard_as: tuple[Token, ...] = frames.tokens if frames is not None else ()
+        axis: Axis = heard_as or range(0)
+        inputs, axes = {name: values}, dict[Kind, tuple[Axis, Axis]]()
+        if frames is None:
+            notes += (f"how long a frame of {self.name} is is not known: they are numbered",)
+        else:
+            axes["encoder"] = (axis, axis)
+        if self.encoder_decoder:
+            said, more = self._said(values, name, text, part.truncate)
+            notes += more
+            inputs["decoder_input_ids"] = self._tensor([token.id for token in said])
+            axes["decoder"] = (said, said)
+            if frames is not None:
+                axes["cross"] = (said, axis)
+        heard_for = None
+        if frames is not None:
+            heard_for = Heard(frames.seconds, frames.heard, find_bands(values, frames.count), sound.begin)
+        prepared = ModelInput(inputs, axes, heard_as, notes, self.settings, heard=heard_for)
+        return (
+            self._read_letters(prepared) if heard_for is not None and is_ctc(self.module.config) else prepared
+        )
+
+    def _read_letters(self, prepared: ModelInput) -> ModelInput:
+        """The same with what the CTC head reads at each frame in the names of the frames: one pass."""
+        assert prepared.heard is not None
+        frames, heard = prepared.tokens, prepared.heard
+        if self.reader.tokenizer is None or self.writer is None:
+            lacks = "vocabulary" if self.writer is not None else "weights"
+            return replace(prepared, notes=(*prepared.notes, f"no letters: the CTC head has no {lacks} here"))
+        self._require_memory(prepared)
+        with torch.inference_mode(), self.threads(prepared), self._quoting(prepared):
+            ids = self.writer(**prepared.inputs).logits[0].argmax(-1).cpu().numpy()
+        each = len(ids) // len(frames)
+        letters = spell_letters(ids, heard.seconds / each, self.reader.tokenizer) if each else None
+        if letters is None:
+            why = "its vocabulary has no blank" if each else "its frames are longer than those of the encoder"
+            return replace(prepared, notes=(*prepared.notes, f"no letters of the CTC head: {why}"))
+        named = name_letters(frames, letters)
+        axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (named, named)}
+        return replace(prepared, tokens=named, axes=axes, heard=replace(heard, letters=letters))
+
+    @property
+    def alignment_heads(self) -> tuple[Head, ...]:
+        """The heads that align words with the sound, as the folder names them; none if it does not."""
+        named = getattr(self.preferred, "alignment_heads", None)
+        pairs = named if isinstance(named, list | tuple) else ()
+        return tuple(
+            Head(*pair)
+            for pair in pairs
+            if isinstance(pair, list | tuple) and len(pair) == 2 and all(type(one) is int for one in pair)
+        )
+
+    @cached_property
+    def _extractor(self) -> Any:
+        """What prepares a sound. Raises ``ModelError`` for one that asks for what no sound has."""
+        extractor = self._load_processor()
+        extractor = getattr(extractor, "feature_extractor", extractor)
+        rate: Any = getattr(extractor, "sampling_rate", None)
+        if rate not in RATES:
+            raise ModelError(f"the feature extractor of {self.name} asks for {rate!r} samples a second")
+        return extractor
+
+    @property
+    def at_once(self) -> float:
+        """How many seconds it hears at once; those that only look at a whole sound have no limit."""
+        most = getattr(self._extractor, "n_samples", None)
+        return most / self._extractor.sampling_rate if isinstance(most, int) and most > 0 else math.inf
+
+    def _listen(self, path: Path, part: Part) -> tuple[Sound, tuple[str, ...]]:
+        """The sound at the rate of the extractor, as long as the model hears at once."""
+        sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
+        if sound.seconds <= self.at_once:
+            self._require_room(sound)
+            return sound, ()
+        if not part.truncate:
+            raise InputError(
+                f"{path} has {sound.seconds:.1f} seconds and {self.name} hears at most {self.at_once:g} at "
+                "once: choose a part with --from-second and --to-second, or pass --truncate to hear its "
+                "beginning"
+            )
+        note = f"cut: the first {self.at_once:g} of {sound.seconds:.1f} seconds are heard"
+        most = round(self.at_once * sound.rate)
+        return replace(sound, samples=sound.samples[:most]), (note,)
+
+    def _require_room(self, sound: Sound) -> None:
+        """Raise ``SizeError`` if the first convolution over the samples would not fit the memory."""
+        first = next((part for part in self.module.modules() if isinstance(part, nn.Conv1d)), None)
+        if first is not None and first.in_channels == 1:
+            steps = len(sound.samples) // first.stride[0]
+            size = CONVOLVED * steps * first.out_channels * first.weight.element_size()
+            what = f"{sound.seconds:.0f} seconds of sound in {self.name}"
+            require(size, what, "choose a part with --from-second and --to-second")
+
+    def _extract(self, path: Path, sound: Sound, name: str) -> tuple[Tensor, int | None]:
+        """What the model is given of a sound, and how many steps of it are no padding."""
+        how = {"sampling_rate": sound.rate, "return_tensors": "pt", "return_attention_mask": True}
+
+        def work() -> Any:
+            return self._extractor(sound.samples, **how)
+
+        def alone() -> None:
+            torch.set_num_threads(1)  # a copy of the process has no other threads
+            work()
+
+        try_first(f"the feature extractor of {self.name}", alone, len(sound.samples))
+        try:
+            with bounded(f"what the feature extractor of {self.name} makes of {path}", PREPARED):
+                fields = work()
+            mask = fields.get("attention_mask")
+            values = place_fields({name: fields[name]}, self.module, self.device)[name]
+        except ModelError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"the feature extractor of {self.name} refuses {path}: {first_line(error)}"
+            ) from error
+        return values, None if mask is None else int(mask[0].sum())
+
+    def _said(
+        self, values: Tensor, name: str, text: str | None, truncate: bool
+    ) -> tuple[tuple[Token, ...], tuple[str, ...]]:
+        """What the decoder reads: the tokens that it starts with, and those of the text."""
+        if self.reader.tokenizer is None:
+            raise ModelError(f"{self.name} has no tokenizer for what its decoder reads")
+        start, notes = self._start(values, name)
+        if text is None:
+            return start, notes
+        written = f" {text.strip()}" if hasattr(self.reader.tokenizer, "prefix_tokens") else text
+        encoded = self.reader.read([written], templated=True)
+        keep, cut = self._fit(len(start) + len(encoded.tokens), max_tokens=None, truncate=truncate)
+        return (*start, *encoded.tokens)[:keep], (*notes, *encoded.notes, *cut)
+
+    def _start(self, values: Tensor, name: str) -> tuple[tuple[Token, ...], tuple[str, ...]]:
+        """The tokens that a decoder starts with: for Whisper, also the language, which the model hears."""
+        tokenizer = self.reader.tokenizer
+        prefix = getattr(tokenizer, "prefix_tokens", None)
+        if not prefix:
+            return (start_token(self.module, tokenizer),), ()
+        languages = _ids(getattr(self.preferred, "lang_to_id", None), len(tokenizer))
+        notes: tuple[str, ...] = ()
+        if languages and len(prefix) == 2 and self.writer is not None:
+            first = self._tensor(prefix[:1])
+            with torch.inference_mode():
+                scores = self.writer(**{name: values}, decoder_input_ids=first).logits[0, -1]
+            ids = list(languages.values())
+            language = ids[int(scores[torch.tensor(ids, device=scores.device)].argmax())]
+            task = _ids(getattr(self.preferred, "task_to_id", None), len(tokenizer)).get("transcribe")
+            prefix = [prefix[0], language, *([] if task is None else [task]), prefix[1]]
+            notes = (f"the language is {tokenizer.convert_ids_to_tokens(language)}, as the model hears it",)
+        return tokens_of_ids(tokenizer, prefix, set(prefix)), notes
+
+    def generate(
+        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> ModelInput:
+        """What is said as the model writes it, recorded while it does."""
+        if not self.encoder_decoder:
+            raise ModelError(f"{self.name} hears and writes nothing on: leave out --generate")
+        return super().generate(prepared, count, temperature=temperature, seed=seed)
+
+    @property
+    def objective(self) -> Objective:
+        """Raises ``ModelError`` for a model that writes nothing on."""
+        if not self.encoder_decoder:
+            raise ModelError(f"{self.name} hears and predicts no next token")
+        return super().objective
+
+
+def _ids(named: Any, below: int) -> Mapping[str, int]:
+    """Token numbers by their names, those that a vocabulary has."""
+    if not isinstance(named, Mapping):
+        return {}
+    return {str(name): id_ for name, id_ in named.items() if isinstance(id_, int) and 0 <= id_ < below}

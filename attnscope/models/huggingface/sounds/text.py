@@ -1,0 +1,148 @@
+"""A text with a sound in it, as a language model of transformers that hears reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Token
+from attnscope.axes.places import HEARD
+from attnscope.axes.weights import Array
+from attnscope.errors import InputError, ModelError
+from attnscope.models.bounds.trial import try_first
+from attnscope.models.huggingface.model import HuggingFaceModel
+from attnscope.models.huggingface.pictures.images import ask_processor, place_fields
+from attnscope.models.huggingface.reader import FolderReader
+from attnscope.models.huggingface.sounds.frames import name_moment
+from attnscope.models.inputs import Heard, ModelInput, Part, text_axes
+from attnscope.models.regions import Moments, find_moments
+from attnscope.models.text.tokens import tokens_of_ids
+from attnscope.storage.sound import RATES, Sound, read_sound
+
+SIGNS = ("audio_token_id", "audio_token_index")
+"""What configs call the id of a token that stands for a sound."""
+
+
+@dataclass(frozen=True)
+class SoundText:
+    """Reads texts with a sound for the ``module``, with the ``processor`` of its folder."""
+
+    name: str
+    module: nn.Module
+    processor: Any
+    reader: FolderReader
+    settings: Mapping[str, Any]
+
+    def read(self, path: Path, text: str, part: Part, device: torch.device) -> ModelInput:
+        """The inputs and labelled axes of a text with the sound in ``path``.
+
+        The sound stands where the text has the processor's sign for it, or before the text. Raises
+        ``InputError`` for what the processor refuses.
+        """
+        sound = read_sound(path, part.begin, part.end).resample(self._rate())
+        prompt = self._prompt(text)
+        try_first(f"the processor of {self.name}", lambda: self._alone(prompt, sound), len(sound.samples))
+        fields = self._process(prompt, sound.samples)
+        inputs = place_fields(fields, self.module, device)
+        heard = next((name for name, value in inputs.items() if value.is_floating_point()), None)
+        if heard is None or "input_ids" not in inputs:
+            raise InputError(f"the processor of {self.name} makes nothing of the sound that the model reads")
+
+        def prepare(samples: Array) -> Tensor:
+            made: Tensor = self._process(prompt, samples)[heard]
+            return made
+
+        count = len(sound.samples), sound.rate
+        moments = find_moments(self.module, {**inputs, **self.settings}, heard, prepare, *count)
+        ids = inputs["input_ids"][0].tolist()
+        tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
+        return self._label(tokens, inputs, sound, moments)
+
+    def _rate(self) -> int:
+        """The samples a second that the processor asks for."""
+        parts = ("feature_extractor", "audio_processor")
+        extractor = next((found for name in parts if (found := getattr(self.processor, name, None))), None)
+        rate: Any = getattr(extractor, "sampling_rate", 16000)
+        if rate not in RATES:
+            raise ModelError(f"the feature extractor of {self.name} asks for {rate!r} samples a second")
+        return int(rate)
+
+    def _prompt(self, text: str) -> str:
+        """The text with the processor's sign for a sound."""
+        sign = getattr(self.processor, "audio_token", None)
+        if not isinstance(sign, str):
+            raise InputError(
+                f"{self.name} has no sign for a sound in a text: it cannot be shown with --audio"
+            )
+        begin, end = (getattr(self.processor, f"audio_{name}_token", None) or "" for name in ("bos", "eos"))
+        return text if sign in text else f"{begin}{sign}{end}{text}"
+
+    def _alone(self, prompt: str, sound: Sound) -> None:
+        torch.set_num_threads(1)  # a copy of the process has no other threads
+        self._process(prompt, sound.samples)
+
+    def _process(self, prompt: str, samples: Array) -> Mapping[str, Any]:
+        def ask() -> Mapping[str, Any]:
+            return dict(self.processor(text=[prompt], audio=[samples], return_tensors="pt"))
+
+        return ask_processor(self.name, "sound", ask)
+
+    def _label(
+        self, tokens: Sequence[Token], inputs: Mapping[str, Tensor], sound: Sound, moments: Moments | None
+    ) -> ModelInput:
+        """The input with its axes: tokens of the sound are named by the time at which they begin."""
+        if moments is None or moments.kind == "cross" or moments.length != len(tokens):
+            note = "no token stands for a moment of the sound alone: those of the sound are numbered"
+            named = _number(tokens, self._standing(tokens))
+            return ModelInput(inputs, text_axes(named), named, (note,), self.settings)
+        if moments.seconds is None:
+            note = "time does not go evenly through the tokens of the sound: they are numbered"
+            named = _number(tokens, set(moments.tokens))
+            return ModelInput(inputs, text_axes(named), named, (note,), self.settings)
+        named_ = list(tokens)
+        for number, position in enumerate(moments.tokens):
+            begin = number * moments.seconds
+            padding = begin >= sound.seconds
+            name = name_moment(sound.begin + begin, moments.seconds)
+            named_[position] = Token(name, HEARD + number, special=padding, segment=tokens[position].segment)
+        frames = sum(number * moments.seconds < sound.seconds for number in range(len(moments.tokens)))
+        heard = Heard(moments.seconds, frames, None, sound.begin)
+        whole = tuple(named_)
+        return ModelInput(inputs, text_axes(whole), whole, (), self.settings, heard=heard)
+
+    def _standing(self, tokens: Sequence[Token]) -> set[int]:
+        """The positions at which the text has an id that stands for a sound."""
+        signs = {getattr(self.module.config, name, None) for name in SIGNS}
+        return {position for position, token in enumerate(tokens) if token.id in signs}
+
+
+def stands_for_sounds(config: Any) -> bool:
+    """Whether a model has a token that stands for a sound in its text."""
+    return any(getattr(config, name, None) is not None for name in SIGNS)
+
+
+def _number(tokens: Sequence[Token], stand: set[int]) -> tuple[Token, ...]:
+    """The tokens of a text, of which those that stand for the sound are numbered."""
+    numbers = {position: number for number, position in enumerate(sorted(stand))}
+    return tuple(
+        Token(f"sound · {numbers[position]}", HEARD + numbers[position], segment=token.segment)
+        if position in numbers
+        else token
+        for position, token in enumerate(tokens)
+    )
+
+
+class SoundTextModel(HuggingFaceModel):
+    """A language model of transformers with a token in its text that stands for a sound."""
+
+    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
+        """A text with a sound file in it, as the model reads them."""
+        if text is None:
+            raise InputError(f"{self.name} reads a text beside the sound: give both")
+        reader = SoundText(self.name, self.module, self._load_processor(True), self.reader, self.settings)
+        return reader.read(path, text, part or Part(), self.device)

@@ -1,0 +1,1 @@
+"""Passes that were kept, and what stands in a model's place."""

@@ -1,0 +1,233 @@
+"""How a trace is made: a pass of a model, kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import partial
+
+from torch import nn
+
+from attnscope import __version__
+from attnscope.attention import Attention, Axis
+from attnscope.axes import coarsen_axis
+from attnscope.capture import Coarsen, Observer, Record, SiteRecord
+from attnscope.errors import ModelError, SizeError
+from attnscope.fused.fused_pass import FusedPass
+from attnscope.measures import HeadFigures, Measurement, fused_request
+from attnscope.measures.words import measure_words
+from attnscope.models.bounds.size import trace_size
+from attnscope.models.inputs import ModelInput
+from attnscope.models.inspection import find_device
+from attnscope.models.kept.trace import TracedModel, has_short_text, is_short
+from attnscope.models.model import Model
+from attnscope.storage.cache import LARGEST
+from attnscope.storage.trace import Trace
+from attnscope.storage.trace.keep import KeepRows
+from attnscope.storage.trace.layout import (
+    FORMAT,
+    About,
+    Box,
+    Call,
+    Description,
+    Fault,
+    Image,
+    Labels,
+    Positions,
+    Rows,
+    Without,
+)
+from attnscope.storage.trace.replay import replay
+
+MEASURED = 1 << 26
+"""Weights of a short pass that are measured before anybody asks, at most: 256 heads of 512 tokens."""
+
+
+class UnkeptPass(ModelError):
+    """A pass that a trace cannot hold: the recording failed in some of it."""
+
+
+@dataclass(eq=False)
+class _Measuring:
+    """Measures all heads, as long as those so far have at most so many weights."""
+
+    most: float
+    measured: Measurement = field(default_factory=Measurement)
+    size: int = 0
+
+    def observe(self, attention: Attention) -> None:
+        """Measure one call."""
+        self.size += attention.batch * attention.heads * len(attention.queries) * len(attention.keys)
+        if self.size <= self.most:
+            self.measured.observe(attention)
+
+    def figures(self) -> tuple[HeadFigures, ...]:
+        """The figures of every head; none where there were too many weights."""
+        return tuple(self.measured.figures()) if self.size <= self.most else ()
+
+
+def hold_short(model: Model, prepared: ModelInput, text: str | None = None) -> Trace | None:
+    """The pass of a short input, looked at as one from a file; ``None`` for a long one, or one that fails."""
+    if not prepared.tokens or not has_short_text(prepared):
+        return None
+    return _hold(partial(model.run, prepared), model, prepared, text, MEASURED)
+
+
+def hold_long(
+    model: Model, prepared: ModelInput, text: str | None = None, *, fused: bool = False
+) -> Trace | None:
+    """The pass of a long input, if it is small beside ``LARGEST``; ``None`` for any other, or one that fails.
+
+    ``fused``: the fused pass measures all heads in the kernels' place. Beside these nothing is measured.
+    """
+    size = trace_size(model.module, len(prepared.tokens))
+    if size is None or size > LARGEST:
+        return None
+    request = fused_request(Measurement().measures, [prepared.tokens]) if fused else None
+    run = partial(model.run, prepared, fused=None if request is None else FusedPass(request))
+    return _hold(run, model, prepared, text, math.inf if fused else 0)
+
+
+def _hold(
+    run: Callable[[Sequence[Observer]], Record],
+    model: Model,
+    prepared: ModelInput,
+    text: str | None,
+    most: float,
+) -> Trace | None:
+    """The pass, measured up to so many weights; ``None`` for one that cannot be kept."""
+    if prepared.arrays is not None:
+        return None
+    try:
+        return make_trace(run, prepared, describe_model(model), model.notes, text, most=most)
+    except (UnkeptPass, SizeError):
+        return None
+
+
+def keep_trace(model: Model, prepared: ModelInput, text: str | None = None) -> Trace:
+    """Run the model once with its own kernels, and keep what its rows are computed from, and all figures.
+
+    ``text`` is the plain text that was read, for those who cut it into parts.
+    """
+    return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes, text)
+
+
+def make_trace(
+    run: Callable[[Sequence[Observer]], Record],
+    prepared: ModelInput,
+    about: About,
+    notes: tuple[str, ...] = (),
+    text: str | None = None,
+    *,
+    most: float = math.inf,
+) -> Trace:
+    """Let a pass run before observers, and keep it; ``notes`` are those of the model.
+
+    Heads of more than ``most`` weights in all are not measured.
+    """
+    kept, measuring = KeepRows(), _Measuring(most)
+    record = run([kept, measuring])
+    axes: dict[Axis, int] = {}
+
+    def number(axis: Axis) -> int:
+        return axes.setdefault(axis, len(axes))
+
+    if len(kept.calls) != len(record.sites):
+        raise UnkeptPass(f"the pass of {about.name} cannot be kept: {'; '.join(record.notes)}")
+    images = tuple(
+        Image(
+            each.name,
+            kept.hold(f"pixels{place}", each.pixels),
+            each.grid,
+            number(each.tokens),
+            tuple(Box(id_, edges) for id_, edges in each.boxes.items()),
+        )
+        for place, each in enumerate(prepared.pictures)
+    )
+    description = Description(
+        trace=FORMAT,
+        attnscope=__version__,
+        kept=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        model=about,
+        model_notes=notes,
+        text_notes=prepared.notes,
+        text=text,
+        tokens=number(prepared.tokens),
+        written=prepared.written,
+        labels=tuple(
+            Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()
+        ),
+        images=images,
+        calls=tuple(
+            _call(site, number(queries), number(keys), rows)
+            for site, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
+        ),
+        axes=tuple(Positions(axis.start, axis.stop) if isinstance(axis, range) else axis for axis in axes),
+        without_attention=tuple(
+            Without(each.name, each.layer, each.reason) for each in record.without_attention
+        ),
+        failures=tuple(Fault(each.name, each.reason) for each in record.failures),
+        changes=tuple(record.changes),
+        figures=measuring.figures(),
+        words=(),
+    )
+    trace = Trace(description, kept.arrays)
+    return replace(trace, description=replace(description, words=_measure_words(trace)))
+
+
+def _measure_words(trace: Trace) -> tuple[HeadFigures, ...]:
+    """The figures of every head whose pieces of words are merged; none where a text is long."""
+    if not is_short(trace) or not trace.description.figures:
+        return ()
+    coarse = Coarsen(
+        lambda attention: (
+            coarsen_axis(attention.queries, words=True),
+            coarsen_axis(attention.keys, words=True),
+        )
+    )
+    replay(trace, arrays=True).shown_to([coarse])
+    return tuple(head for made in coarse.maps for head in measure_words(made.label()[0], made.site) or ())
+
+
+def describe_model(model: Model) -> About:
+    """What a model is, in a few words that go into a file; of a trace, what its model was."""
+    if isinstance(model, TracedModel):
+        return model.trace.description.model
+    return describe_module(model.name, model.module)
+
+
+def describe_module(name: str, module: nn.Module) -> About:
+    """What a module is, in a few words that go into a file."""
+    return About(
+        name=name,
+        class_=type(module).__name__,
+        revision=getattr(getattr(module, "config", None), "_commit_hash", None),
+        parameters=sum(weights.numel() for weights in module.parameters()),
+        device=str(find_device(module)),
+    )
+
+
+def _call(call: SiteRecord, queries: int, keys: int, rows: Rows) -> Call:
+    site = call.site
+    return Call(
+        name=site.name,
+        call=site.call,
+        kind=site.kind,
+        layer=site.layer,
+        step=call.step,
+        source=call.source,
+        kernel=call.kernel,
+        batch=call.batch,
+        heads=call.heads,
+        key_heads=call.key_heads,
+        offset=call.offset,
+        dtype=call.dtype,
+        window=call.window,
+        refusal=call.refusal,
+        difference=call.difference,
+        queries=queries,
+        keys=keys,
+        rows=rows,
+    )

@@ -1,0 +1,180 @@
+"""Models that read text with a tokenizer that stands beside them, and nothing else."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Token
+from attnscope.errors import InputError, ModelError
+from attnscope.models.bounds.trial import Trial
+from attnscope.models.inputs import ModelInput
+from attnscope.models.model import Model
+from attnscope.models.text.generation import Sampling, describe_generation, generate_ids, strip_end
+from attnscope.models.text.tokens import mark_unknown, tokens_of
+from attnscope.models.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+END_NAMES = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
+"""What tokenizers call the token that ends a text."""
+
+
+class Reading(NamedTuple):
+    """A text as token ids and tokens, and what is to be said of them."""
+
+    ids: list[int]
+    tokens: tuple[Token, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads text with a ``tokenizers`` tokenizer: a ``foreign`` one has a trial first."""
+
+    tokenizer: Tokenizer
+    foreign: str | None = None
+
+    def read(self, text: str, second: str | None = None, keep: int | None = None) -> Reading:
+        """The ids and tokens of a text or a pair, cut to ``keep`` tokens if that is given.
+
+        Raises ``ModelError`` for a foreign tokenizer that takes too much time or memory for it.
+        """
+        self._try([(text,) if second is None else (text, second)])
+        if keep is not None:
+            self.tokenizer.enable_truncation(keep)
+        try:
+            encoding = self.tokenizer.encode(text, second)
+        finally:
+            if keep is not None:
+                self.tokenizer.no_truncation()
+        reading = self._reading(encoding, [text] if second is None else [text, second])
+        return reading._replace(ids=reading.ids[:keep], tokens=reading.tokens[:keep])  # special tokens, too
+
+    def read_all(self, texts: Sequence[tuple[str, ...]]) -> Iterator[Reading]:
+        """The ids and tokens of many texts or pairs."""
+        self._try(list(texts))
+        plain = [text if len(text) > 1 else text[0] for text in texts]
+        for text, encoding in zip(texts, self.tokenizer.encode_batch(plain), strict=True):
+            yield self._reading(encoding, text)
+
+    def _reading(self, encoding: Encoding, texts: Sequence[str]) -> Reading:
+        spelling = getattr(self.tokenizer.model, "unk_token", None)
+        unknown = None if spelling is None else self.tokenizer.token_to_id(spelling)
+        return Reading(encoding.ids, *mark_unknown(tokens_of(encoding, texts), unknown, spelling))
+
+    def _try(self, texts: list[tuple[str, ...]]) -> None:
+        if self.foreign is not None:
+            self.trial.require(texts)
+
+    @cached_property
+    def trial(self) -> Trial:
+        """The texts that a foreign tokenizer came through."""
+        return Trial(f"the tokenizer of {self.foreign}", self._encode)
+
+    def _encode(self, texts: tuple[str, ...]) -> None:
+        self.tokenizer.encode(texts[0], texts[1] if len(texts) > 1 else None)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """How the tokenizer spells and reads numbers."""
+        return Vocabulary(
+            lambda ids: [self.tokenizer.id_to_token(id_) for id_ in ids],
+            lambda ids: self.tokenizer.decode(ids, skip_special_tokens=False),
+            {id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special},
+        )
+
+    @property
+    def mask(self) -> int | None:
+        """The token that stands for one that is hidden, by its usual names."""
+        ids = (self.tokenizer.token_to_id(name) for name in ("[MASK]", "<mask>"))
+        return next((id_ for id_ in ids if id_ is not None), None)
+
+    @property
+    def ends(self) -> set[int]:
+        """The tokens that end a text, by their usual names."""
+        ids = (self.tokenizer.token_to_id(name) for name in END_NAMES)
+        return {id_ for id_ in ids if id_ is not None}
+
+
+class ReaderModel(Model):
+    """A model of the token ids of one text, without a cache: it generates by whole passes."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        reader: Reader,
+        positions: int | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(name, module, positions, notes)
+        self.reader = reader
+
+    @abstractmethod
+    def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
+        """The ids of tokens as the model's input, labelled with them."""
+
+    @abstractmethod
+    def next_scores(self, ids: Tensor) -> Tensor:
+        """The logits of the token behind a text.  [1, token] -> [vocabulary]"""
+
+    def prepare(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
+    ) -> ModelInput:
+        """The inputs and labelled axes of a text or of a pair."""
+        reading = self.reader.read(text, second)
+        keep, notes = self._fit(len(reading.ids), max_tokens=max_tokens, truncate=truncate)
+        if keep is not None:
+            reading = self.reader.read(text, second, keep)
+        return self.label(reading.tokens, (*reading.notes, *notes))
+
+    def generate(
+        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> ModelInput:
+        """The text with up to ``count`` tokens more, by whole passes; one more pass shows them all."""
+        if not prepared.tokens:
+            raise InputError("tensors cannot be written on: give a text")
+        sampling, ends = Sampling(temperature, seed), self.reader.ends
+        tokens, notes = strip_end(prepared.tokens, ends)
+        self._require_positions(len(tokens), count)
+
+        def scores(new: list[int]) -> Tensor:
+            ids = [*(token.id for token in tokens), *new]
+            return self.next_scores(torch.tensor([ids], device=self.device))
+
+        with torch.inference_mode(), self.threads(prepared), self._quoting(prepared):
+            new = generate_ids(scores, count, sampling, ends)
+        whole = self.reader.vocabulary.extend(tokens, new)
+        note = describe_generation(whole[len(tokens) :], len(tokens), count, sampling)
+        return replace(self.label(whole, (*prepared.notes, *notes, note)), written=len(tokens))
+
+
+def load_reader(name: str, **options: Any) -> Reader:
+    """The tokenizer of ``own``, a folder, or a hub id. Raises ``ModelError``."""
+    from attnscope.network.folder import BUNDLED, PRETRAINED, TOKENIZER
+    from attnscope.network.tokenizer import load_tokenizer
+
+    if name in BUNDLED:
+        return Reader(load_tokenizer(PRETRAINED / name / TOKENIZER))
+    from attnscope.models.huggingface.source import Source
+
+    source = Source(name, **options)
+    config = None
+    if source.folder is None or (source.folder / "config.json").is_file():
+        config = source.load_config()
+    else:  # a tokenizer alone
+        source.require_harmless()
+    backend = getattr(source.load_tokenizer(config), "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(f"the tokenizer of {name} is not one of the tokenizers library: choose another")
+    backend.no_padding()  # some files ask for a fixed length
+    backend.no_truncation()
+    return Reader(backend, name)

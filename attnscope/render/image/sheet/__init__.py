@@ -1,0 +1,1 @@
+"""What all images share: the sheet, its titles, axes and fonts."""

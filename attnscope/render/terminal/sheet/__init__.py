@@ -1,0 +1,1 @@
+"""What all terminal pictures share: width, colour, strokes and columns of text."""

@@ -1,0 +1,1 @@
+"""Charts: numbers along a text, shares of a whole, terms of a sum."""

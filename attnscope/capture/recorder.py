@@ -235,6 +235,7 @@ class Recorder:
         if notes is not None and (layout := layout_of(call.module)) is not None:
             self.notes = None
             with quietly():
+                notes.returned = next(iter(outputs.tensors_of(output)), None)
                 rows = layout(call.module, call.tensors, notes)
                 self.take(from_chunks(rows, type(call.module).__name__), call.name)
         if self._counts.pop(call, None) == self._count and listens:

@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack, nullcontext
 from unittest.mock import patch
 
-PLACES = ("capture", "projection", "fast_path")
+PLACES = ("capture", "kernels.projection", "kernels.fast_path")
 """The files of ``attnscope.capture.rows`` that call for the proof."""
 
 

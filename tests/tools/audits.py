@@ -18,7 +18,7 @@ import torch
 
 from tests.tools.coverage.fork import in_a_fork
 
-SECONDS, MEMORY = 30, 9 << 30
+MEMORY = 9 << 30
 
 THIRTY = [
     "bert",
@@ -77,8 +77,11 @@ KNOWN = {
 """What is behind mixing whose way the audit cannot tell."""
 
 
-def audit_type(model_type: str) -> dict[str, Any]:
-    """What an audit says of one type: its sentences, and how many attention calls were held."""
+def audit_type(model_type: str, removed: bool = False) -> dict[str, Any]:
+    """What an audit says of one type: its sentences, and how many attention calls were held.
+
+    ``removed``: and whether it names each captured layer that is taken out of the capture.
+    """
     from attnscope.analysis.audit.audit import audit
     from attnscope.models import ModelInput
     from tests.analysis.audit.tiny import Bare, missing
@@ -91,7 +94,7 @@ def audit_type(model_type: str) -> dict[str, Any]:
     prepared, missed = ModelInput(tensors, {}, (), settings=settings), []
     try:
         seen = audit(Bare(model), prepared)
-        for site in seen.sites if model_type in THIRTY else ():
+        for site in seen.sites if removed else ():
             with missing(site.name):
                 mixers = audit(Bare(model), prepared).mixers
             missed.append([mixer.path for mixer in mixers] == [site.name])
@@ -123,9 +126,9 @@ def built(model_type: str) -> tuple[Any, Any]:
     return None, failures[0] if failures else "no inputs are known for it"
 
 
-def in_its_fork(model_type: str) -> dict[str, Any]:
+def in_its_fork(model_type: str, seconds: int, removed: bool) -> dict[str, Any]:
     """``audit_type`` in a child."""
-    line, status = in_a_fork(lambda: json.dumps(audit_type(model_type)), SECONDS, MEMORY)
+    line, status = in_a_fork(lambda: json.dumps(audit_type(model_type, removed)), seconds, MEMORY)
     why = "time" if status == signal.SIGPROF else f"memory, or a crash (status {status})"
     return json.loads(line) if line else {"type": model_type, "note": f"took too much {why}"}
 
@@ -178,6 +181,8 @@ def main() -> None:
     parser.add_argument("types", nargs="*")
     parser.add_argument("--results", type=Path, default=Path("audits.jsonl"))
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--seconds", type=int, default=30, help="of processor time, for each type")
+    parser.add_argument("--quick", action="store_true", help="take no layer out")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     import transformers
@@ -191,8 +196,11 @@ def main() -> None:
     types = options.types or [name for name in CONFIG_MAPPING_NAMES if name not in done]
     if not options.types:
         random.Random(0).shuffle(types)  # so that a part is a sample
+    audit_type("llama")  # what each child needs is imported once
     for model_type in types:
-        done[model_type] = in_its_fork(model_type)
+        done[model_type] = in_its_fork(
+            model_type, options.seconds, removed=model_type in THIRTY and not options.quick
+        )
         print(json.dumps(done[model_type]), flush=True)
         options.results.write_text("".join(json.dumps(result) + "\n" for result in done.values()))
     if options.table:

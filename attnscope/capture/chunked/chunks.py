@@ -9,7 +9,7 @@ read; what is held meanwhile is what the module itself computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attnscope.capture.lineage.functions import SOFTMAX
 from attnscope.capture.rows.capture import Capture, Unknown
+from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.weighing import masked_keys
 
 
@@ -30,10 +31,12 @@ class Softmax:
 
 @dataclass(eq=False)
 class Notes:
-    """What a module computed in one call, in order."""
+    """What a module computed in one call, in order, and what it returned first."""
 
     softmaxes: list[Softmax] = field(default_factory=list)
     gathers: list[Tensor] = field(default_factory=list)  # the indices of every gather
+    linears: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what each was given, and gave
+    returned: Tensor | None = None
 
     def note(self, name: str, args: Sequence[Any], result: Any) -> None:
         """Take note of a torch function, if it is one that matters."""
@@ -41,6 +44,8 @@ class Notes:
             self.softmaxes.append(Softmax(result.detach(), masked_keys(args[0], -1)))
         elif name == "gather":
             self.gathers.append(args[2])
+        elif name == "linear":
+            self.linears.append((args[0], result.detach()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +71,30 @@ Numbers: TypeAlias = Callable[["Chunk | WholeRows", slice], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
+class Proof:
+    """What weights were multiplied with, and what that gave; ``whole``: values that whole rows have alone."""
+
+    values: Tensor  # [batch, head, key, size]
+    output: Tensor  # [batch, head, query, size]
+    whole: Tensor | None = None
+
+    @staticmethod
+    def of(values: Tensor, output: Tensor | None, heads: int, whole: Tensor | None = None) -> Proof | None:
+        """Of tensors with all heads behind each other, [batch, position, head·size]."""
+        if output is None or output.shape != values.shape:
+            return None
+        parts = (None if of is None else split(of, heads) for of in (values, output, whole))
+        return Proof(*parts)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
 class ChunkedRows:
     """Rows put together from chunks: the sum of all weights on a key."""
 
     chunks: tuple[Chunk, ...]
     key_count: int
     whole: WholeRows | None = None
+    proof: Proof | None = None
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
@@ -97,6 +120,12 @@ class ChunkedRows:
         return spread
 
 
+def split(states: Tensor, heads: int) -> Tensor:
+    """[batch, position, head·size] -> [batch, head, position, size]"""
+    batch, positions, _ = states.shape
+    return states.reshape(batch, positions, heads, -1).transpose(1, 2)
+
+
 def trim(rows: ChunkedRows, real: Tensor) -> ChunkedRows:
     """The rows without the padding behind the longest text, with which a model fills its last chunk up.
 
@@ -117,7 +146,7 @@ def trim(rows: ChunkedRows, real: Tensor) -> ChunkedRows:
     if whole is not None:
         far = None if whole.masked is None else whole.masked[..., :count]
         whole = WholeRows(whole.places, whole.weights[..., :count], far)
-    return ChunkedRows(tuple(chunks), count, whole)
+    return ChunkedRows(tuple(chunks), count, whole, rows.proof)
 
 
 def from_chunks(rows: ChunkedRows | None, kernel: str) -> Capture | Unknown:
@@ -126,7 +155,30 @@ def from_chunks(rows: ChunkedRows | None, kernel: str) -> Capture | Unknown:
         return Unknown(f"{kernel} attends in chunks, and those of this call cannot be put at their keys")
     batch, heads, queries, _ = rows.chunks[0].weights.shape
     kind = rows.chunks[0].weights.dtype
-    return Capture("softmax", kernel, batch, heads, heads, queries, rows.key_count, kind, rows, crossed=False)
+    capture = Capture(
+        "softmax", kernel, batch, heads, heads, queries, rows.key_count, kind, rows, crossed=False
+    )
+    return replace(capture, difference=compare_chunks(rows))
+
+
+def compare_chunks(rows: ChunkedRows) -> float | None:
+    """What ``compare_rows`` says of all rows; None without their values, or if they are of another type."""
+    proof, whole, count = rows.proof, rows.whole, rows.key_count
+    if proof is None or proof.values.dtype != rows.chunks[0].weights.dtype:
+        return None
+    output = proof.output[:, :, :count]
+    if whole is None or proof.whole is None:
+        return compare_rows(rows, proof.values[:, :, :count], output)
+    near, far = output.clone(), output.new_full((*whole.weights.shape[:3], output.shape[3]), torch.nan)
+    text, row = (whole.places >= 0).nonzero(as_tuple=True)
+    far[text, :, row] = output[text, :, whole.places[text, row]]
+    near[text, :, whole.places[text, row]] = torch.nan  # what is no number is not compared
+    keys = torch.arange(count, device=far.device).expand(1, 1, far.shape[2], -1)
+    alone = ChunkedRows((Chunk(whole.weights, keys),), count)
+    return max(
+        compare_rows(replace(rows, whole=None), proof.values[:, :, :count], near),
+        compare_rows(alone, proof.whole[:, :, :count], far),
+    )
 
 
 def _weights(part: Chunk | WholeRows, rows: slice) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.chunked.chunks import Chunk, ChunkedRows, Notes, WholeRows, trim
+from attnscope.capture.chunked.chunks import Chunk, ChunkedRows, Notes, Proof, WholeRows, trim
 
 
 def lay_out(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows | None:
@@ -38,8 +38,11 @@ def lay_out(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows
     near = near.clamp(0, count - 1).expand(1, 1, -1, -1)
     every_mask = masked.expand_as(windows)
     chunks = [Chunk(windows[..., most:], near, every_mask[..., most:])]
+    heads = windows.shape[1]
+    projected = [result.transpose(0, 1) for _, result in notes.linears]  # the module has the batch second
     if most == 0:
-        return trim(ChunkedRows(tuple(chunks), count), mask >= 0)
+        proof = Proof.of(projected[2], notes.returned, heads)
+        return trim(ChunkedRows(tuple(chunks), count, proof=proof), mask >= 0)
     places = _global_places(mask > 0, most)  # [batch, row]
     keys = places.clamp(min=0)[:, None, None, :].expand(-1, 1, count, -1)
     chunks.append(Chunk(windows[..., :most], keys, every_mask[..., :most]))
@@ -47,7 +50,8 @@ def lay_out(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows
     shape = (batch, -1, most, count)
     far = None if second.masked is None else second.masked.view(shape)
     whole = WholeRows(places, second.weights.view(shape), far)
-    return trim(ChunkedRows(tuple(chunks), count, whole), mask >= 0)
+    proof = Proof.of(projected[2], notes.returned, heads, projected[5])
+    return trim(ChunkedRows(tuple(chunks), count, whole, proof), mask >= 0)
 
 
 def _global_places(chosen: Tensor, most: int) -> Tensor:

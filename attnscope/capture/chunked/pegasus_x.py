@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnscope.capture.chunked.chunks import Chunk, ChunkedRows, Notes, WholeRows
+from attnscope.capture.chunked.chunks import Chunk, ChunkedRows, Notes, Proof, WholeRows
 
 
 def lay_out(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows | None:
@@ -33,4 +33,14 @@ def lay_out(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows
     globally = torch.arange(first, device=weights.device).expand(len(token), -1)
     keys = F.pad(torch.cat([globally, near], -1), (0, 0, first, 0)).expand(1, 1, -1, -1)
     places = torch.arange(first, device=weights.device).expand(batch, -1)
-    return ChunkedRows((Chunk(weights, keys, masked),), count, WholeRows(places, whole.weights, whole.masked))
+    chunks = (Chunk(weights, keys, masked),)
+    rows = WholeRows(places, whole.weights, whole.masked)
+    return ChunkedRows(chunks, count, rows, _proof(notes, weights.shape[1]))
+
+
+def _proof(notes: Notes, heads: int) -> Proof | None:
+    """The values of global tokens and tokens, and what their output projection was given."""
+    if len(notes.linears) != 8:
+        return None
+    values = torch.cat([notes.linears[5][1], notes.linears[2][1]], 1)  # [batch, key, head·size]
+    return Proof.of(values, torch.cat([notes.linears[6][0], notes.linears[7][0]], 1), heads)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.chunked.chunks import Chunk, ChunkedRows, Notes, Softmax, trim
+from attnscope.capture.chunked.chunks import Chunk, ChunkedRows, Notes, Proof, Softmax, trim
 
 
 def lay_out_local(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows | None:
@@ -21,10 +21,11 @@ def lay_out_local(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Chunk
     if len(notes.softmaxes) != 1:
         return None
     (softmax,) = notes.softmaxes
+    proof = _proof(notes, softmax.weights.shape[1])
     if softmax.weights.ndim == 4:
-        return _plain(softmax, count)
+        return _plain(softmax, count, proof)
     order = torch.arange(count, device=softmax.weights.device).expand(1, 1, -1)
-    return trim(ChunkedRows((_chunk(module, softmax, order),), count), _real(given))
+    return trim(ChunkedRows((_chunk(module, softmax, order),), count, proof=proof), _real(given))
 
 
 def lay_out_hashed(module: Any, given: tuple[Tensor, ...], notes: Notes) -> ChunkedRows | None:
@@ -33,8 +34,9 @@ def lay_out_hashed(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Chun
     if not notes.softmaxes:
         return None
     softmax = notes.softmaxes[0]
+    proof = _proof(notes, softmax.weights.shape[1])
     if softmax.weights.ndim == 4:
-        return _plain(softmax, count)
+        return _plain(softmax, count, proof)
     if softmax.weights.shape[-2] != module.chunk_length or not notes.gathers:
         return None  # a step of a generation
     order = notes.gathers[0][..., 0]  # [batch, head, round · place]: which token is sorted there
@@ -52,7 +54,12 @@ def lay_out_hashed(module: Any, given: tuple[Tensor, ...], notes: Notes) -> Chun
         if rounds > 1:
             weights = weights * notes.softmaxes[1].weights[:, :, number]  # [batch, head, query, 1]
         chunks.append(Chunk(weights, keys, masked))
-    return trim(ChunkedRows(tuple(chunks), count), _real(given))
+    return trim(ChunkedRows(tuple(chunks), count, proof=proof), _real(given))
+
+
+def _proof(notes: Notes, heads: int) -> Proof | None:
+    """The values, which are projected last, and what the module returns of them."""
+    return Proof.of(notes.linears[-1][1], notes.returned, heads) if notes.linears else None
 
 
 def _real(given: tuple[Tensor, ...]) -> Tensor:
@@ -75,9 +82,9 @@ def _chunk(module: Any, softmax: Softmax, order: Tensor) -> Chunk:
     return Chunk(softmax.weights.flatten(2, 3), keys, masked)
 
 
-def _plain(softmax: Softmax, count: int) -> ChunkedRows | None:
+def _plain(softmax: Softmax, count: int, proof: Proof | None) -> ChunkedRows | None:
     """Rows over all keys at once, as in texts of up to one chunk; None for a step of a generation."""
     if softmax.weights.shape[-2:] != (count, count):
         return None
     keys = torch.arange(count, device=softmax.weights.device).expand(1, 1, count, -1)
-    return ChunkedRows((Chunk(softmax.weights, keys, softmax.masked),), count)
+    return ChunkedRows((Chunk(softmax.weights, keys, softmax.masked),), count, proof=proof)

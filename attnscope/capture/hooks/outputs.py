@@ -8,7 +8,7 @@ compiled function. A tensor is taken for weights if its name or its module's say
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -59,6 +59,14 @@ def _candidates(call: Call, output: object) -> Iterator[Tensor]:
         for name, part in named:
             if isinstance(part, Tensor) and (says or "att" in name.lower()):
                 yield part
+
+
+def tensors_of(output: object) -> Iterator[Tensor]:
+    """The tensors that a module returned, in their order."""
+    parts = output.values() if isinstance(output, dict) else output
+    for part in parts if isinstance(parts, Iterable) and not isinstance(parts, Tensor) else [parts]:
+        if isinstance(part, Tensor):
+            yield part
 
 
 def are_weights(tensor: Tensor, given: tuple[Tensor, ...]) -> bool:

@@ -13,6 +13,7 @@ from attnscope.capture.lineage.layout import Layout
 from attnscope.capture.lineage.placed import Part, PlacedRows
 from attnscope.capture.lineage.roots import STRETCH
 from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.proof import join_differences
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +63,6 @@ def join(pieces: Sequence[Piece]) -> Capture:
     for piece, layout, head in zip(pieces, layouts, heads, strict=True):
         row, key = _index(layout.query, rows, offset), _index(layout.key, keys, 0)
         parts.append(Part(piece.capture.read, layout.text.long(), head, row, key))
-    gaps = [piece.capture.difference for piece in pieces if piece.capture.difference is not None]
     return replace(
         first,
         batch=texts,
@@ -76,7 +76,7 @@ def join(pieces: Sequence[Piece]) -> Capture:
         offset=None if apart else offset,
         statistics=None,
         values=None,
-        difference=max(gaps) if gaps else None,
+        difference=join_differences([piece.capture.difference for piece in pieces], first.dtype),
     )
 
 

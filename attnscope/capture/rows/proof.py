@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import RowSource
+from attnscope.capture.record import tolerance
 from attnscope.capture.rows.scores import ScoredRows
 
 SOME = 64
@@ -43,6 +44,14 @@ def compare_rows(
     some = [given] if finish is not None else [given, value[:, :, :: max(1, value.shape[2] // SOME)]]
     largest = max(float(part.nan_to_num(0.0, 0.0, 0.0).abs().amax()) for part in some)
     return worst / largest if largest else worst
+
+
+def join_differences(differences: Sequence[float | None], dtype: torch.dtype) -> float | None:
+    """What parts of one attention differ by: None if that of one is not known, unless another is wrong."""
+    known = [each for each in differences if each is not None]
+    most = max(known, default=None)
+    whole = len(known) == len(differences)
+    return most if whole or (most is not None and not most <= tolerance(dtype)) else None
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.proof import join_differences
 from attnscope.capture.rows.scores import JoinedHeads
 
 
@@ -76,7 +77,14 @@ class SingleHeads:
         one_each = len({pending.entry for pending in group}) == len(group)
         if len(group) > 1 and alike and one_each:
             joined = JoinedHeads(tuple(p.capture.read for p in group), tuple(1 for _ in group))
-            whole = replace(first, heads=len(group), key_heads=len(group), read=joined, values=_values(group))
+            whole = replace(
+                first,
+                heads=len(group),
+                key_heads=len(group),
+                read=joined,
+                values=_values(group),
+                difference=join_differences([held.capture.difference for held in group], first.dtype),
+            )
             self.release(whole, parent)
         else:
             for pending in group:

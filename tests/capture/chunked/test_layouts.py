@@ -4,13 +4,14 @@ The attention's output is linear in its values. With a unit vector for the value
 weights itself, however the module laid its weights out on the way.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 import transformers as hf
 
 from attnscope.capture import Keep, recording
+from attnscope.capture.chunked.layouts import LAYOUTS
 
 HEADS, SIZE, LENGTH = 2, 24, 16
 WIDTH = HEADS * SIZE
@@ -207,6 +208,45 @@ def test_every_weight_is_at_its_true_key(name):
         tokens = case.given["input_ids"].shape[1]
         assert count == tokens or case.attention == "PegasusXGlobalLocalAttention"
         assert kept.weights.std() > 0.01
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_at_their_keys_give_what_the_module_made_of_its_values(name):
+    case = CASES[name]()
+    _, record, _, _ = recorded(case)
+    own = [site for site in record.sites if site.site.name in case.modules()]
+    assert own
+    assert all(site.unproved is None and site.difference < 1e-6 for site in own)
+
+
+@pytest.mark.parametrize(
+    "layout", ["longformer", "longformer with global tokens", "pegasus-x", "reformer, hashes"]
+)
+def test_weights_put_at_the_keys_beside_theirs_are_said_to_be_wrong(layout, monkeypatch):
+    case = CASES[layout]()
+    for name, lay_out in LAYOUTS.items():
+
+        def shifted(*given, lay_out=lay_out):
+            rows = lay_out(*given)
+            chunks = [replace(chunk, keys=(chunk.keys + 1) % rows.key_count) for chunk in rows.chunks]
+            return replace(rows, chunks=tuple(chunks))
+
+        monkeypatch.setitem(LAYOUTS, name, shifted)
+    _, record, _, _ = recorded(case)
+    assert all(site.differs for site in record.sites if site.site.name in case.modules())
+
+
+def test_rows_of_global_tokens_are_proved_by_values_of_their_own(monkeypatch):
+    case = CASES["longformer with global tokens"]()
+    lay_out = LAYOUTS["LongformerSelfAttention"]
+
+    def turned(*given):
+        rows = lay_out(*given)
+        return replace(rows, whole=replace(rows.whole, weights=rows.whole.weights.flip(-1)))
+
+    monkeypatch.setitem(LAYOUTS, "LongformerSelfAttention", turned)
+    _, record, _, _ = recorded(case)
+    assert all(site.differs for site in record.sites)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnscope.analysis.sentences import note_unproved, provenance
 from attnscope.capture import FUSED, recording
+from attnscope.capture.rows.proof import join_differences
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
 from tests.capture.tiny import FAMILIES, inputs
@@ -154,7 +155,7 @@ def test_weights_that_a_module_shows_are_not_proved_and_say_why():
     assert note_unproved([site]) == [f"not proved in layer 0: {site.unproved}"]
 
 
-def test_attention_in_chunks_is_not_proved_and_says_why():
+def test_attention_in_chunks_that_weighs_values_of_another_type_is_not_proved_and_says_why():
     from transformers import LongformerConfig, LongformerModel
 
     torch.manual_seed(0)
@@ -162,9 +163,60 @@ def test_attention_in_chunks_is_not_proved_and_says_why():
         vocab_size=99, hidden_size=32, num_attention_heads=4, num_hidden_layers=1, intermediate_size=32,
         attention_window=4, max_position_embeddings=64,
     )  # fmt: skip
-    model = LongformerModel(config).eval()
+    model = LongformerModel(config).eval().bfloat16()  # its softmax is single
     with torch.inference_mode(), recording(model) as record:
         model(input_ids=torch.randint(4, 99, (1, 12)))
     (site,) = record.sites
     assert site.difference is None
     assert "no one product of all weights and values was seen" in site.unproved
+
+
+class OneHead(nn.Module):
+    """A head of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(16, 4) for _ in range(3))
+
+    def forward(self, states):
+        weights = torch.softmax(self.query(states) @ self.key(states).mT / 2, -1)
+        return weights @ self.value(states)
+
+
+class HeadByHead(nn.Module):
+    """Heads in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(OneHead() for _ in range(3))
+
+    def forward(self, states):
+        return torch.cat([head(states) for head in self.heads], -1)
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1, 2])
+def test_a_layer_of_single_heads_is_as_wrong_as_the_worst_of_them(wrong):
+    class Off(torch.overrides.TorchFunctionMode):
+        calls = -1
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if func.__name__ not in ("matmul", "__matmul__") or result.shape[-1] != 4:
+                return result
+            self.calls += 1
+            return result + 1 if self.calls == wrong else result
+
+    torch.manual_seed(0)
+    module = HeadByHead().eval()
+    with torch.inference_mode(), Off(), recording(module) as record:
+        module(torch.randn(2, 6, 16))
+    (site,) = record.sites
+    assert site.heads == 3
+    assert site.differs == (wrong is not None)
+
+
+def test_parts_of_which_one_is_not_proved_are_not_proved_unless_another_is_wrong():
+    assert join_differences([1e-7, 3e-7], torch.float32) == 3e-7
+    assert join_differences([1e-7, None], torch.float32) is None
+    assert join_differences([0.5, None], torch.float32) == 0.5
+    assert join_differences([None, None], torch.float32) is None

@@ -1,6 +1,7 @@
 """The rooms of the package, one above the other, and the direction of the arrows between them."""
 
 import ast
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -40,6 +41,7 @@ BANNED = {
     "views": {"rich", "matplotlib", "torch"},
 }
 MOST_LINES = 250
+MOST_FILES = 12
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -102,3 +104,12 @@ def test_every_file_stands_in_a_room_is_short_and_none_is_named_utils():
         assert room_of(path) in FLOOR, path
         assert "utils" not in path.stem
         assert len(path.read_text("utf-8").splitlines()) <= MOST_LINES, path
+
+
+def test_a_folder_of_more_than_a_dozen_files_has_rooms_in_it():
+    files = Counter(
+        path.parent.relative_to(PACKAGE).as_posix() for path in SOURCES if path.stem != "__init__"
+    )
+    del files["cli/commands"]  # one file a command, however many there are
+    assert files
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}

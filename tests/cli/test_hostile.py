@@ -48,6 +48,7 @@ def steering(text: str) -> set[str]:
     return {char for char in text if unicodedata.category(char) == "Cc" or char == "\u202e"} - {"\n"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=" ".join)
 def test_no_name_and_no_token_steers_a_terminal(run, evil, view):
     ran = run(*view, "-m", evil, "The cat sat.")
@@ -68,6 +69,7 @@ def test_no_token_and_no_name_becomes_code_in_a_page(run, evil, tmp_path):
     assert "<img src=x" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_no_token_and_no_name_is_read_as_a_formula(run, evil, tmp_path, suffix):

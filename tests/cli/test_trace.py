@@ -65,6 +65,7 @@ def sources(tmp_path_factory, causal_folder, pair_folder):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["own", "gpt2 that writes", "t5", "image"])
 def test_every_command_answers_from_a_trace_as_from_the_model(run, sources, tmp_path, name):
     file = tmp_path / "a.trace"

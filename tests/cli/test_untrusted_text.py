@@ -35,6 +35,7 @@ def planted(field: str, form: str, tmp_path):
     return tmp_path / f"a.{form}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["npz", "safetensors", "json"])
 @pytest.mark.parametrize("field", ["title", "notes", "token"])
 def test_nothing_hostile_in_a_file_of_weights_reaches_any_output(form, field, tmp_path, run, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope.analysis.questions.aim import Aim
-from attnscope.analysis.questions.parts import Question, word_groups
+from attnscope.analysis.questions.parts import Part, Question, word_groups
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     kind_title,
@@ -25,6 +25,7 @@ from attnscope.capture.observers.coarse_map import BLOCK
 from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
+from attnscope.registry import nearest_name
 
 
 @dataclass(frozen=True)
@@ -216,10 +217,32 @@ def _nothing(question: Question, prepared: ModelInput, sites: Sequence[Site]) ->
     for side, part in enumerate((question.left, question.right)):
         axes = [axes[side] for kind, axes in prepared.axes.items() if kind in kinds]
         if part.step is None and axes and not any(part.tokens(axis) for axis in axes):
-            return f"no {part.text!r} among the {('queries', 'keys')[side]}, which read {_listed(axes[0])}"
+            return _absent(part, axes[0], ("queries", "keys")[side])
+        leads = (_leads(question.left, part.step, *axes) for axes in prepared.axes.values())
+        if part.step is not None and not any(leads):
+            way = "behind" if part.step > 0 else "before"
+            return f"no token stands {abs(part.step):,} {way} {question.left.text!r}"
     where = " and ".join(kind_title(kind) for kind in kinds)
     left, right = question.left.text, question.right.text
     return f"{left!r} cannot look at {right!r} in {where}: those keys are masked"
+
+
+def _absent(part: Part, axis: Axis, side: str) -> str:
+    """That a part does not exist, and what is near it."""
+    name, number = part.place
+    if part.text.isdigit():
+        return f"no token {part.text} among the {side}, which are 0 to {len(axis) - 1:,}"
+    if number == 0:
+        return f"no {part.text!r} among the {side}: the first is {name}#1"
+    if number is not None and (count := len(Part(name).tokens(axis))):
+        return f"no {part.text!r} among the {side}: {name} stands at {count:,} place{'s' * (count > 1)}"
+    near = nearest_name(name, [place.text.strip() for place, _ in word_groups(axis)])
+    return f"no {part.text!r} among the {side}: {near}they read {_listed(axis)}"
+
+
+def _leads(left: Part, step: int | None, queries: Axis, keys: Axis) -> bool:
+    """Whether a distance leads from some token of a part to one of the text."""
+    return step is None or any(0 <= row + step < len(keys) for group in left.tokens(queries) for row in group)
 
 
 def _listed(axis: Axis) -> str:

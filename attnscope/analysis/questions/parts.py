@@ -30,6 +30,9 @@ PICTURES = ("image", "video")
 SOUND = "sound"
 """All that stands for a moment of a sound; the same."""
 
+UNKNOWN = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
+"""How a token ends that the vocabulary lacks: the text's own letters, and ``[UNK]`` or ``<unk>`` behind."""
+
 DIGITS = 9
 """Digits of a token's number or a distance: no text is longer."""
 
@@ -73,11 +76,16 @@ class Part:
         one = tuple(group for place, group in words if place.pictured and self._names(place))
         if one:
             return one
+        name, number = self.place
+        if number is not None:
+            return _written(name, words, axis)[number - 1 : number] if number else ()
+        return _written(self.text, words, axis)
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """Of one of several words, cat#2, the word and which of them it is."""
         name, _, place = self.text.rpartition("#")
-        number = _number(place)
-        if name and number is not None:
-            return _word(name, words)[number - 1 : number] if number else ()
-        return _word(self.text, words)
+        return (name, _number(place)) if name else (self.text, None)
 
     def _names(self, place: Place) -> bool:
         """Whether the picture is named that a token is part of: image 2, frame 1."""
@@ -138,15 +146,20 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None
 
 
+def _written(name: str, words: Sequence[tuple[Place, Group]], axis: Axis) -> tuple[Group, ...]:
+    """The places of a word, or of what a tokenizer cuts at its marks: don't, U.S., 1,995."""
+    return _word(name, words) or tuple(_phrase(name, axis))
+
+
 def _word(name: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
     """The places of a word: as it is written, or else in any case and without marks: ``mat.``, ``[CLS]``."""
-    exact = tuple(group for place, group in words if name in (place.text.strip(), place.label))
+    exact = tuple(group for place, group in words if name in (_known(place.text), place.label))
     folded = name.casefold()
     return exact or tuple(group for place, group in words if folded in _names(place))
 
 
 def _names(place: Place) -> tuple[str, ...]:
-    name = place.text.strip().casefold()
+    name = _known(place.text).casefold()
     if place.heard:
         return name, place.moment, place.letters.casefold() or name
     return name, name.strip(punctuation), name.removeprefix("patch "), name.removeprefix("image 1 · ")
@@ -161,16 +174,27 @@ def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
         word = None if token.special else (token.segment, token.word)
         text += "" if word is not None and token.word is not None and word == before else " "
         begin = len(text)
-        text += token.text.strip()
+        text += _known(token.text)
         spans.append((begin, len(text)))
         before = word
-    pattern = r"\s*".join(re.escape(word) for word in phrase.split())
-    for match in re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE) if pattern else ():
+    pieces = re.findall(r"\w+|[^\w\s]", phrase)
+    letters = [letter for letter in phrase if not letter.isspace()]  # where nobody writes spaces
+    for each in (pieces, letters):
+        pattern = r"\s*".join(map(re.escape, each))
+        matches = [*re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)] if pattern else []
+        if matches:
+            break
+    for match in matches:
         yield tuple(
             number
             for number, (begin, end) in enumerate(spans)
             if begin < match.end() and end > match.start() and not axis[number].special
         )
+
+
+def _known(text: str) -> str:
+    """What the text itself has of a token: without the vocabulary's sign for what it lacks."""
+    return UNKNOWN.sub("", text.strip())
 
 
 def _belongs(place: Place, name: str) -> bool:

@@ -29,7 +29,11 @@ from attnscope.capture.observers.shared_rows import Reading, SharedRows
 from attnscope.errors import InputError, SelectionError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import SHORTEST, Request
+from attnscope.fused.widened import MOST_CELLS
 from attnscope.models import Model, ModelInput
+
+SHORTEST_WIDENED = 128
+"""With fewer tokens than this, rows are read beside the kernel for parts that it could sum itself, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,13 +110,15 @@ def span_maps(
 ) -> SpanMaps:
     """Run the model once, and measure how much each part looks at each, in every head that is meant.
 
-    Exact at any length: from 512 tokens on the parts are cells of the fused pass. Only attention whose rows
-    and columns are the text's own tokens is measured. Raises ``InputError`` where there is none.
+    Exact at any length: from 128 tokens on (512 if the parts are many) the parts are cells of the fused pass,
+    below that rows are read beside the kernel. Only attention whose rows and columns are the text's own
+    tokens is measured. Raises ``InputError`` where there is none.
     """
     selection = selection or Selection()
     observer = _Spans(tuple(spans))
-    long = len(prepared.tokens) >= SHORTEST and not exact_kernel
-    fused = FusedPass(Request(cells=observer.edges, map_alone=True)) if long else None
+    shortest = SHORTEST_WIDENED if len(spans) <= MOST_CELLS else SHORTEST
+    request = Request(cells=observer.edges, map_alone=True)
+    fused = None if exact_kernel else FusedPass(request, shortest)
     record = model.run(prepared, [SharedRows([observer], selection.heads)], fused)
     chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
     require_selected(chosen, record, selection)

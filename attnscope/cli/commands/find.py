@@ -97,7 +97,7 @@ def find(
         return
     texts = [each for each in given_words if not is_question(each)]
     if len(texts) == len(given_words):
-        raise typer.BadParameter("ask something: 'it -> cat'", param_hint="ASKED")
+        raise typer.BadParameter("ask something, the arrow written as ->: 'it -> cat'", param_hint="ASKED")
     if len(texts) > 1 or (texts and source.text is not None):
         raise typer.BadParameter("give one text; a question has an arrow, ->", param_hint="ASKED")
     if texts:

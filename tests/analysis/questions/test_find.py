@@ -1,6 +1,7 @@
 """Which heads look from here to there, against NumPy on the model's own eager weights."""
 
 import random
+import re
 from itertools import groupby
 
 import numpy as np
@@ -158,8 +159,49 @@ def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot():
 
 def test_what_does_not_exist_is_named_with_what_does():
     model = load("own")
-    with pytest.raises(SelectionError, match=r"no 'dog' among the keys, which read .*cat, sat"):
+    with pytest.raises(SelectionError, match=r"no 'dog' among the keys: they read .*cat, sat"):
         find(model, model.prepare(TEXT), parse_questions("it -> dog"))
+
+
+MARKED = "Don't the U.S. cats, a kind lot, pay $1,995 for 猫坐 or ☃ and ☃?"
+
+
+@pytest.mark.parametrize(
+    ("part", "spelled"),
+    [
+        ("don't", "Don't"),
+        ("U.S.", "U.S."),
+        ("$1,995", "$1,995"),
+        ("'cats, a kind lot'", "cats,akindlot"),
+        ("猫", "猫"),
+        ("'猫坐'", "猫坐"),
+        ("☃#2", "☃"),
+    ],
+)
+def test_words_that_a_tokenizer_cuts_or_lacks_are_found_as_they_are_written(part, spelled):
+    prepared = load(folders.minilm()).prepare(MARKED)
+    groups = parse_questions(f"{part} -> *")[0].left.tokens(prepared.tokens)
+    read = [
+        "".join(prepared.tokens[number].text.replace(" [UNK]", "") for number in group) for group in groups
+    ]
+    assert [each.casefold() for each in read] == [spelled.casefold()]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("it -> catt", "no 'catt' among the keys: did you mean 'cat'? they read [CLS], The, cat"),
+        ("it -> cat#3", "no 'cat#3' among the keys: cat stands at 2 places"),
+        ("it -> cat#0", "no 'cat#0' among the keys: the first is cat#1"),
+        ("400 -> cat", "no token 400 among the queries, which are 0 to 17"),
+        ("it -> +400", "no token stands 400 behind 'it'"),
+        ("it -> -40", "no token stands 40 before 'it'"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_what_is_near(asked, said):
+    model = load(folders.minilm())
+    with pytest.raises(SelectionError, match=re.escape(said)):
+        find(model, model.prepare(TEXT), parse_questions(asked))
 
 
 @pytest.mark.parametrize("asked", ["it", "it ->", "-> cat", "it -> cat -> mat", "-1 -> cat", "it -> /(/"])

@@ -66,7 +66,7 @@ def find_look(source: Asked, key: str | None, way: Way, *, saving: bool) -> Trac
 
 
 def hold_look(
-    source: Asked, key: str | None, way: Way, model: Model, prepared: ModelInput, text: str | None
+    source: Asked, key: str | None, way: Way, model: Model, prepared: ModelInput
 ) -> tuple[Model, ModelInput]:
     """The input with its pass, if that is small, and who looks at it; it is kept, if nothing has changed."""
     from attnscope.models.kept.keeping import hold_long, hold_short
@@ -78,11 +78,11 @@ def hold_look(
         return model, prepared
     short = has_short_text(prepared)
     if short:
-        trace = hold_short(model, prepared, text)
+        trace = hold_short(model, prepared)
     elif key is None or way == "other" or weighed:
         return model, prepared
     else:
-        trace = hold_long(model, prepared, text, fused=way == "fused")
+        trace = hold_long(model, prepared, fused=way == "fused")
     if trace is None or (isinstance(model, WeighedModel) and not model.is_whole):
         return model, prepared
     if key is not None and key_of(source) == key:
@@ -100,8 +100,6 @@ def key_of(source: Asked) -> str | None:
     """Everything that a pass depends on, in one word; ``None`` for one that is not kept."""
     asked, model = source.asked, source.model
     if asked.saved is not None or asked.keep is not None or model.trust_remote_code:
-        return None
-    if asked.audio is not None:  # a trace holds no spectrogram
         return None
     if asked.video is not None and asked.video.is_dir():
         return None
@@ -124,7 +122,7 @@ def key_of(source: Asked) -> str | None:
         "day": date.today() if asked.chat else None,  # a chat format may say which day it is
     }
     try:
-        key["read"] = [identify_file(path) for path in (*asked.pictures, asked.inputs) if path is not None]
+        key["read"] = [identify_file(path) for path in (*asked.pictures, asked.audio, asked.inputs) if path]
     except OSError:
         return None
     return hash_key(key)

@@ -21,6 +21,11 @@ from attnscope.figures import Weigh
 if TYPE_CHECKING:
     from attnscope.cli.last_look import Way
     from attnscope.models import Model, ModelInput
+    from attnscope.models.given import Given
+
+
+AS_ASKED = ("chat", "system", "generate", "temperature", "seed", "max_tokens", "truncate")
+"""What a model is given as the options of the same names say."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,20 @@ class Source:
     second: str | None = None
 
     def open(
-        self, *, predicting: bool = False, looking: bool = True, way: Way = "kernel", saving: bool = False
+        self,
+        *,
+        predicting: bool = False,
+        looking: bool = True,
+        way: Way = "kernel",
+        saving: bool = False,
+        running: Model | None = None,
     ) -> tuple[Model, ModelInput]:
         """The model, and the input as it reads it. Raises ``AttnscopeError``.
 
         ``looking``: with the pass of a small input, for who looks at heads and their figures alone. It is
         kept by itself, and where it was before, no model is loaded; ``way`` says how a long text is measured.
-        ``saving``: the title goes into a file, and does not say when the pass ran.
+        ``saving``: the title goes into a file, and does not say when the pass ran. ``running``: the same
+        model, where it is loaded already.
         """
         if predicting or not looking:
             model = self.load(predicting=predicting)
@@ -53,12 +65,12 @@ class Source:
         found = None if self.asked.fresh else find_look(self, key, way, saving=saving)
         if found is not None:
             return found, found.prepared
-        model = self.load()
+        model = running or self.load()
         prepared = self.prepare(model)
         if self.asked.saved is not None:
             return model, prepared
         with reading(model, prepared):
-            return hold_look(self, key, way, model, prepared, self.plain_text)
+            return hold_look(self, key, way, model, prepared)
 
     def load(self, *, predicting: bool = False) -> Model:
         """The model, or a file in its place; ``predicting`` brings what it was trained with."""
@@ -70,22 +82,30 @@ class Source:
 
     def prepare(self, model: Model) -> ModelInput:
         """The input as a model reads it, with what it writes on. Raises ``AttnscopeError``."""
-        asked = self.asked
-        prepared = self.read(model)
-        if asked.generate is not None:
-            with waiting(f"{model.title} writes up to {asked.generate:,} tokens"):
-                prepared = model.generate(
-                    prepared, asked.generate, temperature=asked.temperature, seed=asked.seed
-                )
-        return prepared if asked.keep is None else self._keep(model, prepared, asked.keep)
+        from attnscope.models.kept.file import FileModel
+
+        if isinstance(model, FileModel):
+            return model.prepared
+        prepared = self.given.prepare(model, waiting)
+        return prepared if self.asked.keep is None else self._keep(model, prepared, self.asked.keep)
 
     @property
-    def plain_text(self) -> str | None:
-        """The text and the second one, where nothing else was read."""
-        asked = self.asked
-        if asked.pictures or asked.audio or asked.inputs or asked.chat:
-            return None
-        return self.text if self.second is None else f"{self.text}\n{self.second}"
+    def given(self) -> Given:
+        """What the model is given, as Python gives it."""
+        from attnscope.models.given import Given
+
+        asked, text = self.asked, self.text
+        return Given(
+            text=(text or None) if asked.pictures or asked.audio else text,
+            second=self.second,
+            pictures=asked.pictures,
+            video=asked.video is not None,
+            audio=asked.audio,
+            begin=asked.from_second,
+            end=asked.to_second,
+            tensors=asked.inputs,
+            **{name: getattr(asked, name) for name in AS_ASKED},
+        )
 
     def _keep(self, model: Model, prepared: ModelInput, file: Path) -> ModelInput:
         """The input with its pass, which is in a file now: what is looked at is what was kept."""
@@ -94,40 +114,10 @@ class Source:
         from attnscope.storage.trace import write_trace
 
         with reading(model, prepared):
-            trace = keep_trace(model, prepared, self.plain_text)
+            trace = keep_trace(model, prepared)
         write_trace(trace, file)
         print(f"kept {file}", file=sys.stderr)
         return look_at(prepared, trace)
-
-    def read(self, model: Model) -> ModelInput:
-        """The input as a model reads it, with nothing that it writes itself."""
-        asked = self.asked
-        if asked.saved is not None:
-            from attnscope.models.kept.file import FileModel
-
-            assert isinstance(model, FileModel)
-            return model.prepared
-        if asked.pictures:
-            from attnscope.models.inputs import Chat
-
-            chat = Chat(asked.system, asked.generate is not None) if asked.chat else None
-            return model.prepare_image(asked.pictures, self.text or None, chat, video=asked.video is not None)
-        if asked.audio is not None:
-            from attnscope.models.inputs import Part
-
-            part = Part(asked.from_second, asked.to_second, asked.truncate)
-            return model.prepare_audio(asked.audio, self.text or None, part)
-        if asked.inputs is not None:
-            from attnscope.models import prepare_tensors
-
-            return prepare_tensors(model, asked.inputs)
-        cut, truncate = asked.max_tokens, asked.truncate
-        if not asked.chat:
-            return model.prepare(self.text, self.second, max_tokens=cut, truncate=truncate)
-        reply = asked.generate is not None
-        return model.prepare_chat(
-            self.text, system=asked.system, reply=reply, max_tokens=cut, truncate=truncate
-        )
 
 
 def read_source(asked: SourceOptions, model: ModelOptions) -> Source:
@@ -194,6 +184,16 @@ def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, Mo
     if asked.keep is None:
         return replace(asked, fresh=False), model
     return type(asked)(saved=asked.keep), ModelOptions()
+
+
+def open_two(one: Source, other: Source, *, saving: bool = False) -> list[tuple[Model, ModelInput]]:
+    """Two inputs, each with the model that reads it; one that is the same for both is loaded once."""
+    from attnscope.models.kept.file import FileModel
+
+    model, prepared = one.open(saving=saving)
+    alike = one.model == other.model and (one.asked.generate is None) == (other.asked.generate is None)
+    running = model if alike and not isinstance(model, FileModel) else None
+    return [(model, prepared), other.open(saving=saving, running=running)]
 
 
 @contextmanager

@@ -29,7 +29,7 @@ SETTLED = 2.0
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "pillow", "torchvision", "sentencepiece",
-    "accelerate", "timm", "peft", "kernels", "flash-attn", "bitsandbytes",
+    "accelerate", "timm", "peft", "kernels", "flash-attn", "bitsandbytes", "soundfile", "scipy",
 )  # fmt: skip
 """Whose versions count, where they are installed."""
 

@@ -82,6 +82,13 @@ class Heard:
     letters: Letters | None = None
 
 
+class Message(NamedTuple):
+    """What was said in a chat, and by whom."""
+
+    role: str
+    content: str
+
+
 @dataclass(frozen=True)
 class Chat:
     """That a text is a user's message, after that of a ``system``; ``reply`` opens the model's turn."""
@@ -102,7 +109,7 @@ class ModelInput:
     NumPy arrays, for looks that need no torch.
     ``pictures`` are the images that were read, ``heard`` the sound, ``entry`` the method of the module to
     call where that is not the whole forward. ``written`` is the number of the first token that the model
-    wrote itself, if it wrote any.
+    wrote itself, if it wrote any. ``text`` is the plain text that was read, ``messages`` are those of a chat.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -119,6 +126,8 @@ class ModelInput:
     words: tuple[HeadFigures, ...] = ()
     arrays: Replay | None = None
     written: int | None = None
+    text: str | None = None
+    messages: tuple[Message, ...] = ()
 
     @property
     def picture(self) -> Picture | None:

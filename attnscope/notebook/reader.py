@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import InputError
 from attnscope.notebook.run import Run
 
 if TYPE_CHECKING:
@@ -53,37 +52,33 @@ class Reader:
         so many tokens, and shows them too. Raises ``InputError`` for what the model cannot read,
         ``ModelError`` for a model that fails.
         """
-        from attnscope.models.inputs import Chat, Part
+        from attnscope.models.given import Given
         from attnscope.models.kept.keeping import keep_trace
         from attnscope.models.kept.trace import TracedModel
 
-        model, plain = self._model, None
+        model, files = self._model, image if video is None else video
+        tensors = text if isinstance(text, Mapping) else None
+        given = Given(
+            text=None if text is None or tensors is not None else str(text),
+            second=second,
+            pictures=[Path(each) for each in ([files] if isinstance(files, (str, Path)) else files or [])],
+            video=video is not None,
+            audio=None if audio is None else Path(audio),
+            begin=part[0],
+            end=part[1],
+            tensors=tensors,
+            chat=chat,
+            system=system,
+            generate=generate,
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            truncate=truncate,
+        )
         with _at_rest(model.module):
-            if image is not None or video is not None:
-                message = Chat(system, generate is not None) if chat else None
-                said, files = None if text is None else str(text), image if video is None else video
-                given = [files] if isinstance(files, (str, Path)) else files or []
-                paths = [Path(each) for each in given]
-                prepared = model.prepare_image(paths, said, message, video=video is not None)
-            elif audio is not None:
-                said = None if text is None else str(text)
-                begin, end = part
-                prepared = model.prepare_audio(Path(audio), said, Part(begin, end, truncate))
-            elif isinstance(text, Mapping):
-                prepared = model.prepare_tensors(text)
-            elif text is None:
-                raise InputError("what is to be read? give a text, an image, or tensors by name")
-            elif chat:
-                prepared = model.prepare_chat(
-                    text, system=system, reply=generate is not None, max_tokens=max_tokens, truncate=truncate
-                )
-            else:
-                prepared = model.prepare(text, second, max_tokens=max_tokens, truncate=truncate)
-                plain = text if second is None else f"{text}\n{second}"
-            if generate is not None:
-                prepared = model.generate(prepared, generate, temperature=temperature, seed=seed)
+            prepared = given.prepare(model)
             with model.threads(prepared):
-                return Run(TracedModel(keep_trace(model, prepared, plain)))
+                return Run(TracedModel(keep_trace(model, prepared)))
 
 
 def load(

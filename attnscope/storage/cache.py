@@ -30,6 +30,9 @@ VARIABLE = "ATTNSCOPE_CACHE"
 LARGEST, FULL = 64 << 20, 300 << 20
 """Bytes of an entry, and of all of them, at most; the oldest go first."""
 
+MOST = 1000
+"""Entries at most, so that looking through them takes no time that anybody notices."""
+
 LOOKS = "looks"
 """The folder of the entries, inside of the one that is named."""
 
@@ -173,20 +176,20 @@ def _digest(content: bytes) -> str:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int, float]]:
-    """Path, size and last use of every file of ours."""
-    with suppress(OSError):
-        for path in sorted(folder.iterdir()):
+    """Path, size and last use of every file of ours; there may be thousands, so that names are read first."""
+    with suppress(OSError), os.scandir(folder) as found:
+        for each in found:
             with suppress(OSError):
-                found = path.lstat()
-                if _OURS.fullmatch(path.name) and not stat.S_ISDIR(found.st_mode):
-                    yield path, found.st_size, found.st_mtime
+                if _OURS.fullmatch(each.name) and not each.is_dir(follow_symlinks=False):
+                    said = each.stat(follow_symlinks=False)
+                    yield Path(each.path), said.st_size, said.st_mtime
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the oldest entries beyond ``FULL``, and what was never finished."""
+    """Remove the oldest entries beyond ``FULL`` or ``MOST``, and what was never finished."""
     room = FULL
-    for path, size, used in sorted(_files(folder), key=lambda file: -file[2]):
+    for count, (path, size, used) in enumerate(sorted(_files(folder), key=lambda file: -file[2]), 1):
         room -= size
-        if room < 0 or (path.name.startswith(".") and time.time() - used > LEFT):
+        if room < 0 or count > MOST or (path.name.startswith(".") and time.time() - used > LEFT):
             with suppress(OSError):
                 path.unlink()

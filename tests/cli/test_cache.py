@@ -75,11 +75,8 @@ def answers(ran) -> dict:
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
     found.pop("command", None)
-    words = ("which", "title", "subtitle")
-    return {
-        name: re.sub(" · from the pass of [^·]+(?= ·|$)", "", part) if name in words else part
-        for name, part in found.items()
-    }
+    told = re.sub(r" · from the pass of \d\d:\d\d( on \d+ \w+)?", "", json.dumps(found, ensure_ascii=False))
+    return json.loads(told)
 
 
 OTHERS = [
@@ -261,6 +258,8 @@ SOURCES = {
     "seed": 1,
     "chat": True,
     "system": "Be short.",
+    "from_second": 0.5,
+    "to_second": 1.5,
 }
 
 MODELS = {
@@ -333,14 +332,42 @@ def test_another_device_that_is_seen_has_another_key(monkeypatch, source):
     assert last_look.key_of(source) != before
 
 
-@pytest.mark.parametrize("field", ["image", "inputs"])
+@pytest.mark.parametrize("field", ["image", "second image", "video", "audio", "inputs"])
 def test_another_content_of_what_is_read_has_another_key(source, tmp_path, field):
-    file = tmp_path / "a.png"
+    file, first = tmp_path / "a.png", tmp_path / "first.png"
     picture(file)
-    told = replace(source, asked=replace(source.asked, **{field: [file] if field == "image" else file}))
+    picture(first)
+    asked = {"image": [file], "second image": [first, file]}.get(field, file)
+    told = replace(source, asked=replace(source.asked, **{field.removeprefix("second "): asked}))
     before = last_look.key_of(told)
     change_byte(file)
     assert last_look.key_of(told) not in (before, None)
+
+
+def test_other_images_of_the_same_bytes_have_another_key(source, tmp_path):
+    one, other = tmp_path / "a.png", tmp_path / "b.png"
+    picture(one)
+    shutil.copy(one, other)
+    asked = [[one], [other], [one, one], [one, other], [other, one]]
+    keys = [last_look.key_of(replace(source, asked=replace(source.asked, image=each))) for each in asked]
+    assert len({*keys, last_look.key_of(source)}) == 6
+    assert None not in keys
+
+
+@pytest.mark.parametrize("weigh", ["norm", "norm-residual", "zeroing"])
+def test_another_weighing_has_another_key(source, weigh):
+    weighed = WeighedModelOptions(model=source.model.model, weigh=weigh)
+    plain = replace(weighed, weigh="raw")
+    keys = {last_look.key_of(replace(source, model=each)) for each in (weighed, plain, source.model)}
+    assert len(keys) == 3
+    assert None not in keys
+
+
+def test_a_chat_of_another_day_has_another_key(monkeypatch, source):
+    chat = replace(source, asked=replace(source.asked, chat=True))
+    before = last_look.key_of(chat)
+    monkeypatch.setattr(last_look, "date", type("Day", (), {"today": lambda: "1999-12-31"}))
+    assert last_look.key_of(chat) not in (before, None)
 
 
 def test_the_same_model_elsewhere_has_another_key(source, folder, tmp_path):
@@ -528,9 +555,10 @@ def test_a_full_disk_means_no_cache(run, monkeypatch, looks, folder):
     assert (ran.code, ran.err) == (0, "")
 
 
-def test_the_oldest_go_first(monkeypatch, run, looks, entry):
+@pytest.mark.parametrize("limit", ["FULL", "MOST"])
+def test_the_oldest_go_first(monkeypatch, run, looks, entry, limit):
     trace = cache.find_pass(entry.stem.partition("-")[0])
-    monkeypatch.setattr(cache, "FULL", int(3.5 * entry.stat().st_size))
+    monkeypatch.setattr(cache, limit, 3 if limit == "MOST" else int(3.5 * entry.stat().st_size))
     for number in range(5):
         cache.store_pass(f"{number:040}", trace)
         (made,) = looks.glob(f"{number:040}-*")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -13,6 +13,7 @@ from attnscope.analysis.questions.locate import locate_tokens
 from attnscope.attention import Token
 from attnscope.axes.places import HEARD, SEPARATOR
 from attnscope.errors import InputError
+from attnscope.models.inputs import Message
 
 CUTS = {
     "sentence": re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)\]]))\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*\n"),
@@ -80,7 +81,7 @@ def spans_of(tokens: Sequence[Token], text: str, parts: Sequence[tuple[str, int]
     return _runs(labels)
 
 
-def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Mapping[str, str]]) -> tuple[Span, ...]:
+def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Message]) -> tuple[Span, ...]:
     """The messages of a chat as parts, named by their roles; what the chat template adds is `template`.
 
     Raises ``InputError`` for a message that cannot be found among the tokens.
@@ -94,15 +95,15 @@ def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Mapping[str, str]
     whole, at = "".join(letters), 0
     labels = [(-1, "template")] * len(tokens)
     for number, message in enumerate(messages):
-        wanted = _letters(message["content"])
+        wanted = _letters(message.content)
         place = whole.find(wanted, at)
         if place < 0:
             raise InputError(
-                f"the {message['role']}'s message cannot be found in what the model reads of the chat"
+                f"the {message.role}'s message cannot be found in what the model reads of the chat"
             )
         at = place + len(wanted)
         for owner in range(owners[place], owners[at - 1] + 1) if wanted else ():
-            labels[owner] = (number, message["role"])
+            labels[owner] = (number, message.role)
     return _runs(labels)
 
 

@@ -24,7 +24,7 @@ from attnscope.cli.options.picture import (
     check_picture,
 )
 from attnscope.cli.options.source import SecondNamed
-from attnscope.cli.source import Source, read_source, reading, reopen
+from attnscope.cli.source import Source, open_two, read_source, reading, reopen
 from attnscope.errors import InputError, OutputError, SelectionError
 
 if TYPE_CHECKING:
@@ -177,30 +177,42 @@ def _compare(
     from attnscope.answers.compared import of_depth, of_heads, of_two_heads
     from attnscope.models.kept.trace import open_file
 
-    if one and contrast.with_text is None and contrast.with_model is None:
-        loaded, first = given[0].open(saving=saving)
-        prepared = [first]
+    first, rival = given[0], _rival(given[0], contrast)
+    if one and rival is not None:
+        (loaded, mine), (other, changed) = open_two(first, rival, saving=saving)
+        with reading(loaded, mine, changed):
+            if contrast.with_text is not None:
+                return of_texts(compare_texts(loaded, mine, changed, selection), opening)
+            return of_models(compare_models(loaded, other, [(mine, changed)], selection))
+    if one:
+        loaded, mine = first.open(saving=saving)
+        prepared = [mine]
     else:
-        loaded = given[0].load()
+        loaded = first.load()
         prepared = [each.prepare(loaded) for each in given]
     with reading(loaded, *prepared):
+        if rival is not None:
+            other = rival.load()
+            both = [(mine, each.prepare(other)) for mine, each in zip(prepared, given, strict=True)]
+            return of_models(compare_models(loaded, other, both, selection))
         if pair:
             return of_two_heads(compare_heads(loaded, prepared[0], pair[0], pair[1], selection))
-        if contrast.with_text is not None:
-            asked = replace(given[0].asked, text=contrast.with_text, file=None, line=None, keep=None)
-            changed = read_source(asked, given[0].model).prepare(loaded)
-            return of_texts(compare_texts(loaded, prepared[0], changed, selection), opening)
-        if contrast.with_model is not None:  # loaded as the first one is; a revision is the first one's alone
-            name = replace(given[0].model, model=contrast.with_model, revision=None)
-            rival = replace(given[0], model=name).load()
-            others = [replace(each, asked=replace(each.asked, keep=None)) for each in given]
-            both = [(mine, each.prepare(rival)) for mine, each in zip(prepared, others, strict=True)]
-            return of_models(compare_models(loaded, rival, both, selection))
         if contrast.with_trace is not None:
             return compare_passes(loaded, prepared[0], open_file(contrast.with_trace), selection, opening)
         if selection.number is not None and one:
             return of_depth(through_layers(loaded, prepared[0], selection.number, selection))
         return of_heads(compare_all(loaded, prepared, selection), opening, everything=everything)
+
+
+def _rival(first: Source, contrast: Contrast) -> Source | None:
+    """The other text, or the text with the other model, which is loaded as the first one is."""
+    if contrast.with_text is not None:
+        asked = replace(first.asked, text=contrast.with_text, file=None, line=None, keep=None)
+        return read_source(asked, first.model)
+    if contrast.with_model is not None:  # a revision is the first one's alone
+        name = replace(first.model, model=contrast.with_model, revision=None)
+        return replace(first, model=name, asked=replace(first.asked, keep=None))
+    return None
 
 
 def _print(compared: Compared, output: CompareOutput, picture: PrintedOptions, said: Said) -> None:

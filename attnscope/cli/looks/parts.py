@@ -54,15 +54,14 @@ def check_parts(parts: PartOptions, source: SourceOptions) -> None:
     if parts.by not in WAYS and not file:
         ways = ", ".join(WAYS)
         raise typer.BadParameter(f"{parts.by!r}: write one of {ways}, or FILE.json", param_hint="--by")
-    if source.chat != (parts.by == "role"):
+    if source.saved is None and source.chat != (parts.by == "role"):
         raise typer.BadParameter("roles go with --chat, and a chat is cut by roles", param_hint="--by")
     if parts.written and (source.generate is None or parts.pair is not None):
         raise typer.BadParameter("it goes with --generate N, and not with --pair", param_hint="--written")
     plain = not (source.image or source.video or source.inputs or source.audio)
     sensed = source.image or source.video or source.audio
     pictured = sensed and parts.by == "segment" and (source.text or source.file)
-    kept = source.saved and (file or parts.by in ("marks", "role"))
-    if not (plain or pictured) or kept:
+    if not (plain or pictured) or (source.saved and parts.by == "marks"):
         raise typer.BadParameter(
             "parts are cut out of a plain text: give TEXT or --file; with --image or --audio, a text and "
             "--by segment",
@@ -82,7 +81,6 @@ def read_parts_of(given: Source, parts: PartOptions) -> tuple[Model, ModelInput,
         spans_of,
         spans_of_roles,
     )  # fmt: skip
-    from attnscope.models.text.chat import read_messages
 
     text, begins = given.text, tuple[tuple[str, int], ...]()
     if parts.by == "marks":
@@ -90,41 +88,22 @@ def read_parts_of(given: Source, parts: PartOptions) -> tuple[Model, ModelInput,
         given = replace(given, text=text)
     elif parts.by.endswith(".json"):
         begins = read_parts(read_file(Path(parts.by)))
-    roles = parts.by == "role"
-    model, prepared = given.open(looking=not roles, way="kernel" if parts.exact_kernel else "other")
-    count = _count_read(given, model, prepared) if roles else prepared.read
+    model, prepared = given.open(way="kernel" if parts.exact_kernel else "other")
+    count, roles = prepared.read, parts.by == "role"
     tokens = prepared.tokens[:count]
-    if roles:
-        cut = spans_of_roles(tokens, read_messages(text, given.asked.system))
+    if roles and prepared.messages:
+        cut = spans_of_roles(tokens, prepared.messages)
     elif parts.by == "segment":
         cut = segments(tokens)
+    elif roles or prepared.text is None:
+        what = "chat" if roles else "plain text"
+        raise InputError(f"{given.asked.saved} holds no {what} that could be cut: give the text")
     else:
-        whole = _whole_text(given, model)
+        whole = prepared.text
         cut = spans_of(tokens, whole, cut_text(whole, parts.by) if parts.by in CUTS else begins)
     name = "assistant" if roles else "written"
     rest = [Span(name, count, len(prepared.tokens))] if count < len(prepared.tokens) else []
     return model, prepared, (*cut, *rest)
-
-
-def _whole_text(given: Source, model: Model) -> str:
-    """The plain text that is cut. Raises ``InputError`` for a file that holds none."""
-    from attnscope.models.kept.trace import TracedModel
-
-    if given.asked.saved is None:
-        return given.text if given.second is None else f"{given.text}\n{given.second}"
-    known = model.trace.description.text if isinstance(model, TracedModel) else None
-    if known is None:
-        raise InputError(f"{given.asked.saved} holds no plain text that could be cut: give the text")
-    return known
-
-
-def _count_read(given: Source, model: Model, prepared: ModelInput) -> int:
-    """How many tokens of a chat were there before the model's turn began."""
-    if given.asked.generate is None:
-        return len(prepared.tokens)
-    prompt = replace(given, asked=replace(given.asked, generate=None)).prepare(model)
-    same = [one == other for one, other in zip(prompt.tokens, prepared.tokens, strict=False)]
-    return same.index(False) if False in same else len(same)  # a prompt may end with a token that is no more
 
 
 def show_written(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from attnscope.cli.options.picture import WHOLE
-from attnscope.cli.source import reading
+from attnscope.cli.source import open_two, reading
 
 if TYPE_CHECKING:
     from attnscope.analysis.selection import Selection
@@ -35,8 +35,7 @@ def look_relatively(source: Source, selection: Selection, neutral: str | None) -
     from attnscope.analysis.places.relative import NEUTRAL, relative_token
 
     text = NEUTRAL if neutral is None else neutral
-    model = source.load()
-    prepared = source.prepare(model)
-    plain = replace(source, text=text).read(model)
+    other = replace(source, text=text, asked=replace(source.asked, generate=None, keep=None))
+    (model, prepared), (_, plain) = open_two(source, other)
     with reading(model, prepared, plain):
         return relative_token(model, prepared, plain, selection, text)

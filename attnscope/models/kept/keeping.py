@@ -19,7 +19,7 @@ from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import HeadFigures, Measurement, fused_request
 from attnscope.measures.words import measure_words
 from attnscope.models.bounds.size import trace_size
-from attnscope.models.inputs import ModelInput
+from attnscope.models.inputs import Heard, ModelInput
 from attnscope.models.inspection import find_device
 from attnscope.models.kept.trace import TracedModel, has_short_text, is_short
 from attnscope.models.model import Model
@@ -35,8 +35,10 @@ from attnscope.storage.trace.layout import (
     Fault,
     Image,
     Labels,
+    Message,
     Positions,
     Rows,
+    Sound,
     Without,
 )
 from attnscope.storage.trace.replay import replay
@@ -68,16 +70,14 @@ class _Measuring:
         return tuple(self.measured.figures()) if self.size <= self.most else ()
 
 
-def hold_short(model: Model, prepared: ModelInput, text: str | None = None) -> Trace | None:
+def hold_short(model: Model, prepared: ModelInput) -> Trace | None:
     """The pass of a short input, looked at as one from a file; ``None`` for a long one, or one that fails."""
     if not prepared.tokens or not has_short_text(prepared):
         return None
-    return _hold(partial(model.run, prepared), model, prepared, text, MEASURED)
+    return _hold(partial(model.run, prepared), model, prepared, MEASURED)
 
 
-def hold_long(
-    model: Model, prepared: ModelInput, text: str | None = None, *, fused: bool = False
-) -> Trace | None:
+def hold_long(model: Model, prepared: ModelInput, *, fused: bool = False) -> Trace | None:
     """The pass of a long input, if it is small beside ``LARGEST``; ``None`` for any other, or one that fails.
 
     ``fused``: the fused pass measures all heads in the kernels' place. Beside these nothing is measured.
@@ -87,31 +87,27 @@ def hold_long(
         return None
     request = fused_request(Measurement().measures, [prepared.tokens]) if fused else None
     run = partial(model.run, prepared, fused=None if request is None else FusedPass(request))
-    return _hold(run, model, prepared, text, math.inf if fused else 0)
+    return _hold(run, model, prepared, math.inf if fused else 0)
 
 
 def _hold(
     run: Callable[[Sequence[Observer]], Record],
     model: Model,
     prepared: ModelInput,
-    text: str | None,
     most: float,
 ) -> Trace | None:
     """The pass, measured up to so many weights; ``None`` for one that cannot be kept."""
     if prepared.arrays is not None:
         return None
     try:
-        return make_trace(run, prepared, describe_model(model), model.notes, text, most=most)
+        return make_trace(run, prepared, describe_model(model), model.notes, most=most)
     except (UnkeptPass, SizeError):
         return None
 
 
-def keep_trace(model: Model, prepared: ModelInput, text: str | None = None) -> Trace:
-    """Run the model once with its own kernels, and keep what its rows are computed from, and all figures.
-
-    ``text`` is the plain text that was read, for those who cut it into parts.
-    """
-    return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes, text)
+def keep_trace(model: Model, prepared: ModelInput) -> Trace:
+    """Run the model once with its own kernels, and keep what its rows are computed from, and all figures."""
+    return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes)
 
 
 def make_trace(
@@ -119,7 +115,6 @@ def make_trace(
     prepared: ModelInput,
     about: About,
     notes: tuple[str, ...] = (),
-    text: str | None = None,
     *,
     most: float = math.inf,
 ) -> Trace:
@@ -153,13 +148,15 @@ def make_trace(
         model=about,
         model_notes=notes,
         text_notes=prepared.notes,
-        text=text,
+        text=prepared.text,
+        messages=tuple(Message(*each) for each in prepared.messages),
         tokens=number(prepared.tokens),
         written=prepared.written,
         labels=tuple(
             Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()
         ),
         images=images,
+        heard=_describe_sound(prepared.heard, kept),
         calls=tuple(
             _call(site, number(queries), number(keys), rows)
             for site, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
@@ -175,6 +172,13 @@ def make_trace(
     )
     trace = Trace(description, kept.arrays)
     return replace(trace, description=replace(description, words=_measure_words(trace)))
+
+
+def _describe_sound(heard: Heard | None, kept: KeepRows) -> Sound | None:
+    if heard is None:
+        return None
+    bands = None if heard.bands is None else kept.hold("bands", heard.bands)
+    return Sound(heard.seconds, heard.frames, heard.begin, bands)
 
 
 def _measure_words(trace: Trace) -> tuple[HeadFigures, ...]:

@@ -11,7 +11,7 @@ from attnscope.axes.weights import Array
 from attnscope.figures import Weigh
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures
-from attnscope.models.inputs import ModelInput, Picture
+from attnscope.models.inputs import Heard, Message, ModelInput, Picture
 from attnscope.models.kept.file import FileModel
 from attnscope.storage.trace import SUFFIX, Trace, read_trace
 from attnscope.storage.trace.layout import Description
@@ -91,10 +91,13 @@ def prepare_traced(trace: Trace) -> ModelInput:
         tuple(map(clean, said.text_notes)),
         replay=replay(trace),
         pictures=pictures,
+        heard=_heard(trace),
         figures=figures,
         words=words or (),
         arrays=replay(trace, arrays=True) if usual and is_short(trace) else None,
         written=said.written,
+        text=said.text,
+        messages=tuple(Message(clean(each.role), each.content) for each in said.messages),
     )
 
 
@@ -106,6 +109,14 @@ def has_short_text(prepared: ModelInput) -> bool:
 def is_short(trace: Trace) -> bool:
     """Whether arrays are as quick as tensors: what is longer wants many threads."""
     return all(max(trace.size(call)) < SHORTEST for call in trace.description.calls)
+
+
+def _heard(trace: Trace) -> Heard | None:
+    sound = trace.description.heard
+    if sound is None:
+        return None
+    bands = None if sound.array is None else trace.arrays[sound.array]
+    return Heard(sound.seconds, sound.frames, bands, sound.begin)
 
 
 def _tokens(axis: Axis) -> tuple[Token, ...]:

@@ -7,7 +7,18 @@ from itertools import pairwise
 from attnscope.storage.arrays.layout import LONGEST
 from attnscope.storage.arrays.read import MOST_HEADS, MOST_LAYERS
 from attnscope.storage.trace.arrays import FileArrays
-from attnscope.storage.trace.layout import Bias, Call, Held, Joined, Mask, Positions, Rows, Scores, Stepped
+from attnscope.storage.trace.layout import (
+    Bias,
+    Call,
+    Held,
+    Joined,
+    Mask,
+    Positions,
+    Rows,
+    Scores,
+    Sound,
+    Stepped,
+)
 from attnscope.storage.trace.trace import Trace
 
 Shape = tuple[int, int, int, int]
@@ -29,10 +40,18 @@ def check_trace(trace: Trace, arrays: FileArrays) -> None:
         arrays.shape(image.array, "u", 3)
         if not all(abs(edge) <= LONGEST for box in image.boxes for edge in box.edges):
             raise ValueError("a box lies outside of any picture")
+    if said.heard is not None:
+        _check_sound(said.heard, arrays)
     if not said.calls:
         raise ValueError("it holds no attention")
     for call in said.calls:
         _check_call(call, trace, arrays)
+
+
+def _check_sound(sound: Sound, arrays: FileArrays) -> None:
+    frames = LONGEST if sound.array is None else arrays.shape(sound.array, "f", 2)[1]
+    if not 0 < sound.frames <= frames or not 0 < sound.seconds < LONGEST or not 0 <= sound.begin < LONGEST:
+        raise ValueError(f"{sound.frames:,} moments of {sound.seconds:g} s each are no sound")
 
 
 def _check_call(call: Call, trace: Trace, arrays: FileArrays) -> None:

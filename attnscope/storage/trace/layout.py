@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from attnscope.attention import Kind, Source, Token
 from attnscope.figures import HeadFigures
 
-FORMAT = 3
+FORMAT = 4
 """The version of the layout. A reader refuses any other."""
 
 Tokens: TypeAlias = tuple[Token, ...]
@@ -160,6 +160,27 @@ class Image:
 
 
 @dataclass(frozen=True)
+class Sound:
+    """A sound as the model heard it: ``frames`` of ``seconds`` each from the second ``begin`` of its file on.
+
+    ``array`` is how loud it is, float32 [band, frame]; null where the model was given the wave itself.
+    """
+
+    seconds: float
+    frames: int
+    begin: float
+    array: str | None
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
 class Labels:
     """The numbers of the axes of queries and keys that a kind of attention has."""
 
@@ -189,9 +210,10 @@ class Without:
 class Description:
     """Everything but the arrays.
 
-    ``kept`` is the time, in UTC; ``text`` the plain text that was read, where it was one; ``tokens`` the
-    number of its axis; ``written`` the number of the first token that the model wrote itself, if it did.
-    ``figures`` are of the tokens, ``words`` of the words of a short text, none where they were not measured.
+    ``kept`` is the time, in UTC; ``text`` the plain text that was read, where it was one, ``messages`` those
+    of a chat; ``tokens`` the number of the text's axis; ``written`` the number of the first token that the
+    model wrote itself, if it did. ``figures`` are of the tokens, ``words`` of the words of a short text, none
+    where they were not measured.
     """
 
     trace: int
@@ -201,10 +223,12 @@ class Description:
     model_notes: tuple[str, ...]
     text_notes: tuple[str, ...]
     text: str | None
+    messages: tuple[Message, ...]
     tokens: int
     written: int | None
     labels: tuple[Labels, ...]
     images: tuple[Image, ...]
+    heard: Sound | None
     axes: tuple[Positions | Tokens, ...]
     calls: tuple[Call, ...]
     without_attention: tuple[Without, ...]

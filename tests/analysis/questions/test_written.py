@@ -15,6 +15,7 @@ from attnscope.attention import Token
 from attnscope.capture import Keep
 from attnscope.errors import InputError
 from attnscope.models import load
+from attnscope.models.inputs import Message
 from attnscope.models.text.chat import read_messages
 from tests.cli.run import runner
 from tests.models import folders
@@ -61,12 +62,13 @@ def test_nothing_that_was_written_is_said():
 
 
 MESSAGES = [
-    {"role": "system", "content": "You are a cat."},
-    {"role": "user", "content": "Who slept?"},
-    {"role": "tool", "content": "the  mat"},
-    {"role": "assistant", "content": "A cat."},
-    {"role": "user", "content": "Who slept?"},
+    Message("system", "You are a cat."),
+    Message("user", "Who slept?"),
+    Message("tool", "the  mat"),
+    Message("assistant", "A cat."),
+    Message("user", "Who slept?"),
 ]
+SAID = [message._asdict() for message in MESSAGES]
 
 
 def test_messages_are_parts_by_their_roles():
@@ -91,7 +93,7 @@ def test_messages_are_parts_by_their_roles():
 
 def test_a_chat_is_one_message_or_all_of_them_as_json():
     assert read_messages("Hello") == [{"role": "user", "content": "Hello"}]
-    assert read_messages(json.dumps(MESSAGES)) == MESSAGES
+    assert read_messages(json.dumps(SAID)) == SAID
     assert read_messages("Hello", "Be kind.")[0] == {"role": "system", "content": "Be kind."}
     assert read_messages("[1] is a note [2]")[0]["content"] == "[1] is a note [2]"
     with pytest.raises(InputError, match="each with a role and a content"):
@@ -112,9 +114,7 @@ def chat(tmp_path_factory):
 
 
 def test_roles_come_from_the_chat_template(run, chat):
-    ran = run(
-        "spans", json.dumps(MESSAGES), "-m", chat, "--chat", "--by", "role", "--generate", "3", "--json"
-    )
+    ran = run("spans", json.dumps(SAID), "-m", chat, "--chat", "--by", "role", "--generate", "3", "--json")
     parts = [part["name"] for part in json.loads(ran.out)["parts"] if "template" not in part["name"]]
     assert parts[:5] == ["system", "user", "tool", "assistant", "user#2"]
     ran = run(

@@ -20,6 +20,7 @@ from attnscope.models.kept.keeping import keep_trace
 from attnscope.models.kept.trace import open_file
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.file import KEY, SUFFIX
+from attnscope.storage.trace.layout import FORMAT
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,11 @@ def change(path, value):
 
 DELETE = object()
 ROWS = ("calls", 0, "rows")
+PIXELS = {"name": "image 1", "array": "pixels", "grid": None, "tokens": 0, "boxes": []}
+FAR = [0.0, 0.0, 1e30, 1.0]
+SOUND = {"seconds": 0.02, "frames": 5, "begin": 0.0, "array": "tones"}
 LIES = {
-    "a version from the future": change(["trace"], 4),
+    "a version from the future": change(["trace"], FORMAT + 1),
     "a version that is a text": change(["trace"], "1"),
     "no version": change(["trace"], DELETE),
     "a field more": change(["extra"], 1),
@@ -86,7 +90,17 @@ LIES = {
     "a mask of a billion keys": change([*ROWS, "masks"], [{"form": "bits", "array": "bits", "keys": 10**9}]),
     "a bias of another shape": change([*ROWS, "biases"], [{"array": "small", "open": None}]),
     "parts without end": change(["calls", 0, "rows"], {"form": "heads", "parts": [], "counts": []}),
-    "an image of whole numbers": change(["image"], {"array": "runs", "grid": None, "tokens": 0}),
+    "an image of whole numbers": change(["images"], [PIXELS | {"array": "runs"}]),
+    "an image of an axis that is not there": change(["images"], [PIXELS | {"tokens": 99}]),
+    "an image that is one object": change(["images"], PIXELS),
+    "a box outside of any picture": change(["images"], [PIXELS | {"boxes": [{"id": 1, "edges": FAR}]}]),
+    "a sound of whole numbers": change(["heard"], SOUND | {"array": "runs"}),
+    "a sound of more moments than it has": change(["heard"], SOUND | {"frames": 8}),
+    "a sound of no moments": change(["heard"], SOUND | {"frames": 0}),
+    "moments that run backwards": change(["heard"], SOUND | {"seconds": -1.0}),
+    "a sound from before its file": change(["heard"], SOUND | {"begin": -3.0}),
+    "a message that is a text": change(["messages"], ["user: hello"]),
+    "a message of nobody": change(["messages"], [{"content": "hello"}]),
     "figures of a list": change(["figures", 0, "figures"], []),
     "a site that is a text": change(["figures", 0, "site"], "L0H0"),
 }
@@ -95,6 +109,8 @@ LIES = {
 def forge(kept, path, lie):
     _, said, arrays = copy.deepcopy(kept)
     arrays |= {
+        "pixels": np.zeros((2, 2, 3), np.uint8),
+        "tones": np.zeros((80, 7), np.float32),
         "small": np.zeros((3, 1, 1, 7), np.float32),
         "runs": np.zeros((9, 1, 1, 2), np.int32),
         "bits": np.zeros((1, 1, 1, 4), np.uint8),

@@ -1,0 +1,93 @@
+"""What a model is given to read, and how that becomes its input: the same for a command and for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from attnscope.errors import InputError
+from attnscope.models.inputs import Chat, Message, ModelInput, Part
+from attnscope.models.model import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Waiting: TypeAlias = Callable[[str], AbstractContextManager[Any]]
+"""What shows a sign of life, with what is waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A text, or what stands in its place or beside it, and how much the model writes on.
+
+    ``tensors`` are by the names of arguments, or a file of them; ``begin`` and ``end`` are seconds of the
+    sound.
+    """
+
+    text: str | None = None
+    second: str | None = None
+    pictures: Sequence[Path] = ()
+    video: bool = False
+    audio: Path | None = None
+    begin: float = 0.0
+    end: float | None = None
+    tensors: Mapping[str, Tensor] | Path | None = None
+    chat: bool = False
+    system: str | None = None
+    generate: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    max_tokens: int | None = None
+    truncate: bool = False
+
+    def prepare(self, model: Model, waiting: Waiting = nullcontext) -> ModelInput:
+        """The input as a model reads it, with what it writes on. Raises ``AttnscopeError``."""
+        prepared = self.read(model)
+        if self.generate is not None:
+            with waiting(f"{model.title} writes up to {self.generate:,} tokens"):
+                prepared = model.generate(
+                    prepared, self.generate, temperature=self.temperature, seed=self.seed
+                )
+        return replace(prepared, text=self._plain, messages=self._messages)
+
+    def read(self, model: Model) -> ModelInput:
+        """The same with nothing that the model writes itself."""
+        if self.pictures:
+            chat = Chat(self.system, self.generate is not None) if self.chat else None
+            return model.prepare_image(self.pictures, self.text, chat, video=self.video)
+        if self.audio is not None:
+            return model.prepare_audio(self.audio, self.text, Part(self.begin, self.end, self.truncate))
+        if self.tensors is not None:
+            from attnscope.models import prepare_tensors
+
+            named = self.tensors
+            return prepare_tensors(model, named) if isinstance(named, Path) else model.prepare_tensors(named)
+        if self.text is None:
+            raise InputError("what is to be read? give a text, an image, or tensors by name")
+        cut, truncate = self.max_tokens, self.truncate
+        if not self.chat:
+            return model.prepare(self.text, self.second, max_tokens=cut, truncate=truncate)
+        reply = self.generate is not None
+        return model.prepare_chat(
+            self.text, system=self.system, reply=reply, max_tokens=cut, truncate=truncate
+        )
+
+    @property
+    def _plain(self) -> str | None:
+        """The text and the second one, where nothing else was read."""
+        if self.pictures or self.audio is not None or self.tensors is not None or self.chat:
+            return None
+        return self.text if self.second is None else f"{self.text}\n{self.second}"
+
+    @property
+    def _messages(self) -> tuple[Message, ...]:
+        """What was said in a chat; nothing where it was none."""
+        if not self.chat or self.text is None:
+            return ()
+        from attnscope.models.text.chat import read_messages
+
+        said = read_messages(self.text, self.system)
+        return tuple(Message(each["role"], each["content"]) for each in said)

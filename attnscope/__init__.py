@@ -5,7 +5,7 @@ The public face, each name loaded when it is first used:
     load, wrap          a model by its name, or one that you have; read(text) gives a Run
     open                a Run from a file: a trace, or weights
     record              a Run of whatever a module runs inside a with block
-    Run                 what one pass showed: head, token, stats, compare, page, save
+    Run                 what one pass showed: head, token, stats, compare, find, spans, flow, check, page
     Reader              a model that reads
     Head                the address of a head: Head("L2H1")
     AttnscopeError      what every error of this package is

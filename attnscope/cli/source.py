@@ -21,7 +21,7 @@ from attnscope.figures import Weigh
 if TYPE_CHECKING:
     from attnscope.cli.last_look import Way
     from attnscope.models import Model, ModelInput
-    from attnscope.models.given import Given
+    from attnscope.models.text.given import Given
 
 
 AS_ASKED = ("chat", "system", "generate", "temperature", "seed", "max_tokens", "truncate")
@@ -92,7 +92,7 @@ class Source:
     @property
     def given(self) -> Given:
         """What the model is given, as Python gives it."""
-        from attnscope.models.given import Given
+        from attnscope.models.text.given import Given
 
         asked, text = self.asked, self.text
         return Given(

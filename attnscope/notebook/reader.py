@@ -52,9 +52,9 @@ class Reader:
         so many tokens, and shows them too. Raises ``InputError`` for what the model cannot read,
         ``ModelError`` for a model that fails.
         """
-        from attnscope.models.given import Given
         from attnscope.models.kept.keeping import keep_trace
         from attnscope.models.kept.trace import TracedModel
+        from attnscope.models.text.given import Given
 
         model, files = self._model, image if video is None else video
         tensors = text if isinstance(text, Mapping) else None

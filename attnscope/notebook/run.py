@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, OutputError
-from attnscope.notebook.shown import HeadPicture, Picture, Shown
+from attnscope.notebook.questions import Questions, select
+from attnscope.notebook.shown import HeadPicture, Picture
 from attnscope.notebook.tables import Page, Table
 
 if TYPE_CHECKING:
     from attnscope.analysis.all_heads import AllHeads
-    from attnscope.analysis.selection import Selection
     from attnscope.models.kept.file import FileModel
 
 
 @dataclass(eq=False, repr=False)
-class Run(Shown):
+class Run(Questions):
     """One text that went through one model. Shown by itself it is every head at a glance.
 
     Behind it stands a trace, in memory or in a file, or a file of weights: it needs the model no more.
@@ -63,7 +63,7 @@ class Run(Shown):
         from attnscope.analysis.overview import overview
         from attnscope.answers.answer import of_overview
 
-        result = overview(self._pass, self._pass.prepared, _select(words=words, hide_special=hide_special))
+        result = overview(self._pass, self._pass.prepared, select(words=words, hide_special=hide_special))
         return Picture(of_overview(result, None, lambda head: f'run.head("{head}")'), cmap)
 
     def head(
@@ -79,7 +79,7 @@ class Run(Shown):
         from attnscope.analysis.head import one_head
         from attnscope.answers.answer import of_head
 
-        asked = _select(head=head, words=words, hide_special=hide_special, scale=scale)
+        asked = select(head=head, words=words, hide_special=hide_special, scale=scale)
         result = one_head(self._pass, self._pass.prepared, asked)
         address = result.figures.address
         weights = self._pass.weights(address)
@@ -101,14 +101,14 @@ class Run(Shown):
         from attnscope.analysis.token import one_token
         from attnscope.answers.answer import of_token
 
-        asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
+        asked = select(head=head, token=str(token), words=words, hide_special=hide_special)
         return Picture(of_token(one_token(self._pass, self._pass.prepared, asked)), cmap)
 
     def stats(self) -> Table:
         """The figures of every head."""
         from attnscope.analysis.figures.stats import stats
 
-        return Table(stats(self._pass, self._pass.prepared, _select()))
+        return Table(stats(self._pass, self._pass.prepared, select()))
 
     def compare(
         self, other: Run | None = None, *, head: Head | str | None = None, cmap: str | None = None
@@ -124,9 +124,9 @@ class Run(Shown):
 
         mine = self._pass
         if other is None:
-            result = of_heads(compare(mine, [mine.prepared], _select(head=head)), None)
+            result = of_heads(compare(mine, [mine.prepared], select(head=head)), None)
         else:
-            result = compare_passes(mine, mine.prepared, other._pass, _select(head=head), None)
+            result = compare_passes(mine, mine.prepared, other._pass, select(head=head), None)
         return Picture(result.answer, cmap)
 
     def page(self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None) -> Page:
@@ -158,7 +158,7 @@ class Run(Shown):
         elif suffix == PAGE:
             save_page(self._all(), path)
         elif suffix.removeprefix(".") in DATA:
-            save_layers(whole_layers(kept, kept.prepared, _select()), path)
+            save_layers(whole_layers(kept, kept.prepared, select()), path)
         elif suffix.removeprefix(".") in FORMATS:
             self.overview().save(path)
         else:
@@ -168,7 +168,7 @@ class Run(Shown):
     def _all(self, **asked: Any) -> AllHeads:
         from attnscope.analysis.all_heads import all_heads
 
-        return all_heads(self._pass, self._pass.prepared, _select(**asked))
+        return all_heads(self._pass, self._pass.prepared, select(**asked))
 
     def _text(self) -> str:
         return "a run whose with block has not ended" if self.kept is None else self.overview()._text()
@@ -178,9 +178,3 @@ class Run(Shown):
 
     def _bundle(self) -> dict[str, Any]:
         return self.overview()._bundle()
-
-
-def _select(head: Head | str | None = None, **asked: Any) -> Selection:
-    from attnscope.analysis.selection import Selection, head_of
-
-    return Selection(None if head is None else head_of(head), **asked)

@@ -33,6 +33,13 @@ class Table(Shown):
         return self.measured.heads
 
     @property
+    def numbers(self) -> Mapping[str, Any]:
+        """The figures as plain data: what the command line prints with ``--json``."""
+        from attnscope.answers.figures import numbers_of
+
+        return numbers_of(self.measured, self.heads)
+
+    @property
     def rows(self) -> list[dict[str, Any]]:
         """A dictionary a head: kind, layer, head, role, and each figure and its baseline."""
         from attnscope.answers.figures import table_of

@@ -52,6 +52,40 @@ def test_every_picture_has_the_numbers_of_the_command(cat, run, own, tmp_path):
     asked = ["--with-text", "The dog sat on the mat because it was tired.", "--json"]
     assert answer(run("compare", TEXT, *asked)) == json.loads(json.dumps(cat.compare(other).numbers))
     assert answer(run("compare", TEXT, "--json")) == json.loads(json.dumps(cat.compare().numbers))
+    for shown, asked in (
+        (cat.stats(), ["stats", TEXT]),
+        (cat.find("it -> cat", "* -> -1"), ["find", "it -> cat", "* -> -1", TEXT]),
+        (cat.flow(), ["flow", TEXT]),
+        (cat.flow("flow", hide_special=True), ["flow", TEXT, "--method", "flow", "--hide-special"]),
+    ):
+        assert answer(run(*asked, "--json")) == json.loads(json.dumps(shown.numbers)), asked
+
+
+def test_parts_and_claims_are_those_of_the_commands(own, run):
+    text = f"{TEXT} It slept. The dog was here."
+    read = own.read(text)
+    for shown, asked in (
+        (read.spans(), []),
+        (read.spans("line", head="L1H3"), ["--by", "line", "--head", "L1H3"]),
+    ):
+        assert answer(run("spans", text, *asked, "--json")) == json.loads(json.dumps(shown.numbers))
+    claims = ("L0H7.next > 0.9", "any.induction > 5", "all.coverage90 > 0")
+    expected = answer(run("check", *claims, "--text", text, "--json"))["claims"]
+    found = [{"claim": v.claim, "holds": v.holds, "figures": v.evidence} for v in read.check(*claims)]
+    assert found == expected
+    with pytest.raises(InputError, match="cut by sentence, line, paragraph, segment or role, not by 'page'"):
+        read.spans("page")
+    with pytest.raises(InputError, match="holds no chat"):
+        read.spans("role")
+
+
+def test_what_is_found_is_drawn_and_listed(cat):
+    found = cat.find("it -> cat")
+    assert "it -> cat" in repr(found)
+    assert "share 0." in repr(found)
+    assert found._repr_png_().startswith(b"\x89PNG")
+    assert cat.flow(token="cat")._repr_png_().startswith(b"\x89PNG")
+    assert cat.spans()._repr_png_().startswith(b"\x89PNG")
 
 
 def answer(ran) -> dict:

@@ -13,7 +13,7 @@ from attnscope.analysis.questions.locate import locate_tokens
 from attnscope.attention import Token
 from attnscope.axes.places import HEARD, SEPARATOR
 from attnscope.errors import InputError
-from attnscope.models.inputs import Message
+from attnscope.models.inputs import Message, ModelInput
 
 CUTS = {
     "sentence": re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)\]]))\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*\n"),
@@ -149,6 +149,32 @@ def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:
         else:
             labels.append((token.segment, names[min(token.segment, 1)]))
     return _runs(labels)
+
+
+def cut_input(
+    prepared: ModelInput, by: str, begins: Sequence[tuple[str, int]] | None = None
+) -> tuple[Span, ...]:
+    """The parts of what was read, and what was written behind it as one more.
+
+    ``by`` is a way of ``CUTS``, "segment", or "role"; ``begins`` are parts that were named instead, and where
+    in the text they begin. Raises ``InputError`` for what cannot be cut so.
+    """
+    read, rest = prepared.tokens[: prepared.read], "written"
+    if begins is None and by not in (*CUTS, "segment", "role"):
+        raise InputError(f"a text is cut by {', '.join(CUTS)}, segment or role, not by {by!r}")
+    if begins is None and by == "segment":
+        cut = segments(read)
+    elif begins is None and by == "role":
+        if not prepared.messages:
+            raise InputError("what was read holds no chat that could be cut: give the text")
+        cut, rest = spans_of_roles(read, prepared.messages), "assistant"
+    elif prepared.text is None:
+        raise InputError("what was read holds no plain text that could be cut: give the text")
+    else:
+        cut = spans_of(read, prepared.text, cut_text(prepared.text, by) if begins is None else begins)
+    if prepared.read < len(prepared.tokens):
+        cut += (Span(rest, prepared.read, len(prepared.tokens)),)
+    return cut
 
 
 def _runs(labels: Sequence[tuple[int, str]]) -> tuple[Span, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -92,7 +92,9 @@ def check(
         _print_verdicts(verdicts)
     differences = None if asked.against is None else changes(result, asked.against, asked.tolerance)
     if first and output.as_json:
-        print_answer("check", _numbers(verdicts, differences) | model.said)
+        from attnscope.answers.questions import verdict_numbers
+
+        print_answer("check", verdict_numbers(verdicts, differences) | model.said)
     elif first and differences is not None:
         _print_differences(differences, asked)
     if first and asked.save is not None:
@@ -114,18 +116,6 @@ def _measure(
     loaded, prepared = read_source(source, model).open(way=way)
     with reading(loaded, prepared):
         return stats(loaded, prepared, selection, names=names)
-
-
-def _numbers(verdicts: list[Verdict], differences: list[Change] | None) -> dict[str, Any]:
-    """Verdicts and changed figures as plain data."""
-    return {
-        "holds": all(verdict.holds for verdict in verdicts) and not differences,
-        "claims": [
-            {"claim": verdict.claim, "holds": verdict.holds, "figures": verdict.evidence}
-            for verdict in verdicts
-        ],
-        "changes": None if differences is None else [asdict(change) for change in differences],
-    }
 
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:

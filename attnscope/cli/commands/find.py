@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attnscope.analysis.questions.find import Answer, Answers
-    from attnscope.views import HeadMap
-
-
-LISTED = 8
-"""Heads that are listed of each question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,96 +119,59 @@ def write_answers(
 ) -> None:
     """Print or save the answers; ``said`` goes into JSON, ``opening`` is a command that shows a head."""
     if output.as_json:
-        print_answer(command, _numbers(answers) | said)
+        from attnscope.answers.questions import found_numbers
+
+        print_answer(command, found_numbers(answers) | said)
     elif output.as_csv:
         _print_csv(answers)
     elif output.out is not None:
         _save(answers, output.out, picture)
     else:
-        _print(answers, output.top or LISTED, picture, opening)
-
-
-def _numbers(answers: Answers) -> dict[str, Any]:
-    """All heads of all questions as plain data."""
-    return {
-        "notes": list(answers.notes),
-        "questions": [
-            {
-                "question": str(answer.question),
-                "notes": list(answer.notes),
-                "heads": [asdict(each.head) | _figures(each) for each in answer.heads],
-            }
-            for answer in answers.answers
-        ],
-    }
-
-
-def _figures(looking: Any) -> dict[str, Any]:
-    return {name: getattr(looking, name) for name in ("weight", "baseline", "rank", "rows")}
+        _print(answers, output.top, picture, opening)
 
 
 def _print_csv(answers: Answers) -> None:
     """A line for each head of each question."""
+    from attnscope.answers.questions import looking_numbers
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["question", "kind", "layer", "head", "weight", "baseline", "rank", "rows"])
     for answer in answers.answers:
         for each in answer.heads:
             head = each.head
-            writer.writerow([answer.question, head.kind, head.layer, head.head, *_figures(each).values()])
-
-
-def _maps(answer: Answer, subtitle: str = "", notes: tuple[str, ...] = ()) -> dict[str, HeadMap]:
-    """Every head's share as a map, one for each kind of attention."""
-    from attnscope.analysis.sentences import kind_title
-    from attnscope.views import head_map
-
-    tables: dict[str, dict[int, dict[int, float]]] = {}
-    for each in answer.heads:
-        tables.setdefault(each.head.kind or "", {}).setdefault(each.head.layer, {})[each.head.head] = (
-            each.weight
-        )
-    return {
-        kind: head_map(
-            {
-                layer: [heads.get(head, float("nan")) for head in range(max(heads) + 1)]
-                for layer, heads in layers.items()
-            },
-            "share",
-            limits=(0.0, 1.0),
-            title=f"{answer.question} · {kind_title(kind)}",
-            subtitle=subtitle,
-            notes=notes,
-        )
-        for kind, layers in tables.items()
-    }
+            writer.writerow(
+                [answer.question, head.kind, head.layer, head.head, *looking_numbers(each).values()]
+            )
 
 
 def _save(answers: Answers, out: Path, picture: PrintedOptions) -> None:
     """The maps as picture files, several of them numbered."""
     from attnscope.answers.answer import of_maps
+    from attnscope.answers.questions import maps_of
     from attnscope.cli import answers as output
 
     for number, answer in enumerate(answers.answers, 1):
         path = out if len(answers.answers) == 1 else out.with_stem(f"{out.stem}-{number}")
-        output.save(of_maps(_maps(answer, answers.title, (*answer.notes, *answers.notes))), path, picture)
+        output.save(of_maps(maps_of(answer, answers.title, (*answer.notes, *answers.notes))), path, picture)
 
 
-def _print(answers: Answers, top: int, picture: PrintedOptions, opening: str | None) -> None:
+def _print(answers: Answers, top: int | None, picture: PrintedOptions, opening: str | None) -> None:
     """For each question a map of all heads, and those that look most."""
     from rich.console import Console
     from rich.text import Text
 
     from attnscope.answers.answer import of_maps
+    from attnscope.answers.questions import LISTED, maps_of
     from attnscope.cli import answers as output
 
     console = Console(highlight=False)
     console.print(Text(answers.title), style="dim")
     for answer in answers.answers:
         print()
-        output.print_views(of_maps(_maps(answer)), picture)
+        output.print_views(of_maps(maps_of(answer)), picture)
         if answer.heads:
             print()
-            console.print(_table(answer, top))
+            console.print(_table(answer, top or LISTED))
         else:
             console.print(Text(str(answer.question)), style="bold")
         for note in answer.notes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -86,10 +86,8 @@ def flow(
     attnscope flow --image cat.png -m google/vit-base-patch16-224 --token CLS -o cat-flow.png
     """
     layers = parse_numbers(attention.layers, "--layer")
-    several = layers is not None and len(layers) > 1
-    if several and asked.token is not None:
+    if layers is not None and len(layers) > 1 and asked.token is not None:
         raise typer.BadParameter("name one layer, up to which a token is followed", param_hint="--layer")
-    layer = layers[0] if layers else None
     if asked.target is not None and asked.method != "relevance" and not asked.faithful:
         raise typer.BadParameter("it goes with --method relevance or --faithful", param_hint="--target")
     check_picture(output.out, picture.cmap, one=asked.token is not None or asked.faithful)
@@ -98,10 +96,8 @@ def flow(
         check_alone(asked.token is None and not attention.layers and source.saved is None)
         return show_methods(given, asked.target, output.out, picture, as_json=output.as_json)
     from attnscope.analysis.flow.flow import follow_flow
-    from attnscope.analysis.flow.looks import focus_token, maps_of_layers
-    from attnscope.answers.answer import Answer
+    from attnscope.answers.questions import flow_numbers, of_flow
     from attnscope.cli import answers
-    from attnscope.views import heatmap
 
     loaded, prepared = given.open(
         predicting=asked.method == "relevance",
@@ -112,42 +108,21 @@ def flow(
         shown = select(LayerOptions(kind=attention.kind), axes)
         result = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
     if output.as_json:
-        return print_answer("flow", _numbers(result))
+        return print_answer("flow", flow_numbers(result))
     if output.out is not None and output.out.suffix.lower() in WHOLE:
         return _save(result, output.out)
-    view: Any
-    if layers is not None and several:
-        view = maps_of_layers(result, attention.kind, layers, axes.scale)
-    elif asked.token is not None:
-        view = focus_token(result, attention.kind, layer, asked.token, prepared.pictures)
-    else:
-        kind, last, weights = result.map(attention.kind, layer)
-        title = result.titled(kind, last)
-        view = heatmap(weights, title=title, subtitle=result.subtitle, scale=axes.scale, notes=result.notes)
-    answer = Answer((view,), {asked.method: view}, {})
+    answer = of_flow(
+        result,
+        kind=attention.kind,
+        layers=layers,
+        token=asked.token,
+        scale=axes.scale,
+        pictures=prepared.pictures,
+    )
     if output.out is not None:
         answers.save(answer, output.out, picture)
     else:
         answers.print_views(answer, picture)
-
-
-def _numbers(result: Flow) -> dict[str, Any]:
-    """The maps of all layers as plain data."""
-    return {
-        "method": result.method,
-        "notes": list(result.notes),
-        "layers": [
-            {
-                "kind": kind,
-                "layer": layer,
-                "queries": [place.text for place in weights.queries],
-                "keys": [place.text for place in weights.keys],
-                "weights": weights.values.tolist(),
-            }
-            for kind, layers in result.maps.items()
-            for layer, weights in layers
-        ],
-    }
 
 
 def _save(result: Flow, out: Path) -> None:

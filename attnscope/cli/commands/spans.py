@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnscope.cli.command import command
 from attnscope.cli.commands.find import FindOutput, write_answers
@@ -24,7 +22,6 @@ from attnscope.cli.source import read_source, reading
 if TYPE_CHECKING:
     from attnscope.analysis.questions.find import Answer
     from attnscope.analysis.questions.spans import SpanMaps
-    from attnscope.views import Heatmap
 
 
 @command
@@ -72,12 +69,19 @@ def spans(
             return
         answers = Answers(asked, result.title, (result.ran, *result.notes))
         write_answers("spans", answers, output, picture, model.said)
-    elif output.as_json:
-        print_answer("spans", _numbers(result) | model.said)
+        return
+    from attnscope.answers.questions import of_spans
+    from attnscope.cli import answers as way_out
+
+    answer = of_spans(result, one=attention.head is not None)
+    if output.as_json:
+        print_answer("spans", {**answer.numbers, **model.said})
     elif output.as_csv:
         _print_csv(result)
+    elif output.out is not None:
+        way_out.save(answer, output.out, picture)
     else:
-        _show(result, attention, output.out, picture)
+        way_out.print_views(answer, picture)
 
 
 def _print_ranked(answers: Sequence[Answer], result: SpanMaps) -> None:
@@ -108,39 +112,6 @@ def _print_ranked(answers: Sequence[Answer], result: SpanMaps) -> None:
     console.print(table)
     for note in (result.ran, *result.notes):
         console.print(Text(f"· {note}"), style="dim")
-
-
-def _show(result: SpanMaps, attention: HeadOptions, out: Path | None, picture: PrintedOptions) -> None:
-    """The parts as a map for each kind of attention: the mean of the heads that are meant, drawn or saved."""
-    from attnscope.analysis.sentences import kind_title
-    from attnscope.answers.answer import Answer
-    from attnscope.cli import answers
-    from attnscope.views import heatmap
-
-    views: dict[str, Heatmap] = {}
-    notes = (result.ran, *result.notes)
-    for kind in dict.fromkeys(head.kind for head in result.heads):
-        count = sum(head.kind == kind for head in result.heads)
-        which = result.heads[0].name if attention.head else f"mean of {count} heads"
-        title = f"{which} · {kind_title(kind or '')} · {len(result.spans)} parts"
-        views[kind or ""] = heatmap(result.mean(kind), title=title, subtitle=result.title, notes=notes)
-    answer = Answer(tuple(views.values()), views, {})
-    if out is not None:
-        answers.save(answer, out, picture)
-    else:
-        answers.print_views(answer, picture)
-
-
-def _numbers(result: SpanMaps) -> dict[str, Any]:
-    """Every head, part by part, as plain data."""
-    return {
-        "notes": [result.ran, *result.notes],
-        "parts": [asdict(span) for span in result.spans],
-        "heads": [
-            asdict(head) | {"weights": weights.tolist(), "baseline": baseline.tolist()}
-            for head, weights, baseline in zip(result.heads, result.weights, result.baseline, strict=True)
-        ],
-    }
 
 
 def _print_csv(result: SpanMaps) -> None:

@@ -17,7 +17,6 @@ from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_answer
 from attnscope.cli.source import Source, reading
 from attnscope.cli.text import read_file
-from attnscope.errors import InputError
 
 if TYPE_CHECKING:
     from attnscope.analysis.questions.cut import Span
@@ -71,39 +70,16 @@ def check_parts(parts: PartOptions, source: SourceOptions) -> None:
 
 def read_parts_of(given: Source, parts: PartOptions) -> tuple[Model, ModelInput, tuple[Span, ...]]:
     """The model, the text as it reads it, and its parts."""
-    from attnscope.analysis.questions.cut import (
-        CUTS,
-        Span,
-        cut_text,
-        read_marks,
-        read_parts,
-        segments,
-        spans_of,
-        spans_of_roles,
-    )  # fmt: skip
+    from attnscope.analysis.questions.cut import cut_input, read_marks, read_parts
 
-    text, begins = given.text, tuple[tuple[str, int], ...]()
+    begins = None
     if parts.by == "marks":
-        text, begins = read_marks(text)
+        text, begins = read_marks(given.text)
         given = replace(given, text=text)
     elif parts.by.endswith(".json"):
         begins = read_parts(read_file(Path(parts.by)))
     model, prepared = given.open(way="kernel" if parts.exact_kernel else "other")
-    count, roles = prepared.read, parts.by == "role"
-    tokens = prepared.tokens[:count]
-    if roles and prepared.messages:
-        cut = spans_of_roles(tokens, prepared.messages)
-    elif parts.by == "segment":
-        cut = segments(tokens)
-    elif roles or prepared.text is None:
-        what = "chat" if roles else "plain text"
-        raise InputError(f"{given.asked.saved} holds no {what} that could be cut: give the text")
-    else:
-        whole = prepared.text
-        cut = spans_of(tokens, whole, cut_text(whole, parts.by) if parts.by in CUTS else begins)
-    name = "assistant" if roles else "written"
-    rest = [Span(name, count, len(prepared.tokens))] if count < len(prepared.tokens) else []
-    return model, prepared, (*cut, *rest)
+    return model, prepared, cut_input(prepared, parts.by, begins)
 
 
 def show_written(

@@ -1,16 +1,17 @@
 """How long a look takes: ``python -m tests.benchmarks.startup [--first] [--repeats N]``.
 
-Everything is timed in one run, in turns, as whole processes, and printed as a ratio to
-``python -c "import torch"``, which nobody can avoid. The rival is the script that people write today:
+Everything is timed in one run, in turns, as whole processes. A second look is at the pass that another one
+kept; it is printed as a ratio to ``python -c "import torch"``, which nobody can avoid. ``--first`` times
+first looks, which run the model and keep its pass, as a ratio to the script that people write today:
 AutoModel with eager attention, one ``imshow``, ``savefig``. It reads the MiniLM that a test dependency
-carries, and so does attnscope for the comparison with it; medians over the repeats. A second look is at the
-pass that another one kept: all of them take a minute or two. First looks run the model, and are timed with
-``--first``, which takes some minutes more.
+carries, and so does attnscope for the comparison with it. Medians over the repeats, 7 of second looks and 3
+of first ones: either takes one to two minutes where nothing else runs.
 """
 
 import argparse
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tests.models.folders import minilm
 TEXT = "The cat sat on the mat because it was tired."
 
 SECOND = "second look:"
+RIVAL = "AutoModel, eager, imshow, savefig"
 
 SCRIPT = """
 import sys
@@ -43,9 +45,9 @@ plt.savefig(out)
 """
 
 
-def commands(folder: str, first: bool) -> dict[str, list[str]]:
-    """What is timed, by name."""
-    looks = {
+def second_looks(folder: str) -> dict[str, list[str]]:
+    """What is timed, by name, behind what it is held against."""
+    return {
         'python -c "import torch"': ["-c", "import torch"],
         "attnscope --help": ["-m", "attnscope", "--help"],
         **{
@@ -62,26 +64,29 @@ def commands(folder: str, first: bool) -> dict[str, list[str]]:
         },
         f"{SECOND} show, own": ["-m", "attnscope", "show", TEXT],
     }
-    return looks | (first_looks(folder) if first else {})
 
 
 def first_looks(folder: str) -> dict[str, list[str]]:
-    """Those that run the model, and their rival."""
+    """Those that run the model, behind their rival."""
     show = ["-m", "attnscope", "show", TEXT]
     return {
-        "attnscope show TEXT --head L0H2": [*show, "--head", "L0H2"],
-        "attnscope show TEXT": show,
-        "AutoModel, eager, imshow, savefig": ["-c", SCRIPT, minilm(), TEXT, f"{folder}/script.png"],
-        "attnscope show TEXT -m MiniLM --head L2H5": [*show, "-m", minilm(), "--head", "L2H5"],
+        RIVAL: ["-c", SCRIPT, minilm(), TEXT, f"{folder}/script.png"],
+        "show -m MiniLM --head L2H5": [*show, "-m", minilm(), "--head", "L2H5"],
         "the same with -o head.png": [*show, "-m", minilm(), "--head", "L2H5", "-o", f"{folder}/head.png"],
+        "show, own": show,
+        'python -c "import torch"': ["-c", "import torch"],
     }
 
 
-def seconds(arguments: list[str], folder: str, second: bool = False) -> tuple[float, float]:
-    """Wall clock and processor time of one process, with bytecode as an installed package has it."""
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
+def seconds(arguments: list[str], folder: str, *, fresh: bool) -> tuple[float, float]:
+    """Wall clock and processor time of one process, with bytecode as an installed package has it.
+
+    ``fresh``: nothing is kept yet, so that the model runs, and what it showed is kept.
+    """
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "ATTNSCOPE_CACHE": folder}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    environment["ATTNSCOPE_CACHE"] = folder if second else "off"
+    if fresh:
+        shutil.rmtree(f"{folder}/looks", ignore_errors=True)
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=environment)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -89,25 +94,24 @@ def seconds(arguments: list[str], folder: str, second: bool = False) -> tuple[fl
 
 
 def main() -> None:
-    """Time everything in turns and print a table of ratios."""
+    """Time everything in turns and print a table of ratios to the first line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--first", action="store_true", help="time first looks, too")
+    parser.add_argument("--repeats", type=int, help="7, or 3 with --first")
+    parser.add_argument("--first", action="store_true", help="time first looks")
     asked = parser.parse_args()
-    repeats = asked.repeats
+    repeats = asked.repeats or (3 if asked.first else 7)
     with tempfile.TemporaryDirectory() as folder:
-        timed = commands(folder, asked.first)
+        timed = first_looks(folder) if asked.first else second_looks(folder)
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in timed}
-        for name, arguments in timed.items():  # once unmeasured, so that every file is compiled and cached
-            seconds(arguments, folder, name.startswith(SECOND))
-        for _ in range(repeats):
+        for turn in range(repeats + 1):  # the first one unmeasured, so that every file is compiled and cached
             for name, arguments in timed.items():
-                times[name].append(seconds(arguments, folder, name.startswith(SECOND)))
+                taken = seconds(arguments, folder, fresh=asked.first)
+                times[name] += [taken] if turn else []
     base = [statistics.median(column) for column in zip(*next(iter(times.values())), strict=True)]
     print(f"{'':44}{'seconds':>9}{'ratio':>8}{'processor':>11}{'ratio':>8}")
-    for name, taken in times.items():
+    for name, all_taken in times.items():
         name = name.replace(f"{folder}/", "")
-        wall, cpu = (statistics.median(column) for column in zip(*taken, strict=True))
+        wall, cpu = (statistics.median(column) for column in zip(*all_taken, strict=True))
         print(f"{name:44}{wall:9.2f}{wall / base[0]:8.2f}{cpu:11.2f}{cpu / base[1]:8.2f}")
     print(f"medians of {repeats}; {Path(sys.executable).name} {sys.version.split()[0]}")
 

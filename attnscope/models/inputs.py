@@ -71,8 +71,8 @@ class Letters:
 class Heard:
     """A sound as a model hears it: ``frames`` of ``seconds`` each, behind which there may be padding.
 
-    They begin at the second ``begin`` of the file. ``bands`` is how loud it is, ``None`` where the model is
-    given the wave itself. ``letters`` is what a CTC head reads in it.
+    They begin at the second ``begin`` of the file. ``bands`` is how loud it is, ``None`` where that cannot be
+    told. ``letters`` is what a CTC head reads in it.
     """
 
     seconds: float

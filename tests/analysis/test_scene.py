@@ -1,5 +1,7 @@
 """What a model saw or heard, and where its tokens are in it."""
 
+import wave as wav
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -57,6 +59,25 @@ def test_moments_of_a_sound_follow_each_other_and_padding_has_no_part(tmp_path):
     loud = prepared.heard.bands[:, :frames]  # [band, frame]
     drawn = scene.pixels[::-1, :, 0] / 255  # low tones at the bottom
     np.testing.assert_allclose(drawn, (loud - loud.min()) / np.ptp(loud), atol=0.003)
+
+
+def test_a_model_of_the_wave_has_a_spectrogram_in_which_a_tone_is_where_it_sounds(tmp_path):
+    rate, at = 16000, np.arange(16000) / 16000
+    wave = np.where(at < 0.5, np.sin(2 * np.pi * 1000 * at), np.sin(2 * np.pi * 6000 * at))
+    with wav.open(str(tmp_path / "tones.wav"), "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", ""))
+        file.writeframes((20000 * wave).astype("<i2").tobytes())
+    prepared = load(speech.encoder(tmp_path / "model", "hubert")).prepare_audio(tmp_path / "tones.wav")
+    scene = find_scene(prepared)
+    assert scene is not None
+    assert scene.heard
+    bands = prepared.heard.bands  # [band, frame]
+    frames = prepared.heard.frames
+    assert bands.shape[1] >= frames
+    loudest = bands[:, :frames].argmax(0) * (rate / 2) / len(bands)  # hertz where each band begins
+    half = round(0.5 / prepared.heard.seconds)
+    assert np.all(np.abs(loudest[1 : half - 1] - 1000) < 150)
+    assert np.all(np.abs(loudest[half + 1 : frames - 1] - 6000) < 150)
 
 
 def test_several_pictures_stand_beside_each_other_each_with_its_parts():

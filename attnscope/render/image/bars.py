@@ -20,7 +20,7 @@ BETWEEN = 0.5
 
 
 def focus_figure(view: Focus, style: Style) -> Figure:
-    """Two lists of bars side by side, on one scale from 0 to 1; the heaviest token on top. Or a picture."""
+    """Two lists of bars side by side, on the scale of the terminal; the heaviest on top. Or a picture."""
     if view.overlays:
         return overlay_figure(view, view.overlays, style)
     lists = [
@@ -54,7 +54,7 @@ def focus_figure(view: Focus, style: Style) -> Figure:
         axes.set_position(
             (box.x0 + i * (length + label + BETWEEN) * share, box.y0, length * share, box.height)
         )
-        _bars(axes, bars, longest, style)
+        _bars(axes, bars, view.full_bar, longest, style)
         left = -(label - GAP) / length  # where the labels of the bars begin
         whole_axes: dict[str, Any] = {"transform": axes.transAxes, "ha": "left"}
         axes.text(left, 1 + 0.08 / height, title, size=NORMAL, weight="bold", va="bottom", **whole_axes)
@@ -67,20 +67,20 @@ def _label(text: str, position: int) -> str:
     return f"{axis.short(text)} {position}"
 
 
-def _bars(axes: Axes, bars: Bars, longest: int, style: Style) -> None:
+def _bars(axes: Axes, bars: Bars, full: float, longest: int, style: Style) -> None:
     colour = table(style.cmap)[STEPS * 5 // 8] / 255.0
     weights = [bar.weight for bar in bars.bars]
     axes.barh(range(len(weights)), weights, height=0.72, color=colour)
     axes.set_yticks(range(len(weights)), [_label(bar.label, bar.position) for bar in bars.bars], size=NORMAL)
     axes.set_ylim(longest - 0.5, -0.5)
-    axes.set_xlim(0, 1)
+    axes.set_xlim(0, full)
     axes.tick_params(axis="y", length=0, pad=3)
     axes.tick_params(axis="x", labelsize=SMALL, length=2, width=0.5)
-    axes.set_xticks([0, 0.5, 1])
+    axes.set_xticks([0, full / 2, full], ["0", f"{full / 2:.3g}", f"{full:.3g}"])
     for row, weight in enumerate(weights):
-        inside = weight > 0.8
+        inside = weight > 0.8 * full
         axes.text(
-            weight + (-0.01 if inside else 0.01),
+            weight + full * (-0.01 if inside else 0.01),
             row,
             f"{weight:.2f}",
             size=SMALL,

@@ -106,7 +106,7 @@ def _draw_plane(axes: Axes, view: HeadPlane, side: float, style: Style) -> None:
     """A dot for each head in the colour of its layer, its name beside it, and the layers above."""
     colours = _layer_colours(view, style)
     middle = (view.points.max(0) + view.points.min(0)) / 2
-    half = 0.56 * float(np.ptp(view.points, axis=0).max()) or 1.0
+    half = 0.65 * float(np.ptp(view.points, axis=0).max()) or 1.0
     axes.set_xlim(middle[0] - half, middle[0] + half)
     axes.set_ylim(middle[1] - half, middle[1] + half)
     x, y = view.points.T

@@ -23,7 +23,7 @@ from attnscope.attention import Head
 from attnscope.errors import OutputError
 from attnscope.render.colour import OFFERED, choose_map, table
 from attnscope.render.page.content import Contents, Layers, Words, list_worth
-from attnscope.render.page.encode import POWER, Code
+from attnscope.render.page.encode import POWER, Code, unpack
 from attnscope.storage.whole import write_whole
 from attnscope.text import clean
 from attnscope.views.heatmap import FAINT, FEW
@@ -33,6 +33,9 @@ SCRIPTS = (
     "data.js", "canvas.js", "overview.js", "heatmap.js", "compared.js", "lines.js", "legend.js", "side.js",
     "scene.js", "vector.js", "save.js", "app.js", "listen.js",
 )  # fmt: skip
+
+AT_ONCE = 512 * 512
+"""The most weights that are kept as they are, for a third of a megabyte."""
 
 
 def save(
@@ -97,8 +100,9 @@ def page(
     }
     heads = dict(contents.heads)
     opened = "w{}-{}-{}".format(*worth_a_look[0]) if worth_a_look else next(iter(heads), "")
-    first = {opened: heads.pop(opened)} if opened else {}
-    return _assemble(title, content, _elements(first), _elements(heads))
+    first = _element(opened, heads.pop(opened), contents.columns[opened]) if opened else ""
+    others = (f'<script type="text/plain" id="{name}">{text}</script>' for name, text in heads.items())
+    return _assemble(title, content, first, "\n".join(others))
 
 
 def _exactness(code: Code) -> str:
@@ -108,8 +112,13 @@ def _exactness(code: Code) -> str:
     )
 
 
-def _elements(heads: Mapping[str, str]) -> str:
-    return "\n".join(f'<script type="text/plain" id="{name}">{text}</script>' for name, text in heads.items())
+def _element(name: str, packed: str, columns: int) -> str:
+    """The head that the page opens at: not packed, unless it is large, so that it can be drawn at once."""
+    codes = unpack(packed, -1, columns)
+    if codes.size > AT_ONCE:
+        return f'<script type="text/plain" id="{name}">{packed}</script>'
+    text = base64.b64encode(codes.tobytes()).decode()
+    return f'<script type="text/bytes" id="{name}">{text}</script>'
 
 
 def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> str:

@@ -17,6 +17,7 @@ function headShape(row, head) {
   return { kind: state.kind, row, head, axes, rows: axes.queries.length, columns: axes.keys.length };
 }
 
+let opening = true; // the page opens with the map of one head; everything else follows a frame later
 let asked = 0;
 async function openHead(row, head) {
   const layers = PAGE.kinds[state.kind].layers;
@@ -33,15 +34,35 @@ async function openHead(row, head) {
   state.pointer = null;
   settleMap();
   drawHead();
-  showOpenCell();
+  if (!opening) showOpenCell();
   say([headName(), ...(layerNow().about[state.head] ?? []).slice(0, 2)].filter(Boolean).join(", "));
   performance.mark("drawn");
   if (location.protocol !== "about:") // inside of a frame there is no address to be kept
     history.replaceState(null, "", `#${PAGE.kinds[state.kind].kind}-${headName()}`);
 }
 
-function drawAll() {
+function drawThumbnails() {
+  settleOverview();
   drawOverview();
+  showOpenCell();
+}
+
+function drawRest() {
+  opening = false;
+  drawThumbnails();
+  drawSide();
+  fitWidth();
+}
+
+let wide = 0; // of the page, as everything was drawn in it
+function fitWidth() {
+  if (opening || wide === document.body.clientWidth) return;
+  wide = document.body.clientWidth;
+  drawAll();
+}
+
+function drawAll() {
+  if (!opening) drawOverview();
   drawHead();
 }
 
@@ -58,7 +79,7 @@ function drawHead() {
   markCells();
   drawChips();
   drawPictures();
-  drawSide();
+  if (!opening) drawSide();
 }
 
 function drawPictures() {
@@ -155,7 +176,7 @@ function say(sentence) {
 // What is under the pointer, beside it: two tokens and the weight between them, of each head that is drawn.
 function showTip(at, over) {
   const { row, column } = over, { axes, bytes, columns } = current;
-  const label = ([text, number]) => [isolated(text), ` ${number}`];
+  const label = (place) => [isolated(place[0]), behind(place)];
   const written = (byte) => (byte === CLOSED ? "masked" : closely(WEIGHT[byte]));
   const said = row === null ? label(axes.keys[column]) : label(axes.queries[row]);
   if (row !== null && column !== null) {
@@ -200,8 +221,7 @@ function openKind(kind, layer = PAGE.kinds[kind].layers[0].layer, head = 0) {
     state.kind = kind;
     compared.length = 0;
     buildOverview();
-    settleOverview();
-    drawOverview();
+    if (!opening) drawThumbnails();
   }
   element("kind").value = kind;
   openHead(PAGE.kinds[kind].layers.findIndex((one) => one.layer === layer), head);

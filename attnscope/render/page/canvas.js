@@ -11,6 +11,9 @@ function made(tag, attributes = {}, ...inside) {
   return one;
 }
 
+// The number behind a place's text; a place that has no text is its number alone.
+const behind = ([text, number]) => (text === `${number}` ? "" : ` ${number}`);
+
 const isolated = (text) => made("bdi", {}, text);
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -74,10 +77,12 @@ function hatching(context) {
 
 // How wide the widest of some places' labels is.
 function longestLabel(context, places, size) {
-  const write = writer(context, size);
-  return Math.max(...places.map((place) => {
+  const write = writer(context, size), texts = new Map(places.map((place) => [place[0], place])); // each text once
+  write(places.at(-1));
+  const number = context.measureText(behind(places.at(-1))).width;
+  return number + Math.max(...[...texts.values()].map((place) => {
     write(place);
-    return context.measureText(`${place[0]} ${place[1]}`).width;
+    return context.measureText(place[0]).width;
   }));
 }
 

@@ -32,8 +32,8 @@ class Contents:
     """Gathers layer by layer what the page holds.
 
     ``scene`` is the picture or the sound that some tokens stand for.
-    ``heads`` are the packed weights by the ids of their elements, ``axes`` the labels of queries and keys
-    that occur and the number of each pair.
+    ``heads`` are the packed weights by the ids of their elements, ``columns`` how many keys each has,
+    ``axes`` the labels of queries and keys that occur and the number of each pair.
     """
 
     code: Code
@@ -41,6 +41,7 @@ class Contents:
     proofs: Mapping[tuple[str, int], str]
     scene: Scene | None = None
     heads: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, int] = field(default_factory=dict)
     axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict)
 
     @property
@@ -106,7 +107,10 @@ class Contents:
             if weights.values.ndim != 3:
                 raise ValueError(f"a page shows heads [head, query, key], not {weights.values.shape}")
             codes = self.code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
-            self.heads |= {f"w{place}-{number}-{head}": pack(one) for head, one in enumerate(codes)}
+            named = {f"w{place}-{number}-{head}": one for head, one in enumerate(codes)}
+            self.heads |= {name: pack(one) for name, one in named.items()}
+            columns: int = codes.shape[-1]
+            self.columns |= dict.fromkeys(named, columns)
             yield {
                 "layer": number,
                 "heads": len(codes),

@@ -44,10 +44,16 @@ function headBytes(kind, layer, head) {
   const id = `w${kind}-${layer.layer}-${head}`;
   let promise = opened.get(id);
   opened.delete(id);
-  promise ??= decoded(id, PAGE.axes[layer.axes]);
+  promise ??= readyBytes(id) ?? decoded(id, PAGE.axes[layer.axes]);
   opened.set(id, promise);
   if (opened.size > KEPT) opened.delete(opened.keys().next().value);
   return promise;
+}
+
+// The head that the page opens at is not packed, so that it is drawn before the rest of the page arrives.
+function readyBytes(id) {
+  const element = document.getElementById(id);
+  return element?.type === "text/bytes" ? bytesOf(element.textContent) : null;
 }
 
 // The text of one head. All but the first stand last in the page, and many take a while to arrive: the page is

@@ -111,11 +111,11 @@ function drawRowLabels(context, scrolled, height) {
   context.textAlign = "right";
   context.textBaseline = "middle";
   for (const i of labelsInView(current.rows, scrolled, height - top, marked)) {
-    const [text, number] = current.axes.queries[i];
-    write(current.axes.queries[i]);
+    const place = current.axes.queries[i], number = behind(place);
+    write(place);
     context.fillStyle = i === marked ? strong : plain;
-    const shown = cutTo(context, text, left - 10 - context.measureText(` ${number}`).width);
-    context.fillText(`\u2068${shown}\u2069 ${number}`, left - 5, top - scrolled + (i + 0.5) * cell);
+    const shown = cutTo(context, place[0], left - 10 - context.measureText(number).width);
+    context.fillText(`\u2068${shown}\u2069${number}`, left - 5, top - scrolled + (i + 0.5) * cell);
   }
   context.restore();
 }
@@ -131,14 +131,14 @@ function drawColumnLabels(context, scrolled, width) {
   context.textAlign = "left";
   context.textBaseline = "middle";
   for (const i of labelsInView(current.columns, scrolled, width - left, marked)) {
-    const [text, number] = current.axes.keys[i];
-    write(current.axes.keys[i]);
+    const place = current.axes.keys[i], number = behind(place);
+    write(place);
     context.save();
     context.translate(left - scrolled + (i + 0.5) * cell, top - 5);
     context.rotate(-Math.PI / 2);
     context.fillStyle = i === marked ? strong : plain;
-    const shown = cutTo(context, text, top - 8 - context.measureText(` ${number}`).width);
-    context.fillText(`\u2068${shown}\u2069 ${number}`, 0, 0);
+    const shown = cutTo(context, place[0], top - 8 - context.measureText(number).width);
+    context.fillText(`\u2068${shown}\u2069${number}`, 0, 0);
     context.restore();
   }
   context.restore();

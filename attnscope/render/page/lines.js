@@ -107,13 +107,13 @@ function drawTokens(context, places, align, x, y, inView, marked) {
   const write = writer(context, 13);
   context.textAlign = align;
   places.forEach((place, i) => {
-    const [text, number] = place;
+    const [text] = place, number = behind(place);
     if (!inView(i)) return;
     write(place);
     context.fillStyle = i === marked ? strong : plain;
-    const room = lines.labels - 10 - context.measureText(` ${number}`).width;
+    const room = lines.labels - 10 - context.measureText(number).width;
     const shown = `\u2068${cutTo(context, text, room)}\u2069`;
-    context.fillText(align === "right" ? `${shown} ${number}` : `${number} ${shown}`, x, y(i));
+    context.fillText((align === "right" ? `${shown}${number}` : `${number} ${shown}`).trim(), x, y(i));
   });
 }
 

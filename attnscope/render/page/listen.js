@@ -173,7 +173,7 @@ function listen() {
   on("in", "click", () => zoom(1.4));
   on("out", "click", () => zoom(1 / 1.4));
   system.addEventListener("change", dress);
-  new ResizeObserver(() => current && drawAll()).observe(document.body);
+  new ResizeObserver(fitWidth).observe(document.body);
 }
 
 function start() {
@@ -189,7 +189,9 @@ function start() {
   buildWorth();
   listen();
   startScene();
+  wide = document.body.clientWidth;
   followLink();
+  requestAnimationFrame(() => setTimeout(drawRest));
 }
 
 start();

@@ -99,7 +99,7 @@ function ranking(verb, places, side, at) {
   for (const { text, number, i, byte } of shown) {
     const bar = made("i");
     bar.style.setProperty("--share", WEIGHT[byte] / PAGE.top);
-    const button = made("button", { type: "button" }, made("span", { class: "place" }, isolated(text), ` ${number}`),
+    const button = made("button", { type: "button" }, made("span", { class: "place" }, isolated(text), behind([text, number])),
       made("span", {}, shortly(WEIGHT[byte])), bar);
     button.addEventListener("click", () => pin(i, sideOf(i, side)));
     list.append(made("li", {}, button));

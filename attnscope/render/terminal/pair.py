@@ -49,7 +49,9 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
     """One token a line: how far its rows are apart, and the heaviest key of each."""
     one, other = view.names
     label = min(max((cell_len(f"{each.label} {each.position}") for each in view.partings), default=0), LABEL)
-    room = max((surface.width - label - 8) // 2, 12)
+    longest = max((cell_len(key) + 6 for each in view.partings for key in each.keys), default=0)
+    longest = max(longest, *(cell_len(f"{name} looks at") for name in view.names)) + 2
+    room = min(longest, max((surface.width - label - 8) // 2, 12))
     yield [Segment("where they part most", BOLD)]
     yield [
         Segment(fit("token", label, right=True) + "  nats  ", DIM),

@@ -51,6 +51,13 @@ def test_a_table_of_two_models_stands_alone():
         assert np.allclose(images(figure)[0].get_array(), view.nearness())
 
 
+@pytest.mark.parametrize("width", [None, 1, 3.3, 10])
+def test_two_heads_of_many_tokens_have_every_nth_label(width):
+    with drawing(pair(40), width=width) as (figure, _):
+        written = {text.get_text() for axes in figure.axes for text in axes.texts}
+    assert written
+
+
 def test_two_heads_and_their_difference():
     view = pair()
     with drawing(view) as (figure, _):

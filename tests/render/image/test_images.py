@@ -157,6 +157,14 @@ def test_a_focus_draws_its_bars_with_the_heaviest_on_top() -> None:
         assert looks.get_ylim()[0] > looks.get_ylim()[1]
 
 
+def test_bars_of_an_even_head_have_the_scale_of_the_terminal() -> None:
+    axis = tokens(*(f"t{i}" for i in range(8)))
+    view = focus(weights(np.full((8, 8), 0.125), axis, axis), query=2, key=2)
+    with drawing(view) as (figure, _):
+        assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == (0, view.full_bar) == (0, 0.25)
+        assert tick_labels(figure.axes[0].xaxis) == ["0", "0.125", "0.25"]
+
+
 def test_a_head_map_holds_its_numbers_and_writes_them() -> None:
     view = head_map({0: [0.25, 0.5], 2: [1.0]}, "confidence", limits=(0, 1))
     with drawing(view) as (figure, _):

@@ -77,9 +77,11 @@ class Browser:
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": value}])
 
     def open(self, path: Path, fragment: str = "") -> None:
-        """Load a page from its file and wait until a head has been drawn."""
+        """Load a page from its file and wait until everything has been drawn."""
         self.send("Page.navigate", url=f"{path.resolve().as_uri()}{fragment}")
-        self.until("document.readyState === 'complete' && typeof current !== 'undefined' && current !== null")
+        self.until(
+            "document.readyState === 'complete' && typeof opening !== 'undefined' && current && !opening"
+        )
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; a promise is waited for."""

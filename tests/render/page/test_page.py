@@ -35,6 +35,23 @@ def content(text: str) -> dict:
     return json.loads(found)
 
 
+def codes_in(text: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The bytes of a head as a page holds them: packed, or as they are."""
+    ((kind, stored),) = re.findall(f'type="text/(plain|bytes)" id="{name}">(.*?)<', text)
+    if kind == "plain":
+        return unpack(stored, *shape)
+    return np.frombuffer(base64.b64decode(stored), np.uint8).reshape(shape)
+
+
+@pytest.mark.parametrize(("tokens", "at_once"), [(5, True), (513, False)])
+def test_the_head_that_opens_is_ready_unless_it_is_large(tokens: int, at_once: bool) -> None:
+    even = np.full((2, tokens, tokens), 1 / tokens)
+    text = page({"encoder": [(0, weights(even, range(tokens), range(tokens)))]}, title="x")
+    assert ('type="text/bytes" id="w0-0-0"' in text) == at_once
+    assert codes_in(text, "w0-0-0", (tokens, tokens)).min() > 0
+    assert text.count('type="text/bytes"') == at_once
+
+
 def test_every_head_is_in_the_page_and_as_exact_as_it_says() -> None:
     kinds = two_layers()
     text = page(kinds, title="a model")
@@ -47,8 +64,7 @@ def test_every_head_is_in_the_page_and_as_exact_as_it_says() -> None:
             assert (described["layer"], described["heads"]) == (layer, len(field.values))
             assert len(data["axes"][described["axes"]]["queries"]) == field.values.shape[1]
             for head, values in enumerate(field.values):
-                (base64_text,) = re.findall(f'id="w{number}-{layer}-{head}">(.*?)<', text)
-                found = code.weights_of(unpack(base64_text, *values.shape))
+                found = code.weights_of(codes_in(text, f"w{number}-{layer}-{head}", values.shape))
                 np.testing.assert_array_equal(
                     np.isnan(found), ~np.broadcast_to(field.allowed, values.shape), kind
                 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from attnscope.attention import Token
 from attnscope.axes.places import HEARD
@@ -25,6 +26,13 @@ MANY = 10**9
 
 EXACT = 1e-4
 """Seconds that a frame may be longer than its hundredths say."""
+
+
+BANDS = 64
+"""Bands that a wave is taken apart into."""
+
+QUIET = 1e-6
+"""The share of the loudest that counts as silence: 60 decibels."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +94,33 @@ def find_frames(
     return Frames(full, min(full, max(1, known)), step * long, sound.begin)
 
 
-def find_bands(values: Tensor, frames: int) -> Array | None:
-    """How loud each band is, where the model is given that.  [1, band, step] -> [band, frame]"""
+def find_bands(values: Tensor, frames: int, step: int) -> Array | None:
+    """How loud each band is in each frame, of what the model is given.
+
+    [1, band, step] -> [band, frame], or where it is the wave itself, of which a frame has ``step`` samples:
+    [1, sample] -> [band, frame]
+    """
+    if values.ndim == 2:
+        return _bands_of_wave(values[0].float().cpu(), frames, step)
     if values.ndim != 3 or values.shape[-1] % frames:
         return None
     bands: Array = values[0].float().cpu().numpy()
     means: Array = bands.reshape(len(bands), frames, -1).mean(-1)
     return means
+
+
+def _bands_of_wave(wave: Tensor, frames: int, step: int) -> Array:
+    """The logarithm of how loud it is, in equal bands up to the highest tone.  [sample] -> [band, frame]"""
+    window = max(1 << step.bit_length(), 2 * BANDS)  # samples: about two frames of speech
+    padded = functional.pad(wave, (window // 2 - step // 2, window + step))  # the middle of each frame first
+    spectrum = torch.stft(
+        padded, window, step, window=torch.hann_window(window), center=False, return_complex=True
+    )
+    power = spectrum.abs().square()[:, :frames]  # [tone, frame]
+    pooled = functional.adaptive_avg_pool1d(power.mT, BANDS).mT
+    loud = pooled.clamp(min=max(float(pooled.max()) * QUIET, 1e-20)).log10()
+    bands: Array = functional.pad(loud, (0, frames - loud.shape[1]), value=float(loud.min())).numpy()
+    return bands
 
 
 def _frame_counter(module: nn.Module) -> Any:

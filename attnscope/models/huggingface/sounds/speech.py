@@ -77,7 +77,8 @@ class SpeechModel(HuggingFaceModel):
                 axes["cross"] = (said, axis)
         heard_for = None
         if frames is not None:
-            heard_for = Heard(frames.seconds, frames.heard, find_bands(values, frames.count), sound.begin)
+            bands = find_bands(values, frames.count, round(frames.seconds * sound.rate))
+            heard_for = Heard(frames.seconds, frames.heard, bands, sound.begin)
         prepared = ModelInput(inputs, axes, heard_as, notes, self.settings, heard=heard_for)
         return (
             self._read_letters(prepared) if heard_for is not None and is_ctc(self.module.config) else prepared

@@ -35,7 +35,7 @@ def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], fl
     pitch = cell / POINT
     every = max(math.ceil(READABLE / pitch), 1)
     size = min(max(pitch * every * 0.8, SMALL), NORMAL)
-    if every > 1 and all(place.heard for place in axis):
+    if every > 1 and axis and all(place.heard for place in axis):
         return *_round_seconds(axis, pitch), size
     shown = list(range(0, len(axis), every))
     texts = [

@@ -1,0 +1,1 @@
+"""Pictures of every kind, to be looked at."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, zip_longest
+from itertools import islice
 
 from attnscope.analysis.corpus.batches import Batch, batches, windows
 from attnscope.analysis.corpus.corpus_run import CorpusRun
 from attnscope.analysis.corpus.processes import Processes, together
 from attnscope.analysis.corpus.progress import Progress
 from attnscope.analysis.corpus.totals import Kept, Totals, read_totals
-from attnscope.analysis.corpus.workers import in_order, workers
+from attnscope.analysis.corpus.walk import Walk
+from attnscope.analysis.corpus.workers import workers
 from attnscope.analysis.figures.stats import Stats, measuring_pass, what_ran
 from attnscope.analysis.intervention.importance import Importances
 from attnscope.analysis.intervention.removal import Means, Removals, Way, corpus_means, describe_way
@@ -27,9 +28,6 @@ from attnscope.storage.corpus import Corpus, Entry
 
 _Share = tuple[Totals, int, int, Sequence[str]]
 """The sums of a batch, how many of its calls the fused pass computed, how many ran, and notes on it."""
-
-ROUND = 4
-"""Batches of each of several processes after which these bring together what they have."""
 
 
 def corpus_stats(
@@ -103,45 +101,23 @@ class _Work:
     ) -> Iterator[Progress]:
         """Measure this process's share of a window, and add all shares to ``total`` where the answer is.
 
-        Yields, whenever ``total`` has more batches, how far it is: as a run says that begins with the window
-        again and leaves those batches out.
+        Yields how far ``total`` is, as ``Walk`` does.
         """
-        progress = self.progress
-        begun = replace(progress, places=list(progress.places))
-        made = batches(self._prepare(window, processes))
-        tokens = sum(batch.tokens for batch in made)
-        passed = sum(batch.tokens for batch in made[: begun.batches])
+        begun = replace(self.progress, places=list(self.progress.places))
+        jobs = [(batch, None) for batch in batches(self._prepare(window, processes))]
         names = tuple(total.measured.measures)
-        threads = 1 if self.importance or self.ablation else workers(self.model)
-        left = made[begun.batches :]
-        mine = left[processes.number :: processes.count]
-        round_ = processes.count * (ROUND if processes.count > 1 else 1)
-        with closing(in_order(lambda batch: self._pass(batch, Measurement(names)), mine, threads)) as passes:
-            for start in range(0, len(left), round_):
-                shares = []
-                for number, batch in enumerate(left[start : start + round_]):
-                    if number % processes.count == processes.number:
-                        shares.append(self._share(batch, *next(passes)))
-                    passed += batch.tokens
-                    progress.texts += batch.texts
-                    progress.tokens += batch.tokens
-                    progress.done = begun.done + (window[-1].done - begun.done) * passed // tokens
-                    self.run.watch(progress)
-                self._merge(total, processes.gather(shares))
-                yield replace(
-                    begun,
-                    texts=progress.texts,
-                    tokens=progress.tokens,
-                    notes=progress.notes,
-                    taken=progress.taken,
-                    calls=progress.calls,
-                    layout=progress.layout,
-                    batches=begun.batches + start + round_,
-                )
-        progress.done, progress.batches = window[-1].done, 0
+        walk: Walk[None, tuple[Measurement, Record, int], _Share] = Walk(
+            lambda job: self._pass(job[0], Measurement(names)),
+            self._share,
+            lambda share: self._add(total, *share),
+            self.run.watch,
+            1 if self.importance or self.ablation else workers(self.model),
+        )
+        yield from walk.window(jobs, self.progress, begun, window[-1].done, processes)
 
-    def _share(self, batch: Batch, measured: Measurement, record: Record, taken: int) -> _Share:
+    def _share(self, batch: Batch, result: tuple[Measurement, Record, int]) -> _Share:
         """What a batch adds."""
+        measured, record, taken = result
         sums = Totals(measured, Importances(), Removals(self.means))
         with suppress(InputError):  # nothing to guess: such texts do not count
             if self.importance:
@@ -153,14 +129,11 @@ class _Work:
             self.progress.layout = [extent(record.sites), describe_kernels(record.sites)]
         return sums, taken, len(record.sites), record.notes
 
-    def _merge(self, total: Totals, everyones: Sequence[Sequence[_Share]]) -> None:
-        """Add the shares of a round in the order of their batches."""
-        for shares in zip_longest(*everyones):
-            for sums, taken, calls, notes in filter(None, shares):
-                total.merge(sums)
-                self.progress.taken += taken
-                self.progress.calls += calls
-                self.progress.note(notes)
+    def _add(self, total: Totals, sums: Totals, taken: int, calls: int, notes: Sequence[str]) -> None:
+        total.merge(sums)
+        self.progress.taken += taken
+        self.progress.calls += calls
+        self.progress.note(notes)
 
     def _prepare(self, window: list[Entry], processes: Processes) -> Iterator[ModelInput]:
         """The texts of a window as the model reads them, without those that it cannot read."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, zip_longest
+from itertools import islice
 
 from attnscope.analysis.corpus.batches import Batch, batches, windows
 from attnscope.analysis.corpus.corpus_run import CorpusRun
-from attnscope.analysis.corpus.corpus_stats import ROUND
 from attnscope.analysis.corpus.processes import Processes, together
 from attnscope.analysis.corpus.progress import Progress
 from attnscope.analysis.corpus.totals import Kept
-from attnscope.analysis.corpus.workers import in_order, workers
+from attnscope.analysis.corpus.walk import Walk
+from attnscope.analysis.corpus.workers import workers
 from attnscope.analysis.gold.asked import Asked
 from attnscope.analysis.gold.asking import ReadText, ask_batch
 from attnscope.analysis.gold.ranked import Label, rank_heads
@@ -106,44 +105,20 @@ class _Work:
     def measure(self, window: list[GoldText], processes: Processes) -> Iterator[Progress]:
         """Put this process's share of a window through the model, texts of one length together.
 
-        Yields, whenever the sums have more batches, how far they are: as a run says that begins with the
-        window again and leaves those batches out.
+        Yields how far the sums are, as ``Walk`` does.
         """
-        progress = self.progress
-        begun = replace(progress, places=list(progress.places))
+        begun = replace(self.progress, places=list(self.progress.places))
         read = self._prepare(window, processes)
-        made = [
+        jobs = [
             (batch, ask_batch(batch, read, self.file, self.total.slots))
             for batch in batches(text.prepared for text in read)
         ]
-        every = sum(batch.tokens for batch, _ in made)
-        passed = sum(batch.tokens for batch, _ in made[: begun.batches])
-        left = made[begun.batches :]
-        mine = left[processes.number :: processes.count]
-        round_ = processes.count * (ROUND if processes.count > 1 else 1)
-        with closing(in_order(self._pass, mine, workers(self.model))) as passes:
-            for start in range(0, len(left), round_):
-                shares = []
-                for number, (batch, _) in enumerate(left[start : start + round_]):
-                    if number % processes.count == processes.number:
-                        shares.append(self._share(*next(passes)))
-                    passed += batch.tokens
-                    progress.texts += batch.texts
-                    progress.tokens += batch.tokens
-                    progress.done = begun.done + (window[-1].done - begun.done) * passed // every
-                    self.run.watch(progress)
-                self._merge(processes.gather(shares))
-                yield replace(
-                    begun,
-                    texts=progress.texts,
-                    tokens=progress.tokens,
-                    layout=progress.layout,
-                    batches=begun.batches + start + round_,
-                )
-        progress.done, progress.batches = window[-1].done, 0
+        walk = Walk(self._pass, self._share, self._add, self.run.watch, workers(self.model))
+        yield from walk.window(jobs, self.progress, begun, window[-1].done, processes)
 
-    def _share(self, reading: GoldReading, record: Record) -> _Share:
+    def _share(self, _: Batch, result: tuple[GoldReading, Record]) -> _Share:
         """What a batch adds."""
+        reading, record = result
         if not self.progress.layout:
             chosen = [site for site in record.sites if self.selection.heads(site.site, site.heads)]
             require_selected(chosen, record, self.selection)
@@ -151,13 +126,11 @@ class _Work:
         lost = max((asked.lost for asked in reading.asked.values()), default=0)
         return reading.sums, reading.skipped, lost
 
-    def _merge(self, everyones: Sequence[Sequence[_Share]]) -> None:
-        """Add the shares of a round in the order of their batches."""
-        for shares in zip_longest(*everyones):
-            for sums, skipped, lost in filter(None, shares):
-                self.total.sums.merge(sums)
-                self.total.skipped |= skipped
-                self.total.lost += lost
+    def _add(self, share: _Share) -> None:
+        sums, skipped, lost = share
+        self.total.sums.merge(sums)
+        self.total.skipped |= skipped
+        self.total.lost += lost
 
     def _pass(self, asked: tuple[Batch, dict[Kind, Asked]]) -> tuple[GoldReading, Record]:
         """One forward pass of a batch, with all its questions."""

@@ -30,9 +30,11 @@ def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
     settled = list(heads)
     for kind in {head.site.kind for head in heads}:
         alike = [number for number, head in enumerate(heads) if head.site.kind == kind]
-        for number, role in zip(alike, _doubt([heads[number] for number in alike]), strict=True):
-            settled[number] = replace(heads[number], role=role)
-    return name_weak(settled)
+        roles = _doubt([heads[number] for number in alike])
+        doubted = [replace(heads[number], role=role) for number, role in zip(alike, roles, strict=True)]
+        for number, head in zip(alike, name_weak(doubted), strict=True):
+            settled[number] = head
+    return tuple(settled)
 
 
 def _doubt(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:

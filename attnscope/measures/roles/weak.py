@@ -58,18 +58,14 @@ BEST = 0.1
 """The part of the heads that may be weak at one pattern; one always may."""
 
 
-def name_weak(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
-    """The heads of a model, those without a role that are unlike the others with a weak one."""
-    named = list(heads)
-    for kind in {head.site.kind for head in heads}:
-        alike = [number for number, head in enumerate(heads) if head.site.kind == kind]
-        for number, found in zip(alike, _find_weak([heads[number] for number in alike]), strict=True):
-            named[number] = replace(heads[number], role=found or heads[number].role)
-    return tuple(named)
+def name_weak(heads: Sequence[HeadFigures]) -> list[HeadFigures]:
+    """The heads of one kind of attention, those without a role that are unlike the others with a weak one."""
+    weak = zip(heads, _find_weak(heads), strict=True)
+    return [replace(head, role=found or head.role) for head, found in weak]
 
 
 def _find_weak(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
-    """The weak role of each of the heads of one kind, if it has one."""
+    """The weak role of each head, if it has one."""
     patterns = patterns_of({name for head in heads for name in head.figures})
     patterns = {name: pattern for name, pattern in patterns.items() if name not in RESTING}
     lifts = {name: [head.figures[name].lift for head in heads if name in head.figures] for name in patterns}

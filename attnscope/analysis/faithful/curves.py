@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnscope.analysis.faithful.deletion import Deletion, open_deletion
+from attnscope.analysis.faithful.deletion import Deletion, open_deletion, reads_across
 from attnscope.analysis.faithful.ranking import rank_tokens, rows_of_prediction, weigh_heads
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import name_pass
@@ -96,8 +96,7 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
     alone_, *others = ranked
     others.sort(key=lambda each: each.deletion_area)
     said = (
-        f"of a token that is taken away, {deletion.said}; {size:,} can be, special ones and where the "
-        "prediction is made stay",
+        f"of a token that is taken away, {deletion.said}; {size:,} can be, {_staying(deletion)} stay",
         "1 is the probability with all tokens; deletion: its mean while the tokens that count most go first, "
         "lower is better; insertion: while they come back first, higher is better",
         f"random order: the mean of {ORDERS} orders, ± its standard error; {ALONE}: by how far the "
@@ -112,6 +111,13 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
         deletion.prediction.said,
         (*said, *notes, *deletion.model.notes, *deletion.prepared.notes),
     )
+
+
+def _staying(deletion: Deletion) -> str:
+    """What is never taken away."""
+    if reads_across(deletion.prepared):
+        return "special ones and all of the decoder's, whose cross attention is asked,"
+    return "special ones and where the prediction is made"
 
 
 def _name(deletion: Deletion, place: int) -> str:

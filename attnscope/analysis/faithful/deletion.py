@@ -60,18 +60,26 @@ class Deletion:
         return shares
 
 
+def reads_across(prepared: ModelInput) -> bool:
+    """Whether a decoder reads beside an encoder: tokens of the encoder's text can be taken away."""
+    return "decoder_input_ids" in prepared.inputs
+
+
 def open_deletion(model: Model, prepared: ModelInput, target: str | None) -> Deletion:
     """What can be taken away from what a prediction is made of: all but special tokens, and where it is read.
 
     Raises ``ModelError`` for a model without predictions or in which no token can be left out, and
     ``InputError`` for a text with fewer than two tokens that can.
     """
-    if len(prepared.axes) > 2 or "decoder_input_ids" in prepared.inputs:
-        raise ModelError(f"{model.name} reads two texts: --faithful takes tokens away from one")
+    crossed = reads_across(prepared)
+    if crossed and "input_ids" not in prepared.inputs:
+        raise ModelError(f"the encoder of {model.name} reads no text: --faithful takes tokens away from one")
+    if len(prepared.axes) > 2 and not crossed:
+        raise ModelError(f"{model.name} reads several texts: --faithful takes tokens away from one")
     with torch.no_grad():
         prediction = score_prediction(model, prepared, target)
     tokens = prepared.tokens
-    places = [n for n, token in enumerate(tokens) if not token.special and n != prediction.at]
+    places = [n for n, token in enumerate(tokens) if not token.special and (crossed or n != prediction.at)]
     if len(places) < 2:
         raise InputError("there are fewer than two tokens that can be taken away: give a longer text")
     said, without = _choose(model, prepared, places)
@@ -85,8 +93,9 @@ def _choose(
     picture, inputs = prepared.picture, prepared.inputs
     if picture is not None and picture.grid is not None and len(places) == math.prod(picture.grid):
         return "its patch of the image is grey", lambda kept: _grey(prepared, kept[:, places])
-    mask = None if picture is not None else _mask_token(model)
-    where: str | int = "input_ids" if isinstance(model, Classifier) else model.objective.input
+    crossed = reads_across(prepared)  # then tokens of the encoder's text alone are taken away
+    mask = None if picture is not None or crossed else _mask_token(model)
+    where: str | int = "input_ids" if isinstance(model, Classifier) or crossed else model.objective.input
     if mask is not None:
         ids = inputs[where] if isinstance(where, str) else prepared.arguments[where]
         return "a mask token stands in its place", lambda kept: _copies(

@@ -8,6 +8,7 @@ from typing import get_args
 
 import numpy as np
 
+from attnscope.analysis.faithful.deletion import reads_across
 from attnscope.analysis.flow.flow import Method, follow_flow
 from attnscope.analysis.selection import Selection
 from attnscope.attention import Attention, Site
@@ -28,20 +29,27 @@ NOTHING = 1e-6
 
 @dataclass(eq=False)
 class ReadRows:
-    """An observer that keeps what some rows look at, each as much as it counts: [head, key] of every call."""
+    """An observer that keeps what some rows look at, each as much as it counts: [head, key] of every call.
+
+    Where two texts are read, of cross attention alone: ``keys`` is how many tokens the other text has.
+    """
 
     counts: Array  # [query]
     name: str
+    keys: int | None = None
     found: dict[Site, Array] = field(default_factory=dict)
 
     def observe(self, attention: Attention) -> None:
         """Read the rows that count."""
         size = len(self.counts)
-        if attention.batch != 1 or (len(attention.queries), len(attention.keys)) != (size, size):
+        if self.keys is not None and attention.site.kind != "cross":
+            return
+        keys = size if self.keys is None else self.keys
+        if attention.batch != 1 or (len(attention.queries), len(attention.keys)) != (size, keys):
             shape = f"{attention.batch} × {len(attention.queries)} × {len(attention.keys)}"
             raise ModelError(f"{attention.site.name} of {self.name} has no row a token ({shape})")
         where, step = np.flatnonzero(self.counts), rows_at_a_time(attention, BLOCK)
-        total = np.zeros((attention.heads, size))
+        total = np.zeros((attention.heads, keys))
         for start in range(int(where[0]), int(where[-1]) + 1, step):
             stop = min(start + step, int(where[-1]) + 1)
             rows = attention.rows(start, stop)[0].nan_to_num().double().cpu().numpy()  # [head, row, key]
@@ -54,7 +62,7 @@ def rows_of_prediction(model: Model, prepared: ModelInput, target: str | None, a
 
     That of the token ``at`` which it is made, or the rows on which its gradient hangs.
     """
-    counts = np.zeros(len(prepared.tokens))
+    counts = np.zeros(len(prepared.axes["cross"][0] if reads_across(prepared) else prepared.tokens))
     if at is not None:
         counts[at] = 1
         return counts
@@ -76,7 +84,7 @@ def weigh_heads(
     model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, counts: Array
 ) -> Mapping[Site, Array]:
     """What each head's rows that count look at, by one way of weighing.  -> [head, key]"""
-    shown = ReadRows(counts, model.name)
+    shown = ReadRows(counts, model.name, len(prepared.tokens) if reads_across(prepared) else None)
     weighed = model if weigh == "raw" else WeighedModel(model, weigh, target)
     weighed.run(prepared, [shown])
     return shown.found
@@ -87,7 +95,8 @@ def rank_tokens(
 ) -> Iterator[tuple[str, Array | AttnscopeError]]:
     """By every way in turn, how much each token counts, or why that way does not go.  -> [key]
 
-    Weighings are the mean over all heads of all layers, ways through the layers the last layer's map.
+    Weighings are the mean over all heads of all layers, ways through the layers the last layer's map: of an
+    encoder-decoder those of cross attention.
     """
     weighings: tuple[Weigh, ...] = get_args(Weigh)
     for weigh in weighings:
@@ -114,6 +123,6 @@ def _follow(
     """[key]"""
     token = None if row is None else str(row)
     result = follow_flow(model, prepared, method, Selection(), target=target, token=token)
-    _, _, weights = result.map(None, None)
+    _, _, weights = result.map("cross" if "cross" in result.maps else None, None)
     made: Array = counts @ weights.values.astype(np.float64)
     return made

@@ -10,9 +10,8 @@ from torch import nn
 
 from attnscope.analysis.faithful.curves import compare_heads, compare_methods, measure_orders
 from attnscope.analysis.faithful.deletion import open_deletion
-from attnscope.analysis.faithful.ranking import rows_of_prediction
+from attnscope.analysis.faithful.ranking import rank_tokens, rows_of_prediction
 from attnscope.analysis.selection import Selection
-from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.module import ModuleModel
 from tests.models.folders import gpt2, minilm, save, t5
@@ -182,20 +181,54 @@ def test_heads_are_ranked_too_and_the_head_that_is_named_alone():
     assert areas == sorted(areas)
 
 
-def test_what_cannot_be_asked_is_refused(tmp_path):
-    model = load(t5(tmp_path / "t5"))
-    with pytest.raises(ModelError, match="reads two texts"):
-        open_deletion(model, model.prepare(TEXT, "A cat."), None)
+@pytest.fixture(scope="module")
+def translating(tmp_path_factory):
+    model = load(t5(tmp_path_factory.mktemp("t5")), predicting=True)
+    return model, model.prepare(TEXT, "A cat.")
+
+
+def test_of_an_encoder_decoder_the_tokens_of_the_encoder_are_hidden_and_the_decoders_stay(translating):
+    model, prepared = translating
+    deletion = open_deletion(model, prepared, "2")
+    special = [number for number, token in enumerate(prepared.tokens) if token.special]
+    assert deletion.places == tuple(n for n in range(len(prepared.tokens)) if n not in special)
+    kept = np.ones((1, len(deletion.places)), bool)
+    kept[0, [1, 3]] = False
+    mask = torch.ones_like(prepared.inputs["input_ids"])
+    mask[0, [deletion.places[1], deletion.places[3]]] = 0
+    with torch.no_grad():
+        logits = model.writer(**{**prepared.inputs, "attention_mask": mask}).logits[0, 2]
+    expected = float(logits.softmax(-1)[deletion.prediction.chosen])
+    assert deletion.shares(kept)[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_every_method_ranks_the_tokens_of_the_encoder_by_its_row_of_cross_attention(translating):
+    model, prepared = translating
+    found = dict(rank_tokens(model, prepared, "2", rows_of_prediction(model, prepared, "2", 2)))
+    assert len(found) == 9
+    assert all(each.shape == (len(prepared.tokens),) for each in found.values())
+    with torch.no_grad():
+        eager = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+            model.writer.config._name_or_path, attn_implementation="eager"
+        )
+        own = eager(**prepared.inputs, output_attentions=True).cross_attentions
+    expected = np.mean([each[0, :, 2].mean(0).numpy() for each in own], 0)
+    np.testing.assert_allclose(found["--weigh raw"], expected, atol=1e-6)
+    seen = compare_methods(model, prepared, "2")
+    assert len(seen.ranked) == 9
+    assert any("whose cross attention is asked" in note for note in seen.notes)
+    heads = compare_heads(model, prepared, "norm", "2", Selection())
+    assert len(heads.ranked) == 2 * 4 + 1
 
 
 def test_a_method_that_does_not_go_is_named(tmp_path):
     gpt2(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2}
-    config = transformers.Gemma2Config(
-        **sizes, vocab_size=400, intermediate_size=32, head_dim=8, max_position_embeddings=64
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 32}
+    config = transformers.GraniteConfig(
+        **sizes, vocab_size=400, residual_multiplier=0.5, max_position_embeddings=64
     )
-    model = load(save(tmp_path, transformers.Gemma2ForCausalLM(config), tokenizer), predicting=True)
+    model = load(save(tmp_path, transformers.GraniteForCausalLM(config), tokenizer), predicting=True)
     seen = compare_methods(model, model.prepare(TEXT), None)
     assert "--method alti" not in {each.name for each in seen.ranked}
     assert any(note.startswith("--method alti: layer 0") for note in seen.notes)

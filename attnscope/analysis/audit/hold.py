@@ -20,7 +20,7 @@ from attnscope.capture import Record
 from attnscope.capture.hooks.interface import attention_functions
 from attnscope.capture.lineage.functions import SOFTMAX
 from attnscope.capture.observer import is_quiet, quietly
-from attnscope.capture.rows.kernels.interface import aten
+from attnscope.capture.rows.kernels import aten
 from attnscope.errors import ModelError
 
 KERNELS = {*aten.KERNELS, "flex_attention", "multi_head_attention_forward"}

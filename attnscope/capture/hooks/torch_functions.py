@@ -18,9 +18,9 @@ from attnscope.capture.lineage.written import find_written
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.opaque import why_opaque
 from attnscope.capture.rows.capture import Unknown
+from attnscope.capture.rows.kernels import aten
 from attnscope.capture.rows.kernels.fast_path import capture_fast_path
 from attnscope.capture.rows.kernels.flex import capture_flex
-from attnscope.capture.rows.kernels.interface import aten
 from attnscope.capture.rows.kernels.mapped_calls import capture_mapped_sdpa
 from attnscope.capture.rows.kernels.projection import bind, capture_projection
 from attnscope.capture.rows.mapped import count_hidden

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image.overlay import overlay_figure
-from attnscope.render.image.sheet.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, axis, sheet
+from attnscope.render.image.sheet import axis
+from attnscope.render.image.sheet.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, sheet
 from attnscope.render.image.sheet.wrapping import wrap_title
 from attnscope.views.focus import Bars, Focus
 

@@ -8,18 +8,9 @@ import numpy as np
 
 from attnscope.axes.weights import Array
 from attnscope.render.colour import table
+from attnscope.render.image.sheet import axis
 from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar
-from attnscope.render.image.sheet.sheet import (
-    GREY,
-    NORMAL,
-    SMALL,
-    Margins,
-    Style,
-    axis,
-    colour_map,
-    frame,
-    sheet,
-)
+from attnscope.render.image.sheet.sheet import GREY, NORMAL, SMALL, Margins, Style, colour_map, frame, sheet
 from attnscope.render.image.sheet.wrapping import POINT
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from attnscope.axes.weights import Array
 from attnscope.render.colour import steps, table
+from attnscope.render.image.sheet import axis
 from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar
-from attnscope.render.image.sheet.sheet import GREY, Margins, Style, axis, frame, sheet
+from attnscope.render.image.sheet.sheet import GREY, Margins, Style, frame, sheet
 from attnscope.views.grid import CELLS, Grid, GridLayer, describe, thumbnail_levels
 
 if TYPE_CHECKING:

@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.render.colour import steps, table
+from attnscope.render.image.sheet import axis
 from attnscope.render.image.sheet.colour_bar import BAR, ROOM, colour_bar
-from attnscope.render.image.sheet.sheet import (
-    NORMAL,
-    SMALL,
-    Margins,
-    Style,
-    axis,
-    colour_map,
-    frame,
-    hatch,
-    sheet,
-)
+from attnscope.render.image.sheet.sheet import NORMAL, SMALL, Margins, Style, colour_map, frame, hatch, sheet
 from attnscope.views.heads import HeadMap, number
 from attnscope.views.heatmap import Heatmap
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.axes.weights import Array
-from attnscope.render.image.sheet.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, axis, frame, sheet
+from attnscope.render.image.sheet import axis
+from attnscope.render.image.sheet.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, frame, sheet
 from attnscope.render.image.sheet.wrapping import wrap_title
 from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.views.focus import Focus

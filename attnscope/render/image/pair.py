@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from attnscope.render.colour import DIVERGING
 from attnscope.render.image.maps import image_values
+from attnscope.render.image.sheet import axis
 from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar
-from attnscope.render.image.sheet.sheet import NORMAL, Margins, Style, axis, colour_map, frame, hatch, sheet
+from attnscope.render.image.sheet.sheet import NORMAL, Margins, Style, colour_map, frame, hatch, sheet
 from attnscope.views.heatmap import Heatmap
 from attnscope.views.pair import HeadPair, Parting
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from attnscope.render.colour import STEPS, table
 from attnscope.render.image.grid import SCALE_ENDS, fit_image, mosaic
+from attnscope.render.image.sheet import axis
 from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar
-from attnscope.render.image.sheet.sheet import GREY, NORMAL, SMALL, Margins, Style, axis, frame, sheet
+from attnscope.render.image.sheet.sheet import GREY, NORMAL, SMALL, Margins, Style, frame, sheet
 from attnscope.views.grid import GridLayer
 from attnscope.views.strip import Series, Strip
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnscope.render.colour import STEPS, table
-from attnscope.render.image.sheet.sheet import GREY, NORMAL, SMALL, Margins, Style, axis, frame, sheet
+from attnscope.render.image.sheet import axis
+from attnscope.render.image.sheet.sheet import GREY, NORMAL, SMALL, Margins, Style, frame, sheet
 from attnscope.text import round_short
 from attnscope.views.charts.curves import Curves
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnscope.render.colour import STEPS, table
-from attnscope.render.image.sheet.sheet import NORMAL, SMALL, Margins, Style, axis, frame, sheet
+from attnscope.render.image.sheet import axis
+from attnscope.render.image.sheet.sheet import NORMAL, SMALL, Margins, Style, frame, sheet
 from attnscope.render.image.sheet.wrapping import POINT
 from attnscope.text import clean
 from attnscope.views.charts.stack import Stack

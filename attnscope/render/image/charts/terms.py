@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnscope.render.colour import STEPS, table
+from attnscope.render.image.sheet import axis
 from attnscope.render.image.sheet.sheet import (
     GREY,
     NORMAL,
     SMALL,
     Margins,
     Style,
-    axis,
     colour_map,
     frame,
     hatch,

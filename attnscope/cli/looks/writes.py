@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from attnscope.errors import OutputError
 
 if TYPE_CHECKING:
     from attnscope.analysis.writes import Word, Writes
+    from attnscope.answers.answer import Answer
+
+PAGE = ".html"
 
 
 def show_writes(
@@ -35,10 +39,13 @@ def show_writes(
         raise typer.BadParameter(
             "it is of all parts of the model: with --head, --target and --over alone", param_hint="--writes"
         )
-    if out is not None and out.suffix.lower() in WHOLE:
-        raise OutputError("save a picture (.png, .svg, .pdf), or take the numbers with --json")
+    paged = out is not None and out.suffix.lower() == PAGE
+    if out is not None and out.suffix.lower() in WHOLE and not paged:
+        raise OutputError(
+            "save a picture (.png, .svg, .pdf) or a page (.html), or take the numbers with --json"
+        )
     head = None if asked.head is None else parse_head(asked.head, asked)
-    check_picture(out, picture.cmap, one=True, signed=True)
+    check_picture(out, picture.cmap, one=not paged, signed=True)
     given = read_source(source, replace(model, target=None))
     from attnscope.analysis.writes import direct_effects
     from attnscope.answers.writes import of_writes
@@ -49,10 +56,25 @@ def show_writes(
         result = direct_effects(loaded, prepared, model.target, asked.over, head)
     if as_json:
         print_answer("show", _numbers(result))
+    elif out is not None and paged:
+        _save_page(of_writes(result, head), out, picture)
     elif out is not None:
         answers.save(of_writes(result, head), out, picture)
     else:
         answers.print_views(of_writes(result, head), picture)
+
+
+def _save_page(answer: Answer, out: Path, picture: PrintedOptions) -> None:
+    """All of it as one page."""
+    from attnscope.cli import answers
+    from attnscope.render.page.terms import terms_page
+    from attnscope.storage.whole import write_whole
+    from attnscope.views import HeadMap
+
+    view: Any = answers.dress(answer.pictures["writes"], picture)
+    maps = [each for each in answer.views if isinstance(each, HeadMap)]
+    write_whole(out, terms_page(view, maps, picture.cmap).encode())
+    print(f"saved {out}", file=sys.stderr)
 
 
 def _numbers(result: Writes) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""Terms of a sum as one HTML page without any script: bars, every head, and the words that heads move.
+
+It needs nothing else, as the page of all heads does, and follows the reader's light or dark theme.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib.resources import files
+
+import numpy as np
+
+from attnscope.render.colour import STEPS, choose_map, steps, table
+from attnscope.text import clean
+from attnscope.views import HeadMap
+from attnscope.views.charts.terms import Moved, Term, Terms
+
+CELL = 26
+"""Pixels of one head."""
+
+
+def terms_page(view: Terms, maps: Sequence[HeadMap], cmap: str | None = None) -> str:
+    """The page as text; ``maps`` are those of all heads, one a kind of attention."""
+    name = choose_map(cmap, signed=True)
+    style = (files(__package__) / "terms.css").read_text("utf-8")
+    policy = f"default-src 'none'; style-src 'sha256-{_digest(style)}'"
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{_text(view.title)}</title><style>{style}</style></head><body>",
+        f'<header><h1>{_text(view.title)}</h1><p class="quiet">{_text(view.subtitle)}</p></header><main>',
+        *_bars(view, name),
+        *(line for each in maps for line in _heads(each, name)),
+        *_words(view.moved),
+        "</main>",
+        *_notes(view.notes),
+        "</body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _text(text: str) -> str:
+    return escape(clean(text))
+
+
+def _colour(name: str, entry: int) -> str:
+    return "#" + bytes(table(name)[entry].tolist()).hex()
+
+
+def _bars(view: Terms, name: str) -> Iterator[str]:
+    """The groups with their sum, and the largest parts, to both sides of zero on one scale."""
+    groups, largest = view.blocks
+    yield "<section><table class='bars'>"
+    for title, terms in (("in groups", groups), ("one by one", largest)):
+        yield f"<tbody><tr><th colspan='3' scope='rowgroup' class='quiet'>{title}</th></tr>"
+        for term in terms:
+            marked = term is view.total or term.label == view.marked
+            row = " class='marked'" if marked else " class='quiet'" if term is view.rest else ""
+            yield f"<tr{row}><th scope='row'><bdi>{_text(term.label)}</bdi></th>"
+            yield f"<td>{_bar(term, view, name)}</td><td class='number'>{term.value:+.3f}</td></tr>"
+        yield "</tbody>"
+    yield "</table></section>"
+
+
+def _bar(term: Term, view: Terms, name: str) -> str:
+    """A bar that begins at zero, in thousandths of the whole span."""
+    low, high = view.span
+    zero, end = (1000 * (low + at) / (low + high) for at in (0.0, term.value))
+    colour = _colour(name, -1 - STEPS // 6 if term.value >= 0 else STEPS // 6)
+    return (
+        "<svg viewBox='0 0 1000 16' preserveAspectRatio='none' aria-hidden='true'>"
+        f"<rect x='{min(zero, end):.1f}' y='1' width='{abs(end - zero):.1f}' height='14' fill='{colour}'/>"
+        f"<line x1='{zero:.1f}' x2='{zero:.1f}' y1='0' y2='16'/></svg>"
+    )
+
+
+def _heads(heads: HeadMap, name: str) -> Iterator[str]:
+    """Every head in a cell, with its number in a tooltip and for readers of the screen."""
+    if not heads.values.size:
+        return
+    rows, columns = heads.values.shape
+    entries = steps(np.nan_to_num(heads.levels(), nan=0.5))
+    yield f"<section><h2>{_text(heads.title)}</h2>"
+    yield f"<p class='quiet'>{_text(heads.name)}, {_text(heads.unit)}</p>"
+    wide, tall = 34 + CELL * columns, 20 + CELL * rows
+    yield f"<div class='wide'><svg class='heads' role='list' width='{wide}' height='{tall}'>"
+    for head in range(columns):
+        yield f"<text x='{34 + CELL * (head + 0.5)}' y='14' text-anchor='middle'>H{head}</text>"
+    for row, layer in enumerate(heads.layers):
+        yield f"<text x='28' y='{20 + CELL * (row + 0.65):.1f}' text-anchor='end'>L{layer}</text>"
+        for head in range(columns):
+            value = float(heads.values[row, head])
+            if np.isnan(value):
+                continue
+            said = f"L{layer}H{head} {value:+.3f}"
+            place = f"x='{34 + CELL * head}' y='{20 + CELL * row}' width='{CELL - 1}' height='{CELL - 1}'"
+            colour = _colour(name, entries[row, head])
+            yield f"<rect role='listitem' aria-label='{said}' {place} fill='{colour}'>"
+            yield f"<title>{said}</title></rect>"
+    yield "</svg></div></section>"
+
+
+def _words(moved: Sequence[Moved]) -> Iterator[str]:
+    """The words whose scores some heads move."""
+    if not moved:
+        return
+    yield "<section class='words'><h2>words whose scores a head's output moves most</h2><table>"
+    columns = "".join(f"<th scope='col'>{each}</th>" for each in ("head", "raises", "lowers"))
+    yield f"<tr class='quiet'>{columns}</tr>"
+    for each in moved:
+        raised, lowered = (
+            " ".join(
+                f"<span><bdi>{_text(word.label) or '␣'}</bdi> <small>{word.value:+.2f}</small></span>"
+                for word in words
+            )
+            for words in (each.raised, each.lowered)
+        )
+        yield f"<tr><th scope='row'>{_text(each.label)}</th><td>{raised}</td><td>{lowered}</td></tr>"
+    yield "</table></section>"
+
+
+def _notes(notes: Sequence[str]) -> Iterator[str]:
+    if notes:
+        yield (
+            "<footer><ul class='quiet'>"
+            + "".join(f"<li>{_text(note)}</li>" for note in notes)
+            + "</ul></footer>"
+        )

@@ -12,6 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 import attnscope
+from tests.models.images import picture, vision
 from tests.render.page.browser import CHROMIUM, browser
 
 nbformat = pytest.importorskip("nbformat")
@@ -120,6 +121,21 @@ def test_the_page_draws_itself_and_is_clicked_in_a_frame_without_rights_or_netwo
         chromium.click(98, 219)  # on the thumbnail of L2H1
         assert has_changed(chromium, shot, before[250:600, 500:850])
         assert chromium.troubles == []
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
+def test_a_page_with_a_picture_fits_into_a_cell_of_any_width(tmp_path):
+    model = attnscope.load(vision(tmp_path / "vit", "vit"))
+    model.read(image=picture(tmp_path / "a.png")).page().save(tmp_path / "page.html")
+    (tmp_path / "profile").mkdir()
+    with browser(tmp_path / "profile") as chromium:
+        for width in (400, 700, 1100, 1200, 1400):
+            chromium.size(width, 900)
+            chromium.open(tmp_path / "page.html")
+            chromium.until("(e => e.scrollWidth === e.clientWidth)(document.documentElement)")
+            assert chromium.run("document.querySelector('#scene').clientWidth") > 100
 
 
 def has_changed(chromium, shot, before) -> bool:

@@ -80,12 +80,16 @@ def _show_by_library(name: str) -> Callable[[Image, Console], None]:
 
 
 def _show_in_iterm(image: Image, console: Console) -> None:
-    """iTerm2's own sequence; it scales the picture to the width of its window."""
+    """iTerm2's own sequence; it scales the picture to the width of its window.
+
+    Terminals made of xterm.js, as in editors, draw nothing where the size in bytes is not said.
+    """
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     data = base64.b64encode(buffer.getvalue()).decode()
+    size = f"size={len(buffer.getvalue())}"
     wide = f"width={min(image.width, console.width * 8)}px;preserveAspectRatio=1"
-    console.file.write(f"\x1b]1337;File=inline=1;{wide}:{data}\a\n")
+    console.file.write(f"\x1b]1337;File=inline=1;{size};{wide}:{data}\a\n")
 
 
 _SHOWN: dict[Way, Callable[[Image, Console], None]] = {

@@ -68,7 +68,9 @@ def test_iterm_gets_the_picture_as_a_png():
     pixels.print_pixels(VIEW, target, "iterm", None)
     head, _, data = target.file.getvalue().rstrip("\a\n").partition(":")
     assert head.startswith("\x1b]1337;File=inline=1;")
-    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+    picture = base64.b64decode(data)
+    assert f";size={len(picture)};" in head  # without it, xterm.js draws nothing
+    with Image.open(io.BytesIO(picture)) as image:
         assert image.format == "PNG"
 
 

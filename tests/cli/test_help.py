@@ -30,5 +30,12 @@ def test_every_option_says_what_it_does(name):
         assert parameter.help, f"{name} {parameter.name}"
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_is_typed_behind_an_option_is_named_in_plain_words(run, name):
+    options = re.findall(r"^│[ *]+(--.*)", run(name, "--help").out, re.M)
+    assert any(re.search("--help +-h +Show this message", option) for option in options)  # a flag has none
+    assert not [option for option in options if re.search(r"<\w+>|<list", option.replace("<image>", ""))]
+
+
 def test_an_unknown_command_is_wrong_usage(run):
     assert run("shwo").code == 2

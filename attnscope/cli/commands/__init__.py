@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -20,6 +20,12 @@ NAMES = (
     "train", "loss", "schema", "cache",
 )  # fmt: skip
 """Every command, in the order of the help: a function of this name in the file of this name."""
+
+VALUES: Mapping[Any, str] = {bool: "", str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
+"""What the help calls the value of an option."""
+
+LONGEST_CHOICES = 22
+"""Letters of all choices together beyond which the help's text lists them."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -46,7 +52,7 @@ class Command(TyperCommand):
         """The options and arguments."""
         words = inspect.signature(self.callback or _take).parameters
         kinds = {name: next(iter(get_args(word.annotation)), None) for name, word in words.items()}
-        return _spare(super().get_params(ctx), kinds)
+        return _spare(_name_values(super().get_params(ctx), kinds), kinds)
 
 
 class Group(TyperGroup):
@@ -57,7 +63,7 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         """The options before a command."""
-        return _spare(super().get_params(ctx), {})
+        return _spare(_name_values(super().get_params(ctx), {}), {})
 
 
 def find_command(name: str) -> Callable[..., None]:
@@ -75,6 +81,22 @@ def _build(name: str) -> Any:
     alone = typer.Typer(add_completion=False, context_settings=HELP)
     alone.command(cls=Command, help=paragraphs, epilog=title.strip() + examples)(function)
     return get_command(alone)
+
+
+def _name_values(parameters: Any, kinds: Mapping[str, Any]) -> Any:
+    """Parameters with a word for the value that is typed behind them; Typer would name a type of Python."""
+    for parameter in parameters:
+        if parameter.param_type_name == "option" and parameter.metavar is None:
+            parameter.metavar = _name_value(kinds.get(parameter.name, bool))
+    return parameters
+
+
+def _name_value(kind: Any) -> str:
+    """What the help calls a value of ``kind``: its choices where they are few, nothing behind a flag."""
+    if get_origin(kind) is Literal:
+        choices = "|".join(get_args(kind))
+        return choices if len(choices) <= LONGEST_CHOICES else "WAY"
+    return VALUES[kind] if kind in VALUES else _name_value(get_args(kind)[0])
 
 
 def _spare(parameters: Any, kinds: Mapping[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from attnscope.fused.pairs import Matches
 from attnscope.fused.plan import plan
 from attnscope.fused.request import Request
 from attnscope.fused.runs import Runs
+from attnscope.fused.spots import Spots
 from attnscope.fused.statistics import Map, PairSums, Statistics
 from attnscope.fused.tiles import Scores, Sheets, Worker
 
@@ -69,14 +70,15 @@ def attend(
         largest=whole.new_empty(*figures, queries),
         total=whole.new_empty(*figures, queries),
         column=whole.new_zeros(*figures, keys),
-        at={name: whole.new_empty(*figures, queries) for name in request.at},
+        at={name: whole.new_zeros(*figures, queries) for name in request.at},
         gaps={name: torch.zeros(figures, dtype=torch.float64) for name in uneven},
         pairs={name: torch.zeros(figures, dtype=torch.float64) for name in matches},
         cells=whole.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
     )
     at = {name: key_of(position) for name, key_of in request.at.items()}
+    spots = [{name: Spots.of(key, runs, text) for name, key in at.items()} for text in range(len(runs.low))]
     jobs = [(text, head) for text in range(batch) for head in range(heads)]
-    _run(lambda: Worker(scores, sheets, plans, at, matches, uneven).run, jobs)
+    _run(lambda: Worker(scores, sheets, plans, spots, matches, uneven).run, jobs)
     ahead = (sheets.column.double() * torch.arange(keys)).sum(-1)
     ahead -= (sheets.total.double() * position).sum(-1)  # Σ A (j - i), [batch, head]
     cells = sheets.cells

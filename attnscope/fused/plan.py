@@ -16,10 +16,10 @@ from attnscope.fused.runs import Runs
 ROWS = 512
 """Rows of a block, whose tiles are merged."""
 
-KEYS = 512
-"""Keys of a tile that is open to all rows: with 512 rows its scores are 1 MiB in float32."""
+KEYS = 1024
+"""Keys of a tile that is open to all rows: with 512 rows its scores are 2 MiB in float32."""
 
-EDGE = 128
+EDGE = 256
 """Keys of a tile where the open keys of some row begin or end: little is computed in vain."""
 
 

@@ -206,8 +206,9 @@ def test_more_keys_than_queries_and_an_offset_are_exact() -> None:
     check(output, found, weights_of(query, key, open_), value)
 
 
-def test_sharp_rows_stay_exact() -> None:
-    query, key, value = inputs(120, 120, sharp=30.0)
+@pytest.mark.parametrize("sharp", [3.0, 10.0, 30.0])
+def test_sharp_rows_stay_exact(sharp: float) -> None:
+    query, key, value = inputs(120, 120, sharp=sharp)
     runs = open_runs(None, 120, 120, True)
     assert runs is not None
     output, found = attend(query, key, value, runs, SIZE**-0.5)

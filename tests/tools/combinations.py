@@ -19,9 +19,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=230)
     parser.add_argument("--first", type=int, default=1000)
     options = parser.parse_args()
-    verdict, failed = Verdict(), []
+    verdict, failed, usual = Verdict(), [], (plan.ROWS, plan.KEYS, plan.EDGE)
     for seed in range(options.first, options.first + options.count):
-        plan.ROWS, plan.KEYS, plan.EDGE = (24, 32, 8) if seed % 4 else (512, 512, 128)
+        plan.ROWS, plan.KEYS, plan.EDGE = (24, 32, 8) if seed % 4 else usual
         try:
             check(seed, verdict)
         except AssertionError as error:

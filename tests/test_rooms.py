@@ -13,7 +13,7 @@ PACKAGE = Path(attnscope.__file__).parent
 FLOORS = [  # from the ground up: a room imports from the rooms below it, and from no other
     {"text"},
     {"errors"},
-    {"registry", "memory", "offline", "progress"},
+    {"registry", "memory", "deadline", "offline", "progress"},
     {"attention"},
     {"figures"},
     {"axes"},

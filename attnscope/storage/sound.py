@@ -26,6 +26,9 @@ RATES = range(1000, 768_001)
 CHANNELS = 64
 """Channels that it may have."""
 
+DENSE = 48_000
+"""Samples a second up to which that holds: a denser sound may be as many samples long, no more."""
+
 BLOCK = 1 << 16
 """Samples of a channel that are decoded at once."""
 
@@ -117,14 +120,14 @@ def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> i
         return rate
     if begin * rate >= file.frames > 0:
         raise InputError(f"{path} ends at {file.frames / rate:.2f} seconds: {begin:g} is behind that")
-    if min(file.frames / rate, end or math.inf) - begin > LONGEST:
+    if (min(file.frames / rate, end or math.inf) - begin) * rate > _most(rate):
         raise _too_long(path)
     return rate
 
 
 def _mono(path: Path, file: Any, most: int | None) -> Iterator[Array]:
     """The mean of the channels, block by block, of ``most`` samples or all.  -> [sample]"""
-    longest, taken = LONGEST * int(file.samplerate), 0
+    longest, taken = _most(int(file.samplerate)), 0
     while most is None or taken < most:
         size = BLOCK if most is None else min(BLOCK, most - taken)
         block = file.read(size, dtype="float32", always_2d=True)
@@ -136,8 +139,13 @@ def _mono(path: Path, file: Any, most: int | None) -> Iterator[Array]:
         yield block.mean(1)
 
 
+def _most(rate: int) -> int:
+    """Samples of a channel that are read: those of ``LONGEST`` seconds, at ``DENSE`` a second at most."""
+    return LONGEST * min(rate, DENSE)
+
+
 def _too_long(path: Path) -> InputError:
     return InputError(
-        f"{path} is longer than {LONGEST // 60} minutes, and is not read: cut it, or choose a part with "
-        "--from-second and --to-second"
+        f"{path} is longer than {LONGEST // 60} minutes at {DENSE:,} samples a second, and is not read: "
+        "cut it, or choose a part with --from-second and --to-second"
     )

@@ -233,6 +233,15 @@ def test_what_is_too_long_is_not_decoded(tmp_path, monkeypatch):
         assert read_sound(speech.sound(tmp_path / f"fits.{suffix}", 1.0)).seconds == 1.0
 
 
+def test_a_dense_sound_may_have_as_many_samples_as_a_long_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "LONGEST", 1)
+    monkeypatch.setattr(reading, "DENSE", 8000)
+    for suffix in ("wav", "flac"):
+        with pytest.raises(InputError, match="longer than"):
+            read_sound(speech.sound(tmp_path / f"dense.{suffix}", 0.6))
+        assert read_sound(speech.sound(tmp_path / f"fits.{suffix}", 0.5)).seconds == 0.5
+
+
 def test_what_is_longer_than_a_model_hears_at_once_is_refused_or_cut(folder_of, tmp_path):
     path = speech.sound(tmp_path / "long.wav", 3.0)
     model = load(folder_of("whisper"))

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from attnscope.attention import Axis
 from attnscope.axes import Place, coarsen_axis
+from attnscope.deadline import OutOfTime, time_limited
 from attnscope.errors import SelectionError
 
 Group: TypeAlias = tuple[int, ...]
@@ -32,6 +33,9 @@ SOUND = "sound"
 
 UNKNOWN = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
 """How a token ends that the vocabulary lacks: the text's own letters, and ``[UNK]`` or ``<unk>`` behind."""
+
+SECONDS = 3
+"""Processor seconds that a regular expression may take: some try every way to match."""
 
 DIGITS = 9
 """Digits of a token's number or a distance: no text is longer."""
@@ -63,8 +67,7 @@ class Part:
         if len(self.text) > 1 and self.text[0] == self.text[-1] and self.text[0] in "\"'":
             return tuple(_phrase(self.text[1:-1], axis))
         if len(self.text) > 2 and self.text[0] == self.text[-1] == "/":
-            pattern = re.compile(self.text[1:-1])
-            return tuple(group for place, group in words if pattern.search(place.text.strip()))
+            return _matching(self.text, words)
         if self.text in CLASSES:
             return tuple(group for place, group in words if _belongs(place, self.text))
         pictured = tuple(group for place, group in words if place.pictured)
@@ -134,11 +137,38 @@ def _part(text: str, *, row: bool) -> Part:
             )
         return Part(text, int(text))
     if len(text) > 2 and text[0] == text[-1] == "/":
-        try:
-            re.compile(text[1:-1])
-        except re.error as error:
-            raise SelectionError(f"{text} is no regular expression: {error}") from error
+        _pattern(text)
     return Part(text)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """The regular expression between two strokes."""
+    try:
+        with time_limited(SECONDS):
+            return re.compile(text[1:-1])
+    except RecursionError:
+        raise SelectionError(f"{text[:60]} is nested too deep for a regular expression") from None
+    except (re.error, OverflowError, MemoryError) as error:
+        raise SelectionError(f"{text[:60]} is no regular expression: {error}") from error
+    except OutOfTime:
+        raise _too_slow(text) from None
+
+
+def _matching(text: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
+    """The words in which a regular expression is found."""
+    pattern = _pattern(text)
+    try:
+        with time_limited(SECONDS):
+            return tuple(group for place, group in words if pattern.search(place.text.strip()))
+    except OutOfTime:
+        raise _too_slow(text) from None
+
+
+def _too_slow(text: str) -> SelectionError:
+    return SelectionError(
+        f"{text[:60]} takes longer than {SECONDS} seconds, and was stopped: write it without repeats of "
+        "repeats, like (a+)+"
+    )
 
 
 def _number(text: str) -> int | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
+from attnscope.deadline import OutOfTime, time_limited
 from attnscope.errors import ModelError
 from attnscope.memory import out_of_memory, readable
 from attnscope.models.bounds.size import Stored
@@ -23,10 +22,6 @@ ELEMENTS = 1 << 26
 """Numbers that it may have beyond those."""
 
 
-class _OutOfTime(BaseException):
-    """Time is over. No ``Exception``, so that no foreign code takes it for one of its own."""
-
-
 @contextmanager
 def bounded(what: str, memory: int, seconds: float | None = None) -> Iterator[None]:
     """Raise ``ModelError`` for Python code that takes more than ``memory`` bytes or processor ``seconds``.
@@ -35,9 +30,9 @@ def bounded(what: str, memory: int, seconds: float | None = None) -> Iterator[No
     already, and is limited where the system knows it (Linux); the time, on the main thread of any Unix.
     """
     try:
-        with _memory_limited(memory), _time_limited(seconds):
+        with _memory_limited(memory), time_limited(seconds):
             yield
-    except _OutOfTime:
+    except OutOfTime:
         raise ModelError(f"{what} takes longer than {seconds:g} seconds, and was stopped") from None
     except Exception as error:
         if is_out_of_memory(error):
@@ -86,28 +81,6 @@ def _taken() -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
     except (OSError, StopIteration, ValueError):
         return None
-
-
-@contextmanager
-def _time_limited(seconds: float | None) -> Iterator[None]:
-    main = threading.current_thread() is threading.main_thread()
-    if seconds is None or not main or not hasattr(signal, "setitimer"):
-        yield
-        return
-    if signal.getitimer(signal.ITIMER_PROF)[0]:  # somebody else's clock runs
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise _OutOfTime
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 @contextmanager

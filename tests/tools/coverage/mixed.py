@@ -51,6 +51,12 @@ SAM3 = {
     "backbone_config.window_size": 4,
     "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
 }
+SAM3_WITH_TEXT = Recipe(
+    changes={f"vision_config.{key}": value for key, value in SAM3.items()},
+    inputs=lambda model: (
+        texts(model, ["input_ids", "attention_mask"], 2) | {"pixel_values": noise(2, 3, 112, 112)}
+    ),
+)
 SMALL_IMAGE = {"vision_config.image_size": 56}
 QUERIES = SMALL_IMAGE | {
     "vision_config.num_attention_heads": 8,
@@ -76,12 +82,8 @@ MIXED: dict[str, Recipe] = {
     "diffusion_gemma": Recipe(changes={f"text_config.{key}": value for key, value in EXPERTS.items()}),
     "grounding-dino": Recipe(changes={"num_queries": 20}, eager=TEXT_AS_IS),
     "mm-grounding-dino": Recipe(changes={"num_queries": 20}, eager=TEXT_AS_IS),
-    "sam3": Recipe(
-        changes={f"vision_config.{key}": value for key, value in SAM3.items()},
-        inputs=lambda model: (
-            texts(model, ["input_ids", "attention_mask"], 2) | {"pixel_values": noise(2, 3, 112, 112)}
-        ),
-    ),
+    "sam3": SAM3_WITH_TEXT,
+    "sam3_lite_text": SAM3_WITH_TEXT,
     "sam3_vision_model": Recipe(changes=SAM3, inputs=pixels(3, 112, 112)),
     "sam3_lite_text_text_model": Recipe(layers=4),
     "sam3_tracker": Recipe(

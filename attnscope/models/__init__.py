@@ -65,6 +65,8 @@ def load(
         with redirect_stdout(sys.stderr):  # what the file prints is no answer
             loaded = load_module(name, device=place, dtype=kind)
         return ModuleModel(name, loaded, load_reader(tokenizer))
+    if tokenizer != "own":
+        raise ModelError(f"{name} reads with its own tokenizer: another one is for models of FILE.py:NAME")
     if name in BUNDLED or is_encoder_folder(folder):
         from attnscope.models.own import load_own
 

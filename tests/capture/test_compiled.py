@@ -50,6 +50,10 @@ def compiled(plain, how, backend):
         for index in range(len(plain)):
             plain[index] = torch.compile(plain[index], backend=backend)
         return plain
+    if how == "forward":
+        for block in plain:
+            block.forward = torch.compile(block.forward, backend=backend)
+        return plain
     if how == "function":
         return torch.compile(lambda x: plain(x), backend=backend)
     return torch.compile(plain, backend=backend)
@@ -63,7 +67,7 @@ def fresh():
 
 
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
-@pytest.mark.parametrize("how", ["module", "method", "function", "parts"])
+@pytest.mark.parametrize("how", ["module", "method", "function", "parts", "forward"])
 @pytest.mark.parametrize(
     "made",
     [modules.Fused, lambda: modules.Softmaxed(modules.SOFTMAXES["torch.softmax"])],

@@ -78,6 +78,13 @@ def test_a_tokenizers_folder_needs_no_model_beside_it(tmp_path):
         assert load(f"{tmp_path}/module.py:Loud", tokenizer=folder).prepare(text).tokens == wanted
 
 
+@pytest.mark.parametrize("model", ["own", "folder"])
+def test_another_tokenizer_is_refused_where_it_would_not_be_used(model, tmp_path):
+    name = gpt2(tmp_path) if model == "folder" else model
+    with pytest.raises(ModelError, match="reads with its own tokenizer"):
+        load(name, tokenizer="own-causal")
+
+
 def test_what_foreign_code_prints_while_it_writes_goes_to_standard_error(tmp_path, capsys):
     model = load(gpt2(tmp_path), generative=True)
     model.writer.transformer.register_forward_hook(lambda *call: print("printed by a hook"))

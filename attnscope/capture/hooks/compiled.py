@@ -66,8 +66,10 @@ _tap: Tap[Callable[[], None]] = Tap("compile", _watch)
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module is compiled, by ``torch.compile`` or its own ``compile``."""
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+    """Whether a module is compiled: by ``torch.compile``, its own ``compile``, or its ``forward`` alone."""
+    if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
+        return True
+    return hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
 def original(module: nn.Module) -> nn.Module:

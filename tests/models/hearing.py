@@ -109,10 +109,11 @@ def qwen3_asr() -> tuple[Any, Any]:
 
 
 def voxtral() -> tuple[Any, Any]:
-    """A processor that takes no sound with a text."""
+    """A processor that takes a sound in a chat alone, which needs a tokenizer of another library."""
     words = make_tokenizer("[AUDIO]")
+    sound = {name: value for name, value in SOUND.items() if name != "encoder_ffn_dim"}
     config = t.VoxtralConfig(
-        audio_config=t.VoxtralEncoderConfig(**SOUND, **POSITIONS, intermediate_size=128),
+        audio_config=t.VoxtralEncoderConfig(**sound, **POSITIONS, intermediate_size=128),
         text_config=t.LlamaConfig(**TEXT, vocab_size=len(words)),
         audio_token_id=words.convert_tokens_to_ids("[AUDIO]"),
     )

@@ -105,6 +105,26 @@ def test_weights_are_the_eager_ones(folder_of, tone, maker):
         assert kept.keys == prepared.tokens
 
 
+def test_a_processor_that_reads_sounds_in_chats_alone_is_done_without(folder_of, tone, tmp_path):
+    model = load(folder_of(hearing.voxtral))
+    prepared = model.prepare_audio(tone, "the cat")
+    named = moments(prepared)
+    assert list(named.values()) == [round(0.08 * number, 2) for number in range(50)]  # four seconds, padded
+    assert [prepared.tokens[position].special for position in named] == [number >= 25 for number in range(50)]
+    assert any("50 tokens stand for it" in note for note in prepared.notes)
+    theirs = transformers.AutoModel.from_pretrained(
+        folder_of(hearing.voxtral), attn_implementation="eager"
+    ).eval()
+    with torch.inference_mode():
+        expected = theirs(**prepared.inputs, output_attentions=True, use_cache=False).attentions
+    keep = Keep(lambda site: range(2) if site.kind == "decoder" else None)
+    model.run(prepared, [keep])
+    for kept, weights in zip(keep.maps, expected, strict=True):
+        torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
+    with pytest.raises(InputError, match="at most 4 seconds in a text"):
+        model.prepare_audio(speech.sound(tmp_path / "long.wav", 5.0), "the cat")
+
+
 def test_a_part_of_a_sound_keeps_the_times_of_its_file(folder_of, tmp_path):
     path = speech.sound(tmp_path / "long.wav", 3.0)
     prepared = load(folder_of(hearing.qwen2_audio)).prepare_audio(path, "the cat", Part(1.0, 2.0))
@@ -115,7 +135,5 @@ def test_a_part_of_a_sound_keeps_the_times_of_its_file(folder_of, tmp_path):
 def test_what_does_not_go_together_is_told_so(folder_of, tone, tmp_path):
     with pytest.raises(InputError, match="reads a text beside the sound"):
         load(folder_of(hearing.qwen2_audio)).prepare_audio(tone)
-    with pytest.raises(InputError, match=r"the processor of .* refuses this"):
-        load(folder_of(hearing.voxtral)).prepare_audio(tone, "the cat")
     with pytest.raises(InputError, match="hears nothing"):
         load(folders.gpt2(tmp_path)).prepare_audio(tone)

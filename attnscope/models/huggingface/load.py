@@ -20,9 +20,10 @@ from attnscope.models.bounds.limits import bounded, built_within
 from attnscope.models.bounds.size import stored_weights, weights_size
 from attnscope.models.bounds.trial import try_first
 from attnscope.models.huggingface.classifier import Classifier, pick_classifier
-from attnscope.models.huggingface.letters import is_ctc
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
+from attnscope.models.huggingface.sounds.hearing import HearingModel, hears_too
+from attnscope.models.huggingface.sounds.letters import is_ctc
 from attnscope.models.huggingface.sounds.speech import SpeechModel
 from attnscope.models.huggingface.sounds.text import SoundTextModel, stands_for_sounds
 from attnscope.models.huggingface.source import WITHOUT, Source
@@ -89,6 +90,8 @@ def load_huggingface(
     if device_map is None:
         loaded.to(device)
     module = loaded if kind is AutoModel else loaded.base_model
+    if accepts(loaded, "decoder_input_ids") and not accepts(module, "decoder_input_ids"):
+        module = loaded  # the layers that read tokens stand around the base
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
     headless = is_ctc(config) and any(key.startswith(("lm_head", "ctc_head")) for key in missing)
     if kind is not AutoModel and (generative or predicting) and not is_ctc(config):
@@ -99,12 +102,18 @@ def load_huggingface(
         _forget_preferences(loaded)
     if accepts(module, "input_ids") and no_tokenizer is not None:
         tokenizer = NoTokenizer(no_tokenizer)
-    named = {"positions": find_positions(module), "writer": None if kind is AutoModel or headless else loaded}
+    named: dict[str, Any] = {
+        "positions": find_positions(module),
+        "writer": None if kind is AutoModel or headless else loaded,
+    }
     if hears(module) and not stands_for_sounds(config):
         extractor = source.load_extractor
         return SpeechModel(
             name, module, tokenizer, notes, **named, load_processor=extractor, preferred=preferred
         )
+    if hears_too(module) and not stands_for_sounds(config) and classes is None:
+        both = {"load_processor": source.load_processor, "load_extractor": source.load_extractor}
+        return HearingModel(name, module, tokenizer, notes, **named, **both)
     make = HuggingFaceModel if classes is None else Classifier
     if stands_for_sounds(config):
         make = SoundTextModel
@@ -149,7 +158,9 @@ def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
 
     kind, speech = type(config), transformers.AutoModelForSpeechSeq2Seq
     of_text = kind in transformers.AutoModelForSeq2SeqLM._model_mapping
-    if config.is_encoder_decoder and kind in speech._model_mapping and not of_text:
+    made = speech._model_mapping.get(kind, None)
+    saved_so = made is not None and made.__name__ in (config.architectures or ())
+    if config.is_encoder_decoder and made is not None and (saved_so or not of_text):
         return speech  # its head says which language it hears
     if is_ctc(config):
         return transformers.AutoModelForCTC  # its letters name the frames

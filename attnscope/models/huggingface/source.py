@@ -143,13 +143,14 @@ class Source:
         import transformers
 
         kind = transformers.AutoProcessor if with_text else transformers.AutoImageProcessor
-        with self.shielded("the image processor of "):
+        with self.shielded("the processor of " if with_text else "the image processor of "):
             try:
                 return kind.from_pretrained(self.name, **self.options)
             except (OSError, ValueError) as error:
                 if "preprocessor_config" in str(error) or "image processor" in str(error).lower():
+                    what = "what stands in a text" if with_text else "images"
                     raise ModelError(
-                        f"{self.name} does not say how it reads images: it has no preprocessor_config.json "
+                        f"{self.name} does not say how it reads {what}: it has no preprocessor_config.json "
                         "that transformers knows"
                     ) from error
                 raise

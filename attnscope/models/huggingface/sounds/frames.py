@@ -17,8 +17,11 @@ from attnscope.axes.weights import Array
 from attnscope.errors import InputError
 from attnscope.storage.sound import Sound
 
-LENGTHS = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length")
-"""What modules call the function from the length of their input to the number of frames."""
+LENGTHS = ("_get_subsampling_output_length", "_get_feat_extract_output_lengths")
+"""What modules call the function from the length of their input to the number of frames.
+
+The first stands in the encoder itself; the other may be copied from a model of another input.
+"""
 
 MANY = 10**9
 """A length that is so large that its number of frames tells how long a frame is."""
@@ -125,8 +128,8 @@ def _bands_of_wave(wave: Tensor, frames: int, step: int) -> Array:
 
 def _frame_counter(module: nn.Module) -> Any:
     """From a length to a number of frames, before any adapter; ``None`` if no module says it."""
-    for child in module.modules():
-        for name in LENGTHS:
+    for name in LENGTHS:
+        for child in module.modules():
             method = getattr(child, name, None)
             if method is None:
                 continue

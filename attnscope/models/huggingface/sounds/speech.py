@@ -17,12 +17,13 @@ from attnscope.errors import InputError, ModelError, first_line
 from attnscope.memory import require
 from attnscope.models.bounds.limits import bounded
 from attnscope.models.bounds.trial import try_first
-from attnscope.models.huggingface.letters import is_ctc, name_letters, spell_letters
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.pictures.images import place_fields
 from attnscope.models.huggingface.reader import start_token
 from attnscope.models.huggingface.sounds.frames import find_bands, find_frames
+from attnscope.models.huggingface.sounds.letters import is_ctc, name_letters, spell_letters
 from attnscope.models.inputs import Heard, ModelInput, Objective, Part
+from attnscope.models.inspection import find_sound_input, takes
 from attnscope.models.text.tokens import tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
 
@@ -36,12 +37,14 @@ CONVOLVED = 3
 class SpeechModel(HuggingFaceModel):
     """A transformers model that hears, with its feature extractor, and its tokenizer if it writes.
 
-    ``preferred`` is the folder's generation config: languages, tasks, and the heads that align words.
+    ``preferred`` is the folder's generation config: languages, tasks, and the heads that align words;
+    ``entry`` the method of the module that hears, where that is not the whole forward.
     """
 
-    def __init__(self, *given: Any, preferred: Any = None, **named: Any) -> None:
+    def __init__(self, *given: Any, preferred: Any = None, entry: str = "__call__", **named: Any) -> None:
         super().__init__(*given, **named)
         self.preferred = preferred
+        self.entry = entry
         if self.encoder_decoder and self.positions is None:
             limit = getattr(self.module.config, "max_target_positions", None)
             self.positions = limit if isinstance(limit, int) and limit > 0 else None
@@ -58,17 +61,17 @@ class SpeechModel(HuggingFaceModel):
             raise InputError(f"{self.name} hears and reads no text: leave out the text beside --audio")
         extractor, part = self._extractor, part or Part()
         sound, notes = self._listen(path, part)
-        name = str(getattr(self.module, "main_input_name", ""))
-        values, heard = self._extract(path, sound, name)
+        name = find_sound_input(self.module) or ""
+        values, heard, beside = self._extract(path, sound, name)
         frames = find_frames(self.name, self.module, values, heard, sound, extractor)
         heard_as: tuple[Token, ...] = frames.tokens if frames is not None else ()
         axis: Axis = heard_as or range(0)
-        inputs, axes = {name: values}, dict[Kind, tuple[Axis, Axis]]()
+        inputs, axes = {name: values, **beside}, dict[Kind, tuple[Axis, Axis]]()
         if frames is None:
-            notes += (f"how long a frame of {self.name} is is not known: they are numbered",)
+            notes += (f"what looks at the sound is numbered: {self.name} does not say how long a frame is",)
         else:
             axes["encoder"] = (axis, axis)
-        if self.encoder_decoder:
+        if self.encoder_decoder and self.entry == "__call__":
             said, more = self._said(values, name, text, part.truncate)
             notes += more
             inputs["decoder_input_ids"] = self._tensor([token.id for token in said])
@@ -79,7 +82,8 @@ class SpeechModel(HuggingFaceModel):
         if frames is not None:
             bands = find_bands(values, frames.count, round(frames.seconds * sound.rate))
             heard_for = Heard(frames.seconds, frames.heard, bands, sound.begin)
-        prepared = ModelInput(inputs, axes, heard_as, notes, self.settings, heard=heard_for)
+        settings = self.settings if self.entry == "__call__" else {}
+        prepared = ModelInput(inputs, axes, heard_as, notes, settings, heard=heard_for, entry=self.entry)
         return (
             self._read_letters(prepared) if heard_for is not None and is_ctc(self.module.config) else prepared
         )
@@ -155,9 +159,13 @@ class SpeechModel(HuggingFaceModel):
             what = f"{sound.seconds:.0f} seconds of sound in {self.name}"
             require(size, what, "choose a part with --from-second and --to-second")
 
-    def _extract(self, path: Path, sound: Sound, name: str) -> tuple[Tensor, int | None]:
-        """What the model is given of a sound, and how many steps of it are no padding."""
-        how = {"sampling_rate": sound.rate, "return_tensors": "pt", "return_attention_mask": True}
+    def _extract(
+        self, path: Path, sound: Sound, name: str
+    ) -> tuple[Tensor, int | None, Mapping[str, Tensor]]:
+        """What the model is given of a sound, how many steps of it are no padding, and what else it takes."""
+        how: dict[str, Any] = {"sampling_rate": sound.rate, "return_tensors": "pt"}
+        if takes(self._extractor.__call__, "return_attention_mask"):
+            how["return_attention_mask"] = True
 
         def work() -> Any:
             return self._extractor(sound.samples, **how)
@@ -171,14 +179,19 @@ class SpeechModel(HuggingFaceModel):
             with bounded(f"what the feature extractor of {self.name} makes of {path}", PREPARED):
                 fields = work()
             mask = fields.get("attention_mask")
-            values = place_fields({name: fields[name]}, self.module, self.device)[name]
+            if name not in fields:
+                raise ModelError(
+                    f"{self.name} reads {name}, and its feature extractor makes {', '.join(fields)}"
+                )
+            given = {field: value for field, value in fields.items() if field != "attention_mask"}
+            beside = place_fields(given, self.module, self.device, self.entry)
         except ModelError:
             raise
         except Exception as error:
             raise InputError(
                 f"the feature extractor of {self.name} refuses {path}: {first_line(error)}"
             ) from error
-        return values, None if mask is None else int(mask[0].sum())
+        return beside.pop(name), None if mask is None else int(mask[0].sum()), beside
 
     def _said(
         self, values: Tensor, name: str, text: str | None, truncate: bool

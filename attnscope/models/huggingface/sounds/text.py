@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from attnscope.models.huggingface.pictures.images import ask_processor, place_fi
 from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.huggingface.sounds.frames import name_moment
 from attnscope.models.inputs import Heard, ModelInput, Part, text_axes
+from attnscope.models.inspection import find_device
 from attnscope.models.regions import Moments, find_moments
 from attnscope.models.text.tokens import tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
@@ -47,21 +48,71 @@ class SoundText:
         sound = read_sound(path, part.begin, part.end).resample(self._rate())
         prompt = self._prompt(text)
         try_first(f"the processor of {self.name}", lambda: self._alone(prompt, sound), len(sound.samples))
-        fields = self._process(prompt, sound.samples)
+        fields, notes = self._read_both(prompt, sound)
         inputs = place_fields(fields, self.module, device)
         heard = next((name for name, value in inputs.items() if value.is_floating_point()), None)
         if heard is None or "input_ids" not in inputs:
             raise InputError(f"the processor of {self.name} makes nothing of the sound that the model reads")
 
         def prepare(samples: Array) -> Tensor:
-            made: Tensor = self._process(prompt, samples)[heard]
+            changed = Sound(samples, sound.rate)
+            made: Tensor = (self._hear(changed) if notes else self._process(prompt, samples))[heard]
             return made
 
         count = len(sound.samples), sound.rate
         moments = find_moments(self.module, {**inputs, **self.settings}, heard, prepare, *count)
         ids = inputs["input_ids"][0].tolist()
         tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
-        return self._label(tokens, inputs, sound, moments)
+        labelled = self._label(tokens, inputs, sound, moments)
+        return replace(labelled, notes=(*labelled.notes, *notes))
+
+    def _read_both(self, prompt: str, sound: Sound) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """What the model is given of both, by the processor, or by itself, with a note, where that refuses.
+
+        Some take a sound in chats alone. Then as many signs stand for it as the model makes vectors of it.
+        """
+        try:
+            return self._process(prompt, sound.samples), ()
+        except InputError as error:
+            refusal = error
+            sign, extractor = self._sign(), getattr(self.processor, "feature_extractor", None)
+            if sign is None or extractor is None or not hasattr(self.module, "get_audio_features"):
+                raise
+        ids = self.reader.tokenizer(prompt)["input_ids"]
+        if sign not in ids:
+            raise refusal
+        most = getattr(extractor, "n_samples", None)
+        if isinstance(most, int) and len(sound.samples) > most:
+            once = f"{self.name} hears at most {most / sound.rate:g} seconds in a text here"
+            raise InputError(f"{once}: choose a part with --from-second and --to-second")
+        fields = dict(self._hear(sound))
+        placed = place_fields(fields, self.module, find_device(self.module), "get_audio_features")
+        find: Any = self.module.get_audio_features
+        try:
+            with torch.inference_mode():
+                vectors: Tensor = find(**placed).pooler_output
+        except Exception:  # it asks for more than the sound: what the processor said is the answer
+            raise refusal from None
+        count = vectors.flatten(0, -2).shape[0]
+        written = [id_ for one in ids for id_ in ([one] * count if one == sign else [one])]
+        note = (
+            f"its processor refuses a sound beside a text: {count:,} tokens stand for it, as the model asks"
+        )
+        return {**fields, "input_ids": torch.tensor([written])}, (note,)
+
+    def _hear(self, sound: Sound) -> Mapping[str, Any]:
+        """What the feature extractor makes of a sound alone."""
+        extractor = self.processor.feature_extractor
+
+        def ask() -> Mapping[str, Any]:
+            return dict(extractor(sound.samples, sampling_rate=sound.rate, return_tensors="pt"))
+
+        return ask_processor(self.name, "sound", ask)
+
+    def _sign(self) -> int | None:
+        """The id of the token that stands for a sound."""
+        ids = (getattr(self.module.config, name, None) for name in SIGNS)
+        return next((id_ for id_ in ids if isinstance(id_, int)), None)
 
     def _rate(self) -> int:
         """The samples a second that the processor asks for."""

@@ -1,0 +1,82 @@
+"""Models that hear by other ways than Whisper's: two towers, several encoders, layers around a base."""
+
+import pytest
+import torch
+import transformers
+
+from attnscope.capture import Keep
+from attnscope.errors import InputError
+from attnscope.models import load
+from tests.models import speech
+from tests.tools import sounds
+
+
+@pytest.fixture(scope="module")
+def tone(tmp_path_factory):
+    return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav", 2.0)
+
+
+def maps(model, prepared):
+    keep = Keep(lambda site: range(2))
+    model.run(prepared, [keep])
+    return keep.maps
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "second"),
+    [
+        ("seamless_m4t", None, None),
+        ("speecht5", 99, "0.02 s"),
+        ("speech-encoder-decoder", 99, "0.02 s"),
+        ("cohere_asr", 26, "0.08 s"),
+    ],
+)
+def test_what_hears_and_writes_is_seen_whole(tmp_path, tone, name, frames, second):
+    sounds.save(tmp_path, name)
+    model = load(str(tmp_path))
+    prepared = model.prepare_audio(tone)
+    found = maps(model, prepared)
+    assert {kept.site.kind for kept in found} == {"encoder", "decoder", "cross"}
+    if frames is None:
+        assert any("is numbered" in note for note in prepared.notes)
+    else:
+        assert (len(prepared.tokens), prepared.tokens[1].text) == (frames, second)
+        assert all(kept.keys == prepared.tokens for kept in found if kept.site.kind == "cross")
+    theirs = type(model.module).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        output = theirs(**prepared.inputs, output_attentions=True, use_cache=False)
+    expected = {
+        "encoder": output.encoder_attentions,
+        "decoder": output.decoder_attentions,
+        "cross": output.cross_attentions,
+    }
+    compared = 0
+    for kept in found:
+        layers = expected[kept.site.kind]
+        if kept.site.layer < len(layers):  # an adapter's layer is reported by nobody
+            torch.testing.assert_close(kept.weights, layers[kept.site.layer][:, :2], atol=1e-5, rtol=0)
+            compared += 1
+    assert compared == 6
+
+
+def test_a_tower_hears_beside_one_that_reads(tmp_path, tone):
+    sounds.save(tmp_path, "clap")
+    model = load(str(tmp_path))
+    found = maps(model, model.prepare_audio(tone))
+    assert found
+    assert all("audio_model" in kept.site.name for kept in found)
+    with pytest.raises(InputError, match="hears a sound alone"):
+        model.prepare_audio(tone, "the cat")
+
+
+def test_what_hears_in_a_way_that_is_not_known_is_not_said_to_be_deaf(tmp_path, tone):
+    sounds.save(tmp_path, "voxtral_realtime")
+    with pytest.raises(InputError, match="hears, but where a sound stands in its text is not known"):
+        load(str(tmp_path)).prepare_audio(tone, "the cat")
+
+
+def test_a_feature_extractor_that_makes_no_mask_is_not_asked_for_one(tmp_path, tone):
+    sounds.save(tmp_path, "mimi")
+    model = load(str(tmp_path))
+    assert maps(model, model.prepare_audio(tone))
+    assert isinstance(model.module, transformers.MimiModel)

@@ -1,0 +1,232 @@
+"""Every type of transformers that hears, tiny and random, with its own feature extractor or processor.
+
+``python -m tests.tools.sounds [TYPES] > tests/tools/sounds.md`` builds each type that transformers lists with
+what prepares sounds, or in a table of models that hear; of the size that ``tests.tools.coverage`` makes, but
+with the feature sizes and lengths of its own. Each is saved to a folder, and asked as ``show --audio`` asks
+it, with two seconds of noise: which attention is seen; are frames named by their time, by letters, or
+numbered with a note; how far is a head from the model's own eager one (WavLM reports the mean of its heads;
+of SeamlessM4T v2, sdpa itself differs from eager, and what is seen gives the kernel's own output). What is
+refused is quoted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+import transformers
+
+from attnscope.attention import Token
+from attnscope.axes.places import HEARD
+from attnscope.capture import Keep
+from attnscope.errors import AttnscopeError, first_line
+from attnscope.models import Model, ModelInput, load
+from tests.models import hearing, speech
+from tests.tools.coverage.recipes import RECIPES, Recipe
+from tests.tools.coverage.shrink import build, model_class, small_config
+
+COLUMNS = ("type", "class", "attention", "tokens that hear", "from eager", "else")
+OWN = (
+    "num_mel_bins", "mel_bins", "n_mels", "feature_size", "input_feat_per_channel", "max_length",
+    "feature_projection_input_dim", "max_source_positions", "input_feat_size", "input_size", "input_dim",
+    "n_mel_channels", "audio_channels", "spec_size", "frequency_stride", "time_stride", "patch_size",
+    "codebook_size", "max_position_embeddings",
+)  # fmt: skip
+"""Settings that stay as they are, because what prepares sounds goes by them."""
+
+ALSO: dict[str, dict[str, Any]] = {"clap": {"audio_config.hidden_size": 192}}
+"""Settings that follow from those: twice the size of a patch, as it has two stages."""
+
+WORDS = 400
+PATIENCE = 100
+
+
+def types() -> list[str]:
+    """The types that are listed with what prepares sounds, or in a table of models that hear."""
+    from transformers.models.auto import feature_extraction_auto as extractors
+    from transformers.models.auto import modeling_auto as auto
+
+    heads = ("AUDIO_CLASSIFICATION", "AUDIO_FRAME_CLASSIFICATION", "AUDIO_XVECTOR")
+    tables = ("CTC", "SPEECH_SEQ_2_SEQ", *heads)
+    found = set(extractors.FEATURE_EXTRACTOR_MAPPING_NAMES)
+    for table in tables:
+        found |= set(getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES"))
+    return sorted(found | set(HANDMADE))
+
+
+HANDMADE = {maker()[0].model_type: maker for maker in (*hearing.SECONDS, hearing.voxtral)}
+
+
+def own_settings(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Those of ``OWN``, by their dotted names."""
+    kept = {}
+    for key, value in values.items():
+        if not isinstance(key, str):
+            continue
+        if isinstance(value, dict):
+            kept |= own_settings(value, f"{path}{key}.")
+        elif key in OWN and value is not None:
+            kept[path + key] = value
+        elif key == "vocab_size":
+            kept[path + key] = WORDS
+        elif key.endswith("_token_id") and isinstance(value, int):
+            kept[path + key] = min(value, WORDS - 1)
+    return kept
+
+
+def save(folder: Path, name: str) -> str:
+    """A folder with a random model of a type, what prepares its sounds, and words.  -> its class"""
+    from transformers.models.auto import feature_extraction_auto as extractors
+    from transformers.models.auto import modeling_auto as auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    recipe = RECIPES.get(name, Recipe())
+    changes = own_settings(CONFIG_MAPPING[name]().to_dict())
+    changes |= {key: value for key, value in recipe.changes.items() if key not in OWN}
+    changes |= ALSO.get(name, {})
+    config = small_config(name, recipe.factors[0], 2, changes)
+    tables = (auto.MODEL_FOR_CTC_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
+    wanted = next((table[name] for table in tables if name in table), recipe.model)
+    kind = model_class(name, config, wanted)
+    build(kind, config, 1.0).save_pretrained(folder)
+    extractor = extractors.FEATURE_EXTRACTOR_MAPPING_NAMES.get(name, "Wav2Vec2FeatureExtractor")
+    if name == "wav2vec2-bert":  # the table has that of the wave
+        extractor = "SeamlessM4TFeatureExtractor"
+    maker = getattr(transformers, extractor)
+    bands = find_bands(config.to_dict())
+    sized = bands and "feature_size" in inspect.signature(maker.__init__).parameters
+    settings = {"feature_size": bands} if sized else {}
+    if "truncation" in inspect.signature(maker.__init__).parameters:  # as what reads one sound alone has it
+        settings["truncation"] = "rand_trunc"
+    maker(**settings).save_pretrained(folder)
+    if name in auto.MODEL_FOR_CTC_MAPPING_NAMES:
+        speech.letters(folder)
+    else:
+        speech.tokenizer().save_pretrained(folder)
+    return str(kind.__name__)
+
+
+def find_bands(values: dict[str, Any]) -> int | None:
+    """How many bands the config of an encoder reads."""
+    here = (values.get(key) for key in ("num_mel_bins", "input_feat_per_channel"))
+    inside = (find_bands(value) for value in values.values() if isinstance(value, dict))
+    return next((one for one in (*here, *inside) if isinstance(one, int)), None)
+
+
+def name_tokens(prepared: ModelInput) -> str:
+    """How the tokens that hear are called."""
+    axes = {axis for pair in prepared.axes.values() for axis in pair if not isinstance(axis, range)}
+    heard: list[Token] = [token for token in max(axes, key=len, default=()) if token.id >= HEARD]
+    if not heard:
+        return "numbered, with a note" if prepared.notes else "numbered"
+    first = heard[min(1, len(heard) - 1)].text
+    return f"{len(heard)}, the second: {first}"
+
+
+def measure_eager(model: Model, folder: Path, prepared: ModelInput) -> str:
+    """How far the first map of each kind is from the same of the model's own eager attention."""
+    keep = Keep(lambda site: range(1))
+    model.run(prepared, [keep])
+    if not keep.maps:
+        return "no map"
+    plain = type(model.module).from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        output = plain(**prepared.inputs, **prepared.settings, output_attentions=True)
+    off = []
+    for kind, names in (
+        ("encoder", ("encoder_attentions", "attentions")),
+        ("decoder", ("decoder_attentions", "attentions")),
+        ("cross", ("cross_attentions",)),
+    ):
+        seen = next((one for one in keep.maps if one.site.kind == kind), None)
+        given = next((maps for maps in (getattr(output, field, None) for field in names) if maps), None)
+        theirs = given[0] if given else None
+        if seen is not None and theirs is not None and theirs[0, :1].shape == seen.weights[0].shape:
+            off.append(float((theirs[0, 0] - seen.weights[0, 0]).abs().max()))
+    return f"{max(off):.1e}" if off else "gives none of that shape"
+
+
+def check(name: str, sound: Path) -> list[str]:
+    """One row of the table."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, kind = Path(place), "?"
+        try:
+            if name in HANDMADE:
+                hearing.save(folder, HANDMADE[name])
+            else:
+                kind = save(folder, name)
+        except Exception as error:
+            return [name, kind, "", "", "", f"not built: {type(error).__name__}: {first_line(error)[:80]}"]
+        try:
+            model = load(str(folder))
+            kind = type(model.module).__name__
+            text = "the cat" if name in HANDMADE or reads_both(model) else None
+            prepared = model.prepare_audio(sound, text)
+            record = model.run(prepared, [])
+        except AttnscopeError as error:
+            return [name, kind, "", "", "", first_line(error).replace(place, "FOLDER").replace("|", "¦")]
+        except Exception as error:
+            return [name, kind, "", "", "", f"fails: {type(error).__name__}: {first_line(error)[:80]}"]
+        kinds = Counter(layer.site.kind for layer in record.sites)
+        seen = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        notes = "; ".join(note for note in prepared.notes if "language is" not in note)
+        try:
+            eager = measure_eager(model, folder, prepared)
+        except Exception as error:
+            eager = f"{type(error).__name__}"
+        named = name_tokens(prepared).replace("|", "¦")
+        return [name, kind, seen, named, eager, notes.replace(place, "FOLDER")]
+
+
+def reads_both(model: Model) -> bool:
+    """Whether a model reads a text beside the sound."""
+    from attnscope.models.huggingface.sounds.text import SoundTextModel
+
+    return isinstance(model, SoundTextModel)
+
+
+def sort(row: list[str]) -> str:
+    """What a row says, in a few words."""
+    _, _, seen, named, _, more = row
+    if not seen:
+        return "not built here" if more.startswith("not built") else "end in a sentence"
+    return "shown, numbered" if named.startswith("numbered") else "shown with times"
+
+
+def stop(*given: Any) -> None:
+    """End what takes too long."""
+    raise TimeoutError(f"longer than {PATIENCE} s")
+
+
+def main() -> None:
+    """Print the table."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    signal.signal(signal.SIGALRM, stop)
+    print("# Sounds\n\nMade by `python -m tests.tools.sounds`; its docstring says what is asked.\n")
+    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as place:
+        sound = Path(place) / "noise.wav"
+        soundfile.write(sound, 0.1 * np.random.default_rng(0).standard_normal(32000), 16000)
+        for name in sys.argv[1:] or types():
+            signal.alarm(PATIENCE)
+            row = check(name, sound)
+            signal.alarm(0)
+            counts[sort(row)] += 1
+            print("| " + " | ".join(row) + " |", flush=True)
+    print("\n" + "; ".join(f"{count} {what}" for what, count in counts.most_common()) + ".")
+
+
+if __name__ == "__main__":
+    main()

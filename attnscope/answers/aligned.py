@@ -52,14 +52,15 @@ def _clock(seconds: float) -> str:
 
 
 def write_textgrid(result: Alignment) -> str:
-    """A TextGrid of one tier, whose intervals fill the whole sound."""
-    parts = list(_intervals(result.words, result.seconds))
+    """A TextGrid of one tier, whose intervals fill the whole sound, and the last frame if that is longer."""
+    end = max([result.seconds, *(word.end for word in result.words)])
+    parts = list(_intervals(result.words, end))
     lines = [
         'File type = "ooTextFile"',
         'Object class = "TextGrid"',
         "",
         "xmin = 0",
-        f"xmax = {result.seconds:g}",
+        f"xmax = {end:.10g}",
         "tiers? <exists>",
         "size = 1",
         "item []:",
@@ -67,15 +68,15 @@ def write_textgrid(result: Alignment) -> str:
         '        class = "IntervalTier"',
         '        name = "words"',
         "        xmin = 0",
-        f"        xmax = {result.seconds:g}",
+        f"        xmax = {end:.10g}",
         f"        intervals: size = {len(parts)}",
     ]
     for number, part in enumerate(parts, 1):
         text = part.text and visible(part.text).replace('"', '""')
         lines += [
             f"        intervals [{number}]:",
-            f"            xmin = {part.begin:g}",
-            f"            xmax = {part.end:g}",
+            f"            xmin = {part.begin:.10g}",
+            f"            xmax = {part.end:.10g}",
             f'            text = "{text}"',
         ]
     return "\n".join(lines) + "\n"

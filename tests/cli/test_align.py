@@ -5,6 +5,9 @@ import re
 
 import pytest
 
+from attnscope.analysis.questions.align import Alignment
+from attnscope.analysis.questions.said import Word
+from attnscope.answers.aligned import write_textgrid
 from tests.models import folders, speech
 
 TEXT = "The cat sat on the mat."
@@ -53,6 +56,12 @@ def test_subtitles_are_numbered_and_timed(run, whisper, tone, answer):
         times = re.fullmatch(r"00:00:(\d\d),(\d{3}) --> 00:00:(\d\d),(\d{3})", block[1])
         begin, end = (float(f"{times[one]}.{times[one + 1]}") for one in (1, 3))
         assert [begin, end] == [word["begin"], word["end"]]
+
+
+def test_a_textgrid_holds_a_word_in_the_last_frame_and_late_times_exactly():
+    words = (Word("late", 1234.567, 1300.02),)
+    out = write_textgrid(Alignment((), words, (), "", "", 0.0, 1300.0, ()))
+    assert re.findall(r"xmax = (\S+)", out) == ["1300.02", "1300.02", "1234.567", "1300.02"]
 
 
 def test_a_textgrid_fills_the_whole_sound_and_leaves_no_word_out(run, whisper, tone):

@@ -75,6 +75,13 @@ def test_what_hears_in_a_way_that_is_not_known_is_not_said_to_be_deaf(tmp_path, 
         load(str(tmp_path)).prepare_audio(tone, "the cat")
 
 
+def test_a_wave_with_a_channel_is_a_wave(tmp_path, tone):
+    sounds.save(tmp_path, "xcodec")
+    prepared = load(str(tmp_path)).prepare_audio(tone)
+    assert [token.text for token in prepared.tokens] == [f"{0.02 * frame:.2f} s" for frame in range(100)]
+    assert prepared.heard.bands.shape[1] == 100
+
+
 def test_a_feature_extractor_that_makes_no_mask_is_not_asked_for_one(tmp_path, tone):
     sounds.save(tmp_path, "mimi")
     model = load(str(tmp_path))

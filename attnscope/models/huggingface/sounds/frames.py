@@ -83,7 +83,7 @@ def find_frames(
         raise InputError(
             f"{sound.seconds:.3f} seconds are too short for {name}: its encoder makes no frame of it"
         )
-    if values.ndim == 2:
+    if _is_wave(values):
         step = 1 / sound.rate
     elif hop := getattr(extractor, "hop_length", None):
         step = hop / sound.rate
@@ -97,14 +97,19 @@ def find_frames(
     return Frames(full, min(full, max(1, known)), step * long, sound.begin)
 
 
+def _is_wave(values: Tensor) -> bool:
+    """Whether a model is given the wave itself, [1, step] or [1, channel, step]."""
+    return values.ndim == 2 or (values.ndim == 3 and values.shape[1] == 1)
+
+
 def find_bands(values: Tensor, frames: int, step: int) -> Array | None:
     """How loud each band is in each frame, of what the model is given.
 
     [1, band, step] -> [band, frame], or where it is the wave itself, of which a frame has ``step`` samples:
     [1, sample] -> [band, frame]
     """
-    if values.ndim == 2:
-        return _bands_of_wave(values[0].float().cpu(), frames, step)
+    if _is_wave(values):
+        return _bands_of_wave(values.flatten().float().cpu(), frames, step)
     if values.ndim != 3 or values.shape[-1] % frames:
         return None
     bands: Array = values[0].float().cpu().numpy()

@@ -140,7 +140,9 @@ def measure_eager(model: Model, folder: Path, prepared: ModelInput) -> str:
         return "no map"
     plain = type(model.module).from_pretrained(folder, attn_implementation="eager").eval()
     with torch.inference_mode():
-        output = plain(**prepared.inputs, **prepared.settings, output_attentions=True)
+        output = getattr(plain, prepared.entry)(
+            **prepared.inputs, **prepared.settings, output_attentions=True
+        )
     off = []
     for kind, names in (
         ("encoder", ("encoder_attentions", "attentions")),

@@ -37,9 +37,9 @@ WEIGHINGS: dict[str, Explanation] = {
     ),
     "norm-residual": Explanation(
         "of its row in what the block gives: as norm, with an equal part of the residual in each head's cell "
-        "of the token itself, and behind the layer norm, where one follows",
+        "of the token itself, and behind the norm, where one follows",
         "‖g(A[i, j] · v_j W_O,h + [i = j] · x_i / heads)‖₂ over the sum of its row, g(y) = (y - mean y) ⊙ γ "
-        "where a layer norm follows, else y",
+        "where a layer norm follows, else y; a norm before the sum takes the first part alone",
         "Kobayashi et al. 2021, Incorporating Residual and Normalization Layers, head by head",
     ),
     "zeroing": Explanation(

@@ -11,7 +11,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models import load
-from tests.models.vision_language import vision_language
+from tests.models.vision_folders import vision_language
 
 
 @pytest.fixture(scope="module")

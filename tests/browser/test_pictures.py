@@ -15,7 +15,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.browser import Browser
 from attnscope.models import load
 from tests.models import speech
-from tests.models.vision_language import vision_language
+from tests.models.vision_folders import vision_language
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.models.vision_language import vision_language
+from tests.models.vision_folders import vision_language
 
 TEXT = "what is on the mat ?"
 

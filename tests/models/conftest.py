@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.models.vision_language import vision_language
+from tests.models.vision_folders import vision_language
 
 
 @pytest.fixture(scope="session")

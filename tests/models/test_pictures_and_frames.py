@@ -11,7 +11,8 @@ from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models import load
 from tests.models.torchvision_parts import can_import_torchvision
-from tests.models.vision_language import FAMILIES, NEED_TORCHVISION
+from tests.models.vision_folders import NEED_TORCHVISION
+from tests.models.vision_language import FAMILIES
 
 TEXT = "what is on the mat ?"
 VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "llava_next_video")

@@ -17,8 +17,9 @@ from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
 from attnscope.models.inputs import Chat
+from tests.models.more_vision_language import MORE, NUMBERED
 from tests.models.torchvision_parts import can_import_torchvision
-from tests.models.vision_language import FAMILIES, NEED_TORCHVISION, vision_language
+from tests.models.vision_folders import ALL, NEED_TORCHVISION, vision_language
 
 TEXT = "what is on the mat ?"
 SIZES = [(90, 120), (300, 170), (64, 64)]
@@ -32,8 +33,14 @@ torchvision = can_import_torchvision()
 def families(*left_out: str) -> list:
     """Every family whose tokens stand for parts of a picture; some processors need torchvision."""
     need = pytest.mark.skipif(not torchvision, reason="its processor needs torchvision")
-    names = [name for name in FAMILIES if name not in left_out]
-    return [pytest.param(name, marks=need if name in NEED_TORCHVISION else ()) for name in names]
+    return [
+        pytest.param(
+            name,
+            marks=[need] * (name in NEED_TORCHVISION) + [pytest.mark.sweep] * (name in MORE),
+        )
+        for name in ALL
+        if name not in left_out
+    ]
 
 
 def save_noise(path, rows: int, columns: int):
@@ -54,7 +61,7 @@ def boxes_of(prepared) -> dict[str, list[tuple[float, ...]]]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", families("idefics2"))
+@pytest.mark.parametrize("name", families("idefics2", *NUMBERED))
 def test_the_boxes_of_a_pictures_tokens_tile_it(name, size, folder_of, tmp_path):
     prepared = load(folder_of(name)).prepare_image(save_noise(tmp_path / "a.png", *size), TEXT)
     named = boxes_of(prepared)
@@ -77,7 +84,7 @@ def test_the_boxes_of_a_pictures_tokens_tile_it(name, size, folder_of, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", families("idefics2", "mllama"))
+@pytest.mark.parametrize("name", families("idefics2", "mllama", "idefics", *NUMBERED))
 @pytest.mark.sweep
 def test_what_is_painted_in_a_box_moves_that_token_most(name, folder_of, tmp_path):
     model = load(folder_of(name))
@@ -113,12 +120,19 @@ def test_weights_are_those_that_the_eager_model_returns(name, folder_of, tmp_pat
     prepared = model.prepare_image(picture, TEXT)
     eager = transformers.AutoModel.from_pretrained(folder_of(name), attn_implementation="eager").eval()
     with torch.inference_mode():
-        attentions = eager(**prepared.inputs, output_attentions=True).attentions
+        attentions = reported(eager(**prepared.inputs, output_attentions=True))
     count = len(prepared.tokens)
-    site = next(seen.site for seen in model.run(prepared, []).sites if seen.queries == seen.keys == count)
+    sites = [each.site for each in model.run(prepared, []).sites if each.queries == each.keys == count]
+    site = next(site for site in sites if site.kind in prepared.axes)  # what stands between may be as long
     seen = one_head(model, prepared, Selection(Head(site.layer, 1), kind=site.kind))
     assert [place.text for place in seen.heatmap.weights.keys] == [token.text for token in prepared.tokens]
     np.testing.assert_allclose(seen.heatmap.values, attentions[0][0, 1].numpy(), atol=1e-5)
+
+
+def reported(output) -> tuple:
+    """The weights that a model returns of the text with the picture."""
+    output = output.get("language_model_outputs", output)
+    return output.get("encoder_attentions", output.get("attentions"))
 
 
 def test_tokens_are_named_by_their_place_tiles_and_small_pictures_apart(folder_of, tmp_path):
@@ -153,12 +167,38 @@ def test_learned_queries_have_no_place_and_a_note_says_so(folder_of, tmp_path):
     )
 
 
-def test_a_picture_that_is_looked_at_across_a_model_has_places_too(folder_of, tmp_path):
-    model = load(folder_of("mllama"))
+@pytest.mark.parametrize("name", NUMBERED)
+def test_what_stands_for_no_part_alone_is_numbered_and_a_note_says_so(name, folder_of, tmp_path):
+    model = load(folder_of(name))
+    prepared = model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
+    numbered = [token.text for token in prepared.tokens if token.id >= 1 << 20]
+    count = {"kosmos_2": 64, "chameleon": 784, "florence2": 50}.get(name, 8)
+    assert numbered == [f"image 1 · {number}" for number in range(count)]
+    words = [token.text for token in prepared.tokens if token.id < 1 << 20 and not token.special]
+    signs = ["<image>", "</image>"] if name == "kosmos_2" else []
+    assert words == signs + TEXT.split()  # and no sign is read as one word more
+    assert prepared.notes == (
+        "no token stands for a part of the picture alone: those of the picture are numbered",
+    )
+    seen = one_token(model, prepared, Selection(token="mat"))
+    assert "mat" in seen.label
+
+
+def test_what_a_model_does_not_read_is_a_sentence(folder_of, tmp_path):
+    folder = shutil.copytree(folder_of("llava"), tmp_path / "model")
+    file = folder / "processor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_additional_image_tokens": 5}))
+    with pytest.raises(AttnscopeError, match="the model does not read what its processor made: Image feat"):
+        load(str(folder)).prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
+
+
+@pytest.mark.parametrize("name", ["mllama", "idefics"])
+def test_a_picture_that_is_looked_at_across_a_model_has_places_too(name, folder_of, tmp_path):
+    model = load(folder_of(name))
     prepared = model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
     seen = one_token(model, prepared, Selection(token="mat", kind="cross"))
     assert seen.overlays[0].looks_at.shape == prepared.picture.grid
-    assert {token.text for token in prepared.axes["cross"][1]} >= {"image 1 · 0,0", "image 1 · 5,7"}
+    assert {token.text for token in prepared.axes["cross"][1]} >= {"image 1 · 0,0", "image 1 · 3,3"}
 
 
 def test_a_word_lights_the_patches_that_it_looks_at(folder_of, tmp_path):

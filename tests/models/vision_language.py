@@ -1,11 +1,9 @@
 """Tiny folders of models that read a picture as a part of their text, each with its real processor."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import tokenizers
-import torch
 import transformers
 
 VISION = {
@@ -480,31 +478,3 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
         lfm2_vl,
     )
 }
-
-
-NEED_TORCHVISION = (
-    "llava_next_video",
-    "llava_onevision",
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "smolvlm",
-    "internvl",
-    "mistral3",
-    "glm4v",
-    "deepseek_vl",
-    "lfm2_vl",
-)
-"""Those whose processors cannot be made without torchvision."""
-
-
-def vision_language(folder: Path, name: str) -> str:
-    """The folder of a tiny model of that family, with random weights."""
-    config, processor = FAMILIES[name]()
-    torch.manual_seed(0)
-    model = transformers.AutoModelForImageTextToText.from_config(config)
-    for weights in model.parameters():
-        torch.nn.init.normal_(weights, std=0.2)
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return str(folder)

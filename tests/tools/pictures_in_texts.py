@@ -1,7 +1,7 @@
 """Every family of models that reads pictures in a text, tiny and random, with its real processor.
 
 ``python -m tests.tools.pictures_in_texts [NAMES] > tests/tools/pictures_in_texts.md`` makes each family of
-``tests/models/vision_language.py`` and asks of it: do the boxes of a picture's tokens tile it, at three
+``tests/models/vision_folders.py`` and asks of it: do the boxes of a picture's tokens tile it, at three
 proportions; does painting a box move that token most, for how many boxes; how far are the weights from those
 of the eager model; do two pictures have tokens of their own; do the frames of a video. Types of transformers
 that are not made here are named at the end.
@@ -27,7 +27,7 @@ from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
 from tests.models.torchvision_parts import can_import_torchvision
-from tests.models.vision_language import FAMILIES, vision_language
+from tests.models.vision_folders import ALL, vision_language
 
 TEXT = "what is on the mat ?"
 SIZES = ((90, 120), (300, 170), (64, 320))
@@ -79,6 +79,8 @@ def identity(model: Model, file: Path) -> str:
     grey = np.full((160, 200, 3), 128, np.uint8)
     Image.fromarray(grey).save(file)
     before = model.prepare_image(file, TEXT)
+    if not before.pictures[0].boxes:
+        return "none"
     base, right, count = states_of(model, before), 0, 0
     if len(base) != len(before.tokens) or "cross" in before.axes:
         return "looked at across"
@@ -101,8 +103,13 @@ def eager(model: Model, folder: str, file: Path) -> str:
     prepared = model.prepare_image(save_noise(file, 90, 120), TEXT)
     plain: Any = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.inference_mode():
-        weights = plain(**prepared.inputs, output_attentions=True).attentions[0][0, 1].numpy()
-    seen = one_head(model, prepared, Selection(Head("L0H1"), kind="decoder"))
+        output = plain(**prepared.inputs, output_attentions=True)
+    output = output.get("language_model_outputs", output)  # of models with queries between
+    weights = output.get("encoder_attentions", output.get("attentions"))[0][0, 1].numpy()
+    count = len(prepared.tokens)
+    sites = [one.site for one in model.run(prepared, []).sites if one.queries == one.keys == count]
+    site = next(site for site in sites if site.kind in prepared.axes)
+    seen = one_head(model, prepared, Selection(Head(site.layer, 1), kind=site.kind))
     return f"{np.abs(seen.heatmap.values - weights).max():.1e}"
 
 
@@ -153,13 +160,13 @@ def main() -> None:
     can_import_torchvision()
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as types
 
-    names = sys.argv[1:] or list(FAMILIES)
+    names = sys.argv[1:] or list(ALL)
     made = "Made by `python -m tests.tools.pictures_in_texts`; its docstring says what is asked."
     print(f"# Pictures in texts\n\n{made}\n")
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
     for name in names:
         print("| " + " | ".join(check(name)) + " |", flush=True)
-    left = sorted(set(types) - {name.replace("_", "-") for name in FAMILIES} - set(FAMILIES))
+    left = sorted(set(types) - {name.replace("_", "-") for name in ALL} - set(ALL))
     print(f"\nOf {len(types)} types, {len(left)} are not made here: {', '.join(left)}.")
 
 

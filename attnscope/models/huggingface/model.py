@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.generation import extend_input, generate_cached, is_row
-from attnscope.models.huggingface.pictures.prompts import stands_for_pictures
+from attnscope.models.huggingface.pictures.prompts import reads_pictures_in_texts
 from attnscope.models.huggingface.pictures.sight import Sight
 from attnscope.models.huggingface.reader import Encoded, FolderReader, NoTokenizer, has_separator, start_token
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
@@ -96,11 +96,23 @@ class HuggingFaceModel(Model):
             return sight.see(paths, tower="input_ids" in self._reads)
         if "input_ids" not in self._reads:
             raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
-        if stands_for_pictures(self.module) and not self.encoder_decoder:
-            return sight.read(paths, text, chat, video=video)
+        if reads_pictures_in_texts(self.module):
+            prepared = sight.read(paths, text, chat, video=video)
+            return self._with_target(prepared) if self.encoder_decoder else prepared
         if chat is not None:
             return super().prepare_chat(text)
         return sight.see_beside(paths, self._read([text], None, False))
+
+    def _with_target(self, prepared: ModelInput) -> ModelInput:
+        """What an encoder reads, with the token that its decoder begins with."""
+        start, tokens = (start_token(self.module, self.reader.tokenizer),), prepared.tokens
+        axes: dict[Kind, tuple[Axis, Axis]] = {
+            "encoder": (tokens, tokens),
+            "decoder": (start, start),
+            "cross": (start, tokens),
+        }
+        inputs = dict(prepared.inputs) | {"decoder_input_ids": self._tensor([start[0].id])}
+        return replace(prepared, inputs=inputs, axes=axes)
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
         """The user's own tensors; ids of one text are labelled with what the vocabulary has for them."""

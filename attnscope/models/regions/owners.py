@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Kind
 from attnscope.capture import Record, recording
+from attnscope.errors import ModelError, first_line
 
 BASE = 8
 """Tokens are told apart by the digits of their numbers to this base: few enough for bfloat16."""
@@ -69,7 +70,7 @@ def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | 
     ``None`` if nothing that enters it depends on ``inputs[name]``.
     """
     given = inputs[name].detach().clone().requires_grad_(True)
-    entry = _Entry()
+    entry = _Entry(given, inputs.get("input_ids"))
     with torch.enable_grad(), ExitStack() as stack:
         record = stack.enter_context(recording(module, [], warn=False))
         stack.callback(module.get_input_embeddings().register_forward_hook(entry.embed).remove)  # type: ignore[operator]
@@ -78,8 +79,13 @@ def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | 
                 handle = child.register_forward_pre_hook(entry.arrive, with_kwargs=True)
                 stack.callback(handle.remove)
                 stack.callback(child.register_forward_hook(_hold(path, record)).remove)
-        with suppress(_Reached):
+        try:
             module(**{**inputs, name: given})
+        except _Reached:
+            pass
+        except Exception as error:  # folders may hold a model and a processor that do not fit
+            why = first_line(error)
+            raise ModelError(f"the model does not read what its processor made: {why}") from error
     if entry.states is None:
         return None
     return Entered(entry.states.flatten(0, -2), given, entry.kind)
@@ -88,7 +94,8 @@ def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | 
 class _Entry:
     """Waits for the module that is given the embedded text, with the picture in it or beside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Tensor, ids: Tensor | None) -> None:
+        self._given, self._ids = given, ids
         self.states: Tensor | None = None
         self.kind: Kind = "decoder"
         self._embedded: Tensor | None = None
@@ -100,22 +107,36 @@ class _Entry:
 
     def arrive(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Take what depends on the picture, where a module reads the text."""
-        text = kwargs.get("inputs_embeds")
-        if text is None and kwargs.get("input_ids") is None:
+        text, beside = kwargs.get("inputs_embeds"), [*args[1:], *kwargs.values()]
+        layer = text is None and not self._are_ids(kwargs.get("input_ids"))
+        if layer:  # that looks across is given both
+            text = args[0] if args else None
+            beside = [value for value in beside if _is_seen(value) and not self._holds(value, self._embedded)]
+        beside = [value for value in beside if value is not text and self._holds(value, self._given)]
+        reads = self._holds(text, self._embedded) if text is not None else not layer
+        if not reads or (layer and not beside):
             return
-        if text is not None and not self._holds_text(text):
-            return
-        for name, value in kwargs.items():
-            if isinstance(value, Tensor) and value.requires_grad and value.ndim >= 3:
-                self.states, self.kind = value, "decoder" if name == "inputs_embeds" else "cross"
-                break
+        if not layer and self._holds(text, self._given):
+            self.states = text
+        elif beside:
+            self.states, self.kind = beside[0], "cross"
         raise _Reached
 
-    def _holds_text(self, states: Tensor) -> bool:
-        if self._embedded is None or not states.requires_grad:
+    def _are_ids(self, ids: Any) -> bool:
+        """Whether these are the ids of the text: what stands between may read some of its own."""
+        return isinstance(ids, Tensor) and self._ids is not None and torch.equal(ids, self._ids)
+
+    def _holds(self, states: Any, given: Tensor | None) -> bool:
+        """Whether what may be states is made of what was given."""
+        if given is None or not _is_seen(states):
             return False
-        (found,) = torch.autograd.grad(states.sum(), self._embedded, retain_graph=True, allow_unused=True)
+        (found,) = torch.autograd.grad(states.sum(), given, retain_graph=True, allow_unused=True)
         return found is not None
+
+
+def _is_seen(value: Any) -> bool:
+    """Whether a value may be states, token by token."""
+    return isinstance(value, Tensor) and value.requires_grad and value.ndim >= 3
 
 
 def _hold(path: str, record: Record) -> Callable[..., Any]:

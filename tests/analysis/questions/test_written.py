@@ -20,7 +20,7 @@ from attnscope.models.text.chat import read_messages
 from tests.cli.run import runner
 from tests.models import folders
 from tests.models.images import picture
-from tests.models.vision_language import vision_language
+from tests.models.vision_folders import vision_language
 
 TEXT = "The king was old. The king said that he would"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.bounds.trial import tried
 from attnscope.models.inputs import Chat
+from attnscope.models.inspection import accepts
 
 IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_id", "video_token_index")}
 """What configs call the id of a token that stands for a picture, or for a video."""
@@ -35,34 +36,24 @@ class Prompts:
         """What stands in the text, in the words of chat templates."""
         return "video" if self.video else "image"
 
-    def write(self, text: str, measure: Callable[[str], int]) -> str:
-        """The text with a sign for each picture; ``measure`` says how many tokens a prompt becomes.
+    def write(self, text: str) -> list[str]:
+        """What may be meant by the text with its pictures: the first is meant of those of one length.
 
-        They stand where the text has the processor's signs or ``<image>``, or before it; of several signs,
-        the one that becomes the most tokens is meant. Raises ``InputError`` if their number is another.
+        They stand where the text has the processor's signs or ``<image>``, or before it; there the processor
+        may put them itself. Raises ``InputError`` if the text has signs for more or fewer pictures.
         """
         signs = self._signs()
         written = [sign for sign in (*signs, *self._plain()) if sign in text]
         if written:
             if all(text.count(sign) != self.count for sign in written):
                 self._refuse(text.count(written[0]), written[0])
-            return text
+            return [text]
         places = text.count(f"<{self.what}>")
         if places not in (0, self.count):
             self._refuse(places, f"<{self.what}>")
-        prompts = [
-            text.replace(f"<{self.what}>", sign) if places else sign * self.count + text for sign in signs
-        ]
-        lengths: dict[str, int] = {}
-        refused: InputError | None = None
-        for prompt in prompts or [text]:
-            try:
-                lengths[prompt] = measure(prompt)
-            except InputError as error:
-                refused = error
-        if not lengths:
-            raise refused or InputError(f"{self.name} has no sign for a picture in a text")
-        return max(lengths, key=lambda prompt: lengths[prompt])
+        if places:
+            return [text.replace(f"<{self.what}>", sign) for sign in signs] or [text]
+        return [*(sign * self.count + text for sign in signs), text]
 
     def _refuse(self, places: int, sign: str) -> None:
         raise InputError(
@@ -140,6 +131,8 @@ def _text(words: str) -> Mapping[str, str]:
     return {"type": "text", "text": words}
 
 
-def stands_for_pictures(module: nn.Module) -> bool:
-    """Whether a model has a token that stands for a picture in its text."""
-    return any(getattr(module.config, name, None) is not None for name in IDS["image"])
+def reads_pictures_in_texts(module: nn.Module) -> bool:
+    """Whether a model has a token that stands for a picture in its text, or looks across from its text."""
+    named = any(getattr(module.config, name, None) is not None for name in IDS["image"])
+    one_tower = hasattr(module, "get_image_features") and not hasattr(module, "get_text_features")
+    return named or one_tower or accepts(module, "image_attention_mask")

@@ -36,9 +36,6 @@ class Sight:
 
     def see_beside(self, paths: Sequence[Path], encoded: Encoded) -> ModelInput:
         """One picture and a text, each by a tower of its own."""
-        alone = hasattr(self.module, "get_image_features")
-        if alone and not hasattr(self.module, "get_text_features"):
-            raise InputError(f"{self.name} reads the image as a part of its text: give --image alone")
         prepared = self._see_one(paths)
         fields = {name: ids for name, ids in encoded.fields.items() if accepts(self.module, name)}
         inputs = dict(prepared.inputs) | {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 SHARE = 3
 """Pixels of a picture that take as long to prepare as a byte of text, at most."""
 
+SAID = "image_embeds_position_mask"
+"""What processors call the positions of a picture, if its ids there mean nothing."""
+
 
 @dataclass(frozen=True)
 class PictureText:
@@ -49,29 +53,57 @@ class PictureText:
         They stand where the text has signs for them, or before the text; in a chat, where the template puts
         them. Raises ``InputError`` for what the processor refuses.
         """
-        prompts = Prompts(
-            self.name, self.processor, self.module, 1 if self.video else len(images), self.video
-        )
-        if chat is None:
-            prompt = prompts.write(text, lambda prompt: len(self._try(prompt, images)["input_ids"][0]))
-        else:
-            prompt = prompts.write_chat(text, chat)
-        fields = self._try(prompt, images)
+        count = 1 if self.video else len(images)
+        prompts = Prompts(self.name, self.processor, self.module, count, self.video)
+        written = prompts.write(text) if chat is None else [prompts.write_chat(text, chat)]
+        prompt, fields = self._choose(self._process_all(written, images), written[-1])
         inputs = place_fields(fields, self.module, device)
         ids = inputs["input_ids"][0].tolist()
         tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
         return self._label(prompt, images, inputs, tokens)
 
-    def _try(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
-        """``_process``, tried in a copy of the process first: a folder says how many tokens there are."""
+    def _process_all(self, prompts: Sequence[str], images: Sequence[Image]) -> dict[str, Mapping[str, Any]]:
+        """What the processor makes of each prompt that it takes. Raises ``InputError`` if it takes none.
+
+        All are tried in a copy of the process first: a folder says how many tokens there are.
+        """
 
         def work() -> None:
             torch.set_num_threads(1)  # a copy has no other threads
-            self._ask(prompt, images)
+            for prompt in prompts:
+                with suppress(InputError):
+                    self._process(prompt, images)
 
         pixels = sum(image.width * image.height for image in images)
         try_first(f"the processor of {self.name}", work, pixels // SHARE)
-        return self._process(prompt, images)
+        made: dict[str, Mapping[str, Any]] = {}
+        refused: InputError | None = None
+        for prompt in prompts:
+            try:
+                made[prompt] = self._process(prompt, images)
+            except InputError as error:
+                refused = refused or error
+        if not made:
+            raise refused or InputError(f"{self.name} has no sign for a picture in a text")
+        return made
+
+    def _choose(self, made: Mapping[str, Mapping[str, Any]], text: str) -> tuple[str, Mapping[str, Any]]:
+        """The text itself if the processor puts the pictures into it, else what becomes the most tokens.
+
+        A processor that puts them itself reads a sign for them as a word more.
+        """
+        if text in made and self._said(made[text]):
+            return text, made[text]
+        chosen = max(made, key=lambda prompt: len(made[prompt]["input_ids"][0]))
+        return chosen, made[chosen]
+
+    def _said(self, fields: Mapping[str, Any]) -> set[int]:
+        """The positions at which a text has an id that stands for a picture, or which are said to be one."""
+        config: Any = self.module.config
+        signs = {getattr(config, name, None) for name in IDS["video" if self.video else "image"]}
+        said = fields[SAID][0].tolist() if SAID in fields else []
+        at = {position for position, id_ in enumerate(fields["input_ids"][0].tolist()) if id_ in signs}
+        return at | {position for position, is_picture in enumerate(said) if is_picture}
 
     def _process(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
         return ask_processor(self.name, "picture", lambda: self._ask(prompt, images))
@@ -100,7 +132,7 @@ class PictureText:
             named = found.name_across(length)
             axes["cross"] = tokens, tuple(named)
         else:
-            tokens = found.name_in_text(tokens, self._standing(inputs["input_ids"][0].tolist(), found))
+            tokens = found.name_in_text(tokens, self._standing(inputs, found))
             named = tokens
         axes["decoder"] = tokens, tokens  # the tower has other tokens, though they may be as many
         notes: tuple[str, ...] = ()
@@ -120,7 +152,7 @@ class PictureText:
         word = "frame" if self.video else "image"
         nothing = PictureTokens(word, [{} for _ in images])
         owners = find_owners(self.module, {**inputs, **self.settings}, pixels)
-        if owners is None:
+        if owners is None or SAID in inputs:  # which says nothing of their parts
             return "decoder", inputs["input_ids"].shape[1], nothing
 
         def prepare(arrays: Sequence[Array]) -> Tensor:
@@ -136,11 +168,12 @@ class PictureText:
         regions = [
             find_regions(tokens, each, *shape) or {} for each, shape in zip(where, shapes, strict=True)
         ]
+        if not any(regions):
+            return owners.kind, owners.length, nothing
         return owners.kind, owners.length, PictureTokens(word, regions, owned.difference(*regions))
 
-    def _standing(self, ids: Sequence[int], found: PictureTokens) -> set[int]:
-        """The positions at which the text has an id that stands for a picture."""
-        config: Any = self.module.config
-        signs: set[object] = {ids[position] for regions in found.regions for position in regions}
-        signs |= {getattr(config, name, None) for name in IDS["video" if self.video else "image"]}
-        return {position for position, id_ in enumerate(ids) if id_ in signs}
+    def _standing(self, inputs: Mapping[str, Tensor], found: PictureTokens) -> set[int]:
+        """The positions that stand for pictures, those between the tokens of their parts among them."""
+        ids = inputs["input_ids"][0].tolist()
+        signs = {ids[position] for regions in found.regions for position in regions}
+        return self._said(inputs) | {position for position, id_ in enumerate(ids) if id_ in signs}

@@ -24,6 +24,7 @@ from attnscope.models.huggingface.folder import (
     require_plain_files,
 )
 from attnscope.models.huggingface.hub import require_on_hub
+from attnscope.models.huggingface.missing import explain_missing
 from attnscope.offline import network_closed
 
 WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"
@@ -198,8 +199,16 @@ class Source:
 def _explain(name: str, error: Exception) -> str:
     """One sentence on why a model did not load."""
     message = str(error)
+    missing = explain_missing(error)
+    if missing is not None:
+        return f"{name} cannot be loaded: {missing}"
     if "trust_remote_code" in message:
         return f"{name} carries code of its own: read it, then pass --trust-remote-code to run it"
+    if "EncoderDecoderConfig'" in message:
+        return (
+            f"{name} cannot be loaded: a model of its type joins two models, which attnscope does not open "
+            "as one; save its encoder in a folder of its own (save_pretrained), and look at that"
+        )
     if "Unrecognized configuration class" in message:
         return (
             f"{name} does not write text: transformers has no language-model head for a model of its type; "

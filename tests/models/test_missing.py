@@ -1,0 +1,88 @@
+"""What a model needs and is not installed is named, with what to do."""
+
+import sys
+
+import pytest
+import torch
+import transformers
+from transformers.utils import import_utils
+
+from attnscope import load
+from attnscope.errors import ModelError
+from attnscope.models.huggingface.missing import explain_missing
+from attnscope.models.huggingface.source import Source
+
+BY_HAND = {
+    "Package `num2words` is required to run it. Install it with `pip install num2words`.": "num2words",
+    "You need to install sacremoses to use XLMTokenizer. See its page for installation.": "sacremoses",
+    "Pandas is required for the TAPAS tokenizer.": "pandas",
+    "These packages were not found in your environment: a, b. Run `pip install a b`": "a b",
+}
+
+
+def raised(library: str) -> ImportError:
+    with pytest.raises(ImportError) as caught:
+        raise ImportError(import_utils.BACKENDS_MAPPING[library][1].format("Some"))
+    return caught.value
+
+
+@pytest.mark.parametrize("library", ["timm", "librosa", "mistral-common", "sentencepiece", "nltk", "av"])
+def test_each_package_that_transformers_requires_is_named_with_its_line_of_pip(library):
+    said = explain_missing(raised(library))
+    assert said == f"it needs {library}, which is not installed: pip install {library}"
+
+
+@pytest.mark.parametrize(("message", "packages"), BY_HAND.items())
+def test_other_ways_to_say_so_are_read_too(message, packages):
+    assert explain_missing(ImportError(message)).endswith(f"not installed: pip install {packages}")
+
+
+def test_of_what_is_compiled_for_torch_the_release_is_told():
+    said = explain_missing(raised("torchvision"))
+    expected = f"pip install torchvision, the release that fits torch {torch.__version__}"
+    assert said == f"it needs torchvision, which is not installed: {expected}"
+
+
+def test_a_processor_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise raised("torchvision")
+
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", refuse)
+    with pytest.raises(ModelError, match=r"processor of .* needs torchvision, .*: pip install torchvision, "):
+        Source(str(tmp_path)).load_processor(with_text=True)
+
+
+def test_a_package_that_does_not_load_is_told_from_one_that_is_not_there(tmp_path, monkeypatch):
+    (tmp_path / "torchaudio.py").write_text("raise RuntimeError('operator x does not exist.')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchaudio", raising=False)
+    asked = {"__name__": "transformers.some"}
+    code = (
+        "try:\n    import torchaudio\n"
+        "except Exception as error:\n    raise ModuleNotFoundError('Could not import module') from error"
+    )
+    with pytest.raises(ModuleNotFoundError) as caught:
+        exec(code, asked)
+    said = explain_missing(caught.value)
+    expected = "the torchaudio that is installed does not load (operator x does not exist): pip install -U "
+    assert said.startswith(expected + "torchaudio, the release that fits torch ")
+
+
+def test_other_errors_say_nothing_of_packages():
+    assert explain_missing(ValueError("Run `pip install x`")) is None
+    assert explain_missing(ImportError("some other thing")) is None
+
+
+def test_a_model_of_two_models_says_how_to_look_at_its_encoder(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    picture = transformers.ViTConfig(image_size=16, patch_size=8, **sizes)
+    words = transformers.BertConfig(vocab_size=9, is_decoder=True, add_cross_attention=True, **sizes)
+    model = transformers.VisionEncoderDecoderModel(
+        encoder=transformers.ViTModel(picture), decoder=transformers.BertLMHeadModel(words)
+    )
+    model.save_pretrained(tmp_path / "both")
+    for options in ({}, {"generative": True}):
+        with pytest.raises(ModelError, match=r"joins two models, .* save its encoder in a folder of its own"):
+            load(str(tmp_path / "both"), **options)
+    model.encoder.save_pretrained(tmp_path / "encoder")
+    assert load(str(tmp_path / "encoder"))

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from attnscope.axes.weights import Array, Weights, fit, shrink
-from attnscope.views.heatmap import FAINT, Scale, levels
+from attnscope.views.heatmap import FAINT, Scale, choosing_rows, levels
 from attnscope.views.near import NEAR, near_weights, pool_near
 
 CELLS = 48
@@ -105,8 +105,8 @@ class Grid:
         """What full colour stands for: "auto" is 1, or each head's largest where nearly all are faint."""
         if self.scale != "auto":
             return self.scale
-        largest = [np.abs(layer.values).max((-2, -1), initial=0) for layer in self.layers]
-        clear = np.concatenate([np.zeros(0), *largest]) > FAINT  # [head]
+        tops = [_largest(layer).ravel() for layer in self.layers]
+        clear = np.concatenate([np.zeros(0), *tops]) > FAINT  # [head]
         return "head" if clear.size and clear.mean() < FEW else "fixed"
 
     @cached_property
@@ -199,8 +199,15 @@ def thumbnail_levels(layer: GridLayer, scale: Scale, signed: bool = False) -> Ar
     low = -1.0 if signed else 0.0
     if scale != "head":
         return levels(layer.values, (low, 1.0), scale, signed)
-    top = np.abs(layer.values).max((-2, -1), keepdims=True, initial=0)
+    top = _largest(layer)
     return levels(layer.values / np.where(top > 0, top, 1), (low, 1.0), "fixed", signed)
+
+
+def _largest(layer: GridLayer) -> Array:
+    """The largest weight of each head in the rows that can choose.  -> [head, 1, 1]"""
+    rows = choosing_rows(~layer.masked)[..., None]  # [head, row, 1]
+    top: Array = np.abs(layer.values).max((-2, -1), keepdims=True, initial=0, where=rows)
+    return top
 
 
 def describe(drawn: Grid, cells: tuple[int, ...], mark: str = "", line: str = "line") -> list[str]:
@@ -220,5 +227,10 @@ def describe(drawn: Grid, cells: tuple[int, ...], mark: str = "", line: str = "l
     if drawn.written_from(keys) < keys:
         said.append(f"{line} above columns: written by the model, from token {drawn.written:,} on")
     if drawn.scale == "auto" and drawn.shown_scale == "head":
-        said.append(f"nearly nothing is above {FAINT}: full colour is the largest weight of each head, not 1")
+        said.append(f"nearly nothing is above {FAINT}: full colour is {_full(drawn)}, not 1")
     return said
+
+
+def _full(drawn: Grid) -> str:
+    aside = any(not choosing_rows(~layer.masked).all() for layer in drawn.layers)
+    return f"the largest weight of each head{' where most keys are open' if aside else ''}"

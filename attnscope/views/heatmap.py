@@ -21,9 +21,6 @@ FAINT = 0.1
 FEW = 0.05
 """Where a smaller share of the rows than that has a weight above ``FAINT``, a head is nearly all faint."""
 
-BLACK = f"nearly all weights are below {FAINT}: full colour is the largest of the head, not 1"
-"""What is said where "auto" has chosen."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -84,7 +81,7 @@ class Heatmap:
         givers = f"{down} queries on average give" if down > 1 else "one query gives"
         takers = f"{across} keys together" if across > 1 else "one key"
         note = f"pooled to fit: a cell is the attention that {givers} to {takers}"
-        limits = self.limits if self.scale == "fixed" else _limits(pooled.values, self.scale, self.signed)
+        limits = self.limits if self.scale == "fixed" else _limits(pooled, self.scale, self.signed)
         notes = (*self.notes, note, *_beyond(pooled.values, limits))
         return replace(self, weights=pooled, limits=limits, notes=notes, block=(down, across))
 
@@ -113,16 +110,27 @@ def heatmap(
         notes = (*notes, f"{broken.sum()} weights are not numbers and are drawn as masked")
     if scale == "auto":
         scale = "head" if not signed and is_faint(weights) else "fixed"
-        notes = (*notes, BLACK) if scale == "head" else notes
-    limits = _limits(weights.values, scale, signed)
+        notes = (*notes, _black(weights)) if scale == "head" else notes
+    limits = _limits(weights, scale, signed)
     notes = (*notes, *_beyond(weights.values, limits))
     return Heatmap(weights, title, subtitle, scale, signed, limits, notes, readings)
 
 
 def is_faint(weights: Weights) -> bool:
-    """Whether nearly no row has a weight that is seen where full colour is 1."""
-    clear = np.abs(weights.values).max(-1, initial=0) > FAINT  # [query]
+    """Whether nearly no row that can choose has a weight that is seen where full colour is 1."""
+    choosing = choosing_rows(weights.allowed)
+    clear = np.abs(weights.values).max(-1, initial=0)[choosing] > FAINT  # [query]
     return bool(weights.values.any()) and clear.mean() < FEW
+
+
+def choosing_rows(allowed: Array) -> Array:
+    """The rows with more than half as many open keys as any has; others have large weights for want of keys.
+
+    The first row of a causal head has the weight 1 whatever the head does.  [..., query, key] -> [..., query]
+    """
+    opened = np.count_nonzero(allowed, -1)
+    rows: Array = 2 * opened > opened.max(-1, keepdims=True, initial=0)
+    return rows
 
 
 def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: bool) -> Array:
@@ -136,8 +144,15 @@ def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: boo
     return found
 
 
-def _limits(values: Array, scale: Scale, signed: bool) -> tuple[float, float]:
-    top = 1.0 if scale == "fixed" else float(np.abs(values).max(initial=0)) or 1.0
+def _black(weights: Weights) -> str:
+    """What is said where "auto" has chosen."""
+    where = "" if choosing_rows(weights.allowed).all() else " where most keys are open"
+    return f"nearly all weights are below {FAINT}: full colour is the largest of the head{where}, not 1"
+
+
+def _limits(weights: Weights, scale: Scale, signed: bool) -> tuple[float, float]:
+    rows = choosing_rows(weights.allowed)[..., None] | (scale != "head" or signed)  # [query, 1]
+    top = 1.0 if scale == "fixed" else float(np.abs(weights.values).max(initial=0, where=rows)) or 1.0
     return (-top if signed else 0.0, top)
 
 

@@ -7,7 +7,7 @@ an image draw them, and each picture is given to the kind whose clean picture is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ from attnscope.capture.observers.coarsen import Coarsen, cells
 from attnscope.capture.observers.near import Near
 from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.render.image.grid import fit_image, mosaic
-from attnscope.views import Grid, grid
-from attnscope.views.grid import CELLS
+from attnscope.views import Grid, grid, heatmap
+from attnscope.views.grid import CELLS, thumbnail_levels
 from attnscope.views.near import NEAR, near_weights
 from tests.render.screen import pixels, printed
 
@@ -110,6 +110,23 @@ def test_where_nearly_nothing_is_seen_each_head_has_its_own_full_colour_and_that
     assert grid([(0, even)], scale="fixed").shown_scale == "fixed"
     one = weights(np.stack([np.eye(12), even.values[0]]), range(12), range(12))
     assert grid([(0, one)], scale="auto").shown_scale == "fixed"
+
+
+def test_the_first_rows_of_a_causal_head_do_not_decide_the_scale() -> None:
+    open_ = np.tril(np.ones((48, 48), bool))
+    even = weights((open_ / open_.sum(-1, keepdims=True))[None], range(48), range(48), open_)
+    drawn = grid([(0, even)], scale="auto")
+    assert drawn.shown_scale == "head"
+    levels = thumbnail_levels(drawn.layers[0], drawn.shown_scale)[0]
+    assert levels[-1, :-1].min() > 0.4  # the last row is the faintest, and is seen
+    said = " ".join(printed(drawn).split())
+    assert "full colour is the largest weight of each head where most keys are open, not 1" in said
+    one = heatmap(replace(even, values=even.values[0]), scale="auto")
+    assert one.scale == "head"
+    assert one.limits[1] == pytest.approx(1 / 25)
+    assert "nearly all weights are below 0.1" in one.notes[0]
+    previous = weights(np.eye(48, k=-1)[None], range(48), range(48), open_)
+    assert grid([(0, previous)], scale="auto").shown_scale == "fixed"
 
 
 def test_rows_and_columns_of_a_short_text_have_cells_of_their_own() -> None:

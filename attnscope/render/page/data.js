@@ -7,6 +7,9 @@ const CLOSED = 255, LARGEST = 254, KEPT = 24;
 // byte -> weight; the code is described in encode.py
 const WEIGHT = Float32Array.from({ length: 256 }, (_, byte) => PAGE.top * (byte / LARGEST) ** PAGE.power);
 
+// The nearest byte of a weight.
+const byteOf = (weight) => Math.round(LARGEST * Math.min(weight / PAGE.top, 1) ** (1 / PAGE.power));
+
 // A function that works once for each choice of what it is given.
 function remembered(work) {
   const known = new Map();

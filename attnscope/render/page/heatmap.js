@@ -5,10 +5,11 @@ const map = { cell: 0, left: 0, top: 0, picture: null };
 const LABEL = 11, SMALLEST = 1, WIDEST = 40, OUT = 0.75;
 
 // For each row, what a byte looks like, in a scale.
-function rowPixels(bytes, rows, columns, scale) {
+function rowPixels(head, scale) {
+  const { bytes, rows, columns } = head;
   if (scale === "row")
     return Array.from({ length: rows }, (_, row) => pixelsOf(state.cmap, largestOfRow(bytes, row, columns) || 1));
-  return Array(rows).fill(pixelsOf(state.cmap, scale === "head" ? largest(bytes) || 1 : 1));
+  return Array(rows).fill(pixelsOf(state.cmap, scale === "head" ? largestOfHead(head) || 1 : 1));
 }
 
 function largest(bytes) {
@@ -19,18 +20,31 @@ function largest(bytes) {
 
 const largestOfRow = (bytes, row, columns) => largest(bytes.subarray(row * columns, (row + 1) * columns));
 
+// The rows with more than half as many open keys as any has; others have large weights for want of keys.
+function choosingRows({ bytes, rows, columns }) {
+  const open = new Uint32Array(rows);
+  for (let row = 0, i = 0; row < rows; row++)
+    for (const end = i + columns; i < end; i++) if (bytes[i] !== CLOSED) open[row]++;
+  const most = open.reduce((one, other) => Math.max(one, other), 0);
+  return [...open.keys()].filter((row) => 2 * open[row] > most);
+}
+
+// The largest weight of the rows that can choose.
+const largestOfHead = (head) => choosingRows(head).reduce((top, row) =>
+  Math.max(top, largestOfRow(head.bytes, row, head.columns)), 0);
+
 // "auto" is 0 to 1, or the largest of the head where nearly no row has a weight that could be seen so.
-function shownScale({ bytes, rows, columns }) {
+function shownScale(head) {
   if (state.scale !== "auto") return state.scale;
-  let clear = 0;
-  for (let row = 0; row < rows; row++) if (largestOfRow(bytes, row, columns) > PAGE.faint[0]) clear++;
-  return clear >= PAGE.faint[1] * rows ? "fixed" : "head";
+  const rows = choosingRows(head);
+  const clear = rows.filter((row) => largestOfRow(head.bytes, row, head.columns) > PAGE.faint[0]);
+  return clear.length >= PAGE.faint[1] * rows.length ? "fixed" : "head";
 }
 
 function settleMap() {
   const { bytes, rows, columns } = current;
   current.scale = shownScale(current);
-  map.picture = cells(bytes, rows, columns, rowPixels(bytes, rows, columns, current.scale));
+  map.picture = cells(bytes, rows, columns, rowPixels(current, current.scale));
   const context = document.createElement("canvas").getContext("2d");
   const { axes } = current;
   const longest = (places) => longestLabel(context, places, LABEL);

@@ -2,7 +2,11 @@
 // What colours and lines mean, true to what is drawn.
 
 const MEANING = { fixed: "1", row: "largest of the row" };
-const highest = () => current.scale === "head" ? `${shortly(largest(current.bytes))}, this head's largest` : MEANING[current.scale];
+function highest() {
+  if (current.scale !== "head") return MEANING[current.scale];
+  const where = choosingRows(current).length < current.rows ? " where most keys are open" : "";
+  return `${shortly(largestOfHead(current))}, this head's largest${where}`;
+}
 
 function drawLegend() {
   const map = state.mode !== "lines", drawn = state.mode !== "map";

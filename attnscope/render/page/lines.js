@@ -79,7 +79,7 @@ function strengthOf(head, row, column) {
   const byte = head.bytes[row * head.columns + column];
   if (byte === CLOSED) return 0;
   head.scale ??= shownScale(head);
-  head.full ??= head.scale === "row" ? new Map() : head.scale === "head" ? largest(head.bytes) || 1 : 1;
+  head.full ??= head.scale === "row" ? new Map() : head.scale === "head" ? largestOfHead(head) || 1 : 1;
   if (head.scale === "row" && !head.full.has(row)) head.full.set(row, largestOfRow(head.bytes, row, head.columns) || 1);
   return Math.min(WEIGHT[byte] / (head.scale === "row" ? head.full.get(row) : head.full), 1);
 }

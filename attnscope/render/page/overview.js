@@ -28,30 +28,72 @@ function buildOverview() {
 // The bytes of a layer's thumbnails, one head after the other.
 const thumbnails = (layer) => (layer.bytes ??= bytesOf(layer.small[2]));
 
+// The next drawing colours every thumbnail anew.
 function settleOverview() {
-  const faint = state.scale === "auto" && !standsOut();
-  overview.pictures = overview.layers.map((layer) => {
-    const [rows, columns] = layer.small;
-    const bytes = thumbnails(layer), size = rows * columns;
-    const look = Array.from({ length: layer.heads }, (_, head) =>
-      rowPixels(bytes.subarray(head * size, (head + 1) * size), rows, columns,
-        state.scale === "auto" ? (faint ? "head" : "fixed") : state.scale));
-    return cells(bytes, layer.heads * rows, columns, look.flat()); // the heads of a layer stand below each other
-  });
+  overview.pictures = [];
 }
 
-// Whether enough heads have a weight that is seen where full colour is 1.
+// For each of so many equal parts of a side, the cells in it, each with its share that lies there.
+const overlapsOf = remembered((cells, parts) => Array.from({ length: parts }, (_, part) => {
+  const begin = (part * cells) / parts, end = ((part + 1) * cells) / parts, found = [];
+  for (let cell = Math.floor(begin); cell < end; cell++)
+    found.push([cell, Math.min(end, cell + 1) - Math.max(begin, cell)]);
+  return found.filter(([, share]) => share > 1e-6);
+}));
+
+// A layer's thumbnails on at most `most` rows and columns, keys summed and rows averaged: were the colours
+// averaged instead, attention on many keys would be next to black.
+function pooled(layer, most) {
+  const [rows, columns] = layer.small, bytes = thumbnails(layer);
+  const down = overlapsOf(rows, Math.min(rows, most)), across = overlapsOf(columns, Math.min(columns, most));
+  const small = { bytes, rows: down.length, columns: across.length };
+  if (small.rows === rows && small.columns === columns) return small;
+  small.bytes = new Uint8Array(layer.heads * down.length * across.length);
+  let at = 0;
+  for (let head = 0; head < layer.heads; head++)
+    for (const queries of down)
+      for (const keys of across) {
+        let sum = 0, open = false;
+        for (const [query, part] of queries)
+          for (const [key, share] of keys) {
+            const byte = bytes[(head * rows + query) * columns + key];
+            if (byte !== CLOSED) [sum, open] = [sum + WEIGHT[byte] * part * share, true];
+          }
+        small.bytes[at++] = open ? byteOf((sum * down.length) / rows) : CLOSED;
+      }
+  return small;
+}
+
+const headOf = ({ bytes, rows, columns }, head) => ({
+  bytes: bytes.subarray(head * rows * columns, (head + 1) * rows * columns), rows, columns });
+
+function colourOverview(most) {
+  const smalls = overview.layers.map((layer) => pooled(layer, most));
+  const faint = state.scale === "auto" && !standsOut();
+  const scale = state.scale === "auto" ? (faint ? "head" : "fixed") : state.scale;
+  overview.pictures = overview.layers.map((layer, at) => {
+    const look = Array.from({ length: layer.heads }, (_, head) => rowPixels(headOf(smalls[at], head), scale));
+    const { bytes, rows, columns } = smalls[at];
+    return cells(bytes, layer.heads * rows, columns, look.flat()); // the heads of a layer stand below each other
+  });
+  overview.most = most;
+  const full = { fixed: "the weight 1", row: "the largest weight of each row", head: "the largest weight of each head" };
+  const one = faint ? `Nearly nothing is above ${PAGE.faint[0]}: full` : "Full";
+  const aside = scale === "head" && smalls.some((small) => choosingRows(headOf(small, 0)).length < small.rows);
+  const where = aside ? " where most keys are open" : "";
+  element("shades").textContent = `${one} colour is ${full[scale]}${where}${faint ? ", not 1" : ""}.`;
+}
+
+// Whether enough heads have a weight that is seen where full colour is 1; the same at every size of the window.
 function standsOut() {
   const all = overview.layers.reduce((sum, layer) => sum + layer.heads, 0);
   let clear = 0;
   for (const layer of overview.layers) {
-    const bytes = thumbnails(layer), size = layer.small[0] * layer.small[1];
-    for (let head = 0; head < layer.heads; head++) {
-      if (largest(bytes.subarray(head * size, (head + 1) * size)) > PAGE.faint[0]) clear++;
-      if (clear >= PAGE.faint[1] * all) return true;
-    }
+    const [rows, columns] = layer.small, whole = { bytes: thumbnails(layer), rows, columns };
+    for (let head = 0; head < layer.heads; head++)
+      if (largestOfHead(headOf(whole, head)) > PAGE.faint[0]) clear++;
   }
-  return false;
+  return clear >= PAGE.faint[1] * all;
 }
 
 function drawOverview() {
@@ -62,16 +104,17 @@ function drawOverview() {
   Object.assign(overview, { pitch, gap });
   const canvas = element("grid");
   const context = sized(canvas, overview.left + pitch * overview.heads, overview.top + pitch * overview.layers.length);
-  const hatch = hatching(context);
+  const hatch = hatching(context), most = Math.max(1, Math.floor(side * (window.devicePixelRatio || 1)));
+  if (!overview.pictures.length || overview.most !== most) colourOverview(most);
+  context.imageSmoothingEnabled = false;
   overview.layers.forEach((layer, row) => {
-    const y = overview.top + pitch * row;
-    const [rows, columns] = layer.small;
-    context.imageSmoothingEnabled = side < columns;
+    const y = overview.top + pitch * row, picture = overview.pictures[row];
+    const rows = picture.height / layer.heads;
     for (let head = 0; head < layer.heads; head++) {
       const x = overview.left + pitch * head;
       context.fillStyle = hatch;
       context.fillRect(x, y, side, side);
-      context.drawImage(overview.pictures[row], 0, head * rows, columns, rows, x, y, side, side);
+      context.drawImage(picture, 0, head * rows, picture.width, rows, x, y, side, side);
     }
   });
   placeCells(pitch, side);

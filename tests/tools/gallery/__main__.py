@@ -1,6 +1,6 @@
 """Pictures of every kind, to be looked at: ``python -m tests.tools.gallery FOLDER [--all]``.
 
-Some 75: what a terminal shows, as SVG and as the text that it was sent (``cat`` shows it), at 80, 100 and 160
+Some 90: what a terminal shows, as SVG and as the text that it was sent (``cat`` shows it), at 80, 100 and 160
 columns, in true colour, 256 colours and none; pictures as PNG at 3.3 and 7 inches; and, where there is a
 Chromium, the page at three widths in both themes. All of it is what commands print and save: of the bundled
 models, the trained MiniLM where it is installed, a decoder of 12 × 12 heads and models that see and hear, on

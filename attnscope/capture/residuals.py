@@ -198,8 +198,9 @@ def _norm_of(call: Call, given: Tensor, gave: Tensor) -> Norm | None:
     if not isinstance(weight, Tensor) or weight.shape != given.shape[-1:] or gave.shape != given.shape:
         return None
     near = NEAR if gave.dtype in (torch.float32, torch.float64) else tolerance(gave.dtype)
-    weight, wide = weight.detach().float(), given.detach().float()
-    added = bias.detach().float() if isinstance(bias, Tensor) else torch.zeros_like(weight)
+    wide = given.detach().to(torch.promote_types(given.dtype, torch.float32))
+    weight = weight.detach().to(wide)
+    added = bias.detach().to(wide) if isinstance(bias, Tensor) else torch.zeros_like(weight)
     for centred in (True, False):
         vectors = wide - wide.mean(-1, keepdim=True) if centred else wide
         spread = torch.sqrt(vectors.square().mean(-1, keepdim=True) + eps)

@@ -6,6 +6,7 @@ from scipy.optimize import linprog
 
 from attnscope.measures.vectors.flow import (
     add_up_relevance,
+    as_crossed_shares,
     as_shares,
     max_flow,
     roll_out,
@@ -35,6 +36,14 @@ def test_a_row_without_attention_keeps_its_token():
     np.testing.assert_allclose(with_residual(weights), [[0.75, 0.25], [0.0, 1.0]])
 
 
+def test_a_row_across_without_attention_is_the_residual_alone():
+    weights = np.array([[0.2, 0.2], [0.0, 0.0]])
+    np.testing.assert_allclose(with_crossed_residual(weights), [[0.25, 0.25, 0.5], [0, 0, 1]])
+    np.testing.assert_allclose(
+        as_crossed_shares(np.pad(weights, ((0, 0), (0, 1)))), [[0.5, 0.5, 0], [0, 0, 1]]
+    )
+
+
 def test_relevance_is_added_up_from_the_identity():
     weights = _weights(3, 5)
     relevance = np.eye(5)
@@ -54,7 +63,7 @@ def test_the_largest_flow_is_that_of_linear_programming(causal):
         for k in range(4)
     ]
     for row in range(4):
-        expected = np.array([_programmed(edges, (3, row), (0, key)) for key in range(4)])
+        expected = np.array([programmed(edges, (3, row), (0, key)) for key in range(4)])
         np.testing.assert_allclose(max_flow(steps, 0, 4, row), expected / expected.sum(), atol=1e-6)
 
 
@@ -81,11 +90,11 @@ def test_the_largest_flow_across_goes_to_both_texts_and_is_that_of_linear_progra
             edges += [(("d", behind, q), ("d", between, q), 0.5)]
     sinks = [("e", 0, key) for key in range(other)] + [("d", 0, key) for key in range(own)]
     for row in range(own):
-        expected = np.array([_programmed(edges, ("d", 4, row), sink) for sink in sinks])
+        expected = np.array([programmed(edges, ("d", 4, row), sink) for sink in sinks])
         np.testing.assert_allclose(max_flow(steps, own, other, row), expected / expected.sum(), atol=1e-6)
 
 
-def _programmed(edges, source, sink):
+def programmed(edges, source, sink):
     """The largest flow from a node above to one below, as a linear programme over the edges."""
     inner = sorted({node for edge in edges for node in edge[:2]} - {source, sink})
     kept = np.array([[(start == node) - (end == node) for start, end, _ in edges] for node in inner], float)

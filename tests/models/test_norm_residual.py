@@ -61,7 +61,8 @@ class _Calls:
         self.seen.append((attention.site, shown, attention.values.double().numpy()))
 
 
-def _model(name):
+def random_model(name):
+    """A family with random numbers everywhere, in biases and norms too."""
     torch.manual_seed(0)
     module = ALL[name].build()
     for parameter in module.parameters():
@@ -102,19 +103,16 @@ def _taken(layer, name, more, vectors, bias):
     return vectors / spread[:, None, :, None] * factor, bias / spread * factor
 
 
-@pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
-def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one(name):
-    model, text = _model(name), ModelInput(inputs(ALL[name].inputs), {}, ())
-    raw, shown, blocks = _Calls(), _Calls(), Residuals()
+def block_vectors(model, text):
+    """Of each call: its site, the vectors of its cells, the residual's part that is no key's, the bias, and
+    what the block really gives."""
+    name, raw, blocks = model.name, _Calls(), Residuals()
     with blocks.watching(model.module):
         model.run(text, [blocks, raw])
-    WeighedModel(model, "norm-residual").run(text, [shown])
     pattern = (NORMED | SUMMED)[name]
     states = _states(model.module, pattern, lambda: model.run(text, []), name in SUMMED)
     assert len(states) == len(raw.seen)
-    for (site, weights, values), (_, rows, _), (norm, state) in zip(
-        raw.seen, shown.seen, states, strict=True
-    ):
+    for (site, weights, values), (norm, state) in zip(raw.seen, states, strict=True):
         projection, before = blocks.found[site], blocks.of(site).before.double().numpy()
         heads, queries = weights.shape[1:3]
         values = values.repeat(heads // values.shape[1], 1)
@@ -132,8 +130,16 @@ def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one
             vectors = _behind(norm, vectors, spread[:, None, :, None])
             part = _behind(norm, part, spread[:, None])
             bias = _behind(norm, bias, spread) + norm.bias.detach().double().numpy()
-        made = vectors.sum((1, 3)) + heads * part[:, 0] + bias
-        state = state.reshape(made.shape)
+        yield site, vectors, part, bias, state.reshape(total.shape)
+
+
+@pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
+def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one(name):
+    model, text, shown = random_model(name), ModelInput(inputs(ALL[name].inputs), {}, ()), _Calls()
+    WeighedModel(model, "norm-residual").run(text, [shown])
+    for (_, rows, _), block in zip(shown.seen, block_vectors(model, text), strict=True):
+        _, vectors, part, bias, state = block
+        made = vectors.sum((1, 3)) + vectors.shape[1] * part[:, 0] + bias
         assert np.abs(made - state).max() <= 1e-5 * np.abs(state).max()
         lengths, beside = np.linalg.norm(vectors, axis=-1), np.linalg.norm(part, axis=-1)
         expected = lengths / (lengths.sum(-1) + beside)[..., None]
@@ -141,7 +147,7 @@ def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one
 
 
 def test_the_rest_of_a_row_of_cross_attention_is_the_residual_and_all_others_sum_to_one():
-    model, shown = _model("bart"), _Calls()
+    model, shown = random_model("bart"), _Calls()
     WeighedModel(model, "norm-residual").run(ModelInput(inputs("pair"), {}, ()), [shown])
     for site, rows, _ in shown.seen:
         total = rows.sum(-1)

@@ -22,6 +22,7 @@ from attnscope.measures.vectors.flow import (
     Both,
     add_up_both,
     add_up_relevance,
+    as_crossed_shares,
     as_shares,
     max_flow,
     roll_out,
@@ -188,7 +189,7 @@ def _through_both(
         if method in ("rollout", "flow"):
             matrix = with_crossed_residual(matrix) if site.kind == "cross" else with_residual(matrix)
         elif method == "alti":
-            matrix = as_shares(matrix)
+            matrix = as_crossed_shares(matrix) if site.kind == "cross" else as_shares(matrix)
         steps.append((site.kind, matrix))
     if method == "flow":
         rows, of_other = _rows_of(crossed, selection, token)

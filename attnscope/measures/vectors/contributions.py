@@ -75,14 +75,16 @@ class Contributions:
         length = whole.abs().sum(-1)
         if not own:
             brought[:, -1] = length - (before - whole).abs().sum(-1)
-        looked = (weights != 0).any(0).any(0)  # [key]
-        looked[own.start : own.stop] = True
+        moving = (weights != 0).any(0)  # [row, key]
+        moving[range(len(own)), own] = True
+        looked = moving.any(0)  # [key]
         weights = weights.permute(2, 1, 0).contiguous()  # [key, row, head]
         for start, stop in _tiles(looked.nonzero()[:, 0].tolist(), self._tile):
             left = torch.bmm(weights[start:stop], self._moved[start:stop])  # [key, row, width]
             for key in range(max(start, own.start), min(stop, own.stop)):
                 left[key - start, key - own.start] += before[key - own.start]
-            brought[:, start:stop] = (length - left.sub_(whole).abs_().sum(-1)).mT
+            near = (length - left.sub_(whole).abs_().sum(-1)).mT  # [row, key]
+            brought[:, start:stop] = near.where(moving[:, start:stop], 0)  # else a rounding stays
 
     @property
     def _tile(self) -> int:

@@ -55,14 +55,30 @@ def with_residual(weights: Array) -> Array:
 
 def with_crossed_residual(weights: Array) -> Array:
     """As ``with_residual``, of cross attention: the residual is the last column.  -> [query, key + 1]"""
-    return np.hstack([0.5 * as_shares(weights), np.full((len(weights), 1), 0.5)])
+    halves = 0.5 * _over_sums(weights)
+    return np.hstack([halves, 1 - halves.sum(-1, keepdims=True)])
 
 
 def as_shares(rows: Array) -> Array:
-    """Rows over their sums; one that is all 0 is its own token's, where there is one.  [query, key]"""
+    """Rows over their sums; one that is all 0 is its own token's.  [query, key]"""
+    shares = _over_sums(rows)
+    empty = ~shares.any(-1)
+    shares[empty, empty.nonzero()[0]] = 1
+    return shares
+
+
+def as_crossed_shares(rows: Array) -> Array:
+    """Rows over their sums; one that is all 0 is the residual's, the last column.  [query, key + 1]"""
+    shares = _over_sums(rows)
+    shares[~shares.any(-1), -1] = 1
+    return shares
+
+
+def _over_sums(rows: Array) -> Array:
+    """Rows over their sums, where these are more than 0.  [query, key]"""
     rows = np.asarray(rows, np.float64)
     total = rows.sum(-1, keepdims=True)
-    shares: Array = np.where(total > 0, rows / np.where(total > 0, total, 1), np.eye(*rows.shape))
+    shares: Array = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
     return shares
 
 
@@ -133,10 +149,8 @@ def add_up_both(steps: Sequence[tuple[str, Array]], own: int, other: int) -> lis
 
 def _evened(relevance: Array) -> Array:
     """What each token has of others as shares, beside all of itself.  [query, key]"""
-    others = relevance - np.eye(len(relevance))
-    total = others.sum(-1, keepdims=True)
-    evened: Array = np.where(total > 0, others / np.where(total > 0, total, 1), 0) + np.eye(len(relevance))
-    return evened
+    own = np.eye(len(relevance))
+    return _over_sums(relevance - own) + own
 
 
 def max_flow(steps: Sequence[tuple[str, Array]], own: int, other: int, row: int) -> Array:

@@ -68,7 +68,10 @@ class Values:
     @staticmethod
     def of(values: Tensor, heads: int, weight: Tensor | None) -> Values:
         """The values of heads that may share them, and their output projection, [head, size, width]."""
-        values = values.detach().float().repeat_interleave(heads // values.shape[1], 1)
+        import torch
+
+        values = values.detach().to(torch.promote_types(values.dtype, torch.float32))
+        values = values.repeat_interleave(heads // values.shape[1], 1)
         return Values(values, None if weight is None else _gram(weight))
 
     def measured(self) -> Tensor:
@@ -170,7 +173,7 @@ def by_zeroing(values: Values) -> Amounts:
 
     def turn(weights: Tensor, head: int) -> Tensor:
         """[batch, row, key] -> [batch, row, key]"""
-        rows = weights.to(measured)  # what is left are small differences
+        rows = weights.to(measured, copy=True)  # float64, as what is left are small differences
         whole = rows @ known[:, head]  # [batch, row, size]
         along = whole @ measured[:, head].mT  # each value's product with the whole
         square = torch.linalg.vecdot(rows, along)[..., None]  # of the whole with itself

@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attnscope.analysis.flow.flow import Method, follow_flow, mixing
+from attnscope.analysis.flow import mixing
+from attnscope.analysis.flow.flow import Method, follow_flow
 from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
 from attnscope.figures import Weigh

@@ -210,7 +210,7 @@ def test_the_users_own_style_changes_nothing_and_stays() -> None:
 
 
 def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypatch) -> None:
-    from attnscope.render.image.sheet.sheet import fonts
+    from attnscope.render.image.sheet import fonts
 
     monkeypatch.setattr(fonts, "_font_files", lambda: {})
     head = weights(np.eye(2), tokens("猫", "b"), tokens("a", "b"))
@@ -223,7 +223,7 @@ def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypa
 
 
 def test_lacking_fonts_are_told_by_script(monkeypatch) -> None:
-    from attnscope.render.image.sheet.sheet import fonts
+    from attnscope.render.image.sheet import fonts
 
     monkeypatch.setattr(fonts, "_font_files", lambda: {})
     chosen, warned = fonts.families(["猫が", "Straße", "\U0001f600"])
@@ -232,7 +232,7 @@ def test_lacking_fonts_are_told_by_script(monkeypatch) -> None:
 
 
 def test_a_font_that_has_the_script_is_chosen(monkeypatch) -> None:
-    from attnscope.render.image.sheet.sheet import fonts
+    from attnscope.render.image.sheet import fonts
 
     monkeypatch.setattr(fonts, "_font_files", lambda: {"Some Sans": "sans", "A Serif": "serif"})
     real = fonts._characters

@@ -23,7 +23,10 @@ from attnscope.storage.whole import write_whole
 PICTURES = ("png", "svg", "pdf")
 """The formats of pictures."""
 
-FORMATS = (*PICTURES, "gif", *DATA, "html")
+FILMS = ("gif", "apng")
+"""The formats of animated images."""
+
+FORMATS = (*PICTURES, *FILMS, *DATA, "html")
 """What a folder can be filled with: a picture a head, or one file of all heads."""
 
 MANIFEST, OVERVIEW, ALL = "manifest.json", "overview", "heads"

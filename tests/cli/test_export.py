@@ -71,7 +71,7 @@ def test_files_that_are_there_stop_it_before_the_model_is_loaded(run, tmp_path):
     [
         (
             ["--format", "png,bmp"],
-            "no format 'bmp': there are png, svg, pdf, gif, npz, safetensors, json, csv, html",
+            "no format 'bmp': there are png, svg, pdf, gif, apng, npz, safetensors, json, csv, html",
         ),
         (["--cmap", "rainbough"], "no colour map 'rainbough'"),
         (["--font", "No Such Sans"], "no font 'No Such Sans' is installed"),

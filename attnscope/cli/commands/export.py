@@ -39,8 +39,8 @@ class ExportOutput(NumbersOptions):
 
     out: Path = option("The folder; it is made if there is none.", "--out", "-o", default=REQUIRED)
     formats: str = option(
-        "Any of png, svg, pdf (a picture a head, a layer, and of all), html (a page of all), gif (layer "
-        "after layer), npz, "
+        "Any of png, svg, pdf (a picture a head, a layer, and of all), html (a page of all), gif "
+        "or apng (layer after layer), npz, "
         "safetensors, json, csv (the weights of all), with commas between them.",
         "--format",
         default="png",

@@ -22,9 +22,10 @@ def save_film(
     width: float | None = None,
     font: str | None = None,
 ) -> list[str]:
-    """Write views as a GIF that shows one after the other for ever; return what to warn of.
+    """Write views as a GIF or APNG that shows one after the other for ever; return what to warn of.
 
-    Smaller pictures stand in the upper left corner of the largest. The options are those of ``save``, and so
+    What it is says the name's ending: a GIF has 256 colours, an APNG has them all. Smaller pictures stand in
+    the upper left corner of the largest. The options are those of ``save``, and so
     is what it raises.
     """
     from PIL import Image
@@ -39,6 +40,7 @@ def save_film(
     for sheet, frame in zip(sheets, frames, strict=True):
         sheet.paste(frame)
     buffer = io.BytesIO()
-    sheets[0].save(buffer, "GIF", save_all=True, append_images=sheets[1:], duration=SHOWN, loop=0)
+    form = "GIF" if Path(path).suffix == ".gif" else "PNG"  # an APNG is a PNG that holds several pictures
+    sheets[0].save(buffer, form, save_all=True, append_images=sheets[1:], duration=SHOWN, loop=0)
     write_whole(path, buffer.getvalue())
     return list(said)

@@ -48,6 +48,8 @@ def of_overview(
     notes = (
         result.notes if command or opening else (*result.notes, "... stands for the command that you gave")
     )
+    if not ranked:
+        notes = ("no pattern stands out in any head", *notes)
     ranking = Ranking(tuple(ranked), "Worth a look", notes)
     pictures = {kind: replace(grid, notes=result.notes) for kind, grid in result.grids.items()}
     numbers = {

@@ -85,7 +85,7 @@ class SpanMaps:
     def mean(self, kind: Kind | None) -> Weights:
         """The mean over the heads of one kind of attention, a row and a column for each part."""
         some = [number for number, head in enumerate(self.heads) if head.kind == kind]
-        places = tuple(Place(span.name, span.start, span.stop, pooled=True) for span in self.spans)
+        places = tuple(Place(span.name, span.start, span.stop) for span in self.spans)
         return Weights(self.weights[some].mean(0), self.baseline[some].mean(0) > 0, places, places)
 
     def _number(self, name: str) -> int:

@@ -173,25 +173,22 @@ def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadF
 
     Heads are dealt in rounds: each round takes the best head left of every role, ordered by lift, so that
     thirty heads on [CLS] do not hide the one that copies. Roles with a pattern rank by lift, `broad` heads
-    by spread after them in each round; heads without a role come last of all, by how uneven they are.
+    by spread after them in each round; heads in which no pattern stands out are left out.
     """
     by_role: dict[str, list[HeadFigures]] = {}
     for head in heads:
-        if head.role is not None:
+        if head.role is not None and head.role.name != NONE:
             by_role.setdefault(head.role.name, []).append(head)
     for group in by_role.values():
         group.sort(key=_interest, reverse=True)
-    nameless = by_role.pop(NONE, [])
     chosen: list[HeadFigures] = []
     while any(by_role.values()) and len(chosen) < count:
         round_ = [group.pop(0) for group in by_role.values() if group]
         chosen += sorted(round_, key=_interest, reverse=True)
-    return (chosen + nameless)[:count]
+    return chosen[:count]
 
 
 def _interest(head: HeadFigures) -> float:
-    """Lift of a pattern (up to 1); below every pattern: broad heads by spread, others by unevenness."""
+    """Lift of a pattern (up to 1); below every pattern: broad heads by spread."""
     assert head.role is not None
-    if head.role.name == "broad":
-        return head.role.score - 2
-    return head.role.lift if head.role.name != NONE else -head.role.score
+    return head.role.score - 2 if head.role.name == "broad" else head.role.lift

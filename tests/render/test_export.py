@@ -207,12 +207,17 @@ def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(mod
         export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
 
 
+def heed_interrupts() -> None:
+    """What runs in the background of a shell ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.subprocess
 @pytest.mark.parametrize(("sent", "ended"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended, tmp_path):
-    out, arguments = tmp_path / "out", ["export", TEXT, "--dpi", "150"]
+    out, arguments = tmp_path / "out", ["export", TEXT, "--layers", "0-1", "--dpi", "60"]
     command = [sys.executable, "-m", "attnscope", *arguments, "-o", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts)
     while process.poll() is None and not list(out.glob("L*H*.png")):
         time.sleep(0.02)
     process.send_signal(sent)

@@ -1,6 +1,7 @@
 """What a CTC head reads, as a user meets it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -24,11 +25,15 @@ def folder(tmp_path_factory):
 
 def test_a_letter_and_a_moment_both_name_a_frame(run, folder, noise):
     texts = [token.text for token in load(folder).prepare_audio(noise).tokens]
-    at = next(number for number, text in enumerate(texts) if text.endswith(" · a"))
-    for name in (texts[at], texts[at].removesuffix(" · a"), "a"):
+    lettered = [number for number, text in enumerate(texts) if re.search(r" · [a-z]$", text)]
+    if not lettered:  # random weights are others in each release
+        pytest.skip("the random weights read no letter")
+    at = lettered[0]
+    time, letter = texts[at].split(" · ")
+    for name in (texts[at], time, letter):
         ran = run("show", "--audio", noise, "-m", folder, "--token", name, "--head", "L0H1")
         assert f"{texts[at]} (token {at}) looks at" in ran.out
-    assert run("find", "a -> sound", "--audio", noise, "-m", folder).code == 0
+    assert run("find", f"{letter} -> sound", "--audio", noise, "-m", folder).code == 0
 
 
 def test_align_prints_what_the_letters_say(run, folder, noise):

@@ -32,7 +32,10 @@ def maps(model, prepared):
     ],
 )
 def test_what_hears_and_writes_is_seen_whole(tmp_path, tone, name, frames, second):
-    sounds.save(tmp_path, name)
+    try:
+        sounds.save(tmp_path, name)
+    except ImportError as error:  # older releases of transformers ask for more packages
+        pytest.skip(str(error))
     model = load(str(tmp_path))
     prepared = model.prepare_audio(tone)
     found = maps(model, prepared)

@@ -107,6 +107,7 @@ def test_weights_are_the_eager_ones(folder_of, tone, maker):
 
 def test_a_processor_that_reads_sounds_in_chats_alone_is_done_without(folder_of, tone, tmp_path):
     model = load(folder_of(hearing.voxtral))
+    hearing.require_weights(model)
     prepared = model.prepare_audio(tone, "the cat")
     named = moments(prepared)
     assert list(named.values()) == [round(0.08 * number, 2) for number in range(50)]  # four seconds, padded

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from attnscope.models.text.given import Given
 
 
-AS_ASKED = ("chat", "system", "generate", "temperature", "seed", "max_tokens", "truncate")
-"""What a model is given as the options of the same names say."""
-
-
 @dataclass(frozen=True)
 class Source:
     """The input of a command, read and checked, and the model that is to read it."""
@@ -104,7 +100,13 @@ class Source:
             begin=asked.from_second,
             end=asked.to_second,
             tensors=asked.inputs,
-            **{name: getattr(asked, name) for name in AS_ASKED},
+            chat=asked.chat,
+            system=asked.system,
+            generate=asked.generate,
+            temperature=asked.temperature,
+            seed=asked.seed,
+            max_tokens=asked.max_tokens,
+            truncate=asked.truncate,
         )
 
     def _keep(self, model: Model, prepared: ModelInput, file: Path) -> ModelInput:

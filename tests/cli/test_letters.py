@@ -3,9 +3,7 @@
 import json
 import re
 
-import numpy as np
 import pytest
-import soundfile
 
 from attnscope.models import load
 from tests.models import speech
@@ -13,9 +11,7 @@ from tests.models import speech
 
 @pytest.fixture(scope="module")
 def noise(tmp_path_factory):
-    path = tmp_path_factory.mktemp("sounds") / "noise.wav"
-    soundfile.write(path, 0.1 * np.random.default_rng(0).standard_normal(32000), 16000)
-    return path
+    return speech.noise(tmp_path_factory.mktemp("sounds") / "noise.wav")
 
 
 @pytest.fixture(scope="module")

@@ -151,6 +151,14 @@ def letters(folder: Path) -> None:
     transformers.Wav2Vec2CTCTokenizer(str(file)).save_pretrained(folder)
 
 
+def noise(path: Path) -> Path:
+    """A file of two seconds in which something is different at each moment."""
+    import soundfile
+
+    soundfile.write(path, 0.1 * np.random.default_rng(0).standard_normal(32000), 16000)
+    return path
+
+
 def sound(path: Path, seconds: float = 1.0, rate: int = 16000, channels: int = 1, **how) -> Path:
     """A sound file: a tone that rises, with a pause in its middle."""
     import soundfile

@@ -1,6 +1,5 @@
 """What CTC heads read, in the names of frames and as words with their times, against transformers' own."""
 
-import numpy as np
 import pytest
 import soundfile
 import torch
@@ -18,10 +17,7 @@ SHAKEN = 15
 
 @pytest.fixture(scope="module")
 def noise(tmp_path_factory):
-    """Two seconds in which something is different at each moment."""
-    path = tmp_path_factory.mktemp("sounds") / "noise.wav"
-    soundfile.write(path, 0.1 * np.random.default_rng(0).standard_normal(32000), 16000)
-    return path
+    return speech.noise(tmp_path_factory.mktemp("sounds") / "noise.wav")
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,6 @@ It needs nothing else, as the page of all heads does, and follows the reader's l
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
@@ -14,6 +12,7 @@ from importlib.resources import files
 import numpy as np
 
 from attnscope.render.colour import STEPS, choose_map, steps, table
+from attnscope.render.page import digest
 from attnscope.text import clean
 from attnscope.views import HeadMap
 from attnscope.views.charts.terms import Moved, Term, Terms
@@ -26,7 +25,7 @@ def terms_page(view: Terms, maps: Sequence[HeadMap], cmap: str | None = None) ->
     """The page as text; ``maps`` are those of all heads, one a kind of attention."""
     name = choose_map(cmap, signed=True)
     style = (files(__package__) / "terms.css").read_text("utf-8")
-    policy = f"default-src 'none'; style-src 'sha256-{_digest(style)}'"
+    policy = f"default-src 'none'; style-src {digest(style)}"
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -42,10 +41,6 @@ def terms_page(view: Terms, maps: Sequence[HeadMap], cmap: str | None = None) ->
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _text(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,9 +30,10 @@ def open_whole(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]
             raise OutputError(f"cannot write {path}: it is {other}; give the name of a file")
         if not place.parent.is_dir():
             raise OutputError(f"cannot write {path}: there is no folder {place.parent}; create it first")
-        handle, beside = tempfile.mkstemp(prefix=".attnscope-", suffix=place.suffix, dir=place.parent)
+        # named before it exists, and removed only if it does: a Ctrl-C may fall between any two lines
+        beside = place.parent / f".attnscope-{secrets.token_hex(8)}{place.suffix}"
         try:
-            with os.fdopen(handle, "w+b") as file:
+            with open(beside, "x+b", opener=_open_private) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -40,7 +41,7 @@ def open_whole(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]
                 os.chmod(beside, place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask())
             os.replace(beside, place)
         except BaseException:
-            os.unlink(beside)
+            beside.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
@@ -50,6 +51,11 @@ def write_whole(path: str | Path, content: bytes, *, private: bool = False) -> N
     """Write a file whole or not at all; see ``open_whole``."""
     with open_whole(path, private=private) as file:
         file.write(content)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that its owner alone may read while it is written."""
+    return os.open(path, flags, 0o600)
 
 
 def _umask() -> int:

@@ -35,6 +35,20 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch) -
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_a_ctrl_c_just_after_the_file_took_its_name_is_only_a_ctrl_c(tmp_path, monkeypatch) -> None:
+    replace = os.replace
+
+    def interrupted(*names) -> None:
+        replace(*names)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "a.txt", b"new")
+    assert (tmp_path / "a.txt").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
 def test_a_symbolic_link_stays_and_the_file_that_it_leads_to_is_written(tmp_path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "a.txt").symlink_to(tmp_path / "data" / "real.txt")

@@ -1,6 +1,7 @@
 """The rooms of the package, one above the other, and the direction of the arrows between them."""
 
 import ast
+import re
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -113,3 +114,25 @@ def test_a_folder_of_more_than_a_dozen_files_has_rooms_in_it():
     del files["cli/commands"]  # one file a command, however many there are
     assert files
     assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+
+
+ROOT = PACKAGE.parent
+DOCUMENTS = sorted(
+    path
+    for path in [
+        *ROOT.glob("*.md"),
+        *(each for at in (".github", "attnscope", "tests") for each in (ROOT / at).rglob("*.md")),
+    ]
+    if path.name != "CHANGELOG.md"  # which tells of what was
+)
+NAMES = {
+    "/".join(path.parts[-count:])
+    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    for count in range(1, len(path.parts))
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_python_file_that_a_document_names_is_there(document):
+    named = set(re.findall(r"`(?:python )?([a-z_/]+\.py)`", document.read_text("utf-8")))
+    assert named - NAMES <= {"utils.py"}  # the one name that CONTRIBUTING.md forbids

@@ -4,7 +4,7 @@ An induction head at 0.3 among heads at 0.01 is told, with its rank. A head is w
 or of repeats when its score
 
 - is at least a quarter of the threshold and ``TIMES`` its baseline, and beyond chance;
-- is no shoulder of something else (``roles.py``);
+- is no shoulder of something else (``role.py``);
 - stands ``OUTLYING`` deviations above the median of the model's heads, the deviation being the median one;
 - is the head's strongest, and among the best tenth of the heads of one kind of attention (the best, where
   they are few), of which there are at least ``FEWEST_HEADS``.

@@ -138,6 +138,7 @@ def flow_numbers(result: Flow) -> dict[str, Any]:
                 "kind": kind,
                 "layer": layer,
                 "queries": [place.text for place in weights.queries],
+                "positions": [place.start for place in weights.queries],
                 "keys": [place.text for place in weights.keys],
                 "weights": weights.values.tolist(),
             }

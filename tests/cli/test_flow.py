@@ -42,6 +42,18 @@ def test_json_and_arrays_hold_every_layer(run, tmp_path):
         np.testing.assert_allclose(maps["encoder.03"][0], layers[3]["weights"], atol=1e-6)
 
 
+def test_json_of_one_tokens_largest_flow_has_its_row_alone(run):
+    whole = json.loads(run("flow", TEXT, "--method", "flow", "--json").out)["layers"]
+    alone = json.loads(run("flow", TEXT, "--method", "flow", "--token", "it", "--json").out)["layers"]
+    assert [each["positions"] for each in whole] == [list(range(13))] * 4
+    assert [(each["queries"], each["positions"]) for each in alone] == [(["it"], [8])] * 4
+    for one, every in zip(alone, whole, strict=True):
+        np.testing.assert_allclose(one["weights"][0], every["weights"][8], atol=1e-6)
+    ran = run("flow", TEXT, "--method", "flow", "--token", "it", "--words", "--json")
+    words = json.loads(ran.out)["layers"]
+    np.testing.assert_allclose(words[3]["weights"][0], alone[3]["weights"][0], atol=1e-6)
+
+
 def test_pictures_are_saved_and_an_image_is_lit(run, tmp_path):
     assert run("flow", TEXT, "-o", tmp_path / "flow.png", "--dpi", "50").code == 0
     image, model = picture(tmp_path / "cat.png"), vision(tmp_path / "vit", "dinov2")

@@ -124,5 +124,6 @@ def _follow(
     token = None if row is None else str(row)
     result = follow_flow(model, prepared, method, Selection(), target=target, token=token)
     _, _, weights = result.map("cross" if "cross" in result.maps else None, None)
-    made: Array = counts @ weights.values.astype(np.float64)
+    rows = [place.start for place in weights.queries]  # of the largest flow, of one token alone
+    made: Array = counts[rows] @ weights.values.astype(np.float64)
     return made

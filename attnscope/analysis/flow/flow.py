@@ -13,8 +13,8 @@ from attnscope.analysis.naming import find_place
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import kind_title, kinds_of, name_pass, number_ranges, provenance
 from attnscope.attention import Axis
-from attnscope.axes import Weights
-from attnscope.axes.weights import Array, label_map
+from attnscope.axes import Coarsening, Weights
+from attnscope.axes.weights import Array, coarsen, weights
 from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.vectors.flow import (
@@ -45,7 +45,10 @@ MOST_FLOWS = 64
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """By kind of attention, a map for each layer ``[query, key]``: its tokens, made of the text's."""
+    """By kind of attention, a map for each layer ``[query, key]``: its tokens, made of the text's.
+
+    A map has the rows that were computed: of the largest flow of one token, that token's alone.
+    """
 
     method: Method
     maps: Mapping[str, Sequence[tuple[int, Weights]]]
@@ -104,13 +107,13 @@ def follow_flow(
     maps: dict[str, list[tuple[int, Weights]]] = {}
     for kind, layer, values, axes in _follow(mixing, method, selection, token):
         queries, keys = (selection.coarsening(axis) for axis in axes)
-        down, across = queries.averaging(), keys.summing()
-        values = values if down is None else down @ values
-        values = values if across is None else values @ across.T
+        if method == "flow" and token is not None:
+            if (alone := _only(queries, token)) is None:
+                continue  # none of its rows was computed
+            queries = alone
         causal = np.triu(np.ones(values.shape, bool), 1) & (kind == "decoder")
-        reached = np.asarray((values > 0) | ~causal)
-        labelled, _ = label_map(values.astype(np.float32), reached, queries, keys)
-        maps.setdefault(kind, []).append((layer, labelled))
+        whole = weights(values.astype(np.float32), *axes, (values > 0) | ~causal)
+        maps.setdefault(kind, []).append((layer, coarsen(whole, queries, keys)[0]))
     return Flow(method, maps, name_pass(model, prepared), provenance(record.sites), notes, prepared.lead)
 
 
@@ -164,18 +167,22 @@ def _flows(
 
 
 def _rows_of(axes: Sequence[Axis], selection: Selection, token: str | None) -> list[Rows]:
-    """The rows of a token in the texts that have it; all rows where none is named."""
-    found, missing = list[Rows](), None
-    for axis in axes:
-        coarsening = selection.coarsening(axis)
-        try:
-            found.append(None if token is None else coarsening.tokens(find_place(coarsening.places, token)))
-        except SelectionError as error:
-            found.append(())
-            missing = error
-    if missing is not None and not any(found):
-        raise missing
-    return found
+    """The rows of a token in the texts that have it; all where none is named. Raises ``SelectionError``."""
+    if token is None:
+        return [None] * len(axes)
+    coarsenings = [selection.coarsening(axis) for axis in axes]
+    found = [_only(coarsening, token) for coarsening in coarsenings]
+    if not any(found):
+        find_place(coarsenings[-1].places, token)
+    return [() if one is None else one.tokens(0) for one in found]
+
+
+def _only(coarsening: Coarsening, token: str) -> Coarsening | None:
+    """The place of a token alone, if the axis has it."""
+    try:
+        return coarsening.only(find_place(coarsening.places, token))
+    except SelectionError:
+        return None
 
 
 def _through_both(

@@ -55,7 +55,7 @@ def focus_token(
     boxes = boxes_of(pictures)
     made = rank_places(weights.values[row], weights.allowed[row], weights.keys, TOP, boxes)
     goes = None
-    if weights.square and result.method != "flow":  # of which one row was computed
+    if weights.square and result.method != "flow":  # which goes from one token to each
         goes = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP, boxes)
     overlays, notes = lay_over(pictures, place, (weights.values[row], weights.keys), None)
     title = result.titled(kind, layer)

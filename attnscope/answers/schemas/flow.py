@@ -14,7 +14,8 @@ FLOW = record(
                 "the map of a layer",
                 kind=(KIND, "its kind of attention"),
                 layer=(COUNT, "its number"),
-                queries=(listed(TEXT), "the tokens of the layer"),
+                queries=(listed(TEXT), "the tokens of the layer; of the largest flow of --token, that one"),
+                positions=(listed(COUNT), "their numbers, or where each begins"),
                 keys=(listed(TEXT), "the tokens of the text"),
                 weights=(MATRIX, "[query, key]"),
             )

@@ -1,6 +1,7 @@
 """Models that hear by other ways than Whisper's: two towers, several encoders, layers around a base."""
 
 import pytest
+import soundfile
 import torch
 import transformers
 
@@ -90,3 +91,37 @@ def test_a_feature_extractor_that_makes_no_mask_is_not_asked_for_one(tmp_path, t
     model = load(str(tmp_path))
     assert maps(model, model.prepare_audio(tone))
     assert isinstance(model.module, transformers.MimiModel)
+
+
+@pytest.mark.parametrize(
+    "name", ["wav2vec2-bert", "parakeet_ctc", "speecht5", "moonshine_streaming", "whisper"]
+)
+def test_the_model_is_given_what_its_processor_gives_it(tmp_path, name):
+    """With its mask of padding, where it has one; and its output is that of transformers' own call."""
+    sounds.save(tmp_path, name)
+    kind = transformers.models.auto.processing_auto.PROCESSOR_MAPPING[
+        type(transformers.AutoConfig.from_pretrained(tmp_path))
+    ]
+    if name == "moonshine_streaming" and not hasattr(kind, "audio_kwargs"):
+        pytest.skip("this release of transformers says it within its call")
+    path = speech.sound(tmp_path / "odd.wav", 1.987)
+    samples, rate = soundfile.read(path, dtype="float32")
+    model = load(str(tmp_path))
+    prepared = model.prepare_audio(path)
+    own = kind(transformers.AutoFeatureExtractor.from_pretrained(tmp_path), model.reader.tokenizer)
+    given = dict(own(audio=samples, sampling_rate=rate, return_tensors="pt"))
+    beside = {key: value for key, value in prepared.inputs.items() if key == "decoder_input_ids"}
+    assert set(prepared.inputs) == {*given, *beside}
+    with torch.inference_mode():
+        expected = next(iter(model.module(**given, **beside).values()))
+        found = next(iter(model.module(**prepared.inputs, **prepared.settings).values()))
+    assert torch.equal(found, expected)
+    silent = [token.special for token in prepared.tokens]
+    assert silent.index(True) == 99 if name == "whisper" else sum(silent) <= 1
+
+
+def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(tmp_path):
+    sounds.save(tmp_path, "cohere_asr")
+    path = speech.sound(tmp_path / "long.wav", 40.0)
+    with pytest.raises(InputError, match=r"into 2 pieces that it hears apart: choose a part"):
+        load(str(tmp_path)).prepare_audio(path)

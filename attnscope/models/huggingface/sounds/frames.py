@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,9 +92,9 @@ def find_frames(
         step = round(sound.seconds / steps, 3)
     joined = getattr(module.config, "squeeze_factor", 1)  # neighbours that an encoder makes one
     long, full = joined * round(MANY / count(MANY), 3), count(steps) // joined  # steps in a frame
-    known = (
-        full if heard is None else min(count(heard) // joined, int(heard / long))
-    )  # the last may be half padding
+    if heard is None:
+        heard = min(steps, math.ceil(round(sound.seconds / step, 6)))
+    known = min(count(heard) // joined, int(heard / long))  # the last may be half padding
     return Frames(full, min(full, max(1, known)), step * long, sound.begin)
 
 

@@ -13,22 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Head, Kind, Token
-from attnscope.errors import InputError, ModelError, first_line
+from attnscope.errors import InputError, ModelError
 from attnscope.memory import require
-from attnscope.models.bounds.limits import bounded
-from attnscope.models.bounds.trial import try_first
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.pictures.images import place_fields
 from attnscope.models.huggingface.reader import start_token
+from attnscope.models.huggingface.sounds.features import extract_features
 from attnscope.models.huggingface.sounds.frames import find_bands, find_frames
 from attnscope.models.huggingface.sounds.letters import is_ctc, name_letters, spell_letters
 from attnscope.models.inputs import Heard, ModelInput, Objective, Part
-from attnscope.models.inspection import find_sound_input, takes
+from attnscope.models.inspection import find_sound_input
 from attnscope.models.text.tokens import tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
-
-PREPARED = 2 << 30
-"""Bytes that preparing a sound may take: a folder says how."""
 
 CONVOLVED = 3
 """Times that the numbers behind the first convolution are held at once: before and after their norm."""
@@ -163,35 +159,13 @@ class SpeechModel(HuggingFaceModel):
         self, path: Path, sound: Sound, name: str
     ) -> tuple[Tensor, int | None, Mapping[str, Tensor]]:
         """What the model is given of a sound, how many steps of it are no padding, and what else it takes."""
-        how: dict[str, Any] = {"sampling_rate": sound.rate, "return_tensors": "pt"}
-        if takes(self._extractor.__call__, "return_attention_mask"):
-            how["return_attention_mask"] = True
-
-        def work() -> Any:
-            return self._extractor(sound.samples, **how)
-
-        def alone() -> None:
-            torch.set_num_threads(1)  # a copy of the process has no other threads
-            work()
-
-        try_first(f"the feature extractor of {self.name}", alone, len(sound.samples))
-        try:
-            with bounded(f"what the feature extractor of {self.name} makes of {path}", PREPARED):
-                fields = work()
-            mask = fields.get("attention_mask")
-            if name not in fields:
-                raise ModelError(
-                    f"{self.name} reads {name}, and its feature extractor makes {', '.join(fields)}"
-                )
-            given = {field: value for field, value in fields.items() if field != "attention_mask"}
-            beside = place_fields(given, self.module, self.device, self.entry)
-        except ModelError:
-            raise
-        except Exception as error:
-            raise InputError(
-                f"the feature extractor of {self.name} refuses {path}: {first_line(error)}"
-            ) from error
-        return beside.pop(name), None if mask is None else int(mask[0].sum()), beside
+        made = extract_features(self.name, self._extractor, self.module.config, path, sound)
+        if name not in made.fields:
+            raise ModelError(
+                f"{self.name} reads {name}, and its feature extractor makes {', '.join(made.fields)}"
+            )
+        beside = place_fields(made.fields, self.module, self.device, self.entry)
+        return beside.pop(name), made.heard, beside
 
     def _said(
         self, values: Tensor, name: str, text: str | None, truncate: bool

@@ -1,0 +1,71 @@
+"""What a feature extractor makes of a sound, as the processor of its type asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from attnscope.errors import InputError, ModelError, first_line
+from attnscope.models.bounds.limits import bounded
+from attnscope.models.bounds.trial import try_first
+from attnscope.models.inspection import takes
+from attnscope.storage.sound import Sound
+
+PREPARED = 2 << 30
+"""Bytes that preparing a sound may take: a folder says how."""
+
+MASK = "attention_mask"
+
+
+class Features(NamedTuple):
+    """What a model may be given of a sound, by name; the first ``heard`` steps of it are no padding."""
+
+    fields: Mapping[str, Any]
+    heard: int | None  # if the extractor says it
+
+
+def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: Sound) -> Features:
+    """The features of the sound in ``path``, tried in a copy of the process first.
+
+    Raises ``InputError`` for a sound that the extractor refuses, or cuts into pieces.
+    """
+    how = {**_settings(extractor, config), "sampling_rate": sound.rate, "return_tensors": "pt"}
+
+    def work() -> dict[str, Any]:
+        return dict(extractor(sound.samples, **how))
+
+    def alone() -> None:
+        torch.set_num_threads(1)  # a copy of the process has no other threads
+        work()
+
+    try_first(f"the feature extractor of {name}", alone, len(sound.samples))
+    try:
+        with bounded(f"what the feature extractor of {name} makes of {path}", PREPARED):
+            fields = work()
+        mask = fields.get("attention_mask")
+        heard = None if mask is None else int(mask[0].sum())
+    except ModelError:
+        raise
+    except Exception as error:
+        raise InputError(f"the feature extractor of {name} refuses {path}: {first_line(error)}") from error
+    pieces = 1 if mask is None else len(mask)
+    if pieces > 1:
+        raise InputError(
+            f"{name} cuts {path} into {pieces} pieces that it hears apart: choose a part with --from-second "
+            "and --to-second"
+        )
+    return Features(fields, heard)
+
+
+def _settings(extractor: Any, config: Any) -> Mapping[str, Any]:
+    """What the processor of a type asks its extractor for: a mask wherever that has one of its own accord."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    masks = getattr(extractor, "return_attention_mask", True) is not False
+    asked = {"return_attention_mask": True} if masks else {}
+    named = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
+    both = asked | (dict(named) if isinstance(named, Mapping) else {})
+    return {setting: value for setting, value in both.items() if takes(extractor.__call__, setting)}

@@ -12,6 +12,7 @@ from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.models import load
 from attnscope.storage.corpus import Listed
 from tests.analysis.corpus.shared_run import TEXTS, figures
+from tests.cli.run import runner
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 
@@ -31,10 +32,11 @@ def launch(*arguments):
     )
 
 
-def in_one_process(*arguments):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    command = [sys.executable, "-m", "attnscope", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """``attnscope`` in this very process."""
+    monkeypatch.setenv("COLUMNS", "80")
+    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -58,25 +60,23 @@ def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_p
     assert found["heads"] == json.loads(json.dumps(figures(alone)))
 
 
-def test_the_command_prints_one_table_whatever_the_number_of_processes(tmp_path):
+def test_the_command_prints_one_table_whatever_the_number_of_processes(tmp_path, run):
     path = tmp_path / "texts.txt"
     path.write_text("\n".join([*TEXTS, "too long " * 600]), "utf-8")
     shared = launch("attnscope", "stats", "--texts", path, "--sort", "previous", "--top", "5")
     assert shared.returncode == 0, shared.stderr
-    alone = in_one_process("stats", "--texts", path, "--sort", "previous", "--top", "5")
-    assert shared.stdout == alone.stdout
-    assert alone.stdout.count("L2H1") == 1
+    alone = run("stats", "--texts", path, "--sort", "previous", "--top", "5")
+    assert shared.stdout == alone.out
+    assert alone.out.count("L2H1") == 1
     assert shared.stderr.count("skipped line 31") == 1
 
 
-def test_every_byte_of_csv_and_json_is_that_of_one_process(tmp_path):
+def test_every_byte_of_csv_and_json_is_that_of_one_process(tmp_path, run):
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(f"{text} {text} {number}" for number, text in enumerate(TEXTS * 6)), "utf-8")
     for form in ("--csv", "--json"):
-        shared, alone = (
-            start("stats", "--texts", path, form)
-            for start in (lambda *words: launch("attnscope", *words), in_one_process)
-        )
-        assert shared.returncode == alone.returncode == 0, shared.stderr
-        assert shared.stdout == alone.stdout
-        assert len(alone.stdout) > 5000
+        asked = ("stats", "--texts", path, form)
+        shared, alone = launch("attnscope", *asked), run(*asked)
+        assert shared.returncode == alone.code == 0, shared.stderr
+        assert shared.stdout == alone.out
+        assert len(alone.out) > 5000

@@ -11,8 +11,9 @@ from attnscope.analysis.selection import Selection
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.storage.gold import read_gold
-from tests.analysis.corpus.test_processes import in_one_process, launch
+from tests.analysis.corpus.test_processes import launch
 from tests.analysis.gold import treebank
+from tests.cli.run import runner
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +106,9 @@ def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_two_processes_print_the_table_of_one(bank):
+def test_two_processes_print_the_table_of_one(bank, monkeypatch, capsys):
     asked = ("find", "--gold", bank, "--relation", "nsubj,obj", "--json")
     shared = launch("attnscope", *asked)
     assert shared.returncode == 0, shared.stderr
-    assert shared.stdout == in_one_process(*asked).stdout
+    assert shared.stdout == runner(monkeypatch, capsys)(*asked).out
     assert json.loads(shared.stdout)["labels"]

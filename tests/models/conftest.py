@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_folders import vision_language
 
 
@@ -18,3 +19,12 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         return made[name]
 
     return folder
+
+
+TORCHVISION = can_import_torchvision()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests of processors that are built on torchvision need it."""
+    if item.get_closest_marker("torchvision") is not None and not TORCHVISION:
+        pytest.skip("its processor needs torchvision: pip install 'attnscope[pictures]'")

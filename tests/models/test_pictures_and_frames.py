@@ -10,14 +10,11 @@ from attnscope.analysis.token import one_token
 from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models import load
-from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_folders import NEED_TORCHVISION
 from tests.models.vision_language import FAMILIES
 
 TEXT = "what is on the mat ?"
 VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "llava_next_video")
-torchvision = can_import_torchvision()
-need_torchvision = pytest.mark.skipif(not torchvision, reason="its processor needs torchvision")
 
 
 def save(path, *size: int, seed: int = 0):
@@ -36,7 +33,7 @@ def states_of(model, prepared) -> torch.Tensor:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[*([need_torchvision] if name in NEED_TORCHVISION else []),
+        pytest.param(name, marks=[*([pytest.mark.torchvision] if name in NEED_TORCHVISION else []),
                                   *([] if name in ("llava", "llava_next") else [pytest.mark.slow])])
         for name in FAMILIES
         if name not in ("idefics2", "mllama")
@@ -85,7 +82,7 @@ def test_a_word_lights_both_pictures_on_one_scale(folder_of, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[need_torchvision, *([] if name == "qwen2_vl" else [pytest.mark.slow])])
+    [pytest.param(name, marks=[pytest.mark.torchvision, *([] if name == "qwen2_vl" else [pytest.mark.slow])])
      for name in VIDEOS],
 )  # fmt: skip
 def test_the_tokens_of_a_video_are_named_by_their_frames(name, folder_of, tmp_path):
@@ -117,7 +114,7 @@ def test_the_tokens_of_a_video_are_named_by_their_frames(name, folder_of, tmp_pa
     )
 
 
-@need_torchvision
+@pytest.mark.torchvision
 def test_of_a_long_gif_some_frames_are_taken_and_named(folder_of, tmp_path):
     frames = [Image.fromarray(np.full((56, 56, 3), 10 * i, np.uint8)) for i in range(20)]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])

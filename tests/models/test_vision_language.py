@@ -18,7 +18,6 @@ from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
 from attnscope.models.inputs import Chat
 from tests.models.more_vision_language import MORE, NUMBERED
-from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_folders import ALL, NEED_TORCHVISION, vision_language
 
 TEXT = "what is on the mat ?"
@@ -27,16 +26,15 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role }} : {% for c in m.content %}"
     "{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %}"
 )
-torchvision = can_import_torchvision()
 
 
 def families(*left_out: str) -> list:
     """Every family whose tokens stand for parts of a picture; some processors need torchvision."""
-    need = pytest.mark.skipif(not torchvision, reason="its processor needs torchvision")
     return [
         pytest.param(
             name,
-            marks=[need] * (name in NEED_TORCHVISION) + [pytest.mark.sweep] * (name in MORE),
+            marks=[pytest.mark.torchvision] * (name in NEED_TORCHVISION)
+            + [pytest.mark.sweep] * (name in MORE),
         )
         for name in ALL
         if name not in left_out

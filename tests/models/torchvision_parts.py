@@ -8,6 +8,7 @@ import importlib.util
 import re
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ OPERATORS = (
 _declared: list[torch.library.Library] = []
 
 
+@cache
 def can_import_torchvision() -> bool:
     """Whether torchvision is there; after this it can be imported."""
     spec = importlib.util.find_spec("torchvision")

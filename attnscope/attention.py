@@ -69,7 +69,7 @@ class Site:
     layer: int
 
 
-_HEAD = re.compile(r"(?:(encoder|decoder|cross)[ .])?(?:[Ll](\d+)[Hh](\d+)|(\d+)[.-](\d+))", re.ASCII)
+_HEAD = re.compile(r"(?a)(?:(encoder|decoder|cross)[ .])?(?:[Ll]#[Hh]#|#[.-]#)".replace("#", r"(\d{1,9})"))
 
 
 @dataclass(frozen=True, slots=True, order=True, init=False)

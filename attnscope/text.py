@@ -9,6 +9,12 @@ import unicodedata
 LONGEST = 1000
 """Characters of a token's label, at most: nobody reads more of one."""
 
+LONGEST_SENTENCE = 500
+"""Characters of an error that is printed."""
+
+MOST_DIGITS = 9
+"""Digits of a number that counts something: no text and no model has more of anything."""
+
 _JOINERS = "\u200c\u200d"  # they shape letters and emoji, and are harmless inside a text
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Categories of Unicode: control, format, surrogate and private characters, line and paragraph separators."""
@@ -90,6 +96,20 @@ def visible(text: str) -> str:
         return "␣" * len(text)
     label = clean(text.removeprefix(" "))
     return "◌" + label if unicodedata.category(label[0]).startswith("M") else label
+
+
+def read_number(text: str) -> int | None:
+    """The number that ASCII digits spell, at most ``MOST_DIGITS`` of them; ``None`` for all else.
+
+    Python itself refuses to read more than a few thousand digits, and reads those of every script.
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
+
+
+def shorten(sentence: str) -> str:
+    """A sentence that can be read: whatever it quotes at length loses its middle."""
+    half = LONGEST_SENTENCE // 2
+    return sentence if len(sentence) <= 2 * half else f"{sentence[:half]} ... {sentence[-half:]}"
 
 
 def round_short(value: float) -> str:

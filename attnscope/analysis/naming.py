@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from attnscope.axes import Place
 from attnscope.errors import SelectionError
+from attnscope.text import read_number
 
 NUMBERED = re.compile(r"(image|frame)s? [0-9-]+ · ")
 """Which picture a token stands for: its row and column alone mean the first."""
@@ -23,8 +24,9 @@ def find_place(places: Sequence[Place], wanted: str) -> int:
 
 def fit_exactly(places: Sequence[Place], wanted: str) -> list[int]:
     """The places with a number, or with just that text or label."""
-    if wanted.isascii() and wanted.isdigit():
-        return [i for i, place in enumerate(places) if place.start <= int(wanted) < place.stop]
+    number = read_number(wanted)
+    if number is not None:
+        return [i for i, place in enumerate(places) if place.start <= number < place.stop]
     return [i for i, place in enumerate(places) if wanted in (place.text.strip(), place.label)]
 
 

@@ -22,9 +22,7 @@ from attnscope import __version__
 from attnscope.cli.commands import HELP, Group
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.memory import out_of_memory
-
-LONGEST = 500
-"""Characters of an error; whatever was quoted in a longer one loses its middle."""
+from attnscope.text import shorten
 
 TWICE = 1.0
 """Seconds after a Ctrl-C in which another one is the same."""
@@ -146,9 +144,7 @@ def _who() -> str:
 def _fail(sentence: str) -> NoReturn:
     """One line on stderr, with nothing in it that a terminal would obey and no more than can be read."""
     line = " ".join(sentence.split()).removesuffix(".")
-    if len(line) > LONGEST:
-        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shorten(line))
     encoding = sys.stderr.encoding or "ascii"
     print(f"{_who()}: {shown}".encode(encoding, "replace").decode(encoding), file=sys.stderr)
     raise SystemExit(1)

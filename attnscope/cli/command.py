@@ -10,9 +10,11 @@ from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
+import typer
 from typer.models import ArgumentInfo
 
 from attnscope.cli.options.declare import DECLARED
+from attnscope.text import MOST_DIGITS
 
 LONGEST = 240
 """Characters of a command that is still worth copying."""
@@ -31,6 +33,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
+        for group in groups.values():
+            for word in _words(group):
+                word.check(values[word.field])
         function(
             **{
                 name: group(**{word.field: values[word.field] for word in _words(group)})
@@ -71,6 +76,13 @@ class _Word:
             default=default,
             annotation=Annotated[self.kind, declared],
         )
+
+    def check(self, value: Any) -> None:
+        """Wrong usage for a number that counts nothing: Python reads ``1e999``, ``nan`` and any digits."""
+        if isinstance(value, (int, float)) and not abs(value) < 10**MOST_DIGITS:
+            raise typer.BadParameter(
+                f"write a number of at most {MOST_DIGITS} digits", param_hint=self.names[0]
+            )
 
     def typed(self, value: Any) -> list[str]:
         """What one types for a value; nothing for the default."""

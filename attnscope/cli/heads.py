@@ -11,11 +11,12 @@ from attnscope.attention import Head
 from attnscope.cli.options.heads import HeadOptions, LayerOptions
 from attnscope.cli.options.picture import AxisOptions
 from attnscope.errors import SelectionError
+from attnscope.text import read_number
 
 if TYPE_CHECKING:
     from attnscope.analysis.selection import Selection
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 MOST = 9999
 """The largest number of a layer or a head in a list of them."""
@@ -28,10 +29,11 @@ def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
     """
     asked = asked or LayerOptions()
     layers = parse_numbers(asked.layers, "--layer")
-    if spelling.isascii() and spelling.isdigit():
+    number = read_number(spelling)
+    if number is not None:
         if layers is None or len(layers) > 1:
             raise typer.BadParameter(f"which layer? write L0H{spelling}, or add --layer", param_hint="--head")
-        return Head(layers[0], int(spelling))
+        return Head(layers[0], number)
     try:
         head = Head(spelling)
     except SelectionError as error:

@@ -16,6 +16,7 @@ from attnscope.models.model import Model
 from attnscope.models.text.tokens import readable
 from attnscope.models.text.vocabulary import Vocabulary
 from attnscope.registry import nearest_name
+from attnscope.text import read_number
 
 
 class Prediction(NamedTuple):
@@ -45,7 +46,8 @@ def place_prediction(model: Model, prepared: ModelInput, target: str | None) -> 
     """
     objective = model.objective
     ids = objective.ids(prepared)  # [text, token]
-    at = int(target or 0) if _is_number(target) else _last(ids[0], _tokens(prepared), objective.mask)
+    number = read_number(target or "")
+    at = _last(ids[0], _tokens(prepared), objective.mask) if number is None else number
     if at >= ids.shape[1]:
         raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{ids.shape[1] - 1:,}")
     return at
@@ -67,7 +69,7 @@ def score_prediction(
     at, objective, tokens = place_prediction(model, prepared, target), model.objective, _tokens(prepared)
     texts = torch.arange(len(objective.ids(prepared)), device=model.device)
     logits = model.logits(prepared, texts, torch.full_like(texts, at)).float()  # [text, vocabulary]
-    if target is None or _is_number(target):
+    if target is None or read_number(target) is not None:
         chosen = logits.argmax(-1)
     else:
         chosen = torch.full_like(texts, _id_of(objective.vocabulary, target, logits[0].detach()))
@@ -94,11 +96,11 @@ def _score_class(model: Classifier, prepared: ModelInput, target: str | None) ->
     scores = model.class_scores(prepared).float()  # [text, class] or [text, token, class]
     tokens, place, said = _tokens(prepared), "", "the prediction of each text"
     if scores.ndim == 3:
-        name, _, where = (target or "").rpartition("@") if not _is_number(target) else ("", "", target)
-        if not _is_number(where):
-            name, where = target or "", None
+        name, _, where = (target or "").rpartition("@")
+        number = read_number(where)
+        name = target or "" if number is None else name
         chosen = None if not name else _class_of(model.labels, name)
-        at = _place_class(scores[0].detach(), tokens, chosen) if where is None else int(where or 0)
+        at = _place_class(scores[0].detach(), tokens, chosen) if number is None else number
         if at >= scores.shape[1]:
             last = scores.shape[1] - 1
             raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{last:,}")
@@ -119,8 +121,9 @@ def _class_of(labels: tuple[str, ...], name: str) -> int:
     """The number of a class, by its name or its number. Raises ``SelectionError``."""
     if name in labels:
         return labels.index(name)
-    if _is_number(name) and int(name) < len(labels):
-        return int(name)
+    number = read_number(name)
+    if number is not None and number < len(labels):
+        return number
     near = nearest_name(name, labels)
     some = ", ".join(visible(label) for label in labels[:FEW]) + (", ..." if len(labels) > FEW else "")
     raise SelectionError(f"no class {name!r}: {near}the model tells {len(labels):,} apart: {some}")
@@ -133,10 +136,6 @@ def _place_class(scores: Tensor, tokens: tuple[Token, ...], chosen: int | None) 
     """
     plain = [number for number, token in enumerate(tokens) if not token.special] or [len(scores) - 1]
     return plain[-1] if chosen is None else plain[int(scores[plain].softmax(-1)[:, chosen].argmax())]
-
-
-def _is_number(target: str | None) -> bool:
-    return target is not None and target.isascii() and target.isdigit()
 
 
 def _tokens(prepared: ModelInput) -> tuple[Token, ...]:

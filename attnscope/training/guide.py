@@ -20,6 +20,7 @@ from attnscope.errors import ModelError
 from attnscope.network.attention import MultiHeadAttention
 from attnscope.network.encoder import Encoder
 from attnscope.network.tokenizer import SPECIAL
+from attnscope.text import MOST_DIGITS
 
 PATTERNS = ("previous", "next", "duplicate")
 
@@ -35,7 +36,7 @@ class Guide:
 
 def parse_guide(text: str) -> Guide:
     """Read ``L0H3=duplicate``; raises ``ModelError``."""
-    match = re.fullmatch(r"L(\d+)H(\d+)=(\w+)", text)
+    match = re.fullmatch(rf"L(\d{{1,{MOST_DIGITS}}})H(\d{{1,{MOST_DIGITS}}})=(\w+)", text, re.ASCII)
     if match is None or match[3] not in PATTERNS:
         raise ModelError(
             f"a guide reads like L0H3=duplicate, with one of {', '.join(PATTERNS)}, not {text!r}"

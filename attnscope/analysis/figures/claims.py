@@ -122,7 +122,7 @@ def claim(text: str) -> Claim:
     Raises ``SelectionError`` for anything else.
     """
     plain = text.strip()
-    counted = re.fullmatch(r"count\((.*)\)\s*(<=|>=|!=|==?|<|>)\s*(\d+)", plain, re.ASCII)
+    counted = re.fullmatch(r"count\((.*)\)\s*(<=|>=|!=|==?|<|>)\s*(\d{1,9})", plain, re.ASCII)
     if counted is not None:
         return _Count(plain, parse_conditions(counted[1]), counted[2], float(counted[3]))
     some = re.fullmatch(r"(any|all)\.(.+)", plain)

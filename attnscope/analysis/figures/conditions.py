@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, ROLES, HeadFigures
@@ -19,6 +20,7 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 }
 
 NAME = r"offset=[+-]?\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", re.ASCII)
 
 
@@ -59,10 +61,8 @@ def _condition(text: str) -> Condition:
             )
         return Condition(name, sign, wanted)
     MEASURES[name]
-    try:
-        float(wanted)
-    except ValueError:
-        raise SelectionError(f"cannot read {text!r}: {wanted!r} is no number") from None
+    if NUMBER.fullmatch(wanted) is None or not isfinite(float(wanted)):
+        raise SelectionError(f"cannot read {text!r}: {wanted!r} is no number")
     if sign not in OPERATORS:
         raise SelectionError(
             f"cannot read {text!r}: compare a figure with {', '.join(OPERATORS)}, as none equals a number"

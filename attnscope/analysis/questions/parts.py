@@ -13,6 +13,7 @@ from attnscope.attention import Axis
 from attnscope.axes import Place, coarsen_axis
 from attnscope.deadline import OutOfTime, time_limited
 from attnscope.errors import SelectionError
+from attnscope.text import read_number
 
 Group: TypeAlias = tuple[int, ...]
 """Tokens that count as one: the pieces of a word, or a phrase."""
@@ -37,9 +38,6 @@ UNKNOWN = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
 SECONDS = 3
 """Processor seconds that a regular expression may take: some try every way to match."""
 
-DIGITS = 9
-"""Digits of a token's number or a distance: no text is longer."""
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -61,7 +59,7 @@ class Part:
         words = word_groups(axis)
         if self.everything:
             return tuple(group for _, group in words)
-        number = _number(self.text)
+        number = read_number(self.text)
         if number is not None:
             return ((number,),) if number < len(axis) else ()
         if len(self.text) > 1 and self.text[0] == self.text[-1] and self.text[0] in "\"'":
@@ -88,7 +86,7 @@ class Part:
     def place(self) -> tuple[str, int | None]:
         """Of one of several words, cat#2, the word and which of them it is."""
         name, _, place = self.text.rpartition("#")
-        return (name, _number(place)) if name else (self.text, None)
+        return (name, read_number(place)) if name else (self.text, None)
 
     def _names(self, place: Place) -> bool:
         """Whether the picture is named that a token is part of: image 2, frame 1."""
@@ -130,7 +128,7 @@ def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
 
 
 def _part(text: str, *, row: bool) -> Part:
-    if text[0] in "+-" and _number(text[1:]) is not None:
+    if text[0] in "+-" and read_number(text[1:]) is not None:
         if row:
             raise SelectionError(
                 f"{text} counts tokens from each row, so it stands behind the arrow: '* -> {text}'"
@@ -169,11 +167,6 @@ def _too_slow(text: str) -> SelectionError:
         f"{text[:60]} takes longer than {SECONDS} seconds, and was stopped: write it without repeats of "
         "repeats, like (a+)+"
     )
-
-
-def _number(text: str) -> int | None:
-    """A number of at most ``DIGITS`` digits."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None
 
 
 def _written(name: str, words: Sequence[tuple[Place, Group]], axis: Axis) -> tuple[Group, ...]:

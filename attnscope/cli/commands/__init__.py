@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from attnscope.registry import docstring
+from attnscope.text import shorten
 
 NAMES = (
     "show", "find", "spans", "align", "flow", "stats", "compare", "browse", "export", "info", "check",
@@ -28,6 +30,9 @@ LONGEST_CHOICES = 22
 """Letters of all choices together beyond which the help's text lists them."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
+
+WRONG_USAGE: Any = typer.BadParameter.__mro__[1]
+"""What click, or Typer's copy of it, raises for wrong usage of any kind."""
 
 
 class Commands(Mapping[str, Any]):
@@ -64,6 +69,26 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> Any:
         """The options before a command."""
         return _spare(_name_values(super().get_params(ctx), {}), {})
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        """What was typed before a command, read."""
+        with _shortened_errors():
+            return super().make_context(*given, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        """A command, run."""
+        with _shortened_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _shortened_errors() -> Iterator[None]:
+    """Wrong usage is said in a sentence that can be read, however long what was typed is."""
+    try:
+        yield
+    except WRONG_USAGE as error:
+        error.message = shorten(error.message)
+        raise
 
 
 def find_command(name: str) -> Callable[..., None]:

@@ -26,6 +26,7 @@ from attnscope.cli.options.picture import (
 from attnscope.cli.options.source import SecondNamed
 from attnscope.cli.source import Source, open_two, read_source, reading, reopen
 from attnscope.errors import InputError, OutputError, SelectionError
+from attnscope.text import read_number
 
 if TYPE_CHECKING:
     from attnscope.analysis.selection import Selection
@@ -104,8 +105,9 @@ def _select(attention: ComparedHeads, axes: AxisOptions) -> Selection:
     """Which heads are meant; a number alone is that head of every layer."""
     if attention.head is None:
         return select(attention, axes)
-    if attention.head.isascii() and attention.head.isdigit() and attention.layers is None:
-        return select(attention, axes, number=int(attention.head))
+    number = read_number(attention.head)
+    if number is not None and attention.layers is None:
+        return select(attention, axes, number=number)
     return select(attention, axes, parse_head(attention.head, attention))
 
 

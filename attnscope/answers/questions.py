@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from attnscope.analysis.figures.claims import Verdict
     from attnscope.analysis.figures.snapshot import Change
     from attnscope.analysis.flow.flow import Flow
+    from attnscope.analysis.questions.aim import Looking
     from attnscope.analysis.questions.find import Answer as Found
-    from attnscope.analysis.questions.find import Answers, Looking
+    from attnscope.analysis.questions.find import Answers
     from attnscope.analysis.questions.spans import SpanMaps
     from attnscope.models.inputs import Picture
     from attnscope.views import Scale

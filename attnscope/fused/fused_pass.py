@@ -44,6 +44,7 @@ class FusedPass:
     shortest: int = SHORTEST
     _masks: dict[tuple[object, ...], tuple[Runs | None, bool]] = field(default_factory=dict)
     _matches: list[tuple[Runs, Mapping[str, Sequence[Matches]]]] = field(default_factory=list)
+    _open: list[tuple[Runs, Tensor]] = field(default_factory=list)
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, MapAlone]:
         """The call's output, [batch, head, query, value size], and the statistics of its weights.
@@ -62,7 +63,7 @@ class FusedPass:
         edges = self.request.edges(call.query.shape[2]), self.request.edges(call.key.shape[2])
         if self.request.map_alone and is_widened(call, len(edges[1]) - 1):
             output, total = attend_widened(call, *edges)
-            return output, MapAlone(runs=runs, map=Map(total, open_pairs(runs, *edges), *edges))
+            return output, MapAlone(runs=runs, map=Map(total, self._open_pairs(runs, *edges), *edges))
         bias = None if plain or not call.biases else call.biases[0]
         while bias is not None and bias.ndim < 4:
             bias = bias[None]
@@ -130,6 +131,15 @@ class FusedPass:
             runs = open_runs(mask, *lengths, call.diagonal is not None)
             self._masks[known] = runs, mask is None or is_plain(mask)
         return self._masks[known]
+
+    def _open_pairs(self, runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> Tensor:
+        """The open pairs of each cell, kept for the next layers.  -> [batch or 1, row cell, key cell]"""
+        for known, pairs in self._open:
+            if known is runs:  # runs are never written into, and say how many rows and keys there are
+                return pairs
+        pairs = open_pairs(runs, row_edges, key_edges)
+        self._open = [*self._open[-3:], (runs, pairs)]
+        return pairs
 
     def _pairs(self, runs: Runs, batch: int) -> Mapping[str, Sequence[Matches]]:
         """Matching pairs by name, kept for the next layers."""

@@ -8,6 +8,8 @@ and tiles as much as all of it.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, scaled_dot_product_attention
@@ -71,6 +73,7 @@ def attend_widened(
     return output, total
 
 
+@lru_cache(4)  # the layers of a model share their edges
 def _members(edges: tuple[int, ...]) -> Tensor:
     """Which cell each position belongs to.  -> [position, cell], 0 or 1"""
     sizes = torch.tensor(edges).diff()

@@ -26,7 +26,7 @@ class Questions(Shown):
         Raises ``SelectionError`` for parts that the text has not.
         """
         from attnscope.analysis.questions.find import find
-        from attnscope.analysis.questions.parts import parse_questions
+        from attnscope.analysis.questions.question import parse_questions
         from attnscope.answers.questions import of_found
 
         asked = [question for each in questions for question in parse_questions(each)]

@@ -24,7 +24,7 @@ def measure(tokens: int, layers: int, rounds: int) -> dict[str, float]:
     """The share of each way in the processor time of the pass."""
     from attnscope.analysis.questions.cut import Span
     from attnscope.analysis.questions.find import find
-    from attnscope.analysis.questions.parts import parse_questions
+    from attnscope.analysis.questions.question import parse_questions
     from attnscope.analysis.questions.spans import span_maps
     from attnscope.models import load
     from tests.models.folders import gpt2

@@ -57,3 +57,32 @@ def test_a_word_that_the_text_has_not_is_one_sentence(run):
     ran = run("find", "it -> dog", TEXT)
     assert ran.code == 1
     assert ran.err.startswith("attnscope: no 'dog' among the keys: they read [CLS], The, cat")
+
+
+def test_what_begins_with_a_minus_and_is_no_option_is_an_argument(run):
+    shares = []
+    for typed in (["+1 -> cat", TEXT], ["-1 -> cat", TEXT, "--top", "3"], ["--", "-1 -> cat", TEXT]):
+        ran = run("find", "--json", *typed)
+        assert ran.code == 0, ran.err
+        (question,) = json.loads(ran.out)["questions"]
+        assert question["question"] == typed[typed[0] == "--"]
+        shares.append({(each["layer"], each["head"]): each["weight"] for each in question["heads"]})
+    assert shares[1] == shares[2] != shares[0]
+
+
+def test_options_keep_values_that_begin_with_a_minus(run):
+    ran = run("stats", "--sort", "offset=-2", "- a list of cats", "--top", "1", "--json")
+    assert ran.code == 0
+    assert len(json.loads(ran.out)["heads"]) == 1
+    assert run("show", "--token", "-1", "-5 degrees").err.startswith("attnscope: no token '-1'")
+    assert run("spans", TEXT, "--pair", "-1 -> 2").err.startswith("attnscope: no part '-1'")
+    assert "No such option" in run("find", "it -> cat", TEXT, "--nosuch").err
+    assert "No such option" in run("find", "it -> cat", TEXT, "-q").err
+
+
+def test_a_text_with_an_arrow_in_it_is_the_last_argument(run):
+    asked = ("find", '"x -> y" -> cat', "The map x -> y of the cat", "--json")
+    ran = run(*asked)
+    assert ran.code == 0
+    assert [each["question"] for each in json.loads(ran.out)["questions"]] == ['"x -> y" -> cat']
+    assert run("find", "it -> cat", "--json").code == 2

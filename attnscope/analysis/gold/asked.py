@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from attnscope.analysis.questions.locate import locate_tokens
+from attnscope.analysis.places.locate import locate_tokens
 from attnscope.attention import Token
 from attnscope.errors import InputError
 from attnscope.storage.gold import Pair

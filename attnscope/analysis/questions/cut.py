@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from attnscope.analysis.questions.locate import locate_tokens
+from attnscope.analysis.places.locate import locate_tokens
 from attnscope.attention import Token
 from attnscope.axes.places import HEARD, SEPARATOR
 from attnscope.errors import InputError

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from math import isnan
 
-import torch
 from torch import Tensor
 
-from attnscope.analysis.questions.aim import Aim
-from attnscope.analysis.questions.parts import Part, Question, word_groups
+from attnscope.analysis.questions.aim import Aim, Looking, Sums
+from attnscope.analysis.questions.parts import Part, word_groups
+from attnscope.analysis.questions.question import Question
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     kind_title,
@@ -20,29 +20,12 @@ from attnscope.analysis.sentences import (
     provenance,
     require_selected,
 )
-from attnscope.attention import Attention, Axis, Head, Site
+from attnscope.attention import Attention, Axis, Site
 from attnscope.capture.observers.coarse_map import BLOCK
 from attnscope.capture.observers.shared_rows import SharedRows, rows_at_a_time
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.registry import nearest_name
-
-
-@dataclass(frozen=True)
-class Looking:
-    """How much of what one head does answers a question.
-
-    ``weight`` is the share of the attention of the left part that goes to the right part, ``baseline`` the
-    same of even attention over the open keys, and ``rank`` the place of the right part's heaviest word among
-    all words of the row: 1 is the heaviest; ``None`` where every word is meant. All are means over the
-    ``rows`` of the left part that may look at the right part at all; rows of one word's pieces count as one.
-    """
-
-    head: Head
-    weight: float
-    baseline: float
-    rank: float | None
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -94,68 +77,11 @@ def find(
 
 
 @dataclass(eq=False)
-class _Sums:
-    """What the rows of one call add up to, for one question."""
-
-    question: int
-    site: Site
-    count: InitVar[int]  # of heads
-    aim: Aim
-    everything: bool
-    share: float = 0.0  # of the rows that are in the sums
-    rows: int = 0
-
-    def __post_init__(self, count: int) -> None:
-        self.weight, self.baseline, self.rank = torch.zeros(3, count, dtype=torch.float64)  # [head] each
-
-    def add(self, weights: Tensor, allowed: Tensor, start: int) -> None:
-        """Rows of the call, [batch, head, row, key], from row ``start`` on."""
-        mine = [row for row in self.aim.rows if start <= row < start + weights.shape[2]]
-        if not mine:
-            return
-        part = torch.tensor(mine, device=weights.device) - start
-        weights, allowed = weights[:, :, part].double(), allowed[:, :, part]
-        word, target = (each.to(weights.device) for each in (self.aim.word, self.aim.target))
-        if self.aim.step is not None:
-            target = torch.arange(len(word), device=word.device) == (part + start + self.aim.step)[:, None]
-        wanted = target[..., word]  # [key], or [row, key] of a step
-        open_ = (allowed & wanted).sum(-1)  # [batch or 1, head or 1, row]
-        looks = (open_ > 0).any(0).any(0)  # [row]
-        share = torch.tensor([self.aim.rows[row] for row in mine], dtype=torch.float64) * looks.cpu()
-        words = torch.zeros_like(weights).index_add_(-1, word, weights)
-        best = words.masked_fill(~target, -1).amax(-1, keepdim=True)
-        rank = 1 + (words > best).sum(-1)
-        baseline = open_ / allowed.sum(-1).clamp(min=1)
-        self.weight += (weights * wanted).sum(-1).mean(0).cpu() @ share
-        self.baseline += baseline.double().mean(0).expand(len(self.weight), -1).cpu() @ share
-        self.rank += rank.double().mean(0).cpu() @ share
-        self.share += float(share.sum())
-        self.rows += int(looks.sum())
-
-    def heads(self, numbers: Sequence[int]) -> list[Looking]:
-        """The means, a head each; none where no row could look."""
-        if not self.share:
-            return []
-        site = self.site
-        table = torch.stack([self.weight, self.baseline, self.rank], 1) / self.share
-        return [
-            Looking(
-                Head(site.layer, head, site.kind),
-                weight,
-                baseline,
-                None if self.everything else rank,
-                self.rows,
-            )
-            for head, (weight, baseline, rank) in zip(numbers, table.tolist(), strict=True)
-        ]
-
-
-@dataclass(eq=False)
 class _Questions:
     """Observer: asks all questions of every call, of the rows that they are about."""
 
     questions: tuple[Question, ...]
-    sums: list[_Sums] = field(default_factory=list)
+    sums: list[Sums] = field(default_factory=list)
     aims: list[tuple[int, tuple[Axis, Axis], Aim | None]] = field(default_factory=list)
 
     def begin(self, attention: Attention) -> _Reading | None:
@@ -163,8 +89,8 @@ class _Questions:
         for number, question in enumerate(self.questions):
             aim = self._aim(number, attention.queries, attention.keys)
             if aim is not None:
-                everything = question.right.everything
-                asked.append(_Sums(number, attention.site, attention.heads, aim, everything))
+                everything = question.right.everything and aim.step is None
+                asked.append(Sums(number, attention.site, attention.heads, aim, everything))
         self.sums += asked
         return _Reading(asked, rows_at_a_time(attention, BLOCK)) if asked else None
 
@@ -182,7 +108,7 @@ class _Questions:
 class _Reading:
     """The rows that the questions about one call need."""
 
-    asked: Sequence[_Sums]
+    asked: Sequence[Sums]
     step: int
 
     @property
@@ -197,11 +123,12 @@ class _Reading:
         """Nothing is left to do."""
 
 
-def _notes(question: Question, sums: Sequence[_Sums]) -> list[str]:
+def _notes(question: Question, sums: Sequence[Sums]) -> list[str]:
     """Where a part stands at several places, and rows that cannot look."""
     notes = []
     aim = sums[0].aim
-    for part, groups, what in ((question.left, aim.left, "averaged"), (question.right, aim.right, "summed")):
+    left = question.left if question.left.step is None else question.right
+    for part, groups, what in ((left, aim.left, "averaged"), (question.right, aim.right, "summed")):
         if len(groups) > 1 and not part.everything:
             at = number_ranges({group[0] for group in groups})
             notes.append(f"{part.text} stands at {len(groups):,} places ({at}): {what}")
@@ -214,14 +141,16 @@ def _notes(question: Question, sums: Sequence[_Sums]) -> list[str]:
 def _nothing(question: Question, prepared: ModelInput, sites: Sequence[Site]) -> str:
     """Why a question has no answer: what does not exist, or what no row may look at."""
     kinds = kinds_of(sites)
-    for side, part in enumerate((question.left, question.right)):
-        axes = [axes[side] for kind, axes in prepared.axes.items() if kind in kinds]
-        if part.step is None and axes and not any(part.tokens(axis) for axis in axes):
-            return _absent(part, axes[0], ("queries", "keys")[side])
-        leads = (_leads(question.left, part.step, *axes) for axes in prepared.axes.values())
-        if part.step is not None and not any(leads):
+    sides = [axes for kind, axes in prepared.axes.items() if kind in kinds]
+    parts = (question.left, question.right)
+    for side, part in enumerate(parts):
+        if part.step is None and sides and not any(part.tokens(axes[side]) for axes in sides):
+            return _absent(part, sides[0][side], ("queries", "keys")[side])
+    for side, part in enumerate(parts):
+        other = parts[1 - side]
+        if part.step is not None and not any(_leads(other, part.step, axes, side) for axes in sides):
             way = "behind" if part.step > 0 else "before"
-            return f"no token stands {abs(part.step):,} {way} {question.left.text!r}"
+            return f"no token stands {abs(part.step):,} {way} {other.text!r}"
     where = " and ".join(kind_title(kind) for kind in kinds)
     left, right = question.left.text, question.right.text
     return f"{left!r} cannot look at {right!r} in {where}: those keys are masked"
@@ -240,9 +169,10 @@ def _absent(part: Part, axis: Axis, side: str) -> str:
     return f"no {part.text!r} among the {side}: {near}they read {_listed(axis)}"
 
 
-def _leads(left: Part, step: int | None, queries: Axis, keys: Axis) -> bool:
-    """Whether a distance leads from some token of a part to one of the text."""
-    return step is None or any(0 <= row + step < len(keys) for group in left.tokens(queries) for row in group)
+def _leads(part: Part, step: int, axes: tuple[Axis, Axis], side: int) -> bool:
+    """Whether a distance leads from some token of a part to one of the axis of ``side``."""
+    groups = part.tokens(axes[1 - side])
+    return any(0 <= at + step < len(axes[side]) for group in groups for at in group)
 
 
 def _listed(axis: Axis) -> str:

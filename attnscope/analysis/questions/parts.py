@@ -1,4 +1,4 @@
-"""Parts of a text, and questions about two of them: ``it -> cat``. Parsed, never run as code."""
+"""Parts of a text, as one writes them: a word, a phrase, a class of tokens, a regular expression."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ from attnscope.text import read_number
 Group: TypeAlias = tuple[int, ...]
 """Tokens that count as one: the pieces of a word, or a phrase."""
 
-HELP = (
-    "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "
-    "special, punctuation, image, image 2, sound, /regex/, "
-    "or *; behind the arrow also a number of tokens from here (-2, +1)"
-)
+QUOTE = re.compile(r"\\([\"'])")
+"""A quote inside of a quoted phrase."""
 
 CLASSES = ("special", "punctuation")
 
@@ -43,7 +40,8 @@ SECONDS = 3
 class Part:
     """One side of a question, as it was written.
 
-    ``tokens`` finds it on an axis; ``step`` is set instead where it is as many tokens from each row.
+    ``tokens`` finds it on an axis; ``step`` is set instead where it is as many tokens from each of the other
+    side.
     """
 
     text: str
@@ -55,16 +53,18 @@ class Part:
         return self.text == "*"
 
     def tokens(self, axis: Axis) -> tuple[Group, ...]:
-        """The places on an axis that are meant, each as its tokens; none where there is none."""
+        """The places on an axis that are meant, each as its tokens; none where there is none, or a step."""
+        if self.step is not None:
+            return ()
         words = word_groups(axis)
         if self.everything:
             return tuple(group for _, group in words)
         number = read_number(self.text)
         if number is not None:
             return ((number,),) if number < len(axis) else ()
-        if len(self.text) > 1 and self.text[0] == self.text[-1] and self.text[0] in "\"'":
-            return tuple(_phrase(self.text[1:-1], axis))
-        if len(self.text) > 2 and self.text[0] == self.text[-1] == "/":
+        if self.quoted is not None:
+            return tuple(_phrase(self.quoted, axis))
+        if _between(self.text, "/"):
             return _matching(self.text, words)
         if self.text in CLASSES:
             return tuple(group for place, group in words if _belongs(place, self.text))
@@ -79,8 +79,15 @@ class Part:
             return one
         name, number = self.place
         if number is not None:
-            return _written(name, words, axis)[number - 1 : number] if number else ()
+            several = name in CLASSES or _between(name, "\"'/")
+            places = Part(name).tokens(axis) if several else _written(name, words, axis)
+            return places[number - 1 : number] if number else ()
         return _written(self.text, words, axis)
+
+    @property
+    def quoted(self) -> str | None:
+        """What stands between the quotes of a phrase; a quote in it is written with a stroke before it."""
+        return QUOTE.sub(r"\1", self.text[1:-1]) if _between(self.text, "\"'") else None
 
     @property
     def place(self) -> tuple[str, int | None]:
@@ -93,33 +100,6 @@ class Part:
         return place.text.partition(" · ")[0] == self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """How much of the attention of one part goes to another."""
-
-    left: Part
-    right: Part
-
-    def __str__(self) -> str:
-        return f"{self.left.text} -> {self.right.text}"
-
-
-def parse_questions(text: str) -> tuple[Question, ...]:
-    """``it -> cat``, or both ways: ``it <-> cat``. Raises ``SelectionError`` for what is no question."""
-    left, arrow, right = (
-        (part.strip() for part in re.split(r"(<?->)", text, maxsplit=1)) if "->" in text else ("",) * 3
-    )
-    if not left or not right or "->" in right:
-        raise SelectionError(f"{text!r} is no question: write FROM -> TO, like 'it -> cat'; {HELP}")
-    ways = [(left, right)] if arrow == "->" else [(left, right), (right, left)]
-    return tuple(Question(_part(one, row=True), _part(other, row=False)) for one, other in ways)
-
-
-def is_question(text: str) -> bool:
-    """Whether an argument is a question, and no text."""
-    return "->" in text
-
-
 def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
     """Every word of an axis, and every token that is in none, with its tokens."""
     coarsening = coarsen_axis(axis, words=True)
@@ -127,16 +107,20 @@ def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
     return tuple(zip(coarsening.places, groups, strict=True))
 
 
-def _part(text: str, *, row: bool) -> Part:
+def part_of(text: str) -> Part:
+    """A part as it is written. Raises ``SelectionError`` for a regular expression that is none."""
     if text[0] in "+-" and read_number(text[1:]) is not None:
-        if row:
-            raise SelectionError(
-                f"{text} counts tokens from each row, so it stands behind the arrow: '* -> {text}'"
-            )
         return Part(text, int(text))
-    if len(text) > 2 and text[0] == text[-1] == "/":
-        _pattern(text)
-    return Part(text)
+    part = Part(text)
+    for name in (text, part.place[0]):
+        if _between(name, "/"):
+            _pattern(name)
+    return part
+
+
+def _between(text: str, marks: str) -> bool:
+    """Whether something stands between two of these marks."""
+    return len(text) > 2 and text[0] == text[-1] and text[0] in marks
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -12,9 +12,11 @@ import torch
 from torch.nn.functional import pad
 
 from attnscope.analysis.figures.stats import what_ran
+from attnscope.analysis.questions.aim import Looking
 from attnscope.analysis.questions.cut import Span
-from attnscope.analysis.questions.find import Answer, Looking
-from attnscope.analysis.questions.parts import Part, Question
+from attnscope.analysis.questions.find import Answer
+from attnscope.analysis.questions.parts import Part
+from attnscope.analysis.questions.question import Question
 from attnscope.analysis.selection import Selection
 from attnscope.analysis.sentences import (
     name_pass,
@@ -57,7 +59,7 @@ class SpanMaps:
         Raises ``SelectionError`` where there is no such part, or its keys are masked.
         """
         left, right = question.left, question.right
-        row = self._number(left.text)
+        row = self._number(left)
         if right.everything:
             each = [
                 Answer(Question(left, Part(span.name)), heads)
@@ -65,7 +67,7 @@ class SpanMaps:
                 if (heads := self._looking(row, key))
             ]
             return tuple(sorted(each, key=lambda answer: -fmean(head.weight for head in answer.heads)))
-        heads = self._looking(row, self._number(right.text))
+        heads = self._looking(row, self._number(right))
         if not heads:
             raise SelectionError(f"{left.text!r} cannot look at {right.text!r}: those keys are masked")
         return (Answer(question, heads),)
@@ -88,16 +90,16 @@ class SpanMaps:
         places = tuple(Place(span.name, span.start, span.stop) for span in self.spans)
         return Weights(self.weights[some].mean(0), self.baseline[some].mean(0) > 0, places, places)
 
-    def _number(self, name: str) -> int:
+    def _number(self, part: Part) -> int:
         """A part by its name, its number, or how it begins."""
-        wanted = name.strip("'\"").casefold()
+        wanted = (part.quoted or part.text).casefold()
         names = [span.name.casefold() for span in self.spans]
         for fits in (wanted.__eq__, lambda each: each.startswith(f"{wanted} "), lambda each: wanted in each):
             for number, each in enumerate(names):
                 if fits(each):
                     return number
         listed = ", ".join(span.name for span in self.spans[:12]) + (", ..." if len(self.spans) > 12 else "")
-        raise SelectionError(f"no part {name!r}: the text has the parts {listed}")
+        raise SelectionError(f"no part {part.text!r}: the text has the parts {listed}")
 
 
 def span_maps(

@@ -63,7 +63,8 @@ class SharedRows:
             heads = self.select(attention.site, attention.heads)
             if not heads:
                 return
-            attention = attention.only(heads)
+            if list(heads) != list(range(attention.heads)):  # what is picked is copied
+                attention = attention.only(heads)
         readings = [reading for each in self.observers if (reading := each.begin(attention)) is not None]
         if not readings:
             return

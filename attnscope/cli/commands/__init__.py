@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
@@ -35,6 +36,10 @@ WRONG_USAGE: Any = typer.BadParameter.__mro__[1]
 """What click, or Typer's copy of it, raises for wrong usage of any kind."""
 
 
+OPTION = re.compile(r"--?[^\W\d_]")
+"""How an option begins: -2, "-2 -> cat" and "- a line of a list" are none."""
+
+
 class Commands(Mapping[str, Any]):
     """Every command by its name, as Typer has it."""
 
@@ -58,6 +63,16 @@ class Command(TyperCommand):
         words = inspect.signature(self.callback or _take).parameters
         kinds = {name: next(iter(get_args(word.annotation)), None) for name, word in words.items()}
         return _spare(_name_values(super().get_params(ctx), kinds), kinds)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take what is typed: an argument may begin with a minus, ``"-2 -> cat"``."""
+        valued = {
+            name
+            for each in self.get_params(ctx)
+            if each.param_type_name == "option" and not each.is_flag
+            for name in each.opts
+        }
+        return super().parse_args(ctx, _behind_options(args, valued))
 
 
 class Group(TyperGroup):
@@ -106,6 +121,25 @@ def _build(name: str) -> Any:
     alone = typer.Typer(add_completion=False, context_settings=HELP)
     alone.command(cls=Command, help=paragraphs, epilog=title.strip() + examples)(function)
     return get_command(alone)
+
+
+def _behind_options(typed: list[str], valued: Collection[str]) -> list[str]:
+    """The same with all arguments behind ``--``, where one begins with a minus and is no option.
+
+    ``valued`` are the options that take what follows them.
+    """
+    options, arguments = list[str](), list[str]()
+    words = iter(typed)
+    for word in words:
+        if word == "--":
+            arguments += words
+        elif OPTION.match(word):
+            options += [word, *([next(words, "")] if word in valued else [])]
+        else:
+            arguments.append(word)
+    if not any(word.startswith("-") and word != "-" for word in arguments):
+        return typed
+    return [*options, "--", *arguments]
 
 
 def _name_values(parameters: Any, kinds: Mapping[str, Any]) -> Any:

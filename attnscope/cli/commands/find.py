@@ -59,8 +59,9 @@ def find(
     """Find the heads that look from one part of a text to another.
 
     A part is a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), a
-    special token ([CLS]), special, punctuation, image, /regex/, or * for every word. Behind the arrow it may
-    be a distance: * -> -2 asks which heads look two tokens back.
+    special token ([CLS]), special, punctuation, image, /regex/, or * for every word. One of the two may be a
+    distance from the other: * -> -2 asks which heads look two tokens back, +1 -> cat what looks at cat from
+    the token behind it. What has an arrow in it stands in quotes.
 
     Each head's figure is the share of the attention of the left part that goes to the right part. Beside it
     stand the baseline, which is the same share of even attention, and the rank of the right part among all
@@ -84,20 +85,22 @@ def find(
 
     attnscope find --gold pairs.txt --alignments links.txt -m my-translator
     """
-    from attnscope.analysis.questions.parts import is_question, parse_questions
+    from attnscope.analysis.questions.question import is_question, parse_questions
 
     given_words = asked.asked or []
     if check_gold(gold, given_words, source, output):
         answer_gold(gold, source, attention, output, model)
         return
     texts = [each for each in given_words if not is_question(each)]
+    if not (texts or source.names_one) and len(given_words) > 1:
+        texts = given_words[-1:]  # a text with an arrow in it: else there is none
     if len(texts) == len(given_words):
         raise typer.BadParameter("ask something, the arrow written as ->: 'it -> cat'", param_hint="ASKED")
     if len(texts) > 1 or (texts and source.text is not None):
         raise typer.BadParameter("give one text; a question has an arrow, ->", param_hint="ASKED")
     if texts:
         source = replace(source, text=texts[0])
-    questions = [question for each in given_words if is_question(each) for question in parse_questions(each)]
+    questions = [question for each in given_words if each not in texts for question in parse_questions(each)]
     check_picture(output.out, picture.cmap, one=True)
     given = read_source(source, model)
     loaded, prepared = given.open(saving=output.out is not None)

@@ -49,7 +49,7 @@ def spans(
     attnscope spans "The king said that the queen" -m own-causal --generate 10 --written
     """
     from attnscope.analysis.questions.find import Answers
-    from attnscope.analysis.questions.parts import parse_questions
+    from attnscope.analysis.questions.question import parse_questions
     from attnscope.analysis.questions.spans import span_maps
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnscope.analysis.questions.find import find
-from attnscope.analysis.questions.parts import parse_questions
+from attnscope.analysis.questions.question import parse_questions
 from attnscope.analysis.selection import Selection
 from attnscope.capture import Keep, recording
 from attnscope.errors import SelectionError
@@ -77,22 +77,31 @@ def test_fifty_random_questions_have_the_answers_of_brute_force(model):
     chance, answered = random.Random(0), 0
     for _ in range(50):
         left, right = chance.choice([*names, "*"]), chance.choice([*names, "-2", "-1", "+1"])
+        back = right[0] in "+-" and chance.random() < 0.5  # the same from the other side
 
         def places(name):
             spelled = ["".join(prepared.tokens[number].text for number in word).strip() for word in words]
             return [word for word, text in zip(words, spelled, strict=True) if name in ("*", text)]
 
         step = int(right) if right[0] in "+-" and right[1:].isdigit() else None
+        asked, rows_of = f"{left} -> {right}", places
+        if back:  # each key is asked about from so many tokens away
+            asked, away, step = f"{right} -> {left}", step, -step
+
+            def rows_of(name, away=away):
+                moved = [[at + away for at in word] for word in places(name)]
+                return [[row for row in word if 0 <= row < len(prepared.tokens)] for word in moved]
+
         try:
-            (answer,) = find(model, prepared, parse_questions(f"{left} -> {right}")).answers
+            (answer,) = find(model, prepared, parse_questions(asked)).answers
         except SelectionError:
             assert causal, "every question has an answer where no key is masked"
-            rows = [row for word in places(left) for row in word]
+            rows = [row for word in rows_of(left) for row in word]
             keys = [row + step for row in rows] if step else [key for word in places(right) for key in word]
             assert all(key > row for row in rows for key in keys) or step == 1
             continue
         answered += 1
-        expected = brute(weights, causal, words, places(left), [] if step else places(right), step)
+        expected = brute(weights, causal, words, rows_of(left), [] if step else places(right), step)
         assert len(answer.heads) == weights.shape[0] * weights.shape[1]
         shares = [looking.weight for looking in answer.heads]
         assert shares == sorted(shares, reverse=True)
@@ -196,6 +205,7 @@ def test_words_that_a_tokenizer_cuts_or_lacks_are_found_as_they_are_written(part
         ("400 -> cat", "no token 400 among the queries, which are 0 to 17"),
         ("it -> +400", "no token stands 400 behind 'it'"),
         ("it -> -40", "no token stands 40 before 'it'"),
+        ("+400 -> it", "no token stands 400 behind 'it'"),
     ],
 )
 def test_what_is_not_there_is_answered_with_what_is_near(asked, said):
@@ -204,7 +214,41 @@ def test_what_is_not_there_is_answered_with_what_is_near(asked, said):
         find(model, model.prepare(TEXT), parse_questions(asked))
 
 
-@pytest.mark.parametrize("asked", ["it", "it ->", "-> cat", "it -> cat -> mat", "-1 -> cat", "it -> /(/"])
+ARROWS = 'He wrote "a -> b" twice: the a <-> b, and a -> b of the cat.'
+
+
+@pytest.mark.parametrize(
+    ("part", "spelled"),
+    [
+        ('"a -> b"', ["a->b", "a->b"]),
+        ("'a <-> b'", ["a<->b"]),
+        ("'a -> b'#2", ["a->b"]),
+        (r'"\"a -> b\" twice"', ['"a->b"twice']),
+        (r"/^a$|wr->|tw\/?ice/", ["a", "twice", "a", "a"]),
+        ("/^a$/#3", ["a"]),
+        ("'#2'", []),
+        ("punctuation#1", ['"']),
+    ],
+)
+@pytest.mark.parametrize("way", ["{} -> cat", "cat -> {}", "{0} <-> {0}"])
+def test_quotes_are_read_before_arrows_and_numbers(part, spelled, way):
+    prepared = load(folders.minilm()).prepare(ARROWS)
+    question = parse_questions(way.format(part))[0]
+    side = question.right if question.left.text == "cat" else question.left
+    assert side.text == part
+    groups = side.tokens(prepared.tokens)
+    assert ["".join(prepared.tokens[number].text for number in group) for group in groups] == spelled
+
+
+@pytest.mark.parametrize("text", ["'tis -> cat", "don't -> 'the dog's mat'", "' -> '", "/ -> /", "a/b -> c"])
+def test_a_quote_that_does_not_close_is_a_letter(text):
+    (question,) = parse_questions(text)
+    assert str(question) == text
+
+
+@pytest.mark.parametrize(
+    "asked", ["it", "it ->", "-> cat", "it -> cat -> mat", "it -> 'a' -> 'b'", "-1 -> +1", "it -> /(/"]
+)
 def test_what_is_no_question_is_refused(asked):
     with pytest.raises(SelectionError):
         parse_questions(asked)

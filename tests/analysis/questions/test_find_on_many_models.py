@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from attnscope.analysis.questions.find import find
-from attnscope.analysis.questions.parts import Part, parse_questions
+from attnscope.analysis.questions.parts import Part
+from attnscope.analysis.questions.question import parse_questions
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput, load
@@ -145,6 +146,10 @@ def test_fifty_random_questions_have_the_answers_of_brute_force(name, tmp_path):
             random_part(chance, queries, row=True),
             random_part(chance, keys, row=False),
         )
+        if step is None and chance.random() < 0.2:  # each key is asked about from so many tokens away
+            step = chance.choice([-3, -1, 1, 2])
+            moved = [[key - step for key in group if 0 <= key - step < len(queries)] for group in columns]
+            left, rows, columns = f"{-step:+d}", [group for group in moved if group], []
         try:
             (answer,) = find(model, prepared, parse_questions(f"{left} -> {right}")).answers
         except SelectionError:

@@ -3,6 +3,7 @@
 import pytest
 
 from attnscope.analysis.questions import parts
+from attnscope.analysis.questions.question import parse_questions
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
 
@@ -24,4 +25,4 @@ def test_an_expression_that_tries_every_way_is_stopped(pattern, monkeypatch):
 )
 def test_what_is_no_expression_is_said_in_a_sentence(pattern, says):
     with pytest.raises(SelectionError, match=says):
-        parts.parse_questions(f"/{pattern}/ -> *")
+        parse_questions(f"/{pattern}/ -> *")

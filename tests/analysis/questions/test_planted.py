@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 import attnscope
 from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.questions.cut import read_marks, spans_of
-from attnscope.analysis.questions.parts import parse_questions
+from attnscope.analysis.questions.question import parse_questions
 from attnscope.analysis.questions.spans import span_maps
 from attnscope.analysis.selection import Selection
 from attnscope.models import load

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnscope.analysis.questions.cut import cut_text, read_marks, segments, spans_of
-from attnscope.analysis.questions.parts import parse_questions
+from attnscope.analysis.questions.question import parse_questions
 from attnscope.analysis.questions.spans import span_maps
 from attnscope.analysis.selection import Selection
 from attnscope.capture import Keep

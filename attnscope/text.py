@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
+from collections.abc import Iterable
 
 LONGEST = 1000
 """Characters of a token's label, at most: nobody reads more of one."""
@@ -15,6 +17,7 @@ LONGEST_SENTENCE = 500
 MOST_DIGITS = 9
 """Digits of a number that counts something: no text and no model has more of anything."""
 
+ISOLATE, END = "\u2068", "\u2069"  # first strong isolate: right-to-left text cannot move its neighbours
 _JOINERS = "\u200c\u200d"  # they shape letters and emoji, and are harmless inside a text
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Categories of Unicode: control, format, surrogate and private characters, line and paragraph separators."""
@@ -110,6 +113,38 @@ def shorten(sentence: str) -> str:
     """A sentence that can be read: whatever it quotes at length loses its middle."""
     half = LONGEST_SENTENCE // 2
     return sentence if len(sentence) <= 2 * half else f"{sentence[:half]} ... {sentence[-half:]}"
+
+
+def isolate(text: str) -> str:
+    """The text, fenced in where it runs from right to left."""
+    turns = any(unicodedata.bidirectional(character) in ("R", "AL", "AN") for character in text)
+    return f"{ISOLATE}{text}{END}" if turns else text
+
+
+def isolate_quotes(title: str) -> str:
+    """A title with each text that it quotes fenced in, so that the ``…`` of one stands where it ends."""
+    return re.sub("“[^”]*”", lambda quote: f"“{isolate(quote[0][1:-1])}”", title)
+
+
+def title_words(title: str) -> list[str]:
+    """The words of a title, a dot between two parts with the word before it."""
+    words: list[str] = []
+    for word in title.split():
+        if word == "·" and words:
+            words[-1] += " ·"
+        else:
+            words.append(word)
+    return words
+
+
+def isolate_lines(lines: Iterable[str]) -> list[str]:
+    """The lines of one text, with a fence in each of those that what is fenced in goes through."""
+    done, open_ = [], False
+    for line in lines:
+        line = f"{ISOLATE if open_ else ''}{line}"
+        open_ = line.rfind(ISOLATE) > line.rfind(END)
+        done.append(f"{line}{END if open_ else ''}")
+    return done
 
 
 def round_short(value: float) -> str:

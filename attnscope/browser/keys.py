@@ -20,7 +20,7 @@ KEYS = (
     ("j k", "pin the next token, the one before: what it looks at, and who looks at it"),
     ("click", "pin the token of a row, or of a patch of the picture or a moment of the sound"),
     ("Tab", "the next kind of attention: encoder, decoder, cross"),
-    ("x", "full colour is 1 (of a faint head its largest), always 1, the largest of the row, or of the head"),
+    ("x", "full colour is 1 (of a faint head its largest), always 1, each row's largest, or the head's"),
     ("c", "the next colour map"),
     ("d", "light or dark"),
     ("s", "save what is in view as PNG"),
@@ -29,10 +29,10 @@ KEYS = (
 
 
 MEANING = {
-    "auto": "full colour is 1, or the largest of a faint head",
+    "auto": "full colour is 1, or a faint head's largest",
     "fixed": "full colour is 1",
-    "row": "full colour is the largest of the row",
-    "head": "full colour is the largest of the head",
+    "row": "full colour is each row's largest",
+    "head": "full colour is the head's largest",
 }
 """What each scale says."""
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from attnscope.axes.weights import Array, Weights, fit, shrink
-from attnscope.views.heatmap import FAINT, Scale, choosing_rows, levels
+from attnscope.views.heatmap import EACH_ROW, FAINT, Scale, choosing_rows, levels
 from attnscope.views.near import NEAR, near_weights, pool_near
 
 CELLS = 48
@@ -18,7 +18,7 @@ CELLS = 48
 LEAST = 3
 """Columns of a map beside which there is room for the keys next to a row."""
 
-SCALE_ENDS = {"fixed": "1", "row": "largest of the row", "head": "largest of the head"}
+SCALE_ENDS = {"fixed": "1", "row": EACH_ROW, "head": "each head's largest"}
 """What full colour stands for, in words."""
 
 FEW = 0.1
@@ -226,11 +226,10 @@ def describe(drawn: Grid, cells: tuple[int, ...], mark: str = "", line: str = "l
         said.append(f"pooled to {cells[0]} × {cells[1]} cells, keys summed and queries averaged")
     if drawn.written_from(keys) < keys:
         said.append(f"{line} above columns: written by the model, from token {drawn.written:,} on")
-    if drawn.scale == "auto" and drawn.shown_scale == "head":
-        said.append(f"nearly nothing is above {FAINT}: full colour is {_full(drawn)}, not 1")
+    if drawn.shown_scale == "head":
+        auto = drawn.scale == "auto"
+        why, not_one = (f"nearly nothing is above {FAINT}: ", ", not 1") if auto else ("", "")
+        aside = any(not choosing_rows(~layer.masked).all() for layer in drawn.layers)
+        where = " where most keys are open" if aside else ""
+        said.append(f"{why}full colour is each head's largest weight{where}{not_one}")
     return said
-
-
-def _full(drawn: Grid) -> str:
-    aside = any(not choosing_rows(~layer.masked).all() for layer in drawn.layers)
-    return f"the largest weight of each head{' where most keys are open' if aside else ''}"

@@ -15,6 +15,9 @@ is the weight 1, unless nearly all weights are below ``FAINT``: then it is that 
 
 SCALES: tuple[Scale, ...] = ("auto", "fixed", "row", "head")
 
+EACH_ROW = "each row's largest"
+"""What full colour stands for where each row has a scale of its own."""
+
 FAINT = 0.1
 """Weights below are next to invisible where full colour is 1."""
 
@@ -147,7 +150,7 @@ def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: boo
 def _black(weights: Weights) -> str:
     """What is said where "auto" has chosen."""
     where = "" if choosing_rows(weights.allowed).all() else " where most keys are open"
-    return f"nearly all weights are below {FAINT}: full colour is the largest of the head{where}, not 1"
+    return f"nearly all weights are below {FAINT}: full colour is this head's largest{where}, not 1"
 
 
 def _limits(weights: Weights, scale: Scale, signed: bool) -> tuple[float, float]:

@@ -154,7 +154,7 @@ def test_without_colour_shades_carry_the_weights(heads, monkeypatch):
 def test_scales_and_colours_go_round(heads):
     app, shown = browsed(heads, "enter", "x", "x", size=(80, 50))
     assert app.heads.selection.scale == "row"
-    assert "largest of the row" in shown
+    assert "each row's largest" in shown
     assert browsed(heads, "x", "x", "x", "x")[0].heads.selection.scale == "auto"
     assert browsed(heads, "c")[0].cmap != browsed(heads)[0].cmap
 

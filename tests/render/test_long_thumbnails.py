@@ -97,6 +97,33 @@ def test_heads_of_long_texts_are_told_apart_by_their_thumbnails(size: int, trial
             assert [nearest(one, known) for one in draw(view)] == list(range(len(KINDS)))
 
 
+def test_the_144_heads_of_a_causal_model_stand_in_rows_of_12_and_are_told_apart_there() -> None:
+    size, kinds = 300, ("previous", "two back", "first", "broad")
+    open_ = np.tril(np.ones((size, size), bool))
+
+    def drawn(shares: np.ndarray, seed: int) -> list[np.ndarray]:
+        noise = np.random.default_rng(seed).uniform(0.5, 1.5, (len(shares), size, size)) * open_
+        rows = np.arange(size)
+        values = noise / noise.sum(-1, keepdims=True)
+        for head, share in enumerate(shares):
+            back = {"previous": 1, "two back": 2, "first": size}.get(kinds[head % 4])
+            if back is not None:
+                values[head] *= 1 - share
+                values[head, rows, np.maximum(rows - back, 0)] += share
+        axis = range(size)
+        view = grid([(layer, weights(values, axis, axis, open_)) for layer in range(12)], scale="auto")
+        assert len(printed(view, width=160, colour="truecolor").splitlines()) < 70
+        shown = [line for line in pixels(view, width=160) if any(cell[0] for cell in line)]
+        picture = np.array(
+            [[cell[half] or (0, 0, 0) for cell in line] for line in shown[:4] for half in (0, 1)]
+        )
+        return [picture[:, 4 + 13 * head : 15 + 13 * head].astype(float) for head in range(12)]
+
+    known = drawn(np.full(4, 1.0).repeat(3), 0)[:4]
+    shares = np.random.default_rng(1).uniform(0.6, 0.95, 12)
+    assert [nearest(one, known) for one in drawn(shares, 2)] == [0, 1, 2, 3] * 3
+
+
 def nearest(picture: np.ndarray, known: list[np.ndarray]) -> int:
     return int(np.argmin([np.abs(one - picture).sum() for one in known]))
 
@@ -104,7 +131,7 @@ def nearest(picture: np.ndarray, known: list[np.ndarray]) -> int:
 def test_where_nearly_nothing_is_seen_each_head_has_its_own_full_colour_and_that_is_said() -> None:
     even = weights(np.full((2, 12, 12), 0.08), range(12), range(12))
     assert grid([(0, even)], scale="auto").shown_scale == "head"
-    assert "nearly nothing is above 0.1: full colour is the largest weight of each head" in " ".join(
+    assert "nearly nothing is above 0.1: full colour is each head's largest weight" in " ".join(
         printed(grid([(0, even)], scale="auto")).split()
     )
     assert grid([(0, even)], scale="fixed").shown_scale == "fixed"
@@ -120,7 +147,7 @@ def test_the_first_rows_of_a_causal_head_do_not_decide_the_scale() -> None:
     levels = thumbnail_levels(drawn.layers[0], drawn.shown_scale)[0]
     assert levels[-1, :-1].min() > 0.4  # the last row is the faintest, and is seen
     said = " ".join(printed(drawn).split())
-    assert "full colour is the largest weight of each head where most keys are open, not 1" in said
+    assert "full colour is each head's largest weight where most keys are open, not 1" in said
     one = heatmap(replace(even, values=even.values[0]), scale="auto")
     assert one.scale == "head"
     assert one.limits[1] == pytest.approx(1 / 25)

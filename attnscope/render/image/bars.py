@@ -8,7 +8,7 @@ from attnscope.render.colour import STEPS, table
 from attnscope.render.image.overlay import overlay_figure
 from attnscope.render.image.sheet import axis
 from attnscope.render.image.sheet.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, sheet
-from attnscope.render.image.sheet.wrapping import wrap_title
+from attnscope.render.image.sheet.wrapping import fence, wrap_title
 from attnscope.views.focus import Bars, Focus
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def focus_figure(view: Focus, style: Style) -> Figure:
     if view.overlays:
         return overlay_figure(view, view.overlays, style)
     lists = [
-        (f"{axis.short(view.label)} (token {view.position}) {verb}", bars)
+        (f"{fence(axis.short(view.label))} (token {view.position}) {verb}", bars)
         for verb, bars in zip(view.verbs, (view.looks_at, view.looked_at_by), strict=True)
         if bars is not None
     ]
@@ -64,7 +64,7 @@ def focus_figure(view: Focus, style: Style) -> Figure:
 
 
 def _label(text: str, position: int) -> str:
-    return f"{axis.short(text)} {position}"
+    return f"{fence(axis.short(text))} {position}"
 
 
 def _bars(axes: Axes, bars: Bars, full: float, longest: int, style: Style) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 from attnscope.axes.weights import Array
 from attnscope.render.colour import steps, table
 from attnscope.render.image.sheet import axis
-from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar
+from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar, stacked
 from attnscope.render.image.sheet.sheet import GREY, Margins, Style, frame, sheet
-from attnscope.views.grid import CELLS, Grid, GridLayer, describe, thumbnail_levels
+from attnscope.views.grid import CELLS, SCALE_ENDS, Grid, GridLayer, describe, thumbnail_levels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,8 +55,9 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     frame(axes)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    top = SCALE_ENDS[view.shown_scale]
-    colour_bar(figure, axes, style, [(0, f"−{top}" if view.signed else "0"), (1, top)])
+    low = "−1" if view.shown_scale == "fixed" else "−largest"
+    top = stacked(SCALE_ENDS[view.shown_scale])
+    colour_bar(figure, axes, style, [(0, low if view.signed else "0"), (1, top)])
     return figure
 
 
@@ -73,9 +74,6 @@ def _mark_written(axes: Axes, view: Grid, sizes: tuple[int, int, int]) -> None:
         lefts = [head * (wide + gap) - 0.5 for head in range(layer.heads)]
         lines += [[(left + start, y), (left + wide, y)] for left in lefts]
     axes.add_collection(LineCollection(lines, colors=GREY, linewidths=1.2, clip_on=False), autolim=False)
-
-
-SCALE_ENDS = {"fixed": "1", "row": "max of\nthe row", "head": "max of\nthe head"}
 
 
 def fit_image(view: Grid) -> Grid:

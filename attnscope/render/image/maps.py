@@ -9,10 +9,10 @@ import numpy as np
 
 from attnscope.render.colour import steps, table
 from attnscope.render.image.sheet import axis
-from attnscope.render.image.sheet.colour_bar import BAR, ROOM, colour_bar
+from attnscope.render.image.sheet.colour_bar import BAR, ROOM, colour_bar, stacked
 from attnscope.render.image.sheet.sheet import NORMAL, SMALL, Margins, Style, colour_map, frame, hatch, sheet
 from attnscope.views.heads import HeadMap, number
-from attnscope.views.heatmap import Heatmap
+from attnscope.views.heatmap import EACH_ROW, Heatmap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +78,9 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     if style.annotate and cell >= WRITTEN:
         _write_weights(axes, view, style, min(NORMAL, cell * 72 * 0.42))
     frame(axes)
-    ends = ("−max" if view.signed else "0", "max of\nthe row") if by_row else (f"{low:.3g}", f"{high:.3g}")
+    ends = (f"{low:.3g}", f"{high:.3g}")
+    if by_row:
+        ends = ("−largest" if view.signed else "0", stacked(EACH_ROW))
     middle = "" if by_row else f"{(low + high) / 2:.3g}"
     colour_bar(figure, axes, style, [(0, ends[0]), (0.5, middle), (1, ends[1])])
     return figure

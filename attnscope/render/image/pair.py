@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from attnscope.render.colour import DIVERGING
 from attnscope.render.image.maps import image_values
 from attnscope.render.image.sheet import axis
-from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar
+from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar, stacked
 from attnscope.render.image.sheet.sheet import NORMAL, Margins, Style, colour_map, frame, hatch, sheet
-from attnscope.views.heatmap import Heatmap
+from attnscope.views.heatmap import EACH_ROW, Heatmap
 from attnscope.views.pair import HeadPair, Parting
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _draw(figure: Figure, axes: Axes, view: Heatmap, cell: float, style: Style, 
     axis.put(axes, view.weights.queries if first else (), view.weights.keys, (cell, cell))
     frame(axes)
     axes.text(0, -0.02, view.title, transform=axes.transAxes, size=NORMAL, weight="bold", va="top")
-    top = "max of\nthe row" if by_row else f"{high:.2g}"
+    top = stacked(EACH_ROW) if by_row else f"{high:.2g}"
     colour_bar(figure, axes, style, [(0, f"{low:.2g}"), (1, top)])
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnscope.render.colour import STEPS, table
-from attnscope.render.image.grid import SCALE_ENDS, fit_image, mosaic
+from attnscope.render.image.grid import fit_image, mosaic
 from attnscope.render.image.sheet import axis
-from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar
+from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar, stacked
 from attnscope.render.image.sheet.sheet import GREY, NORMAL, SMALL, Margins, Style, frame, sheet
-from attnscope.views.grid import GridLayer
+from attnscope.views.grid import SCALE_ENDS, GridLayer
 from attnscope.views.strip import Series, Strip
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def strip_figure(view: Strip, style: Style) -> Figure:
         spine.set_visible(False)
     for centre, role in zip(centres, view.roles, strict=True):
         axes.text(centre, tall * 1.03, role, size=SMALL, color=GREY, ha="center", va="top")
-    colour_bar(figure, axes, style, [(0, "0"), (1, SCALE_ENDS[heads.shown_scale])])
+    colour_bar(figure, axes, style, [(0, "0"), (1, stacked(SCALE_ENDS[heads.shown_scale]))])
     for number, series in enumerate(view.series):
         top = box.y1 - (thumbnail + 0.25 + number * (LINE + BETWEEN)) * inch
         curve = figure.add_axes((box.x0, top - LINE * inch, box.width, LINE * inch))

@@ -25,7 +25,7 @@ from attnscope.render.colour import OFFERED, choose_map, table
 from attnscope.render.page.content import Contents, Layers, Words, list_worth
 from attnscope.render.page.encode import POWER, Code, unpack
 from attnscope.storage.whole import write_whole
-from attnscope.text import clean
+from attnscope.text import clean, isolate_quotes
 from attnscope.views.heatmap import FAINT, FEW
 from attnscope.views.scene import Scene
 
@@ -83,8 +83,8 @@ def page(
     layers = contents.add(kinds)
     worth_a_look = list_worth(worth, contents, list(kinds))
     content = {
-        "title": clean(title),
-        "subtitle": clean(subtitle),
+        "title": isolate_quotes(clean(title)),
+        "subtitle": isolate_quotes(clean(subtitle)),
         "notes": [*map(clean, notes), _exactness(code)],
         "top": code.top,
         "power": POWER,
@@ -129,7 +129,7 @@ def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> s
     pictures = "img-src data:; " if content["scene"] else ""
     data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
     parts = {
-        "TITLE": html.escape(clean(title)),
+        "TITLE": html.escape(isolate_quotes(clean(title))),
         "POLICY": f"default-src 'none'; {pictures}script-src {digest(script)}; style-src {digest(style)}",
         "STYLE": style,
         "DATA": data,

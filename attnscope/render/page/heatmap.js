@@ -33,7 +33,7 @@ function choosingRows({ bytes, rows, columns }) {
 const largestOfHead = (head) => choosingRows(head).reduce((top, row) =>
   Math.max(top, largestOfRow(head.bytes, row, head.columns)), 0);
 
-// "auto" is 0 to 1, or the largest of the head where nearly no row has a weight that could be seen so.
+// "auto" is 0 to 1, or the head's largest where nearly no row has a weight that could be seen so.
 function shownScale(head) {
   if (state.scale !== "auto") return state.scale;
   const rows = choosingRows(head);

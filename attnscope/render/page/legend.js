@@ -1,7 +1,7 @@
 "use strict";
 // What colours and lines mean, true to what is drawn.
 
-const MEANING = { fixed: "1", row: "largest of the row" };
+const MEANING = { fixed: "1", row: "each row's largest" };
 function highest() {
   if (current.scale !== "head") return MEANING[current.scale];
   const where = choosingRows(current).length < current.rows ? " where most keys are open" : "";

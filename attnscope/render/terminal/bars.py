@@ -10,9 +10,13 @@ from rich.segment import Segment
 from attnscope.render.terminal.overlay import overlay_lines
 from attnscope.render.terminal.sheet.strokes import footing, heading
 from attnscope.render.terminal.sheet.surface import BOLD, DIM, TONES, Line, Surface, tone
-from attnscope.render.terminal.sheet.text import fit, isolate, number_label, wrap
+from attnscope.render.terminal.sheet.text import fit, number_label, wrap
+from attnscope.text import isolate
 from attnscope.views.focus import Bars, Focus
 from attnscope.views.heads import Ranking
+
+INDENT = 2
+"""Columns before a command, at least; as far in as a head's reason where there is room."""
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LABEL_WIDTH = 24
@@ -95,13 +99,15 @@ def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
     """
     yield from heading(view.title, "", surface)
     label = max((len(head.head) for head in view.heads), default=0) + 2
-    commands = _commands([head.command for head in view.heads], surface.width - label)
+    widest = max((cell_len(head.command) for head in view.heads), default=0)
+    indent = min(label, surface.width - widest) if surface.width - widest >= INDENT else label
+    commands = _commands([head.command for head in view.heads], surface.width - indent)
     for ranked, command in zip(view.heads, commands, strict=True):
         for i, line in enumerate(wrap(ranked.reason, surface.width - label)):
             name = ranked.head if i == 0 else ""
             yield [Segment(name.ljust(label), BOLD), Segment(isolate(line))]
         if command:
-            yield [Segment(" " * label + command, DIM)]
+            yield [Segment(" " * indent + command, DIM)]
     yield from footing(view.notes, surface)
 
 

@@ -32,8 +32,8 @@ WRITTEN = "━"
 LONG = 0.75
 """The height of a long text's thumbnail, of its width."""
 
-MAP = 7
-"""Columns of the map of a long text, beside those of the keys next to a row."""
+MAP = 5
+"""Columns of the map of a long text, at least, beside those of the keys next to a row."""
 
 
 def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = None) -> Iterator[Line]:
@@ -237,5 +237,6 @@ def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Itera
     )
     if any(layer.masked.any() for layer in view.layers):
         said.append("blank: masked" if surface.colour else "·: masked")
-    yield colour_bar(f"-{high}" if view.signed else "0", high, surface, palette)
+    low = "-1" if small.shown_scale == "fixed" else "-largest"
+    yield colour_bar(low if view.signed else "0", high, surface, palette)
     yield from ([Segment(line, DIM)] for line in wrap("; ".join(said), surface.width))

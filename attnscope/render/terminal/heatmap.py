@@ -28,8 +28,9 @@ from attnscope.render.terminal.sheet.surface import (
     Surface,
     style_on,
 )
-from attnscope.render.terminal.sheet.text import centre, fit, flow, isolate, number_label, upright, wrap
-from attnscope.views.heatmap import Heatmap
+from attnscope.render.terminal.sheet.text import centre, fit, flow, number_label, upright, wrap
+from attnscope.text import isolate
+from attnscope.views.heatmap import EACH_ROW, Heatmap
 
 NUMBERED = 4
 """Columns of a cell that has its number in it."""
@@ -215,7 +216,7 @@ def _legend(view: Heatmap, layout: Layout, surface: Surface, palette: Palette) -
     """The colour bar, how to read the map, and the columns' texts where nothing else shows them."""
     low, high = f"{view.limits[0]:.2g}", f"{view.limits[1]:.2g}"
     if view.scale == "row":
-        low, high = ("-largest" if view.signed else "0"), "largest of the row"
+        low, high = ("-largest" if view.signed else "0"), EACH_ROW
     bar = colour_bar(low, high, surface, palette)
     said = ["rows look at columns"]
     if view.written is not None:

@@ -11,7 +11,8 @@ from rich.segment import Segment
 from attnscope.render.terminal.heatmap import heatmap_lines
 from attnscope.render.terminal.sheet.strokes import footing, heading
 from attnscope.render.terminal.sheet.surface import BOLD, DIM, Line, Surface
-from attnscope.render.terminal.sheet.text import cut, fit, isolate, number_label
+from attnscope.render.terminal.sheet.text import cut, fit, number_label
+from attnscope.text import isolate
 from attnscope.views.pair import HeadPair
 
 BESIDE = 110

@@ -219,16 +219,68 @@ def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypa
         with drawing(heatmap(head)) as (figure, warned):
             encode(figure, "png", 40)
     assert len(warned) == 1
-    assert warned[0].startswith("no installed font can draw CJK (猫): ")
+    assert warned[0].startswith("no installed font can draw CJK (猫), so boxes stand there: install Noto")
+    assert "--font" in warned[0]
 
 
 def test_lacking_fonts_are_told_by_script(monkeypatch) -> None:
     from attnscope.render.image.sheet import fonts
 
     monkeypatch.setattr(fonts, "_font_files", lambda: {})
-    chosen, warned = fonts.families(["猫が", "Straße", "\U0001f600"])
+    chosen, warned = fonts.families(["猫が", "Straße", "\U0001f408"])
     assert chosen == [fonts.BASE]
-    assert [sentence.split(" (")[0].rsplit("draw ")[1] for sentence in warned][:2] == ["CJK", "Hiragana"]
+    (sentence,) = warned
+    assert "draw CJK (猫) and Hiragana (が) and emoji and symbols (\U0001f408), so" in sentence
+    assert "install Noto Emoji and Noto Sans CJK" in sentence
+
+
+def test_a_font_of_the_system_that_has_the_script_is_found_by_itself_and_draws(tmp_path, monkeypatch) -> None:
+    from matplotlib import font_manager
+
+    from attnscope.render.image.sheet import fonts
+
+    path = square_font(tmp_path / "tiny.ttf", "Tiny Sans", "猫犬")
+    manager = font_manager.fontManager
+    monkeypatch.setattr(manager, "ttflist", list(manager.ttflist))
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(path)])
+    fonts._font_files.cache_clear()
+    try:
+        with drawing(heatmap(weights(np.eye(2), tokens("猫", "犬"), tokens("a", "b")))) as (figure, warned):
+            labelled = encode(figure, "png", 100)
+        assert warned == []
+        with drawing(heatmap(weights(np.eye(2), tokens("猫猫", "犬"), tokens("a", "b")))) as (figure, warned):
+            assert encode(figure, "png", 100) != labelled
+        with drawing(heatmap(weights(np.eye(2), tokens("鳥", "犬"), tokens("a", "b")))) as (_, warned):
+            assert [sentence.split(",")[0] for sentence in warned] == ["no installed font can draw CJK (鳥)"]
+        chosen, _ = fonts.families(["cat"], "Tiny Sans")
+        assert chosen[0] == "Tiny Sans"
+    finally:
+        fonts._font_files.cache_clear()
+
+
+def square_font(path, family: str, characters: str):
+    """A font in which each of the characters is a black square."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+
+    pen = TTGlyphPen(None)
+    pen.moveTo((100, 0))
+    for corner in ((100, 800), (900, 800), (900, 0)):
+        pen.lineTo(corner)
+    pen.closePath()
+    square = pen.glyph()
+    names = [".notdef", *(f"u{ord(character):X}" for character in characters)]
+    font = FontBuilder(1000, isTTF=True)
+    font.setupGlyphOrder(names)
+    font.setupCharacterMap(dict(zip(map(ord, characters), names[1:], strict=True)))
+    font.setupGlyf(dict.fromkeys(names, square))
+    font.setupHorizontalMetrics(dict.fromkeys(names, (1000, 100)))
+    font.setupHorizontalHeader(ascent=800, descent=-200)
+    font.setupNameTable({"familyName": family, "styleName": "Regular"})
+    font.setupOS2()
+    font.setupPost()
+    font.save(path)
+    return path
 
 
 def test_a_font_that_has_the_script_is_chosen(monkeypatch) -> None:

@@ -1,9 +1,11 @@
 """Titles and notes in lines as long as there is room for."""
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from attnscope.render.image.sheet.fonts import sets_letters
 from attnscope.render.image.sheet.wrapping import BOLD, LINES, wrap, wrap_title
 
 TITLE = "L2H1 · own · “The cat sat on the mat because…” · encoder attention"
@@ -15,6 +17,15 @@ def drawn(text: str, size: float, weight: str = "normal") -> float:
     canvas = FigureCanvasAgg(figure)
     box = figure.text(0, 0.5, text, size=size, weight=weight).get_window_extent(canvas.get_renderer())
     return box.width / 100
+
+
+def ink(text: str) -> np.ndarray:
+    """Where a line of text darkens the paper."""
+    figure = Figure(figsize=(6, 0.5), dpi=100)
+    canvas = FigureCanvasAgg(figure)
+    figure.text(0, 0.3, text, size=11)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., 0] < 250
 
 
 @pytest.mark.parametrize("width", [3.2, 4.0, 5.5])
@@ -32,7 +43,28 @@ def test_a_title_that_fits_stays_in_one_line():
 def test_lines_are_of_nearly_one_length_and_none_begins_with_a_dot():
     lines = wrap(TITLE, 11, 3.3)
     assert lines == ["L2H1 · own · “The cat sat on the", "mat because…” · encoder attention"]
-    assert not any(line.startswith("·") for width in (3, 4, 5) for line in wrap(TITLE, 11, width))
+    every = [line for width in (3, 4, 5) for line in wrap(TITLE, 11, width)]
+    assert not any(line.startswith("·") or line.endswith("·") for line in every)
+    assert wrap(TITLE, 11, 4.2) == ["L2H1 · own · “The cat sat on the mat because…”", "encoder attention"]
+
+
+def test_what_closes_a_text_does_not_begin_a_line():
+    for width in (3.2, 3.3, 3.4, 3.5, 3.6):
+        lines = wrap("L2H1 · “猫は疲れていたのでマットの上に座った。” · encoder attention", 11, width)
+        assert not any(line[0] in "。”·" for line in lines)
+
+
+@pytest.mark.skipif(not sets_letters(), reason="this matplotlib sets every letter by itself")
+def test_a_line_that_begins_within_a_text_from_right_to_left_still_runs_from_left_to_right():
+    title = "L2H1 · own · “جلست القطة على السجادة لأنها كانت متعبة…” · encoder attention"
+    lines = wrap_title(title, 11, 3.3).split("\n")
+    assert len(lines) > 1
+    last = lines[-1]
+    assert last.endswith(" · encoder attention")
+    begun, whole = ink(last.removesuffix("encoder attention")), ink(last)
+    wide = np.flatnonzero(begun.any(0)).max()
+    assert (whole[:, :wide] == begun[:, :wide]).all()
+    assert whole[:, wide:].any()
 
 
 def test_a_title_of_too_many_lines_ends_in_dots_and_a_word_that_is_too_long_is_cut():

@@ -206,7 +206,7 @@ def test_scales_change_what_full_colour_means(opened) -> None:
     opened.press("s")
     assert opened.run("state.scale") == "fixed"
     opened.press("s")
-    assert opened.run(high) == "largest of the row"
+    assert opened.run(high) == "each row's largest"
     opened.press("s")
     largest, _, words = opened.run(high).partition(", ")
     assert float(largest) == pytest.approx(exact(heads(0)[0]).max(), abs=0.01)

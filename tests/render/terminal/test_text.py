@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from attnscope.axes import visible
-from attnscope.render.terminal.sheet.text import clusters, cut, fit, flow, isolate, number_label, upright
+from attnscope.render.terminal.sheet.text import balance, clusters, cut, fit, flow, number_label, upright
+from attnscope.text import isolate, isolate_lines, isolate_quotes
 
 
 @given(st.text(max_size=30), st.integers(0, 20), st.booleans())
@@ -63,3 +64,23 @@ def test_a_number_is_kept_and_stands_behind_its_label() -> None:
     assert number_label("lighthouse", 12, 9) == "light… 12"
     assert number_label("cat", 2, 9, right=True) == "    cat 2"
     assert number_label("שלום", 2, 8, right=True) == "  \u2068שלום\u2069 2"
+
+
+def test_a_title_is_broken_between_its_parts_and_no_line_begins_or_ends_with_a_dot() -> None:
+    title = "own · “The cat sat…” · 4 layers × 8 heads · 13 tokens · sdpa, float32, weights recomputed"
+    assert balance(title, 80) == [
+        "own · “The cat sat…” · 4 layers × 8 heads",
+        "13 tokens · sdpa, float32, weights recomputed",
+    ]
+    lines = [line for width in range(20, 90) for line in balance(title, width)]
+    assert not any(line.startswith("·") or line.endswith("·") for line in lines)
+
+
+def test_a_quoted_text_from_right_to_left_is_fenced_in_on_every_line() -> None:
+    title = isolate_quotes("own · “שלום עולם…” · encoder")
+    assert title == "own · “\u2068שלום עולם…\u2069” · encoder"
+    assert isolate_quotes("own · “The cat…”") == "own · “The cat…”"
+    assert isolate_lines(["own · “\u2068שלום", "עולם…\u2069” · encoder"]) == [
+        "own · “\u2068שלום\u2069",
+        "\u2068עולם…\u2069” · encoder",
+    ]

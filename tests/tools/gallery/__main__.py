@@ -1,6 +1,6 @@
 """Pictures of every kind, to be looked at: ``python -m tests.tools.gallery FOLDER [--all]``.
 
-Some 90: what a terminal shows, as SVG and as the text that it was sent (``cat`` shows it), at 80, 100 and 160
+Some 70: what a terminal shows, as SVG and as the text that it was sent (``cat`` shows it), at 80, 100 and 160
 columns, in true colour, 256 colours and none; pictures as PNG at 3.3 and 7 inches; and, where there is a
 Chromium, the page at three widths in both themes. All of it is what commands print and save: of the bundled
 models, the trained MiniLM where it is installed, a decoder of 12 × 12 heads and models that see and hear, on
@@ -44,7 +44,7 @@ PAGES_OF = {
     "page-144-heads": ((1400, True), (1024, False)),
     "page-japanese": ((400, True),),
     "page-arabic": ((1024, False),),
-    "page-emoji": ((400, False),),
+    "page-writes": ((1400, True), (400, False)),
     "page-picture": ((1400, True),),
     "page-sound": ((1400, False),),
 }
@@ -95,7 +95,7 @@ def draw(folder: Path, plate: Plate) -> None:
 def pages(folder: Path, place: Path) -> None:
     """Pages of texts, of many heads, and of models that see and hear."""
     model = load("own")
-    for name in ("13", "japanese", "arabic", "emoji"):
+    for name in ("13", "japanese", "arabic"):
         save_page(all_heads(model, model.prepare(TEXTS[name]), Selection()), folder / f"page-{name}.html")
     large = page.page({"decoder": enumerate(made(60))}, title="12 layers of 12 heads")
     (folder / "page-144-heads.html").write_text(large, "utf-8")
@@ -103,6 +103,8 @@ def pages(folder: Path, place: Path) -> None:
     run((*tone, "-o", str(folder / "page-sound.html")), 80, "none")
     asked = ("show", "what is on the mat ?", "--image", str(place / "corner.png"), "-m", str(place / "llava"))
     run((*asked, "-o", str(folder / "page-picture.html")), 80, "none")
+    king = ("show", "The king said that he would", "-m", "own-causal", "--writes")
+    run((*king, "-o", str(folder / "page-writes.html")), 80, "none")
 
 
 def photograph(folder: Path, whole: bool) -> None:
@@ -116,7 +118,7 @@ def photograph(folder: Path, whole: bool) -> None:
                 shown.open(path)
                 name = f"{path.stem}-{width}-{'dark' if dark else 'light'}"
                 shown.photograph(folder / f"{name}.png")
-                if whole or path.stem == "page-13":
+                if whole or (path.stem == "page-13" and width == PAGES[0]):
                     for step in COMPARED:
                         shown.run(step)
                     shown.photograph(folder / f"{name}-compared.png")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.axes.places import Place
 from attnscope.render.image.sheet.sheet import NORMAL, SMALL
-from attnscope.render.image.sheet.wrapping import POINT, em, is_wide
+from attnscope.render.image.sheet.wrapping import POINT, em, fence, is_wide
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,9 @@ def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], fl
     texts = [
         axis[i].moment
         if axis[i].heard
-        else short(f"{axis[i].start} {axis[i].label}" if every > 1 and not axis[i].pooled else axis[i].label)
+        else f"{axis[i].start} {fence(short(axis[i].label))}"
+        if every > 1 and not axis[i].pooled
+        else short(axis[i].label)
         for i in shown
     ]
     return shown, texts, size

@@ -19,6 +19,11 @@ BAR = 0.3  # inches of the bar alone
 TALLEST = 2.4  # inches
 
 
+def stacked(words: str) -> str:
+    """Words one below the other, as narrow as the room beside a bar."""
+    return words.replace(" ", "\n")
+
+
 def colour_bar(figure: Figure, axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]) -> None:
     """Draw the bar on the right of ``axes``; ``ticks`` are (0 to 1, text)."""
     box = axes.get_position()

@@ -13,6 +13,13 @@ BASE = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
 SHAPING = (3, 11)
 """The matplotlib that joins letters and sets text from right to left."""
 
+FONTS = {
+    **dict.fromkeys(("CJK", "Hiragana", "Katakana", "Ideographic", "Hangul"), "Noto Sans CJK"),
+    "emoji and symbols": "Noto Emoji",
+}
+OTHERS = "the Noto Sans of its script"
+"""Free fonts to name where one is lacking."""
+
 INVISIBLE = "\u200c\u200d\ufe0e\ufe0f"
 
 
@@ -84,18 +91,31 @@ def _lacks(missing: set[str]) -> list[str]:
     by_script: dict[str, list[str]] = {}
     for character in sorted(missing):
         by_script.setdefault(script(character), []).append(character)
-    return [
-        f"no installed font can draw {name} ({''.join(found[:5])}{' and more' if len(found) > 5 else ''}): "
-        f"boxes stand in their place; install a font that has them and name it as the font"
+    if not missing:
+        return []
+    named = [
+        f"{name} ({''.join(found[:5])}{' and more' if len(found) > 5 else ''})"
         for name, found in sorted(by_script.items())
     ]
+    wanted = sorted({FONTS.get(name, OTHERS) for name in by_script})
+    return [
+        f"no installed font can draw {' and '.join(named)}, so boxes stand there: install "
+        f"{' and '.join(wanted)}, which is then found by itself, or name another as the font (--font)"
+    ]
+
+
+def sets_letters() -> bool:
+    """Whether matplotlib joins letters and sets text from right to left."""
+    import matplotlib
+
+    return matplotlib.__version_info__ >= SHAPING
 
 
 def _note_unjoined_letters(wanted: set[str]) -> list[str]:
     """What matplotlib before 3.11 cannot do: it sets every letter by itself, from left to right."""
     import matplotlib
 
-    if matplotlib.__version_info__ >= SHAPING:
+    if sets_letters():
         return []
     turned = sorted({script(c) for c in wanted if unicodedata.bidirectional(c) in ("R", "AL")})
     version = ".".join(map(str, SHAPING))

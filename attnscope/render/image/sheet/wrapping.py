@@ -5,7 +5,8 @@ from __future__ import annotations
 import unicodedata
 from functools import lru_cache
 
-from attnscope.text import clean
+from attnscope.render.image.sheet.fonts import sets_letters
+from attnscope.text import clean, isolate, isolate_lines, isolate_quotes, title_words
 
 POINT = 1 / 72  # inches
 LINES = 3
@@ -20,13 +21,21 @@ MARGIN = 0.17
 KNOWN = 0x250
 """The first character whose width is not looked up: another font may draw it."""
 
+CLOSING = "”’…·.,;:!?)]。、」』） \u2069"
+"""What stands with the letters before it."""
+
 MARKS = "“”‘’…–·→×"
 """Other characters that the fonts of pictures have."""
 
 
+def fence(text: str) -> str:
+    """A label, fenced in where it runs from right to left; not for a matplotlib that would draw the fence."""
+    return isolate(text) if sets_letters() else text
+
+
 def em(character: str) -> float:
     """How wide a character is, of the size of its letters, generously."""
-    if unicodedata.combining(character):
+    if unicodedata.combining(character) or unicodedata.category(character) == "Cf":
         return 0.0
     return 1.25 if is_wide(character) else 0.64
 
@@ -57,30 +66,38 @@ def wrap_title(text: str, size: float, width: float, *, bold: bool = False) -> s
 
     ``size`` is that of its letters, in points; ``width`` has the margins of a sheet in it.
     """
-    lines = wrap(clean(text), size, width, bold=bold)
+    text = isolate_quotes(clean(text)) if sets_letters() else clean(text)
+    lines = wrap(text, size, width, bold=bold)
     if len(lines) <= LINES:
-        return "\n".join(lines)
+        return "\n".join(isolate_lines(lines))
     room = _room(size, width, bold)
-    kept = _fill(_words(clean(text), room), room)[:LINES]
+    kept = _fill(_words(text, room), room)[:LINES]
     while kept[-1] and _width(f"{kept[-1]} …") > room:
         kept[-1] = kept[-1][:-1]
-    return "\n".join([*kept[:-1], f"{kept[-1].rstrip()} …"])
+    return "\n".join(isolate_lines([*kept[:-1], f"{kept[-1].rstrip()} …"]))
 
 
 def wrap(text: str, size: float, width: float, *, bold: bool = False) -> list[str]:
-    """A text in as few lines as a sheet of some inches needs, the widest as narrow as can be."""
+    """A text in as few lines as a sheet of some inches needs, the widest as narrow as can be.
+
+    Lines are broken between the parts of a title where that takes no line more, else between words.
+    """
     room = _room(size, width, bold)
-    words = _words(text, room)
-    lines = _fill(words, room)
-    low, high = max((wide for _, wide in words), default=0.0), room
+    items, gap = _words(text, room), " "
+    lines = _fill(items, room)
+    parts = [(part, _width(part)) for part in text.split(" · ")]
+    if all(wide <= room for _, wide in parts) and len(_fill(parts, room, " · ")) <= len(lines):
+        items, gap = parts, " · "
+        lines = _fill(items, room, gap)
+    low, high = max((wide for _, wide in items), default=0.0), room
     while len(lines) > 1 and high - low > 0.5:
         middle = (low + high) / 2
-        narrower = _fill(words, middle)
+        narrower = _fill(items, middle, gap)
         if len(narrower) == len(lines):
             lines, high = narrower, middle
         else:
             low = middle
-    return lines
+    return [line.removesuffix(" ·") for line in lines]
 
 
 def _room(size: float, width: float, bold: bool) -> float:
@@ -95,17 +112,12 @@ def _width(text: str) -> float:
 
 def _words(text: str, room: float) -> list[tuple[str, float]]:
     """The words and their widths, a dot between parts with the one before it; long ones are cut in pieces."""
-    words: list[str] = []
-    for word in text.split():
-        if word == "·" and words:
-            words[-1] += " ·"
-        else:
-            words.append(word)
     pieces = []
-    for word in words:
+    for word in title_words(text):
         wide = _width(word)
         while wide > room and len(word) > 1:
-            end = next(end for end in range(len(word) - 1, 0, -1) if end == 1 or _width(word[:end]) <= room)
+            last = len(word.rstrip(CLOSING)) - 1  # what closes a text does not begin a line
+            end = next((end for end in range(last, 0, -1) if _width(word[:end]) <= room), 1)
             pieces.append((word[:end], _width(word[:end])))
             word = word[end:]
             wide = _width(word)
@@ -113,9 +125,9 @@ def _words(text: str, room: float) -> list[tuple[str, float]]:
     return pieces
 
 
-def _fill(words: list[tuple[str, float]], room: float) -> list[str]:
+def _fill(words: list[tuple[str, float]], room: float, gap: str = " ") -> list[str]:
     """Words side by side in lines, as many as fit."""
-    space = _width(" ")
+    space = _width(gap)
     lines: list[list[str]] = []
     left = -1.0
     for word, wide in words:
@@ -125,4 +137,4 @@ def _fill(words: list[tuple[str, float]], room: float) -> list[str]:
         else:
             lines.append([word])
             left = room - wide
-    return [" ".join(line) for line in lines]
+    return [gap.join(line) for line in lines]

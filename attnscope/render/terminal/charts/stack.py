@@ -11,8 +11,8 @@ from rich.style import Style
 
 from attnscope.render.terminal.sheet.strokes import footing, heading
 from attnscope.render.terminal.sheet.surface import TONES, Line, Surface, style_on
-from attnscope.render.terminal.sheet.text import cut, fit, isolate, wrap
-from attnscope.text import clean
+from attnscope.render.terminal.sheet.text import cut, fit, wrap
+from attnscope.text import clean, isolate
 from attnscope.views.charts.stack import Stack
 
 LONGEST_LABEL = 16

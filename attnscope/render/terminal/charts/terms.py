@@ -12,8 +12,8 @@ from rich.style import Style
 from attnscope.render.terminal.bars import EIGHTHS
 from attnscope.render.terminal.sheet.strokes import footing, heading
 from attnscope.render.terminal.sheet.surface import BOLD, DIM, TONES, Line, Surface, tone
-from attnscope.render.terminal.sheet.text import fit, isolate
-from attnscope.text import clean
+from attnscope.render.terminal.sheet.text import fit
+from attnscope.text import clean, isolate
 from attnscope.views.charts.terms import Moved, Term, Terms
 
 LONGEST = 56

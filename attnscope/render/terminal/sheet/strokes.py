@@ -23,25 +23,29 @@ from attnscope.render.terminal.sheet.surface import (
     Surface,
     tone,
 )
-from attnscope.render.terminal.sheet.text import balance, fit, isolate, wrap
-from attnscope.text import clean, round_short
+from attnscope.render.terminal.sheet.text import balance, fit, wrap
+from attnscope.text import clean, isolate, isolate_lines, isolate_quotes, round_short
 from attnscope.views.heatmap import Reading
 
 
 def heading(title: str, subtitle: str, surface: Surface) -> Iterator[Line]:
     """The title, with what it is about beside or below it, and a line of air."""
-    title, subtitle = clean(title), clean(subtitle)
+    title, subtitle = (isolate_quotes(clean(text)) for text in (title, subtitle))
     if title:
         beside = subtitle and cell_len(title) + 3 + cell_len(subtitle) <= surface.width
-        bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in balance(title, surface.width)]
+        bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in _title_lines(title, surface.width)]
         if beside:
             bold[-1] += [Segment("   "), Segment(isolate(subtitle), DIM)]
             subtitle = ""
         yield from bold
-    for line in balance(subtitle, surface.width) if subtitle else ():
+    for line in _title_lines(subtitle, surface.width) if subtitle else ():
         yield [Segment(isolate(line), DIM)]
     if title or subtitle:
         yield []
+
+
+def _title_lines(text: str, width: int) -> list[str]:
+    return isolate_lines(balance(text, width))
 
 
 def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-ISOLATE, END = "\u2068", "\u2069"  # first strong isolate: right-to-left text cannot move its neighbours
+from attnscope.text import isolate, title_words
+
 JOINER = "\u200d"
 
 
@@ -58,12 +58,6 @@ def cut(text: str, width: int) -> str:
     return kept + "…" if width > 0 else ""
 
 
-def isolate(text: str) -> str:
-    """The text, fenced in where it runs from right to left."""
-    turns = any(unicodedata.bidirectional(character) in ("R", "AL", "AN") for character in text)
-    return f"{ISOLATE}{text}{END}" if turns else text
-
-
 def upright(labels: Sequence[str], width: int, height: int) -> list[str] | None:
     """Lines that hold each label from top to bottom in its own column of ``width`` cells, ending below.
 
@@ -90,15 +84,27 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def balance(text: str, width: int) -> list[str]:
-    """The text in as few lines as ``wrap`` needs, the widest as narrow as can be."""
-    lines = wrap(text, width)
-    words = max((cell_len(word) for word in text.split()), default=0)
-    for narrower in range(width - 1, words - 1, -1) if len(lines) > 1 else ():
-        tried = wrap(text, narrower)
+    """The text in as few lines as ``wrap`` needs, the widest as narrow as can be.
+
+    Lines are broken between the parts of a title where that takes no line more, else between words.
+    """
+    items, gap = _breakable(text, width)
+    lines = flow(items, width, gap)
+    longest = max(map(cell_len, items), default=0)
+    for narrower in range(width - 1, longest - 1, -1) if len(lines) > 1 else ():
+        tried = flow(items, narrower, gap)
         if len(tried) > len(lines):
             break
         lines = tried
-    return lines
+    return [line.removesuffix(" ·") for line in lines]
+
+
+def _breakable(text: str, width: int) -> tuple[list[str], str]:
+    """What is not broken, and what stands between: the parts of a title, or its words."""
+    words, parts = title_words(text), text.split(" · ")
+    fits = max(map(cell_len, parts)) <= width
+    whole = fits and len(flow(parts, width, " · ")) <= len(flow(words, width, " "))
+    return (parts, " · ") if whole else (words, " ")
 
 
 def flow(items: Sequence[str], width: int, gap: str) -> list[str]:

@@ -11,14 +11,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from attnscope.fused.gaps import Gaps
-from attnscope.fused.pairs import Matches
+from attnscope.fused.asked.gaps import Gaps
+from attnscope.fused.asked.pairs import Matches
+from attnscope.fused.asked.spots import Spots
 from attnscope.fused.plan import plan
 from attnscope.fused.request import Request
 from attnscope.fused.runs import Runs
-from attnscope.fused.spots import Spots
 from attnscope.fused.statistics import Map, PairSums, Statistics
 from attnscope.fused.tiles import Scores, Sheets, Worker
+from attnscope.fused.weigh import scripted
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,19 @@ def attend(
         output=output,
         entropy=whole.new_empty(*figures, queries),
         largest=whole.new_empty(*figures, queries),
-        total=whole.new_empty(*figures, queries),
+        total=whole.new_ones(*figures, queries),
         column=whole.new_zeros(*figures, keys),
         at={name: whole.new_zeros(*figures, queries) for name in request.at},
-        gaps={name: torch.zeros(figures, dtype=torch.float64) for name in uneven},
-        pairs={name: torch.zeros(figures, dtype=torch.float64) for name in matches},
+        gaps=torch.zeros(*figures, len(uneven), dtype=torch.float64),
+        pairs=torch.zeros(*figures, len(matches), dtype=torch.float64),
         cells=whole.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
     )
     at = {name: key_of(position) for name, key_of in request.at.items()}
     spots = [{name: Spots.of(key, runs, text) for name, key in at.items()} for text in range(len(runs.low))]
     jobs = [(text, head) for text in range(batch) for head in range(heads)]
-    _run(lambda: Worker(scores, sheets, plans, spots, matches, uneven).run, jobs)
+    weigh, tables = scripted(), list(uneven.values())
+    _run(lambda: Worker(scores, sheets, plans, spots, matches, tables, weigh).run, jobs)
+    sums = dict(zip(uneven, sheets.gaps.unbind(-1), strict=True))
     ahead = (sheets.column.double() * torch.arange(keys)).sum(-1)
     ahead -= (sheets.total.double() * position).sum(-1)  # Σ A (j - i), [batch, head]
     cells = sheets.cells
@@ -90,13 +93,10 @@ def attend(
         total=sheets.total,
         column=sheets.column,
         at=sheets.at,
-        gaps={
-            name: sheets.gaps[name] if each.slope is None else ahead * each.slope
-            for name, each in gaps.items()
-        },
+        gaps={name: sums[name] if each.slope is None else ahead * each.slope for name, each in gaps.items()},
         pairs={
             name: PairSums(request.pairs[name], torch.stack([each.count for each in matches[name]]), total)
-            for name, total in sheets.pairs.items()
+            for name, total in zip(matches, sheets.pairs.unbind(-1), strict=True)
         },
         map=None
         if cells is None

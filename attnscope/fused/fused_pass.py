@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall
+from attnscope.fused.asked.pairs import Matches, find_matches
 from attnscope.fused.attend import Extras, attend, open_pairs
 from attnscope.fused.digest import digest
-from attnscope.fused.pairs import Matches, find_matches
 from attnscope.fused.request import SHORTEST, Request
 from attnscope.fused.runs import Runs, is_plain, open_runs
 from attnscope.fused.statistics import Map, MapAlone

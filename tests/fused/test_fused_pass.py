@@ -10,10 +10,10 @@ from torch import Tensor
 
 from attnscope.attention import AttentionCall
 from attnscope.axes import edges
-from attnscope.fused import fused_pass, plan, widened
+from attnscope.fused import fused_pass, plan, weigh, widened
+from attnscope.fused.asked.pairs import find_matches
 from attnscope.fused.attend import Extras, attend
 from attnscope.fused.fused_pass import FusedPass, Refusal
-from attnscope.fused.pairs import find_matches
 from attnscope.fused.request import Pairs, Request
 from attnscope.fused.runs import open_runs
 from attnscope.fused.statistics import MapAlone, Statistics
@@ -37,7 +37,7 @@ def request_of(ids: Tensor | None = None, cells: int | None = None) -> Request:
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that short texts have many, and chunks that need merging."""
-    for name, size in (("ROWS", 32), ("KEYS", 48), ("EDGE", 8)):
+    for name, size in (("ROWS", 32), ("KEYS", 48)):
         monkeypatch.setattr(plan, name, size)
 
 
@@ -247,6 +247,35 @@ def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads() -> 
     assert left.map is not None
     assert right.map is not None
     assert torch.equal(left.map.total, right.map.total)
+
+
+def test_without_torchs_interpreter_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.randint(5, (1, 131))
+    query, key, value = inputs(131, 131, key_heads=2)
+    runs = open_runs(None, 131, 131, True)
+    assert runs is not None
+    request = request_of(ids, cells=10)
+    extras = Extras(torch.randn(1, HEADS, 131, 131), softcap=3.0, sinks=torch.randn(HEADS))
+
+    def results() -> tuple[Tensor, Statistics]:
+        weigh.scripted.cache_clear()
+        matches = find_matches(request.pairs, runs, BATCH)
+        return attend(query, key, value, runs, 0.3, extras=extras, request=request, matches=matches)
+
+    output, found = results()
+    assert isinstance(weigh.scripted(), torch.jit.ScriptFunction)
+    monkeypatch.delattr(torch.jit, "script")
+    other, wanted = results()
+    assert weigh.scripted() is weigh.weigh
+    weigh.scripted.cache_clear()
+    assert torch.equal(output, other)
+    for name in ("entropy", "largest", "total", "column"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name))
+    assert all(torch.equal(found.gaps[name], wanted.gaps[name]) for name in request.gaps)
+    assert all(torch.equal(found.pairs[name].total, wanted.pairs[name].total) for name in request.pairs)
+    assert found.map is not None
+    assert wanted.map is not None
+    assert torch.equal(found.map.total, wanted.map.total)
 
 
 def test_open_pairs_of_a_map_are_counted() -> None:

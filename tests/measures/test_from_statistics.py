@@ -16,7 +16,7 @@ SIZE, LENGTH, HEADS = 8, 97, 3
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in (("ROWS", 32), ("KEYS", 32), ("EDGE", 8)):
+    for name, size in (("ROWS", 32), ("KEYS", 32)):
         monkeypatch.setattr(plan, name, size)
 
 

@@ -30,7 +30,6 @@ class Matches:
     count: Tensor  # [row] int64, matching keys of each row
     itself: bool
     kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    latest: dict[str, tuple[tuple[int, int], Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pairs: Pairs, text: int, low: Tensor, high: Tensor) -> Matches:
@@ -48,34 +47,27 @@ class Matches:
             count = count - ((rows == keys) & (low <= position) & (position < high)).long()
         return cls(order, first, last, count, pairs.itself)
 
-    def places(self, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
-        """The pairs in a tile: their rows, counted from its first, and their places in the flattened tile.
+    def places(self, rows: slice, keys: slice, width: int) -> tuple[Tensor, Tensor]:
+        """The pairs of some rows, whose open keys are all in ``keys``, in tiles of ``width`` keys.
 
-        -> two of [pair]. Kept for the next head and layer while all pairs of the text are no more than
-        ``KEPT`` a row.
+        -> their places in [tile, row] and among the weights of the tiles, one after another; both [pair].
+        Kept for the next head and layer while all pairs of the text are no more than ``KEPT`` a row.
         """
-        tile = rows.start, rows.stop, keys.start, keys.stop
-        if tile in self.kept:
-            return self.kept[tile]
-        row, key = self._pairs(rows)
-        inside = (keys.start <= key) & (key < keys.stop)
-        row, key = row[inside], key[inside]
-        pairs = row, row * (keys.stop - keys.start) + key - keys.start
+        block = rows.start, rows.stop
+        if block in self.kept:
+            return self.kept[block]
+        row, key = self._find(rows)
+        count, size = rows.stop - rows.start, keys.stop - keys.start
+        tile = (key - keys.start) // width
+        first = tile * width
+        wide = (size - first).clamp(max=width)  # keys of the pair's tile
+        places = tile * count + row, first * count + row * wide + key - keys.start - first
         if self.few:
-            self.kept[tile] = pairs
-        return pairs
-
-    def _pairs(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """The pairs of some rows, counted from the first of them.  -> row, key, both [pair]
-
-        The latest answer is kept: each chunk of keys asks for the same rows.
-        """
-        latest = self.latest.get("rows")
-        if latest is None or latest[0] != (rows.start, rows.stop):
-            latest = self.latest["rows"] = (rows.start, rows.stop), *self._find(rows)
-        return latest[1], latest[2]
+            self.kept[block] = places
+        return places
 
     def _find(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The pairs of some rows, counted from the first of them.  -> row, key, both [pair]"""
         low, count = self.low[rows], (self.high - self.low)[rows]
         row = torch.repeat_interleave(torch.arange(len(low)), count)
         within = torch.arange(len(row)) - (count.cumsum(0) - count)[row]

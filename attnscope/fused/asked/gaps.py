@@ -37,8 +37,7 @@ class Gaps:
         slope = float(open_[largest] / gap[largest]) if gap[largest] else 0.0
         return cls(numbers, rows, slope if bool((open_ == slope * gap).all()) else None)
 
-    def table(self, rows: slice, keys: slice, dtype: torch.dtype) -> Tensor:
-        """The numbers of some rows and keys.  -> [row, key]"""
-        windows = self.numbers.to(dtype).unfold(0, keys.stop - keys.start, 1)  # each begins a gap farther on
-        start = keys.start + self.rows - rows.stop
-        return windows[start : start + rows.stop - rows.start].flip(0)
+    def ahead_of(self, rows: slice, keys: slice, dtype: torch.dtype) -> Tensor:
+        """The numbers of some rows and keys, from that of the last row and the first key on.  -> [gap]"""
+        first = keys.start + self.rows - rows.stop
+        return self.numbers[first : first + rows.stop - rows.start + keys.stop - keys.start - 1].to(dtype)

@@ -1,0 +1,199 @@
+"""The weights of a block of rows, scored, weighed and summed tile by tile while near the core.
+
+Each tile weighs with ``2^(score - highest score of the row in the tile)``; the tiles of a row are merged with
+the shares ``2^(highest - lse)``, lse being ``log2 Σ 2^score`` of the row (Milakov & Gimelshein 2018, Online
+normalizer calculation for softmax). A share is the largest weight of its tile, and the entropy needs no
+logarithm of a weight: ``H = -ln 2 · Σ_j A (s - lse)``.
+
+Scores are in powers of 2, times ``log2 e``: torch's ``exp`` takes thirty to a hundred times as long for
+a weight that comes out as 0 as for another, and its ``exp2`` does not.
+
+What stands here is TorchScript, too: ``scripted`` hands it to torch once, and then a whole block is computed
+without Python's lock, which threads would wait for at each call of torch. So there are no slices in
+its arguments, and constants are arguments.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from attnscope.fused.plan import Block, Tile
+
+MASKED = -1e30
+"""The score of a masked key: its weight is 0, and no sum of it overflows."""
+
+LOWEST = -125.0
+"""A weight below 2 to this power counts as 0. Products with numbers below 2^-126 take a hundred times as long
+as others."""
+
+BITS = math.log2(math.e)
+"""Scores are in powers of 2: those of the softmax times this number."""
+
+
+class Head(NamedTuple):
+    """One head of one text at work, in the type that is computed in."""
+
+    query: Tensor  # [query, size], times what makes its products with keys those that ``pass_on`` takes
+    key: Tensor  # [key, size]
+    value: Tensor  # [key, value size]
+    steep: bool  # whether some score may lie more than ``LOWEST`` below another
+    softcap: float | None
+    bias: Tensor | None  # [query, key]
+    sink: Tensor | None  # one number
+
+
+class Figures(NamedTuple):
+    """Where the figures of a head go."""
+
+    output: Tensor  # [query, value size]
+    entropy: Tensor  # [query], as the next two
+    largest: Tensor
+    total: Tensor  # holds ones, which are right where no sink is
+    column: Tensor  # [key]
+    gaps: Tensor  # [name] float64, as the next
+    pairs: Tensor
+    cells: Tensor | None  # [row cell, key cell]
+
+
+class Asked(NamedTuple):
+    """What of a block is asked for by name."""
+
+    gaps: list[Tensor]  # the numbers of all gaps, from that of the last row and the first key on
+    pairs: list[tuple[Tensor, Tensor]]  # their places in [tile, row] and among the weights, tile by tile
+    numbers: Tensor  # 0, 1, 2 and so on, as many as the rows or keys of a block at least
+
+
+Weigh = Callable[[Head, Block, Asked, Figures, Tensor, Tensor], Tensor]
+"""What ``weigh`` is, in Python or scripted."""
+
+
+@lru_cache(1)
+def scripted() -> Weigh:
+    """``weigh`` as torch's own interpreter runs it; the function itself where torch has none.
+
+    torch warns that its interpreter will be removed some day. Until then nothing else frees threads of
+    Python's lock; after that they are slower. The numbers are the same either way.
+    """
+    script = getattr(torch.jit, "script", None)
+    if script is None:
+        return weigh
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return cast(Weigh, script(weigh))
+
+
+def pass_on(scores: Tensor, softcap: float | None, bias: Tensor | None, bits: float, masked: float) -> None:
+    """Cap scores and add the bias, in place."""
+    if softcap is not None:
+        scores.tanh_().mul_(softcap * bits)
+    if bias is not None:
+        scores.add_(bias, alpha=bits).clamp_(min=masked)
+
+
+def score(
+    query: Tensor, head: Head, block: Block, tile: Tile, scratch: Tensor, bits: float, masked: float
+) -> Tensor:
+    """The scores of a tile, in scratch memory.  -> [row, key]"""
+    rows, keys = query.size(0), tile.stop - tile.start
+    scores = scratch[: rows * keys].view(rows, keys)
+    torch.mm(query, head.key[tile.start : tile.stop].t(), out=scores)
+    bias = head.bias
+    if bias is not None:
+        bias = bias[block.start : block.stop, tile.start : tile.stop]
+    pass_on(scores, head.softcap, bias, bits, masked)
+    mask = tile.mask
+    if mask is not None:
+        first = tile.masked - tile.start
+        scores[:, first : first + mask.size(1)].add_(mask, alpha=masked)
+    return scores
+
+
+def weigh(
+    head: Head,
+    block: Block,
+    asked: Asked,
+    figures: Figures,
+    scratch: Tensor,
+    kept: Tensor,
+    bits: float = BITS,
+    masked: float = MASKED,
+    lowest: float = LOWEST,
+) -> Tensor:
+    """Weigh the rows of a block, write their figures down, and return their log-sum-exp.  -> [row]
+
+    ``scratch`` has room for the scores of a tile, ``kept`` for the weights of all: sums over rows wait for
+    the log-sum-exp.
+    """
+    start, stop, tiles = block.start, block.stop, len(block.tiles)
+    rows, size = stop - start, head.value.size(1)
+    query = head.query[start:stop]
+    highest = query.new_empty([tiles, rows])  # of each tile and row, as the next two
+    mass, moment = torch.empty_like(highest), torch.empty_like(highest)  # Σ w and Σ w (s - highest)
+    outputs = query.new_empty([tiles, rows, size])
+    weights: list[Tensor] = []
+    done = 0
+    for place, tile in enumerate(block.tiles):
+        scores = score(query, head, block, tile, scratch, bits, masked)
+        weight = kept[done : done + scores.numel()].view(scores.size(0), scores.size(1))
+        done += scores.numel()
+        top = highest[place]
+        torch.amax(scores, [1], out=top)
+        scores.sub_(top.unsqueeze(1))
+        if head.steep:
+            torch.threshold_(scores, lowest, masked)
+        torch.exp2(scores, out=weight)
+        torch.sum(weight, [1], out=mass[place])
+        torch.sum(scores.mul_(weight), [1], out=moment[place])
+        torch.mm(weight, head.value[tile.start : tile.stop], out=outputs[place])
+        weights.append(weight)
+    most = highest.amax(0)
+    lse = (highest - most).exp2_().mul_(mass).sum(0).log2_().add_(most)
+    sink = head.sink
+    if sink is not None:
+        lse = torch.logaddexp2(lse, sink * bits)
+    below = highest.sub_(lse)
+    share = below.exp2()  # [tile, row]
+    figures.output[start:stop] = outputs.mul_(share.unsqueeze(2)).sum(0)
+    figures.entropy[start:stop] = moment.addcmul_(below, mass).mul_(share).sum(0).mul_(-1 / bits)
+    torch.amax(share, [0], out=figures.largest[start:stop])
+    if sink is not None:
+        figures.total[start:stop] = mass.mul_(share).sum(0)
+    sum_up(block, asked, figures, weights, share, kept)
+    return lse
+
+
+def sum_up(
+    block: Block, asked: Asked, figures: Figures, weights: list[Tensor], share: Tensor, kept: Tensor
+) -> None:
+    """Sum the weights of a block over rows and over pairs."""
+    first, last = block.tiles[0].start, block.tiles[-1].stop
+    by_key = share.new_empty([last - first, block.row_begins.size(0)])  # [key, row cell]
+    for place, tile in enumerate(block.tiles):
+        strip = sum_runs(weights[place], block.row_begins, share[place], asked.numbers)
+        by_key[tile.start - first : tile.stop - first] = strip.t()
+        for name, gaps in enumerate(asked.gaps):
+            windows = gaps[tile.start - first :].unfold(0, tile.stop - tile.start, 1)
+            table = windows[: share.size(1)].flip([0])  # [row, key]
+            figures.gaps[name] += torch.dot((weights[place] * table).sum(1), share[place])
+    for name, (rows, places) in enumerate(asked.pairs):
+        figures.pairs[name] += torch.dot(kept.index_select(0, places), share.view(-1).index_select(0, rows))
+    figures.column[first:last] += by_key.sum(1)
+    cells = figures.cells
+    if cells is not None:
+        sums = sum_runs(by_key, block.key_begins, None, asked.numbers).t()
+        row, key = block.row_cells, block.key_cells
+        cells[row : row + sums.size(0), key : key + sums.size(1)] += sums
+
+
+def sum_runs(rows: Tensor, begins: Tensor, share: Tensor | None, numbers: Tensor) -> Tensor:
+    """Sum runs of neighbouring rows, each row times its share.  [row, column] -> [run, column]
+
+    Run ``r`` begins at row ``begins[r]``; ``numbers`` are 0, 1, 2 and so on. (An embedding bag does this
+    fastest for runs of any length.)
+    """
+    return torch.embedding_bag(rows, numbers[: rows.size(0)], begins, False, 0, False, share)[0]

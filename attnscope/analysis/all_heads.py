@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -133,10 +133,7 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     """
     measured = Measurement()
     layers = whole_layers(model, prepared, selection, [measured])
-    figures: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
-    for head in settle_roles(measured.figures()):
-        place = head.site.kind, head.site.layer
-        figures[place] = (*figures.get(place, ()), head)
+    figures = by_layer(settle_roles(measured.figures()))
     spoken: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
     if selection.words and not selection.hide_special:
         for kind, pairs in layers.kinds.items():
@@ -147,6 +144,17 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     if selection.words or selection.hide_special:
         said = "words, as the pictures do" if spoken else "every token"
         layers = replace(layers, notes=(*layers.notes, f"the figures count {said}"))
+    return of_layers(layers, figures, model, prepared, selection)
+
+
+def of_layers(
+    layers: WholeLayers,
+    figures: Mapping[tuple[str, int], tuple[HeadFigures, ...]],
+    model: Model,
+    prepared: ModelInput,
+    selection: Selection,
+) -> AllHeads:
+    """Whole layers and figures of one pass, with what is known of its input."""
     return AllHeads(
         layers,
         figures,
@@ -156,3 +164,12 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
         find_scene(prepared),
         pictures_of(prepared),
     )
+
+
+def by_layer(heads: Iterable[HeadFigures]) -> dict[tuple[str, int], tuple[HeadFigures, ...]]:
+    """Figures by kind and layer, each layer's in the order in which they come."""
+    figures: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
+    for head in heads:
+        place = head.site.kind, head.site.layer
+        figures[place] = (*figures.get(place, ()), head)
+    return figures

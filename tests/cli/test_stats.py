@@ -173,6 +173,20 @@ def test_every_head_of_a_long_text_is_saved_small_and_shown_again(run, tmp_path)
     assert np.array(json.loads(shown.out)["weights"]).shape == (256, 256)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json", ".csv", ".html"])
+def test_maps_are_saved_in_every_form_that_the_help_names(run, tmp_path, suffix):
+    assert suffix in run("stats", "--help").out
+    out = tmp_path / f"maps{suffix}"
+    ran = run("stats", TEXT, "--pooled", out, "--top", "1")
+    assert (ran.code, f"saved {out}" in ran.err) == (0, True)
+    if suffix == ".html":
+        assert "looks at the previous token (0.97, baseline 0.08)" in out.read_text("utf-8")
+    elif suffix == ".csv":
+        assert out.read_text("utf-8").count("\n") > 32 * 13 * 13
+    else:
+        assert run("show", "--from", out, "--head", "L2H1").code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from attnscope.analysis.selection import Selection
     from attnscope.cli.last_look import Way
     from attnscope.measures import HeadFigures
+    from attnscope.models import Model, ModelInput
 
 
 @command
@@ -187,12 +188,21 @@ def _measure(
             rows=parse_rows(asked.rows),
         )
         if asked.pooled is not None:
-            from attnscope.render.layers import save_layers
-
-            assert result.maps is not None
-            save_layers(result.maps, asked.pooled)
-            print(f"saved {asked.pooled}", file=sys.stderr)
+            _save_maps(result, asked.pooled, loaded, prepared, selection)
     return result
+
+
+def _save_maps(result: Stats, out: Path, model: Model, prepared: ModelInput, selection: Selection) -> None:
+    """Write the pooled map of every head, as data or as a page."""
+    from attnscope.analysis.all_heads import by_layer, of_layers
+    from attnscope.render.layers import PAGE, save_layers, save_page
+
+    assert result.maps is not None
+    if out.suffix.lower() == PAGE:
+        save_page(of_layers(result.maps, by_layer(result.heads), model, prepared, selection), out)
+    else:
+        save_layers(result.maps, out)
+    print(f"saved {out}", file=sys.stderr)
 
 
 def _draw(result: Stats, name: str, out: Path | None, picture: PrintedOptions) -> None:

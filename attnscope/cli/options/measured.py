@@ -41,8 +41,8 @@ class StatsOptions:
         panel=WHERE,
     )
     pooled: Path | None = option(
-        "Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. show,"
-        " export and browse read it with --from.",
+        "Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. show, "
+        "export and browse read the first three with --from.",
         panel=PICTURE,
     )
     cell: Literal["share", "mean", "max"] = option(

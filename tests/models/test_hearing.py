@@ -1,5 +1,6 @@
 """Models that hear by other ways than Whisper's: two towers, several encoders, layers around a base."""
 
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -8,6 +9,8 @@ import transformers
 from attnscope.capture import Keep
 from attnscope.errors import InputError
 from attnscope.models import load
+from attnscope.models.huggingface.sounds.frames import find_frames
+from attnscope.storage.sound import Sound
 from tests.models import speech
 from tests.tools import sounds
 
@@ -118,6 +121,25 @@ def test_the_model_is_given_what_its_processor_gives_it(tmp_path, name):
     assert torch.equal(found, expected)
     silent = [token.special for token in prepared.tokens]
     assert silent.index(True) == 99 if name == "whisper" else sum(silent) <= 1
+
+
+def test_a_step_of_several_stacked_ones_is_as_long_as_they_are():
+    """As an extractor makes 100 steps of two seconds, in hops of a hundredth."""
+
+    class Halving(torch.nn.Module):
+        config = transformers.PretrainedConfig()
+
+        def _get_subsampling_output_length(self, lengths):
+            return lengths // 4
+
+    class Extractor:
+        hop_length, feature_size = 160, 8
+
+    values, sound = torch.zeros(1, 100, 16), Sound(np.zeros(32000, np.float32), 16000)
+    frames = find_frames("it", Halving(), values, 100, sound, Extractor())
+    assert (frames.count, frames.heard, frames.seconds) == (25, 25, 0.08)
+    Halving._get_subsampling_output_length = lambda self, lengths: lengths // 4 + 50
+    assert find_frames("it", Halving(), values, 100, sound, Extractor()) is None
 
 
 def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(tmp_path):

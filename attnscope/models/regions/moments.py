@@ -70,7 +70,8 @@ def find_moments(
         if moved.sum() > 0:
             middles[number] = (moved * np.arange(len(tokens))).sum() / moved.sum()
     times = (starts + width / 2) / rate
-    return Moments(tuple(tokens.tolist()), _pace(middles, times), entered.kind, len(entered.states))
+    pace = samples / rate if len(tokens) == 1 else _pace(middles, times)  # one is the whole sound
+    return Moments(tuple(tokens.tolist()), pace, entered.kind, len(entered.states))
 
 
 def _responses(entered: Entered) -> Callable[[Tensor], Array]:
@@ -95,6 +96,8 @@ def _pace(middles: Array, times: Array) -> float | None:
     if known.sum() < DIPS // 2:
         return None
     middles, times = middles[known], times[known]
+    if np.ptp(middles) < BESIDE:  # all dips in one token
+        return None
     slope = float(np.polyfit(middles, times, 1)[0])
     fits = {}
     for digits in (3, 2):

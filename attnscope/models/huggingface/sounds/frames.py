@@ -27,10 +27,11 @@ The first stands in the encoder itself; the other may be copied from a model of 
 MANY = 10**9
 """A length that is so large that its number of frames tells how long a frame is."""
 
+LOST = 4
+"""Frames that a sound may be shorter or longer than all of its own together: convolutions cut its ends."""
 
 EXACT = 1e-4
-"""Seconds that a frame may be longer than its hundredths say."""
-
+"""Seconds that hundredths may be off."""
 
 BANDS = 64
 """Bands that a wave is taken apart into."""
@@ -62,9 +63,9 @@ class Frames:
         )
 
 
-def name_moment(time: float, seconds: float) -> str:
-    """When something begins that lasts ``seconds``, with as many digits as tell it from its neighbours."""
-    exact = abs(seconds - round(seconds, 2)) < EXACT
+def name_moment(time: float, *steps: float) -> str:
+    """When something begins, with as many digits as tell it from neighbours at ``steps`` from each other."""
+    exact = all(abs(step - round(step, 2)) < EXACT for step in steps)
     return f"{time:.{2 if exact else 3}f} s"
 
 
@@ -79,23 +80,31 @@ def find_frames(
     if count is None:
         return None
     wide = values.ndim == 3 and values.shape[1] == getattr(extractor, "feature_size", None)
-    steps = values.shape[-1] if wide or values.ndim == 2 else values.shape[1]
+    steps = values.shape[-1] if wide or _is_wave(values) else values.shape[1]
     if count(steps) < 1:
         raise InputError(
             f"{sound.seconds:.3f} seconds are too short for {name}: its encoder makes no frame of it"
         )
-    if _is_wave(values):
-        step = 1 / sound.rate
-    elif hop := getattr(extractor, "hop_length", None):
-        step = hop / sound.rate
-    else:
-        step = round(sound.seconds / steps, 3)
+    step = _step_seconds(values, steps if heard is None else heard, sound, extractor)
     joined = getattr(module.config, "squeeze_factor", 1)  # neighbours that an encoder makes one
     long, full = joined * round(MANY / count(MANY), 3), count(steps) // joined  # steps in a frame
+    if abs(full * long - steps) > LOST * long or (_is_wave(values) and long == 1):
+        return None  # the function counts frames of something else
     if heard is None:
         heard = min(steps, math.ceil(round(sound.seconds / step, 6)))
     known = min(count(heard) // joined, int(heard / long))  # the last may be half padding
     return Frames(full, min(full, max(1, known)), step * long, sound.begin)
+
+
+def _step_seconds(values: Tensor, steps: int, sound: Sound, extractor: Any) -> float:
+    """How long a step of what the model is given lasts; ``steps`` of them are the sound, or more."""
+    if _is_wave(values):
+        return 1 / sound.rate
+    hop = getattr(extractor, "hop_length", None)
+    if not isinstance(hop, int):
+        return round(sound.seconds / steps, 3)
+    stacked = max(1, round(sound.seconds * sound.rate / hop / steps))  # hops that an extractor makes one step
+    return stacked * hop / sound.rate
 
 
 def _is_wave(values: Tensor) -> bool:

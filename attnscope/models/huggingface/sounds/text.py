@@ -18,6 +18,7 @@ from attnscope.models.bounds.trial import try_first
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.pictures.images import ask_processor, place_fields
 from attnscope.models.huggingface.reader import FolderReader
+from attnscope.models.huggingface.sounds.begins import Seconds, find_begins
 from attnscope.models.huggingface.sounds.frames import name_moment
 from attnscope.models.inputs import Heard, ModelInput, Part, text_axes
 from attnscope.models.inspection import find_device
@@ -63,7 +64,8 @@ class SoundText:
         moments = find_moments(self.module, {**inputs, **self.settings}, heard, prepare, *count)
         ids = inputs["input_ids"][0].tolist()
         tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
-        labelled = self._label(tokens, inputs, sound, moments)
+        begins = None if moments is None else self._begins(inputs, heard, sound, moments)
+        labelled = self._label(tokens, inputs, sound, moments, begins)
         return replace(labelled, notes=(*labelled.notes, *notes))
 
     def _read_both(self, prompt: str, sound: Sound) -> tuple[Mapping[str, Any], tuple[str, ...]]:
@@ -143,26 +145,45 @@ class SoundText:
 
         return ask_processor(self.name, "sound", ask)
 
+    def _begins(
+        self, inputs: Mapping[str, Tensor], heard: str, sound: Sound, moments: Moments
+    ) -> Seconds | None:
+        """When each token of the sound begins: as the model counts them, or evenly; ``None`` if unknown."""
+        count, steps = len(moments.tokens), inputs[heard].shape[-1]
+        hop = getattr(getattr(self.processor, "feature_extractor", None), "hop_length", None)
+        if isinstance(hop, int):
+            masks = (mask for mask in inputs.values() if not mask.is_floating_point())
+            mask = next((mask for mask in masks if mask.shape == (1, steps)), None)
+            real = steps if mask is None else int(mask.sum())
+            counted = find_begins(self.module, real, hop / sound.rate, count)
+            if counted is not None:
+                return counted
+        pace = moments.seconds
+        return None if pace is None else tuple(number * pace for number in range(count))
+
     def _label(
-        self, tokens: Sequence[Token], inputs: Mapping[str, Tensor], sound: Sound, moments: Moments | None
+        self,
+        tokens: Sequence[Token],
+        inputs: Mapping[str, Tensor],
+        sound: Sound,
+        moments: Moments | None,
+        begins: Seconds | None,
     ) -> ModelInput:
         """The input with its axes: tokens of the sound are named by the time at which they begin."""
         if moments is None or moments.kind == "cross" or moments.length != len(tokens):
             note = "no token stands for a moment of the sound alone: those of the sound are numbered"
             named = _number(tokens, self._standing(tokens))
             return ModelInput(inputs, text_axes(named), named, (note,), self.settings)
-        if moments.seconds is None:
+        if begins is None:
             note = "time does not go evenly through the tokens of the sound: they are numbered"
             named = _number(tokens, set(moments.tokens))
             return ModelInput(inputs, text_axes(named), named, (note,), self.settings)
         named_ = list(tokens)
-        for number, position in enumerate(moments.tokens):
-            begin = number * moments.seconds
-            padding = begin >= sound.seconds
-            name = name_moment(sound.begin + begin, moments.seconds)
-            named_[position] = Token(name, HEARD + number, special=padding, segment=tokens[position].segment)
-        frames = sum(number * moments.seconds < sound.seconds for number in range(len(moments.tokens)))
-        heard = Heard(moments.seconds, frames, None, sound.begin)
+        pace = begins[-1] / (len(begins) - 1) if len(begins) > 1 else sound.seconds
+        for number, (position, begin) in enumerate(zip(moments.tokens, begins, strict=True)):
+            name, segment = name_moment(sound.begin + begin, *begins), tokens[position].segment
+            named_[position] = Token(name, HEARD + number, special=begin >= sound.seconds, segment=segment)
+        heard = Heard(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
         whole = tuple(named_)
         return ModelInput(inputs, text_axes(whole), whole, (), self.settings, heard=heard)
 

@@ -73,6 +73,12 @@ class Residual:
         """What goes on.  -> [batch, query, width]"""
         return self.total if self.normed is None else self.normed
 
+    @property
+    def form(self) -> str:
+        """Where a norm was found, if one was."""
+        before = "a norm before the sum" if self.inner is not None else "no norm follows"
+        return before if self.norm is None else "a norm follows"
+
 
 class _Added(NamedTuple):
     """An attention whose output waits to be added to something."""

@@ -83,7 +83,7 @@ def hold_look(
         return model, prepared
     else:
         trace = hold_long(model, prepared, fused=way == "fused")
-    if trace is None or (isinstance(model, WeighedModel) and not model.is_whole):
+    if trace is None:
         return model, prepared
     if key is not None and key_of(source) == key:
         store_pass(_name(key, "kernel" if short else way), trace)

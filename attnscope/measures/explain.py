@@ -57,6 +57,17 @@ PREDICTIONS = {
         "  needs     an output head; a pass for each head, from its layer on\n"
         "  source    Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 3"
     ),
+    "writes": (
+        "writes (show --writes): what each part of the model writes to the logit of a prediction, directly.\n"
+        "  formula   ((o_h W_O,h ⊙ γ) / σ) · W_U[t]; γ and σ the weight and the spread of the last norm, σ\n"
+        "            held as it was in the pass; every other norm that an output goes through is held, too\n"
+        "  unit      logits; heads, feed-forward parts, embeddings and biases sum to the logit\n"
+        "  needs     an output head, and a stream of states that can be followed from the parts to it\n"
+        "  beware    what later parts make of a head's output is not in it: --ablate shows that as well\n"
+        "  source    nostalgebraist 2020, interpreting GPT: the logit lens; Elhage et al. 2021, A\n"
+        "            Mathematical Framework for Transformer Circuits; Wang et al. 2022, Interpretability in\n"
+        "            the Wild"
+    ),
 }
 """What is said of predictions, beside the measures of attention."""
 

@@ -34,6 +34,7 @@ class Model(ABC):
 
     stateless = False  # known to keep nothing of a pass, so that several threads may run it at once
     weigh: Weigh = "raw"  # what its attention is weighed by
+    weighed = ""  # the same as a title says it, with what was found of it
 
     def __init__(
         self, name: str, module: nn.Module, positions: int | None, notes: Sequence[str] = ()

@@ -41,7 +41,7 @@ class WeighedModel(Model):
     """Another model, each weight of which is the share of its row that it moves.
 
     A pass runs twice: once to find the output projections, and once to be looked at. ``title`` names the
-    weighing, and the notes say what a cell holds.
+    weighing and what the passes so far found of it, and the notes say what a cell holds.
     """
 
     def __init__(self, model: Model, weigh: Weigh, target: str | None = None) -> None:
@@ -53,18 +53,22 @@ class WeighedModel(Model):
         super().__init__(model.name, model.module, model.positions, notes)
         self.model, self.weigh, self.stateless = model, weigh, model.stateless
         self.target = target  # the prediction that a gradient is of
-        self._without = False  # whether a pass had no output projection somewhere
+        self._without = dict[Site, bool]()  # whether no output projection was found
+        self._forms = dict[str, None]()  # where norms were found
 
     @property
     def title(self) -> str:
         """The model's, and how it is weighed."""
-        without = ", without output projection" if self._without else ""
-        return f"{self.model.title} · weighed by {self.weigh}{without}"
+        return f"{self.model.title} · {self.weighed}"
 
     @property
-    def is_whole(self) -> bool:
-        """Whether every output projection was found, in the passes so far."""
-        return not self._without
+    def weighed(self) -> str:
+        """How, with what was found in the passes so far: projections, and where norms stand."""
+        found = [f"weighed by {self.weigh}", *self._forms]
+        if any(self._without.values()):
+            some = "" if all(self._without.values()) else " in some layers"
+            found.append(f"without output projection{some}")
+        return ", ".join(found)
 
     def run(
         self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
@@ -81,11 +85,11 @@ class WeighedModel(Model):
         else:
             with projections.watching(self.module):
                 self.model.run(prepared, [projections])
-        record = self.model.run(prepared, [_Weighed(self, projections, slopes, observers)])
+        record = self.model.run(prepared, [_Weighed(self, projections, slopes, observers, self._forms)])
         if said:
             record.note_change(said)
         without = {site.layer for site in projections.sites if site not in projections.found}
-        self._without = self._without or bool(without)
+        self._without |= {site: site not in projections.found for site in projections.sites}
         if without:
             layers = ", ".join(map(str, sorted(without)))
             record.note_change(f"no output projection was found in layer {layers}: it is left out there")
@@ -148,6 +152,7 @@ class _Weighed:
     projections: Projections
     slopes: Mapping[Site, Tensor]
     observers: Sequence[Observer]
+    forms: dict[str, None]  # where norms were found, of all calls
 
     def observe(self, attention: Attention) -> None:
         """Show one call. Raises ``ModelError`` if its values are not known."""
@@ -200,6 +205,7 @@ class _Weighed:
                 f"layer {site.layer} of {self.model.name} cannot be weighed by norm-residual, as {why}: "
                 "--weigh norm does without"
             )
+        self.forms[residual.form] = None
         return residual
 
     def _slope(self, attention: Attention, values: Values) -> Tensor:

@@ -53,6 +53,14 @@ def test_the_second_look_is_at_the_pass_of_the_first(run, looks, folder):
     assert len(list(looks.iterdir())) == 2
 
 
+@pytest.mark.parametrize("look", [("--head", "L0H1"), ()])
+def test_a_second_look_has_the_title_of_the_first_with_what_was_found(run, looks, look):
+    words = ("show", TEXT, *look, "--weigh", "norm-residual")
+    first, second = (" ".join(run(*words).out.split()) for _ in range(2))
+    assert "own · weighed by norm-residual, no norm follows · “The" in first
+    assert "own · weighed by norm-residual, no norm follows · from the pass of" in second
+
+
 @pytest.mark.parametrize(
     "asked",
     [

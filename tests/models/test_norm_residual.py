@@ -136,7 +136,11 @@ def block_vectors(model, text):
 @pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
 def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one(name):
     model, text, shown = random_model(name), ModelInput(inputs(ALL[name].inputs), {}, ()), _Calls()
-    WeighedModel(model, "norm-residual").run(text, [shown])
+    weighed = WeighedModel(model, "norm-residual")
+    weighed.run(text, [shown])
+    found = "a norm follows" if name in NORMED else "no norm follows"
+    found = "a norm before the sum" if name in TAKEN else found
+    assert weighed.title.endswith(f"weighed by norm-residual, {found}")
     for (_, rows, _), block in zip(shown.seen, block_vectors(model, text), strict=True):
         _, vectors, part, bias, state = block
         made = vectors.sum((1, 3)) + vectors.shape[1] * part[:, 0] + bias

@@ -198,10 +198,34 @@ def test_without_an_output_projection_the_value_alone_is_measured_and_the_title_
     model.run(model.prepare(TEXT), [raw])
     weighed = WeighedModel(model, "norm")
     (ours,) = _maps(weighed, heads=2)
-    assert "weighed by norm, without output projection" in weighed.title
+    assert weighed.title.endswith("weighed by norm, without output projection")
     weights, values = raw.seen[0]
     norms = weights * np.linalg.norm(values, axis=-1)[:, :, None]
     np.testing.assert_allclose(ours, norms / norms.sum(-1, keepdims=True), atol=1e-6)
+
+
+class _Mixed(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class _Half(nn.Module):
+    """Two layers of attention, of which one is projected."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out, self.second = _Bare(), nn.Linear(8, 8), _Mixed()
+
+    def forward(self, ids):
+        x = self.out(self.first(ids).transpose(1, 2).flatten(2))
+        return self.second(x.unflatten(-1, (2, 4)).transpose(1, 2))
+
+
+def test_the_title_says_that_some_layers_have_no_output_projection_and_a_note_says_which():
+    model = WeighedModel(_bare(_Half()), "norm")
+    record = model.run(model.prepare(TEXT), [])
+    assert model.title.endswith("weighed by norm, without output projection in some layers")
+    assert any("no output projection was found in layer 1" in note for note in record.notes)
 
 
 class _Attention(nn.Module):

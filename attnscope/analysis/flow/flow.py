@@ -103,6 +103,7 @@ def follow_flow(
             model.run(prepared, [mixing.residuals])
     record = model.run(prepared, [mixing])
     _require_square(mixing, model.name)
+    said += f"the sum of residual and attention: {', '.join(mixing.forms)}" if mixing.forms else ""
     notes = (METHODS[method].share, *model.notes, *prepared.notes, *record.notes, *([said] if said else []))
     maps: dict[str, list[tuple[int, Weights]]] = {}
     for kind, layer, values, axes in _follow(mixing, method, selection, token):

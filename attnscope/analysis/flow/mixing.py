@@ -28,6 +28,7 @@ class Mixing:
     slopes: Mapping[Site, Tensor] | None
     name: str
     residuals: Residuals | None = None
+    forms: dict[str, None] = field(default_factory=dict)  # where norms were found around it
     matrices: dict[Site, Array] = field(
         default_factory=dict
     )  # [query, key]; of ALTI across, the residual last
@@ -61,6 +62,7 @@ class Mixing:
                 f"layer {site.layer} of the model cannot be followed by alti, as {what} was not found: "
                 "rollout and relevance follow it"
             )
+        self.forms[residual.form] = None
         values = Values.of(attention.values, attention.heads, None).values
         return Contributions(values, found.weight, residual, crossed=site.kind == "cross")
 

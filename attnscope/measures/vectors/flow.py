@@ -34,8 +34,9 @@ METHODS: dict[str, Explanation] = {
     ),
     "alti": Explanation(
         "how near each token's vector brings the sum of residual and heads, multiplied through layers",
-        "c_ij = max(0, ‖y_i‖₁ - ‖y_i - T_i(x_j)‖₁) over its row's sum, T_i(x_j) what y_i has of token j; "
-        "C_l C_l-1 ... C_0; of cross attention the residual is one token more",
+        "c_ij = max(0, ‖y_i‖₁ - ‖y_i - T_i(x_j)‖₁) over its row's sum, T_i(x_j) what y_i has of token j, "
+        "both behind the norm of the sum, where one follows; C_l C_l-1 ... C_0; of cross "
+        "attention the residual is one token more",
         "Ferrando et al. 2022, Measuring the Mixing of Contextual Information in the Transformer",
     ),
 }

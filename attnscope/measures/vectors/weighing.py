@@ -32,14 +32,16 @@ class Explanation:
 WEIGHINGS: dict[str, Explanation] = {
     "norm": Explanation(
         "of its row in what the head adds: weight times the length of the key's value behind the projection",
-        "‖A[i, j] · v_j W_O,h‖₂, v_j with its bias, over the sum of its row",
+        "‖A[i, j] · v_j W_O,h‖₂, v_j with its bias, over the sum of its row; ‖A[i, j] · v_j‖₂ where no "
+        "output projection is found, as the title says then",
         "Kobayashi et al. 2020, Attention is Not Only a Weight",
     ),
     "norm-residual": Explanation(
         "of its row in what the block gives: as norm, with an equal part of the residual in each head's cell "
         "of the token itself, and behind the norm, where one follows",
         "‖g(A[i, j] · v_j W_O,h + [i = j] · x_i / heads)‖₂ over the sum of its row, g(y) = (y - mean y) ⊙ γ "
-        "where a layer norm follows, else y; a norm before the sum takes the first part alone",
+        "where a layer norm follows, else y; a norm before the sum takes the first part alone; the title "
+        "says which was found",
         "Kobayashi et al. 2021, Incorporating Residual and Normalization Layers, head by head",
     ),
     "zeroing": Explanation(

@@ -100,9 +100,10 @@ def _hold(
     if prepared.arrays is not None:
         return None
     try:
-        return make_trace(run, prepared, describe_model(model), model.notes, most=most)
+        trace = make_trace(run, prepared, describe_model(model), model.notes, most=most)
     except (UnkeptPass, SizeError):
         return None
+    return replace(trace, description=replace(trace.description, weighed=model.weighed))
 
 
 def keep_trace(model: Model, prepared: ModelInput) -> Trace:
@@ -147,6 +148,7 @@ def make_trace(
         kept=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         model=about,
         model_notes=notes,
+        weighed="",
         text_notes=prepared.notes,
         text=prepared.text,
         messages=tuple(Message(*each) for each in prepared.messages),

@@ -16,7 +16,7 @@ from attnscope.models.kept.file import FileModel
 from attnscope.storage.trace import SUFFIX, Trace, read_trace
 from attnscope.storage.trace.layout import Description
 from attnscope.storage.trace.replay import replay
-from attnscope.text import clean
+from attnscope.text import clean, visible
 
 
 class TracedModel(FileModel):
@@ -37,8 +37,9 @@ class TracedModel(FileModel):
     @property
     def title(self) -> str:
         """The model's name, how it is weighed, and when the pass ran where that is to be said."""
-        weighed = "" if self.weigh == "raw" else f" · weighed by {self.weigh}"
-        return super().title + weighed + ("" if self.since is None else f" · {self.since}")
+        weighed = self.trace.description.weighed
+        said = (super().title, weighed and visible(weighed), self.since)
+        return " · ".join(each for each in said if each)
 
     def weights(self, head: Head) -> Array:
         """All rows of one head, computed in NumPy.  -> [query, key]"""

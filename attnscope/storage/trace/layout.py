@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from attnscope.attention import Kind, Source, Token
 from attnscope.figures import HeadFigures
 
-FORMAT = 4
+FORMAT = 5
 """The version of the layout. A reader refuses any other."""
 
 Tokens: TypeAlias = tuple[Token, ...]
@@ -210,7 +210,8 @@ class Without:
 class Description:
     """Everything but the arrays.
 
-    ``kept`` is the time, in UTC; ``text`` the plain text that was read, where it was one, ``messages`` those
+    ``kept`` is the time, in UTC; ``weighed`` how weights were weighed, as a title says it, empty where they
+    were not; ``text`` the plain text that was read, where it was one, ``messages`` those
     of a chat; ``tokens`` the number of the text's axis; ``written`` the number of the first token that the
     model wrote itself, if it did. ``figures`` are of the tokens, ``words`` of the words of a short text, none
     where they were not measured.
@@ -221,6 +222,7 @@ class Description:
     kept: str
     model: About
     model_notes: tuple[str, ...]
+    weighed: str
     text_notes: tuple[str, ...]
     text: str | None
     messages: tuple[Message, ...]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,14 +41,14 @@ class Source:
         looking: bool = True,
         way: Way = "kernel",
         saving: bool = False,
-        running: Model | None = None,
+        load: Callable[[], Model] | None = None,
     ) -> tuple[Model, ModelInput]:
         """The model, and the input as it reads it. Raises ``AttnscopeError``.
 
         ``looking``: with the pass of a small input, for who looks at heads and their figures alone. It is
         kept by itself, and where it was before, no model is loaded; ``way`` says how a long text is measured.
-        ``saving``: the title goes into a file, and does not say when the pass ran. ``running``: the same
-        model, where it is loaded already.
+        ``saving``: the title goes into a file, and does not say when the pass ran. ``load`` loads the
+        model in the place of ``self.load``.
         """
         if predicting or not looking:
             model = self.load(predicting=predicting)
@@ -61,7 +62,7 @@ class Source:
         found = None if self.asked.fresh else find_look(self, key, way, saving=saving)
         if found is not None:
             return found, found.prepared
-        model = running or self.load()
+        model = (load or self.load)()
         prepared = self.prepare(model)
         if self.asked.saved is not None:
             return model, prepared
@@ -190,12 +191,9 @@ def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, Mo
 
 def open_two(one: Source, other: Source, *, saving: bool = False) -> list[tuple[Model, ModelInput]]:
     """Two inputs, each with the model that reads it; one that is the same for both is loaded once."""
-    from attnscope.models.kept.file import FileModel
-
-    model, prepared = one.open(saving=saving)
     alike = one.model == other.model and (one.asked.generate is None) == (other.asked.generate is None)
-    running = model if alike and not isinstance(model, FileModel) else None
-    return [(model, prepared), other.open(saving=saving, running=running)]
+    load = cache(one.load) if alike and one.asked.saved is None else None
+    return [each.open(saving=saving, load=load) for each in (one, other)]
 
 
 @contextmanager

@@ -34,7 +34,6 @@ class Model(ABC):
 
     stateless = False  # known to keep nothing of a pass, so that several threads may run it at once
     weigh: Weigh = "raw"  # what its attention is weighed by
-    weighed = ""  # the same as a title says it, with what was found of it
 
     def __init__(
         self, name: str, module: nn.Module, positions: int | None, notes: Sequence[str] = ()
@@ -52,6 +51,11 @@ class Model(ABC):
         """
         parts = Path(self.name).parts
         return visible(self.name if len(parts) < 3 else "…/" + "/".join(parts[-2:]))
+
+    @property
+    def weighed(self) -> str:
+        """What its attention is weighed by, as a title says it, and what was found; empty if by nothing."""
+        return ""
 
     @property
     def device(self) -> torch.device:

@@ -15,6 +15,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from attnscope.cli import last_look
+from attnscope.cli import source as cli_source
 from attnscope.cli.options.model import ModelOptions, WeighedModelOptions
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.source import Source
@@ -51,6 +52,19 @@ def test_the_second_look_is_at_the_pass_of_the_first(run, looks, folder):
     assert not came_from_there(run("show", TEXT, "-m", folder, "--fresh"))
     assert not came_from_there(run("show", "Another text.", "-m", folder))
     assert len(list(looks.iterdir())) == 2
+
+
+@pytest.mark.parametrize("weigh", ["raw", "norm", "gradient"])
+def test_two_texts_of_one_model_load_it_once(run, looks, monkeypatch, weigh):
+    loads, load = [], cli_source.load_model
+    monkeypatch.setattr(
+        cli_source, "load_model", lambda *args, **how: loads.append(args) or load(*args, **how)
+    )
+    words = ("compare", TEXT, "--with-text", "The dog sat on the mat.", "--weigh", weigh)
+    assert run(*words).code == 0
+    assert len(loads) == 1
+    assert run(*words).code == 0
+    assert len(loads) == 1 + (weigh == "gradient")  # which keeps no pass
 
 
 @pytest.mark.parametrize("look", [("--head", "L0H1"), ()])

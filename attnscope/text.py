@@ -14,6 +14,9 @@ LONGEST = 1000
 LONGEST_SENTENCE = 500
 """Characters of an error that is printed."""
 
+MOST_CHARACTERS = 1 << 20
+"""Characters of one text that are read: a book has fewer, and no pass goes over so many tokens."""
+
 MOST_DIGITS = 9
 """Digits of a number that counts something: no text and no model has more of anything."""
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import IO
 
 import typer
 
 from attnscope.cli.options.source import SourceOptions
 from attnscope.errors import InputError
+from attnscope.memory import readable
+
+MOST = 1 << 26
+"""Bytes of a file that are read to find the text in it, or one line of it."""
 
 
 def read_text(asked: SourceOptions) -> tuple[str, str | None]:
@@ -26,7 +31,7 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
     elif asked.text == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed: give a text, or --file FILE")
-        whole = _decode(sys.stdin.buffer.read(), "standard input")
+        whole = _decode(_read_some(sys.stdin.buffer, "standard input"), "standard input")
     elif asked.text is not None:
         whole = _argument(asked.text)
         if len(whole.split()) == 1 and os.path.isfile(whole):
@@ -51,13 +56,22 @@ def read_file(file: Path) -> str:
 
 def _bytes_of(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        with file.open("rb") as opened:
+            return _read_some(opened, str(file))
     except FileNotFoundError:
         raise InputError(f"no such file: {file}") from None
     except IsADirectoryError:
         raise InputError(f"{file} is a folder: give a text file") from None
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _read_some(opened: IO[bytes], name: str) -> bytes:
+    """All that is in a file, a pipe or a device. Raises ``InputError`` where there is no end in sight."""
+    content = opened.read(MOST + 1)
+    if len(content) > MOST:
+        raise InputError(f"{name} holds more than {readable(MOST)}, and no more is read: cut it into parts")
+    return content
 
 
 def _decode(content: bytes, name: str) -> str:

@@ -16,6 +16,7 @@ from attnscope.figures import Weigh
 from attnscope.memory import out_of_memory, require
 from attnscope.models.inputs import Chat, ModelInput, Objective, Part, Paths
 from attnscope.models.inspection import find_device
+from attnscope.models.text.fit import fit_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -225,19 +226,15 @@ class Model(ABC):
         return few_threads(self.module, self.device, len(prepared.tokens))
 
     def _fit(
-        self, count: int, *, max_tokens: int | None, truncate: bool
+        self, count: int, characters: int, *, max_tokens: int | None, truncate: bool
     ) -> tuple[int | None, tuple[str, ...]]:
-        """How many of ``count`` tokens to keep (``None``: all), and a note if that cuts the text."""
-        wanted = count if max_tokens is None else min(count, max_tokens)
-        if self.positions is not None and wanted > self.positions and not truncate:
-            raise InputError(
-                f"the text has {count:,} tokens and {self.name} reads at most {self.positions:,}: "
-                "shorten it, or pass --truncate to cut it"
-            )
-        limits = [limit for limit in (max_tokens, self.positions) if limit is not None]
-        if not limits or count <= min(limits):
-            return None, ()
-        return min(limits), (f"cut: the first {min(limits):,} of {count:,} tokens are shown",)
+        """How many of ``count`` tokens to keep (``None``: all), and a note if that cuts the text.
+
+        ``characters`` are those of the text, of which only so many are read.
+        """
+        return fit_tokens(
+            self.name, self.positions, count, characters, max_tokens=max_tokens, truncate=truncate
+        )
 
     def _require_positions(self, tokens: int, count: int) -> None:
         """Raise ``InputError`` if ``count`` tokens behind ``tokens`` are more than there are positions."""

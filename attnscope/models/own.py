@@ -17,6 +17,7 @@ from attnscope.models.text.reader import Reader, ReaderModel, Reading
 from attnscope.network import Encoder, load, untrained
 from attnscope.network.folder import BUNDLED, PRETRAINED, TOKENIZER, WEIGHTS
 from attnscope.network.tokenizer import MASK, load_tokenizer
+from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,7 +45,7 @@ class OwnModel(ReaderModel):
         limit = min(limit for limit in (max_tokens, self.positions) if limit is not None)
 
         def prepare(text: tuple[str, ...], reading: Reading) -> ModelInput | InputError:
-            if len(reading.ids) > limit:
+            if len(reading.ids) > limit or max(map(len, text)) > MOST_CHARACTERS:
                 return self._prepare_or_refuse(text, max_tokens, truncate)
             return self.label(reading.tokens, reading.notes)
 

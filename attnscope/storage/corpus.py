@@ -7,13 +7,18 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnscope.errors import InputError
+from attnscope.storage.lines import LONGEST, read_lines
 
 HASHED = 1 << 20
 """Bytes at the beginning of a file that tell it from others, beside its size."""
+
+FEW = 20
+"""Fields of a line that a message names."""
 
 ROWS = 1024
 """Rows of a Parquet file that are read together."""
@@ -72,31 +77,23 @@ class _Lines(Corpus):
 
     def entries(self) -> Iterator[Entry]:
         """One entry for each line that is not blank."""
-        done = 0
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                done += len(line)
-                where = f"line {number:,}"
-                try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                except UnicodeDecodeError as error:
-                    yield Entry(where, "", f"byte {error.start:,} is no UTF-8 text", done)
-                    continue
-                if not text:
-                    continue
-                if self.field is None:
-                    yield Entry(where, text, "", done)
-                    continue
-                try:
-                    fields = json.loads(text)
-                except (ValueError, RecursionError):
-                    yield Entry(where, "", "it is no JSON", done)
-                    continue
-                if not isinstance(fields, dict) or self.field not in fields:
-                    has = f": it has {', '.join(fields)}" if isinstance(fields, dict) and fields else ""
-                    yield Entry(where, "", f"no field {self.field!r}{has}", done)
-                    continue
-                yield _entry(where, fields[self.field], done)
+        for line in read_lines(self.path):
+            where, text = f"line {line.number:,}", line.text.strip()
+            if line.fault or (text and self.field is None):
+                yield Entry(where, text, line.fault, line.done)
+            elif text:
+                yield self._of_json(text, where, line.done)
+
+    def _of_json(self, text: str, where: str, done: int) -> Entry:
+        """The text in one field of a line of JSON."""
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError):
+            return Entry(where, "", "it is no JSON", done)
+        if not isinstance(fields, dict) or self.field not in fields:
+            has = f": it has {', '.join(islice(fields, FEW))}" if isinstance(fields, dict) and fields else ""
+            return Entry(where, "", f"no field {self.field!r}{has}", done)
+        return _entry(where, fields[self.field], done)
 
     def fingerprint(self) -> str:
         """The file's size and a hash of its beginning."""
@@ -151,7 +148,12 @@ class _Folder(Corpus):
         for number, file in enumerate(self.files, 1):
             where = str(file.relative_to(self.path))
             try:
-                yield _entry(where, file.read_bytes().decode("utf-8-sig"), number)
+                with file.open("rb") as opened:
+                    content = opened.read(LONGEST + 1)
+                if len(content) > LONGEST:
+                    yield Entry(where, "", f"it has more than {LONGEST:,} bytes", number)
+                    continue
+                yield _entry(where, content.decode("utf-8-sig"), number)
             except UnicodeDecodeError as error:
                 yield Entry(where, "", f"byte {error.start:,} is no UTF-8 text", number)
             except OSError as error:

@@ -138,8 +138,8 @@ def test_mentions_may_be_nested_split_and_stand_beside_words_that_are_none(tmp_p
         ("2\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n", "word '2' does not follow word 0"),
         ("1\tcat\t_\t_\t_\t_\t0\tro\x07ot\t_\t_\n", "a label is 1 to 60 characters"),
         ("1\tcat\t_\t_\t_\t_\t0\troot\t_\tEntity=e1)\n", "entity 'e1' ends at word 1 and begins nowhere"),
-        ("".join(f"{n}\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n" for n in range(1, 2002)), "2,001 lines"),
-        ("9" * 5000 + "-" + "9" * 5001 + "\tcat" + "\t_" * 8 + "\n", "integer string"),
+        ("".join(f"{n}\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n" for n in range(1, 2002)), "may have 2,000 lines"),
+        ("9" * 5000 + "-" + "9" * 5001 + "\tcat" + "\t_" * 8 + "\n", "does not follow word 0"),
         ("1\tcat\t_\t_\t_\t_\t" + "9" * 5000 + "\troot\t_\t_\n", "no head among"),
     ],
 )

@@ -23,6 +23,7 @@ from attnscope.models.inspection import accepts
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
 from attnscope.models.text.generation import Sampling, describe_generation, strip_end
+from attnscope.text import MOST_CHARACTERS
 
 
 class HuggingFaceModel(Model):
@@ -80,8 +81,9 @@ class HuggingFaceModel(Model):
     ) -> list[ModelInput | InputError]:
         """``prepare`` for many texts or pairs, of which the tokenizer has one trial."""
         if "input_ids" in self._reads:
-            parts = [(one,) for text in texts for one in text]
-            self.reader.trial.require(parts if self.encoder_decoder else texts)
+            parts = [tuple(one[:MOST_CHARACTERS] for one in text) for text in texts]
+            alone = [(one,) for text in parts for one in text]
+            self.reader.trial.require(alone if self.encoder_decoder else parts)
         return super().prepare_all(texts, max_tokens=max_tokens, truncate=truncate)
 
     def prepare_image(
@@ -210,7 +212,8 @@ class HuggingFaceModel(Model):
         self, texts: Sequence[str], max_tokens: int | None, truncate: bool, *, templated: bool = False
     ) -> Encoded:
         encoded = self.reader.read(texts, templated=templated)
-        keep, notes = self._fit(len(encoded.tokens), max_tokens=max_tokens, truncate=truncate)
+        longest = max(map(len, texts))
+        keep, notes = self._fit(len(encoded.tokens), longest, max_tokens=max_tokens, truncate=truncate)
         if keep is not None:
             encoded = self.reader.read(texts, keep, templated=templated)
         return replace(encoded, notes=(*encoded.notes, *notes))

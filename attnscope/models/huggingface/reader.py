@@ -13,6 +13,7 @@ from attnscope.models.bounds.trial import Trial, tried
 from attnscope.models.text.chat import read_messages
 from attnscope.models.text.tokens import mark_unknown, tokens_of, tokens_of_ids
 from attnscope.models.text.vocabulary import Vocabulary
+from attnscope.text import MOST_CHARACTERS
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class FolderReader:
         A ``templated`` text brings its own special tokens. Raises ``InputError`` if there is no token in it,
         ``ModelError`` if the tokenizer fails, as a damaged one does, or takes too much time or memory.
         """
+        texts = [text[:MOST_CHARACTERS] for text in texts]
         self.trial.require([tuple(texts)])
         cut = {} if keep is None else {"truncation": True, "max_length": keep}
         try:

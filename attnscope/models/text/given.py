@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attnscope.errors import InputError
 from attnscope.models.inputs import Chat, Message, ModelInput, Part
 from attnscope.models.model import Model
+from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,10 @@ class Given:
         return replace(prepared, text=self._plain, messages=self._messages)
 
     def read(self, model: Model) -> ModelInput:
-        """The same with nothing that the model writes itself."""
+        """The same with nothing that the model writes itself. Raises ``InputError``."""
+        size = len(self.text or "")
+        if (self.pictures or self.audio or self.chat) and size > MOST_CHARACTERS:
+            raise InputError(f"the text has {size:,} characters: shorten it to {MOST_CHARACTERS:,}")
         if self.pictures:
             chat = Chat(self.system, self.generate is not None) if self.chat else None
             return model.prepare_image(self.pictures, self.text, chat, video=self.video)

@@ -19,6 +19,7 @@ from attnscope.models.model import Model
 from attnscope.models.text.generation import Sampling, describe_generation, generate_ids, strip_end
 from attnscope.models.text.tokens import mark_unknown, tokens_of
 from attnscope.models.text.vocabulary import Vocabulary
+from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -47,6 +48,7 @@ class Reader:
 
         Raises ``ModelError`` for a foreign tokenizer that takes too much time or memory for it.
         """
+        text, second = text[:MOST_CHARACTERS], second and second[:MOST_CHARACTERS]
         self._try([(text,) if second is None else (text, second)])
         if keep is not None:
             self.tokenizer.enable_truncation(keep)
@@ -60,7 +62,8 @@ class Reader:
 
     def read_all(self, texts: Sequence[tuple[str, ...]]) -> Iterator[Reading]:
         """The ids and tokens of many texts or pairs."""
-        self._try(list(texts))
+        texts = [tuple(part[:MOST_CHARACTERS] for part in text) for text in texts]
+        self._try(texts)
         plain = [text if len(text) > 1 else text[0] for text in texts]
         for text, encoding in zip(texts, self.tokenizer.encode_batch(plain), strict=True):
             yield self._reading(encoding, text)
@@ -131,7 +134,8 @@ class ReaderModel(Model):
     ) -> ModelInput:
         """The inputs and labelled axes of a text or of a pair."""
         reading = self.reader.read(text, second)
-        keep, notes = self._fit(len(reading.ids), max_tokens=max_tokens, truncate=truncate)
+        longest = max(len(text), len(second or ""))
+        keep, notes = self._fit(len(reading.ids), longest, max_tokens=max_tokens, truncate=truncate)
         if keep is not None:
             reading = self.reader.read(text, second, keep)
         return self.label(reading.tokens, (*reading.notes, *notes))

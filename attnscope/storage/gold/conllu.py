@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from attnscope.storage.gold.entities import Mention, entity_place, read_mentions
-from attnscope.storage.gold.texts import GoldFile, GoldText, Pair, Span, clean_label, lines_of
+from attnscope.storage.gold.texts import GoldFile, GoldText, Pair, Span, clean_label
+from attnscope.storage.lines import Line, read_lines
+from attnscope.text import MOST_CHARACTERS, read_number
 
 COLUMNS = 10
 FORM, HEAD, RELATION, MISC = 1, 6, 7, 9
@@ -48,19 +50,23 @@ class _Block:
 
     number: int
     rows: list[list[str]] = field(default_factory=list)
+    size: int = 0
     opens: bool = False
     fault: str = ""
 
-    def read(self, line: str | None, number: int) -> None:
-        """One more line, which is neither empty nor a comment."""
-        columns = [] if line is None else line.split("\t")
-        if len(columns) == COLUMNS:
-            self.rows.append(columns)
-        elif not self.fault:
-            result = (
-                "it is no UTF-8 text" if line is None else f"it has {len(columns)} columns, not {COLUMNS}"
-            )
-            self.fault = f"line {number:,}: {result}"
+    def read(self, line: Line) -> None:
+        """One more line, which is neither empty nor a comment; behind a fault nothing is kept."""
+        if self.fault:
+            return
+        columns = line.text.split("\t")
+        self.rows.append(columns)
+        self.size += len(line.text)
+        if line.fault:
+            self.fault = f"line {line.number:,}: {line.fault}"
+        elif len(columns) != COLUMNS:
+            self.fault = f"line {line.number:,}: it has {len(columns)} columns, not {COLUMNS}"
+        elif len(self.rows) > LONGEST or self.size > MOST_CHARACTERS:
+            self.fault = f"a sentence may have {LONGEST:,} lines, and {MOST_CHARACTERS:,} characters in them"
 
 
 @dataclass(frozen=True)
@@ -86,19 +92,22 @@ class Conllu(GoldFile):
         """The sentences, those that cannot be read with their fault."""
         block = _Block(1)
         entity = done = 0
-        for number, line, done in lines_of(self.path):
-            if line is not None and not line.strip():
-                if block.rows or block.fault:
+        for line in read_lines(self.path):
+            done = line.done
+            if not line.fault and not line.text.strip():
+                if block.rows:
                     yield _sentence(block, entity, done)
-                block = _Block(number + 1)
-            elif line is not None and line.startswith("#"):
-                name, _, value = line[1:].partition("=")
+                if block.rows or block.opens:
+                    block = _Block(line.number + 1)
+                block.number = line.number + 1
+            elif line.text.startswith("#"):
+                name, _, value = line.text[1:].partition("=")
                 block.opens |= name.split()[:1] == ["newdoc"]
                 if name.strip() == "global.Entity":
                     entity = entity_place(value.strip())
             else:
-                block.read(line, number)
-        if block.rows or block.fault:
+                block.read(line)
+        if block.rows:
             yield _sentence(block, entity, done)
 
 
@@ -107,8 +116,6 @@ def _sentence(block: _Block, entity: int, done: int) -> Sentence:
     try:
         if block.fault:
             raise ValueError(block.fault)
-        if len(block.rows) > LONGEST:
-            raise ValueError(f"a sentence has {len(block.rows):,} lines, and may have {LONGEST:,}")
         text, words = _spell(block.rows)
         rows = [row for row in block.rows if row[0].isdecimal()]
         heads = tuple(_head(row, len(rows)) for row in rows)
@@ -128,9 +135,10 @@ def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
         spaced = "" if _misc(row).get("SpaceAfter") == "No" else " "
         if "." in row[0]:
             continue  # a word that was left out of the text
-        if dash and first.isdecimal() and stop.isdecimal() and int(first) == len(words) + 1 > last:
+        ends = read_number(stop)
+        if dash and ends is not None and read_number(first) == len(words) + 1 > last:
             text += space + row[FORM]
-            joined, last, space = row[FORM], int(stop), spaced
+            joined, last, space = row[FORM], ends, spaced
             continue
         if row[0] != str(len(words) + 1):
             raise ValueError(f"word {row[0][:9]!r} does not follow word {len(words)}")
@@ -154,9 +162,10 @@ def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
 
 
 def _head(row: list[str], count: int) -> int:
-    if not (row[HEAD].isascii() and row[HEAD].isdecimal()) or len(row[HEAD]) > 9 or int(row[HEAD]) > count:
+    head = read_number(row[HEAD])
+    if head is None or head > count:
         raise ValueError(f"word {row[0]} has no head among the {count:,} words of its sentence")
-    return int(row[HEAD]) - 1
+    return head - 1
 
 
 def _misc(row: list[str]) -> dict[str, str]:

@@ -8,12 +8,19 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from attnscope.storage.gold.texts import GoldFile, GoldText, Pair, Span, clean_label, lines_of, words_of
+from attnscope.storage.gold.texts import (
+    MOST_PAIRS,
+    GoldFile,
+    GoldText,
+    Pair,
+    Span,
+    clean_label,
+    require_short,
+    words_of,
+)
+from attnscope.storage.lines import Line, read_lines
 
 EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
-
-MOST_PAIRS = 10_000
-"""Pairs that a text may have."""
 
 LONGEST = 400
 """Characters of one side of a pair: a phrase, no text."""
@@ -34,21 +41,21 @@ class JsonLines(GoldFile):
 
     def texts(self) -> Iterator[GoldText]:
         """A text a line."""
-        for number, line, done in lines_of(self.path):
-            where = f"line {number:,}"
-            if line is None or line.strip():
+        for line in read_lines(self.path):
+            where = f"line {line.number:,}"
+            if line.fault or line.text.strip():
                 try:
-                    yield _read(line, where, done)
+                    yield _read(line, where)
                 except ValueError as error:
-                    yield GoldText(where, "", done=done, fault=str(error))
+                    yield GoldText(where, "", done=line.done, fault=str(error))
 
 
-def _read(line: str | None, where: str, done: int) -> GoldText:
+def _read(line: Line, where: str) -> GoldText:
     """The text of one line. Raises ``ValueError`` with what is wrong."""
-    if line is None:
-        raise ValueError("it is no UTF-8 text")
+    if line.fault:
+        raise ValueError(line.fault)
     try:
-        fields = json.loads(line)
+        fields = json.loads(line.text)
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("pairs"), list):
@@ -67,7 +74,7 @@ def _read(line: str | None, where: str, done: int) -> GoldText:
     pairs = tuple(
         Pair(_inside(left, target_words), _inside(right, words), label) for left, right, label in asked
     )
-    return GoldText(where, text, words, pairs, done, target, () if target is None else target_words)
+    return GoldText(where, text, words, pairs, line.done, target, () if target is None else target_words)
 
 
 def _text(given: Any) -> str:
@@ -78,6 +85,7 @@ def _text(given: Any) -> str:
         given.encode()
     except UnicodeEncodeError:
         raise ValueError("it holds half a character (a lone surrogate)") from None
+    require_short(given)
     return given
 
 

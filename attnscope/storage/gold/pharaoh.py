@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from attnscope.storage.gold.texts import GoldFile, GoldText, Pair, lines_of, words_of
+from attnscope.storage.gold.texts import MOST_PAIRS, GoldFile, GoldText, Pair, require_short, words_of
+from attnscope.storage.lines import Line, read_lines
 
 LINK = re.compile(r"(\d{1,6})([-?p])(\d{1,6})", re.ASCII)
 BETWEEN = "|||"
@@ -28,21 +29,21 @@ class Pharaoh(GoldFile):
 
     def texts(self) -> Iterator[GoldText]:
         """A pair of texts a line."""
-        nothing = (0, "", 0)
-        lines = zip_longest(lines_of(self.path), lines_of(self.alignments), fillvalue=nothing)
-        for (number, line, done), (other, links, _) in lines:
-            where = f"line {number or other:,}"
+        lines = zip_longest(read_lines(self.path), read_lines(self.alignments), fillvalue=Line(0, "", 0))
+        for line, links in lines:
+            where = f"line {line.number or links.number:,}"
             try:
-                if not number or not other:
-                    short, long = (self.alignments, self.path) if number else (self.path, self.alignments)
+                if not line.number or not links.number:
+                    both = self.path, self.alignments
+                    short, long = both if links.number else both[::-1]
                     raise ValueError(f"{short} ends before {long}: each text needs its line of links")
-                if line is None or links is None:
-                    raise ValueError("it is no UTF-8 text")
-                if line.strip() or links.strip():
-                    yield _read(line, links, where, done)
+                if line.fault or links.fault:
+                    raise ValueError(line.fault or links.fault)
+                if line.text.strip() or links.text.strip():
+                    yield _read(line.text, links.text, where, line.done)
             except ValueError as error:
-                yield GoldText(where, "", done=done, fault=str(error))
-            if not number or not other:
+                yield GoldText(where, "", done=line.done, fault=str(error))
+            if not line.number or not links.number:
                 return
 
 
@@ -50,9 +51,14 @@ def _read(line: str, links: str, where: str, done: int) -> GoldText:
     source, _, target = (part.strip() for part in line.partition(BETWEEN))
     if not source or not target or BETWEEN in target:
         raise ValueError(f"write source {BETWEEN} target")
+    require_short(source)
+    require_short(target)
     words, target_words = words_of(source), words_of(target)
     pairs = []
-    for link in links.split():
+    linked = links.split()
+    if len(linked) > MOST_PAIRS:
+        raise ValueError(f"it has {len(linked):,} links, and a text may have {MOST_PAIRS:,}")
+    for link in linked:
         match = LINK.fullmatch(link)
         if match is None:
             raise ValueError(f"{link[:20]!r} is no link: write 0-0, or 0?0 for a possible one")

@@ -10,10 +10,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from attnscope.text import MOST_CHARACTERS
+
 Span: TypeAlias = tuple[int, int]
 """Characters of a text: the first, and the one behind the last."""
 
 LONGEST_LABEL = 60
+
+MOST_PAIRS = 10_000
+"""Pairs that a text may have."""
+
+PIECE = 1 << 20
+"""Bytes of a file that are hashed together."""
 
 
 class Pair(NamedTuple):
@@ -73,8 +81,8 @@ class GoldFile(ABC):
         digest = sha256(repr((type(self).__name__, self.ways, self.links)).encode())
         for path in self.files:
             with path.open("rb") as file:
-                for line in file:
-                    digest.update(line)
+                for piece in iter(lambda: file.read(PIECE), b""):
+                    digest.update(piece)
             digest.update(b"\0")
         return digest.hexdigest()
 
@@ -88,16 +96,10 @@ class GoldFile(ABC):
         """The texts one after the other, the same at every call."""
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, str | None, int]]:
-    """The lines of a file: number, text (``None`` for what is no UTF-8), and bytes up to its end."""
-    done = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            done += len(line)
-            try:
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"), done
-            except UnicodeDecodeError:
-                yield number, None, done
+def require_short(text: str) -> None:
+    """Raise ``ValueError`` for a text of more characters than are read of any."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"a text has {len(text):,} characters, and may have {MOST_CHARACTERS:,}")
 
 
 def words_of(text: str) -> tuple[Span, ...]:

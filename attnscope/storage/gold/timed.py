@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnscope.storage.gold.texts import lines_of
+from attnscope.storage.lines import Line, read_lines
 
 EXAMPLE = '{"audio": "a.wav", "words": [["The", 0.12, 0.31], ["cat", 0.31, 0.72]]}'
 
@@ -66,17 +66,19 @@ class TimedLines:
 
     def texts(self) -> Iterator[TimedText]:
         """The sounds one after the other, the same at every call."""
-        for number, line, done in lines_of(self.path):
-            where = f"line {number:,}"
-            if line is None or line.strip():
+        for line in read_lines(self.path):
+            where = f"line {line.number:,}"
+            if line.fault or line.text.strip():
                 try:
-                    yield self._read(line, where, done)
+                    yield self._read(line, where)
                 except ValueError as error:
-                    yield TimedText(where, done=done, fault=str(error))
+                    yield TimedText(where, done=line.done, fault=str(error))
 
-    def _read(self, line: str | None, where: str, done: int) -> TimedText:
+    def _read(self, line: Line, where: str) -> TimedText:
         """The sound of one line. Raises ``ValueError`` with what is wrong."""
-        fields = _fields(line)
+        if line.fault:
+            raise ValueError(line.fault)
+        fields = _fields(line.text)
         if fields is None or not isinstance(fields.get("words"), list):
             raise ValueError(f"write {EXAMPLE}")
         named = fields.get("audio")
@@ -88,19 +90,20 @@ class TimedLines:
         late = next((after for word, after in pairwise(words) if after.begin < word.begin), None)
         if late is not None:
             raise ValueError(f"{late.text!r} begins before the word in front of it")
-        return TimedText(where, self.path.parent / named, words, done)
+        return TimedText(where, self.path.parent / named, words, line.done)
 
 
 def has_times(path: Path) -> bool:
     """Whether the first line that is one of JSON lines names a sound."""
-    fields = next((_fields(line) for _, line, _ in lines_of(path) if line is None or line.strip()), None)
+    lines = (line for line in read_lines(path) if line.fault or line.text.strip())
+    fields = next((_fields(line.text) for line in lines), None)
     return fields is not None and "audio" in fields
 
 
-def _fields(line: str | None) -> dict[str, Any] | None:
+def _fields(line: str) -> dict[str, Any] | None:
     """The object that a line holds; ``None`` if it holds none."""
     try:
-        fields = json.loads(line or "")
+        fields = json.loads(line)
     except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None

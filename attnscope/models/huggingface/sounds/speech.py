@@ -178,7 +178,7 @@ class SpeechModel(HuggingFaceModel):
             return start, notes
         written = f" {text.strip()}" if hasattr(self.reader.tokenizer, "prefix_tokens") else text
         encoded = self.reader.read([written], templated=True)
-        keep, cut = self._fit(len(start) + len(encoded.tokens), max_tokens=None, truncate=truncate)
+        keep, cut = self._fit(len(start) + len(encoded.tokens), len(text), max_tokens=None, truncate=truncate)
         return (*start, *encoded.tokens)[:keep], (*notes, *encoded.notes, *cut)
 
     def _start(self, values: Tensor, name: str) -> tuple[tuple[Token, ...], tuple[str, ...]]:

@@ -1,0 +1,65 @@
+"""Texts that are far longer than anything that can be looked at: read no further than is of use."""
+
+import pytest
+
+from attnscope.errors import InputError
+from attnscope.models import load
+from attnscope.models.text import reader
+from attnscope.models.text.fit import fit_tokens
+from attnscope.models.text.given import Given
+from attnscope.text import MOST_CHARACTERS
+
+BOOK = "A cat sat there. " * 100_000
+"""1.7 million characters."""
+
+
+@pytest.fixture(scope="module")
+def own():
+    return load("own")
+
+
+def sizes_read(model, monkeypatch):
+    """How many characters a model's tokenizer is given, call by call."""
+    sizes = []
+    read = reader.Reader._reading
+
+    def watched(self, encoding, texts):
+        sizes.append(max(map(len, texts)))
+        return read(self, encoding, texts)
+
+    monkeypatch.setattr(reader.Reader, "_reading", watched)
+    return sizes
+
+
+def test_the_beginning_of_a_book_is_read_and_gives_the_tokens_that_the_whole_gives(own, monkeypatch):
+    sizes = sizes_read(own, monkeypatch)
+    book = own.prepare(BOOK, truncate=True)
+    assert max(sizes) == MOST_CHARACTERS
+    assert book.tokens == own.prepare(BOOK[:20_000], truncate=True).tokens
+    (note,) = book.notes
+    assert note.startswith("cut: the first 512 of more than 308,407 tokens")
+
+
+def test_a_book_that_is_not_to_be_cut_is_refused(own, monkeypatch):
+    sizes = sizes_read(own, monkeypatch)
+    with pytest.raises(InputError, match=r"has more than 308,407 tokens and own reads at most 512"):
+        own.prepare(BOOK)
+    (refused,) = own.prepare_all([(BOOK,)])
+    assert "more than" in str(refused)
+    assert max(sizes) == MOST_CHARACTERS
+
+
+def test_a_model_without_positions_reads_no_more_than_can_be_tokenized():
+    cut = {"max_tokens": None, "truncate": False}
+    assert fit_tokens("it", None, 9, 40, **cut) == (None, ())
+    with pytest.raises(InputError, match="the text has 2,000,000 characters, and at most 1,048,576"):
+        fit_tokens("it", None, 9, 2_000_000, **cut)
+    kept, notes = fit_tokens("it", None, 9, 2_000_000, max_tokens=None, truncate=True)
+    assert (kept, notes) == (None, ("cut: the first 1,048,576 of 2,000,000 characters are read",))
+    kept, notes = fit_tokens("it", None, 9, 2_000_000, max_tokens=5, truncate=False)
+    assert (kept, notes) == (5, ("cut: the first 5 of more than 9 tokens are shown",))
+
+
+def test_a_chat_is_not_cut_but_refused(own):
+    with pytest.raises(InputError, match="the text has 1,700,000 characters: shorten it to 1,048,576"):
+        Given(text=BOOK, chat=True).read(own)

@@ -74,7 +74,12 @@ def load(
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ModelError(f"the folder {name} holds no model: it has no config.json")
     if folder.exists() and not folder.is_dir():
-        raise ModelError(f"{name} is a file, not a model: give the folder that holds config.json")
+        wanted = (
+            f"name the class in it, {name}:NAME"
+            if folder.suffix == ".py"
+            else ("give the folder that holds config.json")
+        )
+        raise ModelError(f"{name} is a file, not a model: {wanted}")
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelError(f"no model folder {name}")
     from attnscope.models.huggingface.load import load_huggingface

@@ -119,7 +119,8 @@ def gated_sites(model: Model, record: Record, gates: Gates) -> list[Site]:
         ways = ", ".join(dict.fromkeys(site.kernel for site in record.sites))
         raise ModelError(
             f"the heads of {model.name} cannot be gated: it attends by {ways}, and gates fit torch's "
-            "scaled_dot_product_attention and the attention functions of transformers"
+            "scaled_dot_product_attention and nn.MultiheadAttention, and the attention functions of "
+            "transformers"
         )
     return [site.site for site in record.sites]
 

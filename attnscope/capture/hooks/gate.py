@@ -11,9 +11,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from attnscope.capture.hooks.interface import attention_functions
+from attnscope.capture.rows.kernels.projection import bind
 
 Gate: TypeAlias = Callable[[int, int], "Tensor | None"]
 """From the number of an attention call, and its heads, to factors ``[batch or 1, head]``, or None."""
@@ -25,8 +27,8 @@ Edit: TypeAlias = Callable[[int, Tensor], "Tensor | None"]
 class Gates(TorchFunctionMode):
     """Edits the output of every attention call; ``heads`` counts those of each call so far.
 
-    It knows the calls of torch's ``scaled_dot_product_attention`` and of transformers' attention functions;
-    what attends in other ways is not edited and not counted.
+    It knows the calls of torch's ``scaled_dot_product_attention`` and ``multi_head_attention_forward`` and of
+    transformers' attention functions; what attends in other ways is not edited and not counted.
     """
 
     def __init__(self, edit: Edit) -> None:
@@ -39,8 +41,11 @@ class Gates(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run ``func``, and edit what torch's own kernel returns."""
+        name = getattr(func, "__name__", "")
+        if name == "multi_head_attention_forward" and not self._inside:
+            return self._projected(func, bind(args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if self._inside or getattr(func, "__name__", "") != "scaled_dot_product_attention":
+        if self._inside or name != "scaled_dot_product_attention":
             return result
         if result.ndim != 4:
             self.heads.append(0)
@@ -57,6 +62,19 @@ class Gates(TorchFunctionMode):
         finally:
             self._inside -= 1
         return (self._edited(output), *more)
+
+    def _projected(self, func: Callable[..., Any], given: dict[str, Any]) -> Any:
+        """Run torch's attention with its projections, and edit its heads before the last of them.
+
+        The function is given a last projection that changes nothing, as it returns no heads otherwise.
+        """
+        weight, bias = given["out_proj_weight"], given["out_proj_bias"]
+        same = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+        output, *more = func(**given | {"out_proj_weight": same, "out_proj_bias": None})
+        heads = output.unflatten(-1, (given["num_heads"], -1))  # [query, batch, head, size], or no batch
+        batched = heads[:, None] if heads.ndim == 3 else heads
+        heads = self._edited(batched.transpose(0, 1)).transpose(0, 1).reshape(output.shape)
+        return (linear(heads, weight, bias), *more)
 
     def _edited(self, output: Tensor) -> Tensor:
         """The output as it goes on.  [batch, query, head, size] -> the same"""

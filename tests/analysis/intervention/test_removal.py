@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.analysis.figures.stats import stats
+from attnscope.analysis.intervention.ablation import ablate
 from attnscope.analysis.intervention.removal import Removals
 from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
@@ -213,6 +214,69 @@ def test_a_module_in_a_file_that_returns_logits_is_asked(tmp_path, causal, retur
     rise = sum(predicted(made, TEXT)) / len(plain) - sum(plain) / len(plain)
     head = next(head for head in seen.ablation if (head.layer, head.head) == (1, 1))
     assert seen.ablation[head].value == pytest.approx(rise, abs=1e-5)
+
+
+WITH_TORCHS_OWN = """
+import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend = nn.MultiheadAttention(16, 2, batch_first={batch_first})
+
+    def forward(self, hidden, src_mask, is_causal):
+        states = hidden if {batch_first} else hidden.transpose(0, 1)
+        mixed, _ = self.attend(states, states, states, attn_mask=src_mask, need_weights={need_weights})
+        return hidden + (mixed if {batch_first} else mixed.transpose(0, 1))
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.output = nn.Embedding(8192, 16), nn.Linear(16, 8192)
+        self.layers = nn.ModuleList([{layer}, {layer}])
+
+    def forward(self, ids):
+        hidden, size = self.embedding(ids), ids.shape[-1]
+        mask = nn.Transformer.generate_square_subsequent_mask(size)
+        for layer in self.layers:
+            hidden = layer(hidden, src_mask=mask, is_causal=True)
+        return self.output(hidden)
+"""
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch_first", "need_weights"),
+    [
+        ("Layer()", True, False),
+        ("Layer()", False, True),
+        ("nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)", True, True),
+    ],
+)
+def test_a_head_of_torchs_own_attention_is_taken_away_before_its_last_projection(
+    tmp_path, layer, batch_first, need_weights
+):
+    file = tmp_path / f"torchs_own_{len(layer)}_{batch_first}.py"
+    file.write_text(WITH_TORCHS_OWN.format(layer=layer, batch_first=batch_first, need_weights=need_weights))
+    made = load(f"{file}:Small", predicting=True)
+    prepared = made.prepare(TEXT)
+    seen = stats(made, prepared, Selection(), importance=True, ablation=True)
+    assert len(seen.ablation) == len(seen.importance) == 4
+    alone = ablate(made, prepared, "L1H1")
+    plain = predicted(made, TEXT)
+
+    own = getattr(made.module.layers[1], "attend" if layer == "Layer()" else "self_attn")
+    with torch.no_grad():  # what the last projection reads of head 1
+        own.out_proj.weight[:, 8:] = 0
+    without = predicted(made, TEXT)
+    rise = sum(without) / len(plain) - sum(plain) / len(plain)
+    head = next(head for head in seen.ablation if (head.layer, head.head) == (1, 1))
+    assert abs(rise) > 1e-4
+    assert seen.ablation[head].value == pytest.approx(rise, abs=1e-5)
+    assert alone.losses[1] - alone.losses[0] == pytest.approx(rise, abs=1e-5)
 
 
 def test_a_module_without_scores_is_told_apart():

@@ -172,6 +172,12 @@ class _Work:
         progress = self.progress
         if not progress.texts:
             raise InputError(f"{self.corpus.name} holds no text that {self.model.name} can read")
+        importances, removals = total.importances.figures(), total.removals.figures()
+        if (self.importance and not importances) or (self.ablation and not removals):
+            raise InputError(
+                f"{self.corpus.name} holds nothing that {self.model.name} predicts: give longer texts, or, "
+                "of an encoder-decoder, one text and its target"
+            )
         layers, how = progress.layout or ("", "")
         size = f"{progress.texts:,} texts, {progress.tokens:,} tokens"
         parts = (self.model.title, layers, size, how)
@@ -180,6 +186,6 @@ class _Work:
             " · ".join(part for part in parts if part),
             what_ran(progress.taken, progress.calls),
             (*self.model.notes, *progress.left_out, *describe_way(self.ablation)),
-            total.importances.figures(),
-            total.removals.figures(),
+            importances,
+            removals,
         )

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from attnscope.models.text.tokens import read_unknown, say_unknown
+
 NAMED = 3
 """Places of texts that were left out which a note names."""
 
@@ -18,8 +20,9 @@ class Progress:
     """How far a run is: ``done`` in the corpus's own unit, ``entries`` read of it, and what they held.
 
     The fused pass computed ``taken`` of ``calls`` of attention. ``skipped`` texts could not be read;
-    ``places`` says where the first of them stand. ``cut`` texts were longer than the model reads, ``notes``
-    says what else was done to texts, ``layout`` is what ran, in words. ``batches`` of the next window are
+    ``places`` says where the first of them stand. ``cut`` texts were longer than the model reads, ``unknown``
+    tokens are none of its vocabulary, which spells them as ``lacks``, ``notes`` says what else was done to
+    texts, ``layout`` is what ran, in words. ``batches`` of the next window are
     counted already.
     """
 
@@ -30,6 +33,8 @@ class Progress:
     skipped: int = 0
     places: list[str] = field(default_factory=list)
     cut: int = 0
+    unknown: int = 0
+    lacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     taken: int = 0
     calls: int = 0
@@ -42,14 +47,22 @@ class Progress:
         self.places += [where] if len(self.places) < NAMED else []
 
     def note(self, notes: Sequence[str]) -> None:
-        """Count a text that was cut, and keep whatever else a model says of a text, once."""
-        self.cut += any(note.startswith("cut:") for note in notes)
-        self.notes += [note for note in notes if not note.startswith("cut:") and note not in self.notes]
+        """Count a text that was cut, and unknown tokens; keep whatever else a model says of a text, once."""
+        for note in notes:
+            unknown = read_unknown(note)
+            if note.startswith("cut:"):
+                self.cut += 1
+            elif unknown is not None:
+                self.unknown += unknown[0]
+                self.lacks = [unknown[1]]
+            elif note not in self.notes:
+                self.notes.append(note)
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """What was noted, and how many texts were skipped or cut, in words."""
         notes = [*self.notes]
+        notes += [say_unknown(self.unknown, self.tokens, spelling) for spelling in self.lacks]
         if self.skipped:
             more = ", ..." if self.skipped > len(self.places) else ""
             notes.append(f"{_texts(self.skipped)} could not be read: {', '.join(self.places)}{more}")

@@ -68,6 +68,10 @@ def tokens_of_spellings(
     return tuple(tokens)
 
 
+UNKNOWN = "unknown to the vocabulary:"
+"""What a note says of tokens that a vocabulary lacks."""
+
+
 def mark_unknown(
     tokens: tuple[Token, ...], unknown: int | None, spelling: str | None
 ) -> tuple[tuple[Token, ...], tuple[str, ...]]:
@@ -84,8 +88,18 @@ def mark_unknown(
     count = sum(one is not other for one, other in zip(marked, tokens, strict=True))
     if not count:
         return tokens, ()
-    verb = "is" if count == 1 else "are"
-    return marked, (f"{count:,} of {len(tokens):,} tokens {verb} unknown to the vocabulary: {spelling}",)
+    return marked, (say_unknown(count, len(tokens), spelling),)
+
+
+def say_unknown(count: int, total: int, spelling: str | None) -> str:
+    """How many tokens a vocabulary lacks, in words."""
+    return f"{count:,} of {total:,} tokens {'is' if count == 1 else 'are'} {UNKNOWN} {spelling}"
+
+
+def read_unknown(note: str) -> tuple[int, str] | None:
+    """How many tokens ``say_unknown`` named, and how they are spelled; of another note, nothing."""
+    match = re.fullmatch(rf"([\d,]+) of [\d,]+ tokens (?:is|are) {UNKNOWN} (.*)", note)
+    return (int(match[1].replace(",", "")), match[2]) if match else None
 
 
 @lru_cache(maxsize=1 << 16)  # the same entries come again and again

@@ -184,6 +184,25 @@ def test_texts_that_were_cut_are_counted_and_what_a_model_says_is_said_once(mode
     assert sum("the decoder reads the text itself" in note for note in notes) == 1
 
 
+def test_unknown_tokens_are_counted_over_all_texts(model):
+    texts = ["A ☃ sat.", "Two ☃ and a ☃ slept there.", "No snow."]
+    seen = corpus_stats(model, Listed(texts))
+    read = [model.prepare(text) for text in texts]
+    unknown = sum("[UNK]" in token.text for one in read for token in one.tokens)
+    total = sum(len(one.tokens) for one in read)
+    assert unknown == 3
+    assert [note for note in seen.notes if "unknown" in note] == [
+        f"3 of {total} tokens are unknown to the vocabulary: [UNK]"
+    ]
+
+
+@pytest.mark.parametrize("asked", [{"importance": True}, {"ablation": "zero"}])
+def test_a_corpus_in_which_nothing_is_predicted_has_no_loss_and_says_so(tmp_path, asked):
+    both = load(t5(tmp_path), predicting=True)
+    with pytest.raises(InputError, match=r"the list holds nothing that .* predicts: give longer texts, or"):
+        corpus_stats(both, Listed(TEXTS[:2]), **asked)
+
+
 def test_a_limit_stops_after_so_many_texts(model):
     assert_same(
         corpus_stats(model, Listed(TEXTS), run=CorpusRun(limit=5)).heads, one_by_one(model, TEXTS[:5])

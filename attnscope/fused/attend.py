@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -71,16 +72,16 @@ def attend(
         largest=whole.new_empty(*figures, queries),
         total=whole.new_ones(*figures, queries),
         column=whole.new_zeros(*figures, keys),
-        at={name: whole.new_zeros(*figures, queries) for name in request.at},
+        at=whole.new_zeros(*figures, len(request.at), queries),
         gaps=torch.zeros(*figures, len(uneven), dtype=torch.float64),
         pairs=torch.zeros(*figures, len(matches), dtype=torch.float64),
         cells=whole.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
     )
-    at = {name: key_of(position) for name, key_of in request.at.items()}
-    spots = [{name: Spots.of(key, runs, text) for name, key in at.items()} for text in range(len(runs.low))]
+    at = [key_of(position) for key_of in request.at.values()]
+    spots = [Spots.of(at, runs, text) for text in range(len(runs.low))]
     jobs = [(text, head) for text in range(batch) for head in range(heads)]
     weigh, tables = scripted(), list(uneven.values())
-    _run(lambda: Worker(scores, sheets, plans, spots, matches, tables, weigh).run, jobs)
+    _run(lambda: Worker(scores, sheets, plans, spots, matches, tables, weigh), jobs)
     sums = dict(zip(uneven, sheets.gaps.unbind(-1), strict=True))
     ahead = (sheets.column.double() * torch.arange(keys)).sum(-1)
     ahead -= (sheets.total.double() * position).sum(-1)  # Σ A (j - i), [batch, head]
@@ -92,7 +93,7 @@ def attend(
         largest=sheets.largest,
         total=sheets.total,
         column=sheets.column,
-        at=sheets.at,
+        at=dict(zip(request.at, sheets.at.unbind(2), strict=True)),
         gaps={name: sums[name] if each.slope is None else ahead * each.slope for name, each in gaps.items()},
         pairs={
             name: PairSums(request.pairs[name], torch.stack([each.count for each in matches[name]]), total)
@@ -104,7 +105,7 @@ def attend(
     )
 
 
-def _run(worker: Callable[[], Callable[[int, int], None]], jobs: Sequence[tuple[int, int]]) -> None:
+def _run(worker: Callable[[], Worker], jobs: Sequence[tuple[int, int]]) -> None:
     """Run the jobs on torch's number of threads, each with one thread inside.
 
     Threads inside of tile operations are two to three times slower than one: the tiles are too small.
@@ -112,20 +113,29 @@ def _run(worker: Callable[[], Callable[[int, int], None]], jobs: Sequence[tuple[
     threads = min(torch.get_num_threads(), len(jobs))
     inference = torch.is_inference_mode_enabled()
 
-    def work(part: Sequence[tuple[int, int]]) -> None:
+    waiting = deque(jobs)
+
+    def take() -> tuple[int, int] | None:
+        try:
+            return waiting.popleft()
+        except IndexError:
+            return None
+
+    def work() -> None:
         torch.set_num_threads(1)
         with torch.inference_mode(inference), torch.no_grad():
-            run = worker()
-            for job in part:
-                run(*job)
+            mine = worker()
+            try:
+                for text, head in iter(take, None):
+                    mine.run(text, head)
+            finally:
+                waiting.clear()  # where one thread fails, the others end, too
 
-    with _one_inner_thread():
-        if threads == 1:
-            work(jobs)
-            return
-        with ThreadPoolExecutor(threads, "attnscope") as pool:
-            for done in [pool.submit(work, jobs[thread::threads]) for thread in range(threads)]:
-                done.result()
+    with _one_inner_thread(), ThreadPoolExecutor(max(1, threads - 1), "attnscope") as pool:
+        others = [pool.submit(work) for _ in range(threads - 1)]
+        work()
+        for done in others:
+            done.result()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from attnscope.fused.asked.pairs import Matches
 from attnscope.fused.asked.spots import Spots
 from attnscope.fused.plan import ROWS, Block
 from attnscope.fused.runs import Runs
-from attnscope.fused.weigh import BITS, LOWEST, MASKED, Asked, Figures, Head, Weigh, pass_on
+from attnscope.fused.weigh import BITS, LOWEST, Asked, Figures, Head, Weigh
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Sheets:
     largest: Tensor
     total: Tensor
     column: Tensor  # [batch, head, key]
-    at: Mapping[str, Tensor]  # each [batch, head, query]
+    at: Tensor  # [batch, head, name, query]
     gaps: Tensor  # [batch, head, name] float64, as the next
     pairs: Tensor
     cells: Tensor | None  # [batch, head, row cell, key cell]
@@ -75,6 +75,7 @@ class Sheets:
             largest=self.largest[at],
             total=self.total[at],
             column=self.column[at],
+            at=self.at[at],
             gaps=self.gaps[at],
             pairs=self.pairs[at],
             cells=None if self.cells is None else self.cells[at],
@@ -88,7 +89,7 @@ class Worker:
     scores: Scores
     sheets: Sheets
     plans: Sequence[Sequence[Block]]  # one for each text, or one for all
-    spots: Sequence[Mapping[str, Spots]]  # as the plans
+    spots: Sequence[Spots]  # as the plans
     matches: Mapping[str, Sequence[Matches]]
     gaps: Sequence[Gaps]
     weigh: Weigh
@@ -102,18 +103,15 @@ class Worker:
     def run(self, text: int, number: int) -> None:
         """Weigh all rows of a head of one text."""
         head, figures = self.scores.head(text, number), self.sheets.figures(text, number)
-        lse = torch.cat([self._weigh(head, figures, block, text) for block in self._plan(text)])
-        for name, spots in self.spots[text % len(self.spots)].items():
-            self.sheets.at[name][text, number, spots.rows] = self._weights_at(head, lse, spots)
+        for block in self.plans[text % len(self.plans)]:
+            self._weigh(head, figures, block, text)
 
-    def _plan(self, text: int) -> Sequence[Block]:
-        return self.plans[text % len(self.plans)]
-
-    def _weigh(self, head: Head, figures: Figures, block: Block, text: int) -> Tensor:
-        """Weigh the rows of a block, and return their log-sum-exp.  -> [row]"""
+    def _weigh(self, head: Head, figures: Figures, block: Block, text: int) -> None:
+        """Weigh the rows of a block."""
         rows, tiles = slice(block.start, block.stop), block.tiles
         keys, width = slice(tiles[0].start, tiles[-1].stop), tiles[0].stop - tiles[0].start
         asked = Asked(
+            *self.spots[text % len(self.spots)].places(rows, keys, width),
             [gaps.ahead_of(rows, keys, self.scores.dtype) for gaps in self.gaps],
             [matches[text].places(rows, keys, width) for matches in self.matches.values()],
             self.numbers,
@@ -121,20 +119,7 @@ class Worker:
         count = rows.stop - rows.start
         scratch = self._buffer("scores", count * width)
         kept = self._buffer("weights", count * (keys.stop - keys.start))
-        return self.weigh(head, block, asked, figures, scratch, kept)
-
-    def _weights_at(self, head: Head, lse: Tensor, spots: Spots) -> Tensor:
-        """The weights on one key of each row, ``2^(s - lse)``.  -> [some rows]"""
-        query = head.query[spots.rows]
-        products = torch.mul(
-            query, head.key[spots.place], out=self._buffer("products", query.numel()).view_as(query)
-        )
-        scores = products.sum(-1)
-        rows = torch.arange(spots.rows.start, spots.rows.stop)
-        bias = None if head.bias is None else head.bias[rows, spots.keys]
-        pass_on(scores, head.softcap, bias, BITS, MASKED)
-        weights = scores.sub_(lse[spots.rows]).exp2_()
-        return weights if spots.closed is None else weights.masked_fill_(spots.closed, 0)
+        self.weigh(head, block, asked, figures, scratch, kept)
 
     def _buffer(self, name: str, size: int) -> Tensor:
         if name not in self.scratch or self.scratch[name].numel() < size:

@@ -38,7 +38,7 @@ BITS = math.log2(math.e)
 class Head(NamedTuple):
     """One head of one text at work, in the type that is computed in."""
 
-    query: Tensor  # [query, size], times what makes its products with keys those that ``pass_on`` takes
+    query: Tensor  # [query, size], times ``BITS`` and the scale, or the scale over the soft cap
     key: Tensor  # [key, size]
     value: Tensor  # [key, value size]
     steep: bool  # whether some score may lie more than ``LOWEST`` below another
@@ -55,6 +55,7 @@ class Figures(NamedTuple):
     largest: Tensor
     total: Tensor  # holds ones, which are right where no sink is
     column: Tensor  # [key]
+    at: Tensor  # [name, query], holds zeros, which are right for closed keys
     gaps: Tensor  # [name] float64, as the next
     pairs: Tensor
     cells: Tensor | None  # [row cell, key cell]
@@ -63,12 +64,14 @@ class Figures(NamedTuple):
 class Asked(NamedTuple):
     """What of a block is asked for by name."""
 
+    at: Tensor  # where in [name, query] the weights on one key of a row go, [spot]
+    spots: tuple[Tensor, Tensor]  # and where they are, as the next
     gaps: list[Tensor]  # the numbers of all gaps, from that of the last row and the first key on
     pairs: list[tuple[Tensor, Tensor]]  # their places in [tile, row] and among the weights, tile by tile
     numbers: Tensor  # 0, 1, 2 and so on, as many as the rows or keys of a block at least
 
 
-Weigh = Callable[[Head, Block, Asked, Figures, Tensor, Tensor], Tensor]
+Weigh = Callable[[Head, Block, Asked, Figures, Tensor, Tensor], None]
 """What ``weigh`` is, in Python or scripted."""
 
 
@@ -87,14 +90,6 @@ def scripted() -> Weigh:
         return cast(Weigh, script(weigh))
 
 
-def pass_on(scores: Tensor, softcap: float | None, bias: Tensor | None, bits: float, masked: float) -> None:
-    """Cap scores and add the bias, in place."""
-    if softcap is not None:
-        scores.tanh_().mul_(softcap * bits)
-    if bias is not None:
-        scores.add_(bias, alpha=bits).clamp_(min=masked)
-
-
 def score(
     query: Tensor, head: Head, block: Block, tile: Tile, scratch: Tensor, bits: float, masked: float
 ) -> Tensor:
@@ -102,11 +97,12 @@ def score(
     rows, keys = query.size(0), tile.stop - tile.start
     scores = scratch[: rows * keys].view(rows, keys)
     torch.mm(query, head.key[tile.start : tile.stop].t(), out=scores)
-    bias = head.bias
+    softcap, bias, mask = head.softcap, head.bias, tile.mask
+    if softcap is not None:
+        scores.tanh_().mul_(softcap * bits)
     if bias is not None:
         bias = bias[block.start : block.stop, tile.start : tile.stop]
-    pass_on(scores, head.softcap, bias, bits, masked)
-    mask = tile.mask
+        scores.add_(bias, alpha=bits).clamp_(min=masked)
     if mask is not None:
         first = tile.masked - tile.start
         scores[:, first : first + mask.size(1)].add_(mask, alpha=masked)
@@ -123,8 +119,8 @@ def weigh(
     bits: float = BITS,
     masked: float = MASKED,
     lowest: float = LOWEST,
-) -> Tensor:
-    """Weigh the rows of a block, write their figures down, and return their log-sum-exp.  -> [row]
+) -> None:
+    """Weigh the rows of a block, and write their figures down.
 
     ``scratch`` has room for the scores of a tile, ``kept`` for the weights of all: sums over rows wait for
     the log-sum-exp.
@@ -164,7 +160,6 @@ def weigh(
     if sink is not None:
         figures.total[start:stop] = mass.mul_(share).sum(0)
     sum_up(block, asked, figures, weights, share, kept)
-    return lse
 
 
 def sum_up(
@@ -182,6 +177,9 @@ def sum_up(
             figures.gaps[name] += torch.dot((weights[place] * table).sum(1), share[place])
     for name, (rows, places) in enumerate(asked.pairs):
         figures.pairs[name] += torch.dot(kept.index_select(0, places), share.view(-1).index_select(0, rows))
+    rows, places = asked.spots
+    at = kept.index_select(0, places).mul_(share.view(-1).index_select(0, rows))
+    figures.at.view(-1).index_copy_(0, asked.at, at)
     figures.column[first:last] += by_key.sum(1)
     cells = figures.cells
     if cells is not None:

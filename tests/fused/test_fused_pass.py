@@ -17,6 +17,7 @@ from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.fused.request import Pairs, Request
 from attnscope.fused.runs import open_runs
 from attnscope.fused.statistics import MapAlone, Statistics
+from attnscope.fused.tiles import Worker
 
 BATCH, HEADS, SIZE = 2, 4, 16
 PLAIN = Extras()
@@ -247,6 +248,27 @@ def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads() -> 
     assert left.map is not None
     assert right.map is not None
     assert torch.equal(left.map.total, right.map.total)
+
+
+def test_when_one_thread_fails_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = (tensor.repeat(1, 8, 1, 1) for tensor in inputs(131, 131))
+    runs = open_runs(None, 131, 131, True)
+    assert runs is not None
+    before, begun = torch.get_num_threads(), []
+
+    def fail(worker: Worker, text: int, number: int) -> None:
+        begun.append(number)
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(Worker, "run", fail)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="no memory"):
+            attend(query, key, value, runs, SIZE**-0.5)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert len(begun) <= 2  # of 32 heads of two texts
 
 
 def test_without_torchs_interpreter_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

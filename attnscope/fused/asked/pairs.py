@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from attnscope.fused.asked.places import Places, find_places
 from attnscope.fused.request import Pairs
 from attnscope.fused.runs import Runs
 
@@ -47,21 +48,16 @@ class Matches:
             count = count - ((rows == keys) & (low <= position) & (position < high)).long()
         return cls(order, first, last, count, pairs.itself)
 
-    def places(self, rows: slice, keys: slice, width: int) -> tuple[Tensor, Tensor]:
-        """The pairs of some rows, whose open keys are all in ``keys``, in tiles of ``width`` keys.
+    def places(self, rows: slice, keys: slice, width: int) -> Places:
+        """Where the pairs of some rows are, whose open keys are all in ``keys``, in tiles of ``width`` keys.
 
-        -> their places in [tile, row] and among the weights of the tiles, one after another; both [pair].
         Kept for the next head and layer while all pairs of the text are no more than ``KEPT`` a row.
         """
         block = rows.start, rows.stop
         if block in self.kept:
             return self.kept[block]
         row, key = self._find(rows)
-        count, size = rows.stop - rows.start, keys.stop - keys.start
-        tile = (key - keys.start) // width
-        first = tile * width
-        wide = (size - first).clamp(max=width)  # keys of the pair's tile
-        places = tile * count + row, first * count + row * wide + key - keys.start - first
+        places = find_places(row, key - keys.start, rows, keys, width)
         if self.few:
             self.kept[block] = places
         return places

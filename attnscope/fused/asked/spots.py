@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from attnscope.fused.asked.places import Places, find_places
 from attnscope.fused.runs import Runs
 
 
 @dataclass(frozen=True, eq=False)
 class Spots:
-    """The rows between the first and the last whose key is open, and these keys.
+    """The open ones of some rows' keys, several for each row: ``name`` says which of them it is.
 
-    ``place`` reads the keys out of a tensor: a slice where they are neighbours or one and the same, so that
-    nothing is copied. ``closed`` are those of the rows whose own key is masked, ``None`` if there are none.
+    Ordered by row.
     """
 
-    rows: slice
-    keys: Tensor  # [row] int64
-    place: Tensor | slice
-    closed: Tensor | None  # [row] bool
+    name: Tensor  # [spot] int64, as the next two
+    row: Tensor
+    key: Tensor
+    rows: int
+    kept: dict[int, tuple[Tensor, Places]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, key: Tensor, runs: Runs, text: int) -> Spots:
-        """The open ones of some keys, one for each row of a text.  [row] -> [some rows]"""
+    def of(cls, keys: Sequence[Tensor], runs: Runs, text: int) -> Spots:
+        """The open ones of some keys, each [row], of a text."""
         low, high = (ends[text % len(ends)] for ends in (runs.low, runs.high))
-        open_ = (low <= key) & (key < high)
-        some = open_.nonzero()
-        if not len(some):
-            return cls(slice(0, 0), key[:0], slice(0, 0), None)
-        rows = slice(int(some[0]), int(some[-1]) + 1)
-        open_ = open_[rows]
-        keys = torch.where(open_, key[rows], key[rows.start])
-        first, last = int(keys[0]), int(keys[-1])
-        place: Tensor | slice = keys
-        if bool((keys == first).all()):
-            place = slice(first, first + 1)
-        elif bool((keys.diff() == 1).all()):
-            place = slice(first, last + 1)
-        return cls(rows, keys, place, None if bool(open_.all()) else ~open_)
+        each = torch.stack([*keys, low - 1], 1)  # [row, name], of which the last is closed
+        row, name = ((low[:, None] <= each) & (each < high[:, None])).nonzero(as_tuple=True)
+        return cls(name, row, each[row, name], len(low))
+
+    def places(self, rows: slice, keys: slice, width: int) -> tuple[Tensor, Places]:
+        """Where the weights of a block's rows go in [name, row], and where they are; all [spot]."""
+        if rows.start not in self.kept:
+            some = slice(*torch.searchsorted(self.row, torch.tensor([rows.start, rows.stop])).tolist())
+            name, row, key = self.name[some], self.row[some], self.key[some]
+            places = find_places(row - rows.start, key - keys.start, rows, keys, width)
+            self.kept[rows.start] = name * self.rows + row, places
+        return self.kept[rows.start]

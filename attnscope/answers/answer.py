@@ -45,11 +45,11 @@ def of_overview(
         where = f" {head.site.kind}" if several else ""
         reason = head.role.sentence if head.role else ""
         ranked.append(Ranked(head.name + where, reason, words))
-    notes = (
-        result.notes if command or opening else (*result.notes, "... stands for the command that you gave")
-    )
+    notes = result.notes
     if not ranked:
         notes = ("no pattern stands out in any head", *notes)
+    elif not command and not opening:
+        notes = (*notes, "... stands for the command that you gave")
     ranking = Ranking(tuple(ranked), "Worth a look", notes)
     pictures = {kind: replace(grid, notes=result.notes) for kind, grid in result.grids.items()}
     numbers = {

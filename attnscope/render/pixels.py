@@ -26,6 +26,12 @@ LIBRARY = "textual_image"
 DOTS = 150
 """Dots per inch of a picture that a terminal shows."""
 
+CELL = 8
+"""Pixels across of a cell, about; it is twice as tall."""
+
+CHUNK = 4096
+"""Letters that kitty reads in one command, at most."""
+
 
 def choose_way(asked: Way, console: Console) -> Way:
     """The way that is meant: ``cells`` in a pipe and without colour, and where a terminal does not answer.
@@ -34,7 +40,7 @@ def choose_way(asked: Way, console: Console) -> Way:
     """
     if asked == "cells" or not sys.stdout.isatty() or not console.is_terminal or console.no_color:
         return "cells"
-    if asked in ("kitty", "sixel") and find_spec(LIBRARY) is None:
+    if asked == "sixel" and find_spec(LIBRARY) is None:
         raise OutputError(f"--graphics {asked} needs textual-image: pip install 'attnscope[graphics]'")
     return ask_terminal() if asked == "auto" else asked
 
@@ -69,14 +75,26 @@ def print_pixels(view: Drawable, console: Console, way: Way, cmap: str | None) -
         _SHOWN[way](image.convert("RGB"), console)
 
 
-def _show_by_library(name: str) -> Callable[[Image, Console], None]:
-    def show(image: Image, console: Console) -> None:
-        from textual_image import renderable
+def _show_in_sixels(image: Image, console: Console) -> None:
+    from textual_image.renderable import SixelImage
 
-        shown = getattr(renderable, name)(image, width="auto", height="auto")
-        console.print(shown, height=max(console.height - 2, 1))  # no more than a screen: pixels do not scroll
+    shown = SixelImage(image, width="auto", height="auto")
+    console.print(shown, height=max(console.height - 2, 1))  # no more than a screen: pixels do not scroll
 
-    return show
+
+def _show_in_kitty(image: Image, console: Console) -> None:
+    """The protocol of kitty, which draws the picture where the cursor is.
+
+    The library puts it under characters that stand for its parts, which kitty alone of all terminals knows.
+    """
+    tallest = 2 * (console.height - 2) * image.width // image.height  # columns at which it is a screen tall
+    columns = max(min(console.width, image.width // CELL, tallest), 1)
+    data = _encode_png(image)
+    for start in range(0, len(data), CHUNK):
+        placed = f"a=T,f=100,q=2,c={columns}," if start == 0 else ""
+        more = int(start + CHUNK < len(data))
+        console.file.write(f"\x1b_G{placed}m={more};{data[start : start + CHUNK]}\x1b\\")
+    console.file.write("\n")
 
 
 def _show_in_iterm(image: Image, console: Console) -> None:
@@ -84,16 +102,21 @@ def _show_in_iterm(image: Image, console: Console) -> None:
 
     Terminals made of xterm.js, as in editors, draw nothing where the size in bytes is not said.
     """
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    data = base64.b64encode(buffer.getvalue()).decode()
-    size = f"size={len(buffer.getvalue())}"
-    wide = f"width={min(image.width, console.width * 8)}px;preserveAspectRatio=1"
+    data = _encode_png(image)
+    size = f"size={len(base64.b64decode(data))}"
+    wide = f"width={min(image.width, console.width * CELL)}px;preserveAspectRatio=1"
     console.file.write(f"\x1b]1337;File=inline=1;{size};{wide}:{data}\a\n")
 
 
+def _encode_png(image: Image) -> str:
+    """The picture as a PNG in letters."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
 _SHOWN: dict[Way, Callable[[Image, Console], None]] = {
-    "kitty": _show_by_library("TGPImage"),
-    "sixel": _show_by_library("SixelImage"),
+    "kitty": _show_in_kitty,
+    "sixel": _show_in_sixels,
     "iterm": _show_in_iterm,
 }

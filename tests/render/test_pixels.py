@@ -53,6 +53,7 @@ def test_without_its_library_auto_draws_cells_and_a_way_is_refused(terminal, mon
     with pytest.raises(OutputError, match=r"--graphics sixel needs textual-image: pip install"):
         pixels.choose_way("sixel", console())
     assert pixels.choose_way("iterm", console()) == "iterm"
+    assert pixels.choose_way("kitty", console()) == "kitty"
 
 
 def test_sixels_are_no_taller_than_the_screen():

@@ -58,7 +58,7 @@ class PrintedOptions(PictureOptions):
     annotate: bool = flag("Write the weights into the cells of one head that is saved.", panel=PICTURE)
     graphics: Literal["auto", "kitty", "sixel", "iterm", "cells"] = option(
         "Coloured cells, or real pixels by kitty, sixel or iterm; auto asks the terminal, and draws cells "
-        "where it does not answer. Never in a pipe. Needs textual-image.",
+        "where it does not answer. Never in a pipe. Auto and sixel need textual-image.",
         panel=PICTURE,
         default="cells",
     )

@@ -23,8 +23,9 @@ def focus_figure(view: Focus, style: Style) -> Figure:
     """Two lists of bars side by side, on the scale of the terminal; the heaviest on top. Or a picture."""
     if view.overlays:
         return overlay_figure(view, view.overlays, style)
+    name = axis.short(view.label)
     lists = [
-        (f"{fence(axis.short(view.label))} (token {view.position}) {verb}", bars)
+        (f"{name} (token {view.position}) {verb}", bars)
         for verb, bars in zip(view.verbs, (view.looks_at, view.looked_at_by), strict=True)
         if bars is not None
     ]
@@ -34,7 +35,7 @@ def focus_figure(view: Focus, style: Style) -> Figure:
     length = LENGTH
     if style.width:
         length = max((style.width - 0.4 - BETWEEN * (len(lists) - 1)) / len(lists) - label, 1.2)
-    titles = [wrap_title(title, NORMAL, length + label + 0.3, bold=True) for title, _ in lists]
+    titles = [wrap_title(title, NORMAL, length + label + 0.3, bold=True, label=name) for title, _ in lists]
     lines = max((title.count("\n") for title in titles), default=0)
     height = 0.22 * max(longest, 1)
     whole = length * len(lists) + (label + BETWEEN) * (len(lists) - 1)

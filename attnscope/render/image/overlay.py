@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.axes.weights import Array
 from attnscope.render.image.sheet import axis
 from attnscope.render.image.sheet.sheet import GAP, GREY, NORMAL, SMALL, Margins, Style, frame, sheet
-from attnscope.render.image.sheet.wrapping import fence, wrap_title
+from attnscope.render.image.sheet.wrapping import wrap_title
 from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.views.focus import Focus
 from attnscope.views.overlay import Overlay
@@ -72,9 +72,10 @@ def _proportion(shown: Overlay) -> float:
 def _titles(view: Focus, shown: Overlay, side: float, *, several: bool) -> list[str]:
     """What stands above a picture and each of its maps."""
     which = f" · {shown.name}" if several else ""
-    label = fence(axis.short(view.label))
-    names = [f"as the model sees it{which}", *(f"{label} {verb}{which}" for verb, _ in shown.maps)]
-    return [wrap_title(name, NORMAL, side + GAP, bold=True) for name in names]
+    label = axis.short(view.label)
+    whole = wrap_title(f"as the model sees it{which}", NORMAL, side + GAP, bold=True)
+    names = [f"{label} {verb}{which}" for verb, _ in shown.maps]
+    return [whole, *(wrap_title(name, NORMAL, side + GAP, bold=True, label=label) for name in names)]
 
 
 def _draw(

@@ -77,7 +77,7 @@ function colourOverview(most) {
     return cells(bytes, layer.heads * rows, columns, look.flat()); // the heads of a layer stand below each other
   });
   overview.most = most;
-  const full = { fixed: "the weight 1", row: "the largest weight of each row", head: "the largest weight of each head" };
+  const full = { fixed: "the weight 1", row: "each row's largest weight", head: "each head's largest weight" };
   const one = faint ? `Nearly nothing is above ${PAGE.faint[0]}: full` : "Full";
   const aside = scale === "head" && smalls.some((small) => choosingRows(headOf(small, 0)).length < small.rows);
   const where = aside ? " where most keys are open" : "";

@@ -78,10 +78,13 @@ class Browser:
 
     def open(self, path: Path, fragment: str = "") -> None:
         """Load a page from its file and wait until everything has been drawn."""
+        self.load(path, fragment)
+        self.until("typeof opening !== 'undefined' && current && !opening")
+
+    def load(self, path: Path, fragment: str = "") -> None:
+        """Load a page from its file; one without scripts is drawn then."""
         self.send("Page.navigate", url=f"{path.resolve().as_uri()}{fragment}")
-        self.until(
-            "document.readyState === 'complete' && typeof opening !== 'undefined' && current && !opening"
-        )
+        self.until("document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; a promise is waited for."""

@@ -59,7 +59,7 @@ def test_a_head_whose_weights_are_spread_over_512_tokens_is_no_black_square(
         x = 0 if column == 0 else width - 1
         np.testing.assert_allclose(seen[height // 2, x], colours[cells // 2, column], atol=8)
     said = chromium.run("element('shades').textContent")
-    assert said == "Nearly nothing is above 0.1: full colour is the largest weight of each head, not 1."
+    assert said == "Nearly nothing is above 0.1: full colour is each head's largest weight, not 1."
 
 
 def test_the_first_rows_of_a_causal_head_do_not_turn_the_others_black(chromium, tmp_path) -> None:

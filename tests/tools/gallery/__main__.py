@@ -115,7 +115,7 @@ def photograph(folder: Path, whole: bool) -> None:
             for width, dark in every if whole else PAGES_OF[path.stem]:
                 shown.size(width, 900, mobile=width < 500)
                 shown.dark(dark)
-                shown.open(path)
+                (shown.load if path.stem == "page-writes" else shown.open)(path)
                 name = f"{path.stem}-{width}-{'dark' if dark else 'light'}"
                 shown.photograph(folder / f"{name}.png")
                 if whole or (path.stem == "page-13" and width == PAGES[0]):

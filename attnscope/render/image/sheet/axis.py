@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from attnscope.axes.places import Place
@@ -60,8 +61,9 @@ def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list
 
 
 def short(text: str) -> str:
-    """The text, cut with ``…`` where it is longer than a label may be."""
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    """The text, cut with ``…`` where it is longer than a label may be; wide characters count twice."""
+    ends = list(accumulate(1 + is_wide(character) for character in text))
+    return text if not text or ends[-1] <= LONGEST else text[: bisect_right(ends, LONGEST - 1)] + "…"
 
 
 def room(texts: Sequence[str], size: float) -> float:

@@ -61,12 +61,15 @@ def _advance(character: str, font: str) -> float:
     return float(glyphs.load_char(ord(character)).linearHoriAdvance / 65536 / 100)
 
 
-def wrap_title(text: str, size: float, width: float, *, bold: bool = False) -> str:
+def wrap_title(text: str, size: float, width: float, *, bold: bool = False, label: str = "") -> str:
     """A title in as many lines as a sheet of some inches needs, at most ``LINES``.
 
-    ``size`` is that of its letters, in points; ``width`` has the margins of a sheet in it.
+    ``size`` is that of its letters, in points; ``width`` has the margins of a sheet in it. The ``label`` that
+    begins it, and what it quotes, may run from right to left.
     """
-    text = isolate_quotes(clean(text)) if sets_letters() else clean(text)
+    text = clean(text)
+    if sets_letters():
+        text = isolate(text[: len(label)]) + isolate_quotes(text[len(label) :])
     lines = wrap(text, size, width, bold=bold)
     if len(lines) <= LINES:
         return "\n".join(isolate_lines(lines))

@@ -16,7 +16,7 @@ def folder(tmp_path_factory):
 
 
 def test_groups_and_parts_each_sum_to_the_score(run, folder):
-    ran = run("show", TEXT, "-m", folder, "--writes", "--target", "mat", "--over", "cat")
+    ran = run("show", TEXT, "-m", folder, "--writes", "--target", "mat", "--against", "cat")
     assert ran.code == 0
     groups, parts, *_ = (block.splitlines() for block in ran.out.split("\n\n")[1:])
     values = {line[: line.rindex("  ", 0, 20)].strip(): float(line.split()[-2]) for line in groups}
@@ -106,7 +106,7 @@ def test_a_page_holds_a_text_that_looks_like_markup_as_text():
     [
         (("--writes", "--layer", "1"), "it is of all parts"),
         (("--writes", "--weigh", "norm"), "it is of all parts"),
-        (("--over", "cat"), "it goes with --writes"),
+        (("--against", "cat"), "it goes with --writes"),
     ],
 )
 def test_what_makes_no_sense_is_refused(run, folder, words, said):

@@ -62,14 +62,14 @@ def show(
 
     attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
 
-    attnscope show "The cat sat on the" -m openai-community/gpt2 --writes --target mat --over floor
+    attnscope show "The cat sat on the" -m openai-community/gpt2 --writes --target mat --against floor
 
     attnscope show --from heads.npz --head L0H2
     """
     if attention.writes:
         return show_writes(source, attention, output.out, picture, model, as_json=output.as_json)
-    if attention.over is not None:
-        raise typer.BadParameter("it goes with --writes", param_hint="--over")
+    if attention.against is not None:
+        raise typer.BadParameter("it goes with --writes", param_hint="--against")
     head = None
     if attention.head is not None:
         head = parse_head(attention.head, attention)

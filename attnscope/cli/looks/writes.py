@@ -37,7 +37,8 @@ def show_writes(
     """Print or save the direct effects of all parts of a model on one score."""
     if asked.token or asked.ablate or model.weigh != "raw" or (asked.layers and not asked.head):
         raise typer.BadParameter(
-            "it is of all parts of the model: with --head, --target and --over alone", param_hint="--writes"
+            "it is of all parts of the model: with --head, --target and --against alone",
+            param_hint="--writes",
         )
     paged = out is not None and out.suffix.lower() == PAGE
     if out is not None and out.suffix.lower() in WHOLE and not paged:
@@ -53,7 +54,7 @@ def show_writes(
 
     loaded, prepared = given.open(predicting=True)
     with reading(loaded, prepared):
-        result = direct_effects(loaded, prepared, model.target, asked.over, head)
+        result = direct_effects(loaded, prepared, model.target, asked.against, head)
     if as_json:
         print_answer("show", _numbers(result))
     elif out is not None and paged:

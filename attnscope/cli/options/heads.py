@@ -49,4 +49,4 @@ class ShownHeads(HeadOptions):
         "is the sum of. With --head: the words that it favours.",
         panel=WHERE,
     )
-    over: str | None = option("With --writes: another word, whose score is taken away.", panel=WHERE)
+    against: str | None = option("With --writes: another word, whose score is taken away.", panel=WHERE)

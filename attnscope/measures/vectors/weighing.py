@@ -50,7 +50,8 @@ WEIGHINGS: dict[str, Explanation] = {
         "Mohebbi et al. 2023, Quantifying Context Mixing in Transformers, head by head",
     ),
     "gradient": Explanation(
-        "of its row in what raises a prediction: weight times the slope of the prediction's score",
+        "of its row in what raises a prediction: weight times the slope of the prediction's score; rows that "
+        "raise nothing are closed",
         "max(0, A[i, j] · ∂y/∂A[i, j]), ∂y/∂A[i, j] = ∂y/∂o_i · v_j, over the sum of its row",
         "Chefer et al. 2021, Generic Attention-model Explainability",
     ),

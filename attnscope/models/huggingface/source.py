@@ -211,8 +211,8 @@ def _explain(name: str, error: Exception) -> str:
         )
     if "Unrecognized configuration class" in message:
         return (
-            f"{name} does not write text: transformers has no language-model head for a model of its type; "
-            f"{WITHOUT}"
+            f"{name} predicts nothing: it was saved without classes to tell apart, and transformers has no "
+            f"language-model head for a model of its type; {WITHOUT}"
         )
     if "no file named" in message or "pytorch_model.bin" in message:
         return (

@@ -23,7 +23,7 @@ QUIET = (0, 130)
 def interrupted_export(chance: random.Random, folder: Path, log: Path, whole: float) -> int:
     """Interrupt an export, often into a full folder, then complete it; returns its exit code."""
     out = folder / "out"
-    arguments = ["export", TEXT, "-o", str(out), "--force", "--layers", "0"]
+    arguments = ["export", TEXT, "-o", str(out), "--force", "--layers", "0", "--heads", "0-1"]
     arguments += ["--format", FORMATS]
     if chance.random() < 0.5:
         other = [part.replace(TEXT, OTHER) for part in arguments]
@@ -75,7 +75,7 @@ def interrupt(kind: str, times: int, seed: int) -> Counter[int]:
         log = Path(place) / "log"
         first = Path(place) / "first"
         first.mkdir()
-        arguments = ["export", TEXT, "-o", str(first / "out"), "--layers", "0"]
+        arguments = ["export", TEXT, "-o", str(first / "out"), "--layers", "0", "--heads", "0-1"]
         if kind == "export":
             arguments += ["--format", FORMATS]
         began = time.monotonic()

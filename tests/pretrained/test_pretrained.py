@@ -9,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.attention import Token
 from attnscope.capture import recording
 from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import load as load_model
 from attnscope.network import bundled, load
+from attnscope.storage.corpus import Listed
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("own", "own-causal")
@@ -30,14 +32,7 @@ def sentences() -> list[str]:
 
 
 def measured(name: str) -> dict[str, HeadFigures]:
-    model = load_model(name)
-    observer = Measurement()
-    for sentence in sentences():
-        prepared = model.prepare(sentence)
-        observer.label({kind: ((queries,), (keys,)) for kind, (queries, keys) in prepared.axes.items()})
-        with torch.inference_mode(), recording(model.module, [observer]):
-            model.module(**prepared.inputs)
-    return {head.name: head for head in observer.figures()}
+    return {head.name: head for head in corpus_stats(load_model(name), Listed(sentences())).heads}
 
 
 @pytest.fixture(scope="module")

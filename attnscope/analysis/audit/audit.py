@@ -22,6 +22,7 @@ from attnscope.analysis.audit.mixer import Mixer, describe_mixers, name_mixers
 from attnscope.analysis.audit.moves import Place
 from attnscope.analysis.audit.paths import is_inside
 from attnscope.analysis.audit.spots import Spot, choose_spots
+from attnscope.analysis.audit.steps import Steps
 from attnscope.attention import Site
 from attnscope.capture import recording
 from attnscope.capture.hooks.compiled import original
@@ -63,7 +64,8 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
         raise InputError("an audit runs the model on other tokens: give a text, not a pass that was recorded")
     search = Search(model, prepared)
     paths = search.find()
-    return Audit(search.sites, name_mixers(search.module, paths, search.first.functions, search.sites))
+    ran, mixed = search.first.functions, search.find_functions(paths)
+    return Audit(search.sites, name_mixers(search.module, paths, ran, mixed, search.sites))
 
 
 class Search:
@@ -92,6 +94,15 @@ class Search:
             if not (new or self.first.share_out() or self._begin_anew()):
                 return [path for path in self.paths if path in mixers]
 
+    def find_functions(self, paths: Sequence[str]) -> dict[str, set[str]]:
+        """The functions of torch by which these modules mix tokens, as far as they are functions of torch."""
+        steps = Steps(paths)
+        if paths:
+            self.first.begin()
+            self._run(self.prepared, Hold(self.module, self.first, self.held, steps=steps))
+            self._try(self.spots, steps)
+        return steps.find_mixing()
+
     def _begin_anew(self) -> bool:
         """Whether there are captured calls, not known before, which the change of no token reaches."""
         if not self.fresh:
@@ -110,12 +121,14 @@ class Search:
                 kept.append((spot, marks))
         return _few([spot for spot, _ in kept])
 
-    def _try(self, spots: Sequence[Spot]) -> list[Tensor | None]:
+    def _try(self, spots: Sequence[Spot], steps: Steps | None = None) -> list[Tensor | None]:
         """One pass for each spot; the footprints of their tokens."""
         self.first.begin()
         count = range(len(spots))
-        holds = [Hold(self.module, self.first, self.held, self.fresh, number) for number in count]
+        holds = [Hold(self.module, self.first, self.held, self.fresh, number, steps) for number in count]
         for spot, hold in zip(spots, holds, strict=True):
+            if steps is not None:
+                steps.begin(keeps=False)
             self._run(spot.changed(self.prepared), hold)
         return [hold.footprint for hold in holds]
 

@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from attnscope.analysis.audit.first import First
 from attnscope.analysis.audit.mend import Share, mend, project
-from attnscope.analysis.audit.moves import Place, differ, tensors_in, with_tensors
+from attnscope.analysis.audit.moves import Place, copy_tensors, differ, tensors_in, with_tensors
 from attnscope.analysis.audit.paths import is_inside
+from attnscope.analysis.audit.steps import Steps
 from attnscope.capture import Record
 from attnscope.capture.hooks.interface import attention_functions
 from attnscope.capture.lineage.functions import SOFTMAX
@@ -46,6 +47,7 @@ class Hold(TorchFunctionMode):
     they are of the token that is another one. Queries that no token moves, because the model learned them,
     stand for tokens of their own: of the calls ``fresh``, row ``number`` is moved by hand. ``footprint`` is
     what moved in the first result that was of another shape than what it was made of: patches of pixels.
+    ``steps`` look at the single functions of some modules.
     """
 
     def __init__(
@@ -55,15 +57,16 @@ class Hold(TorchFunctionMode):
         held: Collection[str] | None = None,
         fresh: Collection[tuple[str, int]] = (),
         number: int = 0,
+        steps: Steps | None = None,
     ) -> None:
         super().__init__()
-        self.fresh, self.number = fresh, number
+        self.fresh, self.number, self.steps = fresh, number, steps
         self.root, self.first, self.keeps = root, first, held is None
         self.held = {*(held or ()), *first.modules}
         self.footprint: Tensor | None = None
         self._record = Record()
         self._busy = 0  # inside a captured call, or at work ourselves
-        self._frames: list[Frame] = []
+        self._frames = [Frame("", 0, [])]
         self._modules: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._softmaxes: Counter[str] = Counter()
@@ -108,8 +111,10 @@ class Hold(TorchFunctionMode):
         captured = len(self._record.calls)
         self._busy += 1
         try:
+            step = self._step(name, args, kwargs)
             result = func(*args, **kwargs)
             if len(self._record.calls) == captured:
+                step(result)
                 return self._noted(name, result)
             owner = self._record.calls[-1]
             key = owner, self._calls[owner]
@@ -117,12 +122,27 @@ class Hold(TorchFunctionMode):
             with quietly():
                 given = [*tensors_in((args, kwargs))]
                 if self.keeps:
-                    self.first.calls[key] = _copy(given), _copy(result)
+                    self.first.calls[key] = copy_tensors(given), copy_tensors(result)
                     self.first.written |= {owner} if turn is None else set()
                     return result
                 return self._held(key, turn, given, result)
         finally:
             self._busy -= 1
+
+    def _step(self, name: str, args: Any, kwargs: dict[str, Any]) -> Callable[[Any], None]:
+        """Look at what a function is given, and, by what is returned here, at what it made."""
+        steps, path = self.steps, self._frames[-1].path
+        if steps is None or path not in steps.paths:
+            return lambda result: None
+        given = [*tensors_in((args, kwargs))]
+        with self._working():
+            place = steps.enter(path, name, given)
+
+        def leave(result: Any) -> None:
+            with self._working():
+                steps.leave(place, result, given)
+
+        return leave
 
     def _noted(self, name: str, result: Any) -> Any:
         """What a function returned that captured nothing.
@@ -130,7 +150,7 @@ class Hold(TorchFunctionMode):
         Models return weights beside their output, so a softmax that is captured later returns what it did
         before, written into the tensor that the recording follows.
         """
-        path = self._frames[-1].path if self._frames else ""
+        path = self._frames[-1].path
         if next(tensors_in(result), None) is not None:
             self.first.functions.setdefault(path, set()).add(name)
         if name not in SOFTMAX or not isinstance(result, Tensor):
@@ -141,8 +161,8 @@ class Hold(TorchFunctionMode):
             if self.keeps:
                 self.first.softmaxes[key] = result.clone()
             elif any(path == owner or is_inside(path, owner) for owner in self.first.written):
-                before = self.first.softmaxes.get(key)
-                if before is not None and before.shape == result.shape:
+                before = self.first.softmaxes.get(key, result)
+                if before.shape == result.shape:
                     result.copy_(before)
         return result
 
@@ -153,7 +173,7 @@ class Hold(TorchFunctionMode):
         earlier, before = self.first.calls[key]
         held, now = [*tensors_in(before)], [*tensors_in(result)]
         if [each.shape for each in (*earlier, *held)] != [each.shape for each in (*given, *now)]:
-            return _copy(before)
+            return copy_tensors(before)
         moved = [torch.zeros_like(each, dtype=torch.bool) for each in now]
         if turn is not None:
             asked = differ(earlier[0], given[0]).any(-1)  # [batch, head, query], or [query, batch]
@@ -225,8 +245,3 @@ class Hold(TorchFunctionMode):
                 yield
         finally:
             self._busy -= 1
-
-
-def _copy(value: Any) -> Any:
-    """The same with copies of its tensors: models write into what they are given."""
-    return with_tensors(value, iter([tensor.clone() for tensor in tensors_in(value)]))

@@ -26,7 +26,7 @@ class Share:
 
 def project(moved: Tensor) -> list[Tensor]:
     """Which places of each axis moved.  [...] -> [place], ..."""
-    return [moved.movedim(axis, 0).flatten(1).any(1) for axis in range(moved.ndim)]
+    return [moved.movedim(axis, 0).unsqueeze(-1).flatten(1).any(1) for axis in range(moved.ndim)]
 
 
 def share_out(shares: Mapping[int, Share]) -> Tensor:
@@ -34,10 +34,14 @@ def share_out(shares: Mapping[int, Share]) -> Tensor:
 
     Tokens lie along an axis on which no two passes moved one place of the input; if the output has that axis,
     it is shared out likewise. Otherwise each place goes to the pass that moved it the most, where the places
-    are those of the axes on which some passes moved nothing in common.
+    are those of the axes on which some passes moved nothing in common. Passes that moved nothing own nothing.
     """
+    some = next(iter(shares.values())).amount
+    owners = torch.full(some.shape, -1, device=some.device)
+    shares = {number: share for number, share in shares.items() if bool(share.amount.any())}
+    if not shares:
+        return owners
     passes, amount = list(shares), torch.stack([share.amount for share in shares.values()])  # [pass, ...]
-    owners = torch.full(amount.shape[1:], -1, device=amount.device)
     for alike in zip(*(share.given for share in shares.values()), strict=True):
         if len(alike[0]) != owners.ndim:
             continue

@@ -22,12 +22,23 @@ FUNCTIONS = (
     ("a recurrence", r"lstm|gru|rnn_(tanh|relu)|cumsum|cumprod|scan"),
     ("a convolution", r"conv\d?d?|conv_transpose|unfold"),
     (MISSED, r"attention|softmax"),
-    ("a normalization over tokens", r"(group|instance|batch)_norm"),
-    ("pooling", r"pool|^mean$|^amax$|^max$|interpolate"),
 )
 """Ways to mix tokens, and what the names of torch's functions for them hold; the first that is met counts."""
 
-CLASSES = ((r"merg|downsampl|pool", "pooling"),)
+A_PRODUCT = "a matrix product"
+
+STEPS = (
+    ("a normalization over tokens", r"(group|instance|batch)_norm"),
+    ("pooling", r"pool|^(mean|sum|amax|max|amin|min|std|var)$|interpolate|grid_sample"),
+    (A_PRODUCT, r"linear|matmul|mm$|^mv$|einsum|dot"),
+    ("ids that are made of several tokens", r"embedding"),
+    ("a choice among tokens", r"getitem|gather|select|scatter|index|where|sort|topk|take|masked_fill"),
+    ("a sum", r"^_*i?r?(add|sub)_*$|^lerp_?$"),
+    ("a product", r"^_*i?r?(mul|div|truediv|pow)_*$"),
+)
+"""The same of single functions that were seen to mix tokens."""
+
+CLASSES = ((r"merg|downsampl|pool", "pooling"), (r"scaler", "a normalization over tokens"))
 """What the names of classes say, beside those of layers without attention."""
 
 NO_MIXING = ELEMENTWISE | {
@@ -79,9 +90,15 @@ def describe_mixers(mixers: Sequence[Mixer], held: int) -> tuple[str, ...]:
 
 
 def name_mixers(
-    root: nn.Module, paths: Sequence[str], functions: Mapping[str, set[str]], sites: Sequence[Site]
+    root: nn.Module,
+    paths: Sequence[str],
+    functions: Mapping[str, set[str]],
+    mixing: Mapping[str, set[str]],
+    sites: Sequence[Site],
 ) -> tuple[Mixer, ...]:
-    """The mixers at these paths, each once; ``functions`` are those of torch that ran in each module itself.
+    """The mixers at these paths, each once.
+
+    ``functions`` are those of torch that ran in each module itself, ``mixing`` those that mixed tokens.
 
     One of torch's own modules is named by the model's module around it, and a part of a mixer with the whole,
     as long as that holds no attention that is shown.
@@ -105,16 +122,26 @@ def name_mixers(
             owner = path
         whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
         if whole not in named:
-            ran = functions.get(path, set())
-            named[whole] = _mixer(root, whole, ran, is_bare(whole))
+            way = _tell(functions.get(path, set()), mixing.get(path, set()))
+            named[whole] = _mixer(root, whole, way, is_bare(whole))
     return tuple(named.values())
 
 
-def _mixer(root: nn.Module, path: str, functions: set[str], bare: bool) -> Mixer:
+def _tell(ran: set[str], mixed: set[str]) -> list[str]:
+    """The ways of the functions that mixed tokens; a product may be a part of what others did around it."""
+
+    def ways(names: set[str], known: Sequence[tuple[str, str]]) -> list[str]:
+        return [way for way, pattern in known if any(re.search(pattern, name) for name in names)]
+
+    steps = ways(mixed, STEPS)
+    around = ways(ran, FUNCTIONS) if not mixed or A_PRODUCT in steps else []
+    return ways(mixed, FUNCTIONS) + around + steps
+
+
+def _mixer(root: nn.Module, path: str, ways: list[str], bare: bool) -> Mixer:
     """One of them; if ``bare``, it holds no attention that is shown."""
     module = root.get_submodule(path)
     name = type(module).__name__
-    ways = [way for way, names in FUNCTIONS if any(re.search(names, each) for each in functions)]
     if path and not _is_torchs_own(module):  # the name of a whole model says what is in it
         ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
         ways += [MISSED] if bare and ATTENTION.search(name) else []

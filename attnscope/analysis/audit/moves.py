@@ -105,3 +105,8 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
         parts = [with_tensors(each, tensors) for each in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
+
+
+def copy_tensors(value: Any) -> Any:
+    """The same with copies of its tensors: models write into what they are given."""
+    return with_tensors(value, iter([tensor.clone() for tensor in tensors_in(value)]))

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnscope.errors import InputError
 from attnscope.models import ModelInput
 
-NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|shape", re.I)
+NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|shape|size|time|cond", re.I)
 """Names of inputs that say something about tokens, and are none."""
 
 SOUND = re.compile(r"feature|value|audio|spec|mel", re.I)

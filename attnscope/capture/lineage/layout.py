@@ -38,15 +38,16 @@ class Sides:
         query, key = (lineage.of(given[name]) for name in ("query", "key"))
         axes = given["query"].ndim
         nowhere = Sides(None, None, 0, Tensor.detach, False, axes, lineage.texts)
-        if query is None or key is None or query.right is not None or key.right is not None:
+        if key is None or key.right is not None or (query is not None and query.right is not None):
             return nowhere
-        if axes > 3 and isinstance(query.node, Root):  # the model was given heads: torch's axes are meant
+        if axes > 3 and isinstance((query or key).node, Root):  # it was given heads: torch's axes are meant
             return nowhere
 
         def arrange(labels: Tensor) -> Tensor:
             return labels.reshape(batch, -1, *labels.shape[-2:])
 
-        return Sides(query.node, key.node, query.state, arrange, False, axes, lineage.texts)
+        asking, state = (None, 0) if query is None else (query.node, query.state)
+        return Sides(asking, key.node, state, arrange, False, axes, lineage.texts)
 
     @staticmethod
     def of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> Sides:
@@ -164,6 +165,19 @@ def survey(sides: Sides) -> Layout | None:
         return None  # what they began with holds more in the axis of its texts: heads, windows, frames
     positions = sum(root.shape[0] if swapped and isinstance(root, Root) else root.positions for root in roots)
     return Layout(texts, channel, asked, answering, count, positions, outputs(sides.query), channels=False)
+
+
+def looks_inside(sides: Sides) -> bool:
+    """Whether queries from nowhere, such as learned ones, each look at what stands at one position."""
+    if sides.query is not None or sides.key is None or sides.scored:
+        return False
+    try:
+        labels = sides.arrange(sides.key.labels("position")[..., :1])  # [batch, head, key, 1]
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return False
+    places = labels % STRETCH  # states of several layers began apart, at the same positions
+    apart = places.shape[1] > 1 and not is_constant(places, 1)  # tokens where heads would be
+    return places.shape[2] > 1 and apart and is_constant(places, 2) and bool((labels > 0).all())
 
 
 def _stand_alone(sides: Sides) -> bool:

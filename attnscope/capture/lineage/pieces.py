@@ -15,7 +15,7 @@ import torch
 
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.joined import Piece, at_its_rows, join
-from attnscope.capture.lineage.layout import Layout, Sides, survey
+from attnscope.capture.lineage.layout import Layout, Sides, looks_inside, survey
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import heads_of
 from attnscope.capture.record import LayerWithoutAttention, Record
@@ -87,6 +87,9 @@ class Pieces:
                 return self._pass(capture, name, calls, *self._passing[known])
         if sides is None or layout is None:
             self.flush()
+            if sides is not None and looks_inside(sides):
+                self.record.note(LayerWithoutAttention.at(name, INSIDE))
+                return True
             if sides is not None and sides.axes > 4 and not known_heads(capture, calls):
                 self.record.note(LayerWithoutAttention.at(name, AXES.format(sides.axes)))
                 return True

@@ -60,6 +60,12 @@ def experts_by_torchs_kernel(m, x):
     return F.scaled_dot_product_attention(m.q(x)[:, :, None], m.k(made), m.v(made))[:, :, 0]
 
 
+def layers_by_a_learned_query_of_torchs_kernel(m, x):
+    """Each token chooses among its own states of several layers: tokens stand where heads would."""
+    layers = torch.stack([x, m.attend(x), m.v(x)], 2)  # [text, token, layer, feature]
+    return F.scaled_dot_product_attention(m.table[:1].expand(len(x), COUNT, 1, -1), layers, layers)[:, :, 0]
+
+
 def heads_by_attention(m, x):
     heads = m.attend(x).unflatten(-1, (COUNT, -1))
     q, k, v = (part(x).unflatten(-1, (COUNT, -1)) for part in (m.q, m.k, m.v))
@@ -79,6 +85,7 @@ INSIDE = [
     experts_by_their_own_scores,
     experts_by_attention,
     experts_by_torchs_kernel,
+    layers_by_a_learned_query_of_torchs_kernel,
     heads_by_attention,
     experts_by_a_layer_of_torch,
 ]

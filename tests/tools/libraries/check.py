@@ -92,7 +92,7 @@ def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[st
             model(*arguments, **inputs)
     checked.identical, checked.sites = same(plain, output), len(record.sites)
     checked.named = list(dict.fromkeys(layer.reason for layer in record.without_attention))
-    parts = any("its maps are of one part each" in note for note in record.notes)
+    parts = any("a map is of one part" in note for note in record.notes)
     for number, kept in some.kept.items():
         site = record.sites[number]
         verdict = judge(kept, site, units, parts)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from attnscope.attention import Token
 from tests.tools.coverage.fork import in_a_fork
 
 MEMORY = 9 << 30
@@ -91,7 +92,7 @@ def audit_type(model_type: str, removed: bool = False) -> dict[str, Any]:
         return {"type": model_type, "note": given}
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     settings = {name: value for name, value in given.items() if name not in tensors}
-    prepared, missed = ModelInput(tensors, {}, (), settings=settings), []
+    prepared, missed = ModelInput(tensors, {}, label(model, tensors), settings=settings), []
     try:
         seen = audit(Bare(model), prepared)
         for site in seen.sites if removed else ():
@@ -102,6 +103,21 @@ def audit_type(model_type: str, removed: bool = False) -> dict[str, Any]:
         return {"type": model_type, "note": f"{type(error).__name__}: {str(error)[:200]}"}
     alarms = [] if seen.complete else seen.sentences
     return {"type": model_type, "calls": len(seen.sites), "alarms": alarms, "missed": missed}
+
+
+def label(model: Any, tensors: dict[str, torch.Tensor]) -> tuple[Token, ...]:
+    """The tokens of a text; ids with a part to play in the config are special, as a tokenizer would say."""
+    ids = tensors.get("input_ids")
+    if ids is None or ids.ndim != 2:
+        return ()
+    named = [config for config in (model.config, *vars(model.config).values()) if hasattr(config, "to_dict")]
+    special = {
+        value
+        for config in named
+        for name, value in vars(config).items()
+        if isinstance(value, int) and name.endswith(("token_id", "token_index"))
+    }
+    return tuple(Token(str(each), each, special=each in special) for each in ids[0].tolist())
 
 
 def built(model_type: str) -> tuple[Any, Any]:

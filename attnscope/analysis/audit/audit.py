@@ -18,7 +18,7 @@ from torch import Tensor
 from attnscope.analysis.audit.first import First
 from attnscope.analysis.audit.hold import Hold
 from attnscope.analysis.audit.mend import project
-from attnscope.analysis.audit.mixer import Mixer, describe_mixers, name_mixers
+from attnscope.analysis.audit.mixer import Mixer, describe_mixers, name_mixers, only_choose, sorts
 from attnscope.analysis.audit.moves import Place
 from attnscope.analysis.audit.paths import is_inside
 from attnscope.analysis.audit.spots import Spot, choose_spots
@@ -83,16 +83,29 @@ class Search:
     def find(self) -> list[str]:
         """The paths of the modules that mix tokens themselves, in the order of the model."""
         mixers: set[str] = set()
+        sorting: set[str] = set()  # tokens, into an order that a module around undoes
         self.spots = self._distinct()
         while True:
             self._try(self.spots)
-            mixing = self._mixing()
+            mixing = self._mixing() - sorting
             new = mixing - self.held
             new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
+            if undone := {path for path in new if self._is_undone(path)}:
+                sorting |= {path for path, by in self.find_functions(undone).items() if only_choose(by)}
+                new -= sorting
             mixers |= new | (mixing & self.held)
             self.held |= {path for path in self.paths if pattern(path) in map(pattern, new)}
             if not (new or self.first.share_out() or self._begin_anew()):
                 return [path for path in self.paths if path in mixers]
+
+    def _is_undone(self, path: str) -> bool:
+        """Whether a module sorts tokens, and one around it, not the whole model, returns unmixed ones."""
+        if not sorts(self.first.functions.get(path, set())):
+            return False
+        moves = self.first.moves
+        blurred = {place.module for place in moves.mixed | moves.unclear}
+        clear = {place.module for place in moves.reached if place.end == "out"} - blurred - {""}
+        return any(is_inside(path, outer) for outer in clear)
 
     def find_functions(self, paths: Sequence[str]) -> dict[str, set[str]]:
         """The functions of torch by which these modules mix tokens, as far as they are functions of torch."""

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from attnscope.analysis.audit.first import First
 from attnscope.analysis.audit.mend import Share, mend, project
+from attnscope.analysis.audit.mixer import sorts
 from attnscope.analysis.audit.moves import Place, copy_tensors, differ, tensors_in, with_tensors
 from attnscope.analysis.audit.paths import is_inside
 from attnscope.analysis.audit.steps import Steps
@@ -151,7 +152,7 @@ class Hold(TorchFunctionMode):
         before, written into the tensor that the recording follows.
         """
         path = self._frames[-1].path
-        if next(tensors_in(result), None) is not None:
+        if next(tensors_in(result), None) is not None or sorts({name}):
             self.first.functions.setdefault(path, set()).add(name)
         if name not in SOFTMAX or not isinstance(result, Tensor):
             return result

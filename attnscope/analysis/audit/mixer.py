@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -25,14 +25,14 @@ FUNCTIONS = (
 )
 """Ways to mix tokens, and what the names of torch's functions for them hold; the first that is met counts."""
 
-A_PRODUCT = "a matrix product"
+A_PRODUCT, A_CHOICE = "a matrix product", "a choice among tokens"
 
 STEPS = (
     ("a normalization over tokens", r"(group|instance|batch)_norm"),
     ("pooling", r"pool|^(mean|sum|amax|max|amin|min|std|var)$|interpolate|grid_sample"),
     (A_PRODUCT, r"linear|matmul|mm$|^mv$|einsum|dot"),
     ("ids that are made of several tokens", r"embedding"),
-    ("a choice among tokens", r"getitem|gather|select|scatter|index|where|sort|topk|take|masked_fill"),
+    (A_CHOICE, r"getitem|gather|select|scatter|index|where|sort|topk|take|masked_fill"),
     ("a sum", r"^_*i?r?(add|sub)_*$|^lerp_?$"),
     ("a product", r"^_*i?r?(mul|div|truediv|pow)_*$"),
 )
@@ -127,15 +127,25 @@ def name_mixers(
     return tuple(named.values())
 
 
+def sorts(ran: Collection[str]) -> bool:
+    """Whether one of the functions puts numbers into an order."""
+    return any(re.search(r"sort|topk", name) for name in ran)
+
+
+def only_choose(mixed: Collection[str]) -> bool:
+    """Whether functions that were seen to mix tokens only chose among them."""
+    return all(_ways({name}, (*FUNCTIONS, *STEPS)) == [A_CHOICE] for name in mixed)
+
+
 def _tell(ran: set[str], mixed: set[str]) -> list[str]:
     """The ways of the functions that mixed tokens; a product may be a part of what others did around it."""
+    steps = _ways(mixed, STEPS)
+    around = _ways(ran, FUNCTIONS) if not mixed or A_PRODUCT in steps else []
+    return _ways(mixed, FUNCTIONS) + around + steps
 
-    def ways(names: set[str], known: Sequence[tuple[str, str]]) -> list[str]:
-        return [way for way, pattern in known if any(re.search(pattern, name) for name in names)]
 
-    steps = ways(mixed, STEPS)
-    around = ways(ran, FUNCTIONS) if not mixed or A_PRODUCT in steps else []
-    return ways(mixed, FUNCTIONS) + around + steps
+def _ways(names: set[str], known: Sequence[tuple[str, str]]) -> list[str]:
+    return [way for way, pattern in known if any(re.search(pattern, name) for name in names)]
 
 
 def _mixer(root: nn.Module, path: str, ways: list[str], bare: bool) -> Mixer:

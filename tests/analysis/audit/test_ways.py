@@ -91,3 +91,42 @@ def test_what_is_said_of_all_tokens_is_no_token(name):
 
     seen = audited(Scaled(lambda m, ids, states: states), input_ids=IDS, **{name: torch.tensor([2, 3])})
     assert seen.complete, seen.sentences
+
+
+class Routed(nn.Module):
+    """Tokens are sorted by their experts, which run on one stretch each, and put back into their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.sort = nn.Linear(16, 3), Sort()
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, states):
+        flat = states.flatten(0, 1)
+        sorted_states, order, counts = self.sort(flat, self.router(flat))
+        parts = sorted_states.split(counts)
+        made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        return torch.zeros_like(flat).index_add(0, order, made).view_as(states)
+
+
+class Sort(nn.Module):
+    """States in the order of their experts."""
+
+    def forward(self, states, scores):
+        chosen = scores.argmax(-1)
+        order = chosen.argsort(stable=True)
+        return states[order], order, torch.bincount(chosen, minlength=3).tolist()
+
+
+def test_tokens_that_a_module_sorts_and_puts_back_are_not_mixed():
+    reader = Reader(lambda m, ids, states: m.routed(states))
+    torch.manual_seed(0)
+    reader.routed = Routed()
+    seen = audited(reader, IDS)
+    assert seen.complete, seen.sentences
+
+
+def test_tokens_that_a_module_sorts_and_leaves_so_are_mixed():
+    reader = Reader(lambda m, ids, states: m.routed(states[0], m.behind(states[0])[:, :3])[0])
+    reader.routed = Sort()
+    assert audited(reader, IDS).sentences == ("routed (Sort) mixes tokens by a choice among tokens as well",)

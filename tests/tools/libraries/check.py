@@ -118,6 +118,9 @@ def sharpen(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.LayerNorm) and module.elementwise_affine and not bool(module.weight.any()):
             nn.init.ones_(module.weight)  # it would hide what stands before it
+        if "LayerScale" in type(module).__name__:  # it would hide what attention did
+            for scale in module.parameters():
+                nn.init.ones_(scale)
         if isinstance(module, nn.Linear) and type(module.weight) is nn.Parameter:
             spread = float(module.weight.std())
             if 0 < spread < (wanted := GAIN / module.in_features**0.5):

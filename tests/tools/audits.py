@@ -56,26 +56,44 @@ THIRTY = [
 """Types of which each attention layer is taken out of the capture once, by hand: the audit must name it."""
 
 KNOWN = {
-    "blt": "embeddings of hashes over neighbouring bytes, and patches that these bytes cut",
-    "decision_transformer": "the time of a step is added to its return, its state and its action",
+    "blt": "embeddings of hashes over neighbouring bytes, added to those of the bytes",
+    "decision_transformer": "the return, the state and the action of one step meet in a sum",
     "fun_asr_nano_encoder": "a memory of past states beside the attention, summed by hand",
-    "granite_docling_vision": "several patches are put in a row to become one token",
-    "informer": "the mean over time, by which all values are scaled",
+    "granite_docling_vision": "several patches are put side by side to become one token",
+    "informer": "the values at several lags are put side by side, and scaled by their mean over time",
     "inkling2": "keys and values pass short convolutions with kernels that each token makes",
     "inkling2_text": "as inkling2",
     "instructblip": "another id in the place of an image's own moves where its patches are put",
     "llama4_vision_model": "four patches become one",
-    "mobilebert": "the embeddings of three neighbours are put in a row",
-    "owlvit": "another id moves which token counts as the end of the text, the one with the largest id",
-    "patchtst": "the mean over time, by which all values are scaled",
+    "mobilebert": "the embeddings of three neighbours are put side by side",
+    "owlv2": "another id moves which token counts as the end of the text: the one with the largest id",
+    "owlv2_text_model": "as owlv2",
+    "owlvit": "as owlv2",
+    "owlvit_text_model": "as owlv2",
+    "parakeet_rnnt": "each frame of the sound is added to each token of the text",
+    "parakeet_tdt": "as parakeet_rnnt",
+    "patchtst": "all values are scaled by their mean and deviation over time",
     "qwen2_5_omni_audio_encoder": "two frames become one",
     "sam": "masks are products of the states of two streams",
+    "sam3_lite_text_text_model": "as owlv2",
     "sam3_tracker": "masks are products of the states of two streams",
-    "time_series_transformer": "the mean over time, by which all values are scaled",
+    "time_series_transformer": "as informer",
+    "timesfm": "values are scaled by the first patch that has enough of them",
+    "timesfm2_5": "values are scaled by what came before them",
     "tipsv2_text_model": "the mean over the tokens that are not padded",
     "uvdoc_backbone": "a sum of two convolutions that give one place to different pixels",
+    "video_llama_3_vision": "four patches are averaged to one",
+    "voxtral_realtime": "four frames are put side by side, and added to a token of the text",
+    "xclip": "as owlv2; frames are averaged",
+    "xclip_text_model": "as owlv2",
 }
-"""What is behind mixing whose way the audit cannot tell."""
+"""What is behind mixing, where the name of its way is not enough."""
+
+REFUSED = {
+    "lightglue": "how many points it finds depends on the picture, so that another one has other shapes",
+    "superglue": "as lightglue",
+}
+"""Why an audit of a type ends in an error."""
 
 
 def audit_type(model_type: str, removed: bool = False) -> dict[str, Any]:
@@ -183,11 +201,16 @@ def table(results: list[dict[str, Any]]) -> str:
             by_alarm[alarm].append(result["type"])
     lines += ["## What mixes tokens as well", ""]
     lines += [f"- {', '.join(f'`{name}`' for name in types)}: {alarm}" for alarm, types in by_alarm.items()]
-    lines += ["", "## Ways that an audit cannot tell", ""]
-    lines += [f"- `{name}`: {why}" for name, why in KNOWN.items()]
+    lines += ["", "## What is behind some of them", ""]
+    named = {result["type"] for result in attending if result["alarms"]}
+    lines += [f"- `{name}`: {why}" for name, why in KNOWN.items() if name in named]
     refused = [result for result in results if result.get("note")]
     lines += ["", "## Not audited", ""]
-    lines += [f"- `{result['type']}`: {result['note']}" for result in refused]
+    lines += [
+        f"- `{result['type']}`: {result['note']}"
+        + (f" ({REFUSED[result['type']]})" if result["type"] in REFUSED else "")
+        for result in refused
+    ]
     return "\n".join(lines) + "\n"
 
 

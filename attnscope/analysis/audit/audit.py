@@ -7,7 +7,7 @@ that makes such numbers out of others mixes tokens itself. It is held from then 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,7 +107,7 @@ class Search:
         clear = {place.module for place in moves.reached if place.end == "out"} - blurred - {""}
         return any(is_inside(path, outer) for outer in clear)
 
-    def find_functions(self, paths: Sequence[str]) -> dict[str, set[str]]:
+    def find_functions(self, paths: Collection[str]) -> dict[str, set[str]]:
         """The functions of torch by which these modules mix tokens, as far as they are functions of torch."""
         steps = Steps(paths)
         if paths:

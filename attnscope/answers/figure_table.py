@@ -54,7 +54,8 @@ def print_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None, c
     drawn = {name: _draw_column(result, heads, name, console) for name in columns}
     for number, cells in enumerate(led):
         table.add_row(*map(Text, cells), *(drawn[name][number] for name in columns))
-    console.print(table)
+    if heads:
+        console.print(table)
     for note in (*_notes(result, heads, columns), *result.notes):
         console.print(Text(f"· {note}"), style="dim")
 
@@ -124,6 +125,8 @@ def _draw_column(result: Stats, heads: Sequence[HeadFigures], name: str, console
 def _notes(result: Stats, heads: Sequence[HeadFigures], columns: Sequence[str]) -> list[str]:
     """What stands in the table, and what it leaves out."""
     errors = any(each.error is not None for head in heads for each in head.figures.values())
+    if not heads:
+        return [f"none of the {len(result.heads)} heads meets the conditions; {result.ran}"]
     notes = [f"{len(heads)} of {len(result.heads)} heads; {result.ran}"]
     notes.append("(baseline): the role's figure on even attention; --csv has all measures")
     notes += ["± is the standard error over the texts"] if errors else []

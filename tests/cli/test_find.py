@@ -86,3 +86,8 @@ def test_a_text_with_an_arrow_in_it_is_the_last_argument(run):
     assert ran.code == 0
     assert [each["question"] for each in json.loads(ran.out)["questions"]] == ['"x -> y" -> cat']
     assert run("find", "it -> cat", "--json").code == 2
+
+
+def test_a_note_names_the_first_of_many_places(run):
+    ran = run("find", "* -> a", "a b " * 30, "--top", "1")
+    assert "· a stands at 30 places (1, 3, 5, 7, 9, 11, ...): summed" in ran.out.splitlines()

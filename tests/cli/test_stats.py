@@ -224,3 +224,10 @@ def test_the_loss_without_each_head_stands_beside_its_error(run, tmp_path):
 def test_what_is_said_of_predictions_is_explained(run):
     assert "an output head" in run("stats", "--explain", "importance").out
     assert "L without the head" in run("stats", "--explain", "ablation").out
+
+
+def test_conditions_that_no_head_meets_are_answered_without_a_table(run):
+    ran = run("stats", "The cat sat on the mat.", "--where", "offset=-2>0.9")
+    assert ran.code == 0
+    assert "· none of the 32 heads meets the conditions; figures measured beside the kernel" in ran.out
+    assert "role" not in ran.out

@@ -36,11 +36,12 @@ def test_a_score_is_the_length_of_the_product_over_the_product_of_the_lengths(wa
 def test_random_weights_stand_at_the_baseline():
     """The mean over many pairs of random heads, about one over the root of the width."""
     earlier, later = _layer(60, 3, 2), _layer(60, 3, 3)
-    baseline = compose_random(earlier, later)
-    assert baseline == compose_random(earlier, later)
+    baseline, scatter = compose_random(earlier, later)
+    assert (baseline, scatter) == compose_random(earlier, later)
     assert baseline == pytest.approx(WIDTH**-0.5, rel=0.1)
     for scores in compose(earlier, later).values():
         assert float(scores.mean()) == pytest.approx(baseline, rel=0.05)
+        assert float(scores.std()) == pytest.approx(scatter, rel=0.2)
 
 
 def test_a_head_that_reads_what_another_wrote_scores_one():

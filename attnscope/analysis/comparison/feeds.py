@@ -23,13 +23,17 @@ TURNED = "positions turn queries and keys (rotary): Q and K are as at distance 0
 
 @dataclass(frozen=True)
 class Feed:
-    """One way in which a head feeds a later one; ``baseline`` is the score of random matrices."""
+    """One way in which a head feeds a later one; ``baseline`` is the score of random matrices.
+
+    ``scatter`` is their standard deviation.
+    """
 
     head: Head
     fed: Head
     way: str
     score: float
     baseline: float
+    scatter: float
 
     @property
     def lift(self) -> float:
@@ -74,7 +78,7 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
     if fed is not None:
         fed = _require(fed, found, circuits)
     feeds: list[Feed] = []
-    baselines: dict[tuple[torch.Size, ...], float] = {}
+    baselines: dict[tuple[torch.Size, ...], tuple[float, float]] = {}
     for later, reads in found.items():
         if fed is not None and (later.layer, later.kind) != (fed.layer, fed.kind):
             continue
@@ -85,7 +89,7 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
             if shapes not in baselines:
                 baselines[shapes] = compose_random(wrote, reads)
             for way, scores in compose(wrote, reads).items():
-                feeds += _pairs(way, scores.numpy(), earlier, later, baselines[shapes])
+                feeds += _pairs(way, scores.numpy(), earlier, later, *baselines[shapes])
     if fed is not None:
         feeds = [each for each in feeds if each.fed.head == fed.head]
     missing = sorted({site.layer for site in circuits.sites if site not in found and site.kind != "cross"})
@@ -127,7 +131,9 @@ def _meet(wrote: Circuit, reads: Circuit) -> bool:
     return wrote.output.shape[1] == reads.value.shape[1]
 
 
-def _pairs(way: str, scores: Array, earlier: Site, later: Site, baseline: float) -> list[Feed]:
+def _pairs(
+    way: str, scores: Array, earlier: Site, later: Site, baseline: float, scatter: float
+) -> list[Feed]:
     """[later head, earlier head]"""
     return [
         Feed(
@@ -136,6 +142,7 @@ def _pairs(way: str, scores: Array, earlier: Site, later: Site, baseline: float)
             way,
             float(scores[fed, head]),
             baseline,
+            scatter,
         )
         for fed in range(scores.shape[0])
         for head in range(scores.shape[1])

@@ -27,6 +27,9 @@ from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.registry import nearest_name
 
+NAMED = 6
+"""Places of a part, or runs of them, that a note names."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -130,7 +133,8 @@ def _notes(question: Question, sums: Sequence[Sums]) -> list[str]:
     left = question.left if question.left.step is None else question.right
     for part, groups, what in ((left, aim.left, "averaged"), (question.right, aim.right, "summed")):
         if len(groups) > 1 and not part.everything:
-            at = number_ranges({group[0] for group in groups})
+            runs = number_ranges({group[0] for group in groups}).split(", ")
+            at = ", ".join([*runs[:NAMED], *(["..."] if len(runs) > NAMED else [])])
             notes.append(f"{part.text} stands at {len(groups):,} places ({at}): {what}")
     blind = len(aim.rows) - max(each.rows for each in sums)
     if blind:

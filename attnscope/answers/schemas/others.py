@@ -142,6 +142,7 @@ FEEDS = record(
                 way=({"enum": ["Q", "K", "V"]}, "what of the later head is made of it"),
                 score=(NUMBER, "how much of what one writes is what the other reads"),
                 baseline=(NUMBER, "the score of random matrices of the same shapes"),
+                scatter=(NUMBER, "the standard deviation of their scores"),
             )
         ),
         "every way of every pair, the one farthest above its baseline first",

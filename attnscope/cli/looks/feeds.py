@@ -18,7 +18,7 @@ from attnscope.cli.plain import print_answer
 from attnscope.cli.source import read_source, reading
 
 if TYPE_CHECKING:
-    from attnscope.analysis.comparison.feeds import Feeds
+    from attnscope.analysis.comparison.feeds import Feed, Feeds
     from attnscope.views import HeadMap
 
 ANY = "The quick brown fox jumps over the lazy dog."
@@ -76,9 +76,10 @@ def _numbers(result: Feeds) -> dict[str, object]:
 def _print_csv(result: Feeds) -> None:
     """A line for each way of each pair."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["kind", "head", "fed", "way", "score", "baseline"])
+    writer.writerow(["kind", "head", "fed", "way", "score", "baseline", "scatter"])
     for each in result.feeds:
-        writer.writerow([each.head.kind, each.head.name, each.fed.name, each.way, each.score, each.baseline])
+        figures = each.score, each.baseline, each.scatter
+        writer.writerow([each.head.kind, each.head.name, each.fed.name, each.way, *figures])
 
 
 def _maps(result: Feeds) -> dict[str, HeadMap]:
@@ -100,6 +101,11 @@ def _maps(result: Feeds) -> dict[str, HeadMap]:
         )
         for way, table in tables.items()
     }
+
+
+def _beside(feed: Feed) -> str:
+    """The baseline of a score, and the standard deviation of what it is the mean of."""
+    return f"{feed.baseline:.3f} ±{feed.scatter:.3f}"
 
 
 def _print(result: Feeds, picture: PrintedOptions) -> None:
@@ -127,7 +133,7 @@ def _print(result: Feeds, picture: PrintedOptions) -> None:
     several = len({each.head.kind for each in result.feeds}) > 1
     for each in result.feeds[:MOST]:
         head, other = (str(one) if several else one.name for one in (each.head, each.fed))
-        table.add_row(head, f"{WAYS[each.way]} of {other}", f"{each.score:.3f}", f"{each.baseline:.3f}")
+        table.add_row(head, f"{WAYS[each.way]} of {other}", f"{each.score:.3f}", _beside(each))
     console.print(table)
     rest = len(result.feeds) - MOST
     notes = [f"--csv has {rest:,} more"] if rest > 0 else []
@@ -135,6 +141,6 @@ def _print(result: Feeds, picture: PrintedOptions) -> None:
         "score: how much of what a head writes is what the later one reads, from the weights alone; norms "
         "and feed-forward parts between them are left out"
     ]
-    notes += ["baseline: random matrices of the same shapes", *result.notes]
+    notes += ["baseline: random matrices of the same shapes, ± how far their scores scatter", *result.notes]
     for note in notes:
         console.print(Text(f"· {note}"), style="dim")

@@ -42,8 +42,8 @@ def compose(earlier: Circuit, later: Circuit) -> dict[str, Tensor]:
     return scores
 
 
-def compose_random(earlier: Circuit, later: Circuit) -> float:
-    """The mean score of random matrices of the same shapes: the baseline, alike every time."""
+def compose_random(earlier: Circuit, later: Circuit) -> tuple[float, float]:
+    """The mean score of random matrices of the same shapes, and how far they scatter: alike every time."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(like: Tensor) -> Tensor:
@@ -51,7 +51,8 @@ def compose_random(earlier: Circuit, later: Circuit) -> float:
 
     one = Circuit(None, None, drawn(earlier.value), drawn(earlier.output))
     other = Circuit(None, None, drawn(later.value), drawn(later.output))
-    return float(compose(one, other)["V"].mean())
+    scores = compose(one, other)["V"]
+    return float(scores.mean()), float(scores.std())
 
 
 def _gram(parts: Tensor) -> Tensor:

@@ -37,8 +37,8 @@ function settleOverview() {
 const overlapsOf = remembered((cells, parts) => Array.from({ length: parts }, (_, part) => {
   const begin = (part * cells) / parts, end = ((part + 1) * cells) / parts, found = [];
   for (let cell = Math.floor(begin); cell < end; cell++)
-    found.push([cell, Math.min(end, cell + 1) - Math.max(begin, cell)]);
-  return found.filter(([, share]) => share > 1e-6);
+    found.push({ cell, share: Math.min(end, cell + 1) - Math.max(begin, cell) });
+  return found.filter(({ share }) => share > 1e-6);
 }));
 
 // A layer's thumbnails on at most `most` rows and columns, keys summed and rows averaged: were the colours
@@ -54,10 +54,12 @@ function pooled(layer, most) {
     for (const queries of down)
       for (const keys of across) {
         let sum = 0, open = false;
-        for (const [query, part] of queries)
-          for (const [key, share] of keys) {
-            const byte = bytes[(head * rows + query) * columns + key];
-            if (byte !== CLOSED) [sum, open] = [sum + WEIGHT[byte] * part * share, true];
+        for (const query of queries)
+          for (const key of keys) {
+            const byte = bytes[(head * rows + query.cell) * columns + key.cell];
+            if (byte === CLOSED) continue;
+            sum += WEIGHT[byte] * query.share * key.share; // a pair of values would be made anew a million times
+            open = true;
           }
         small.bytes[at++] = open ? byteOf((sum * down.length) / rows) : CLOSED;
       }

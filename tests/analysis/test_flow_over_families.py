@@ -6,13 +6,21 @@ import torch
 
 from attnscope.analysis.flow.flow import follow_flow
 from attnscope.analysis.selection import Selection
+from attnscope.models import weighed
 from attnscope.models.inputs import ModelInput
+from attnscope.models.target import Prediction
 from tests.capture.test_projections import ALL
 from tests.capture.tiny import inputs, own_attentions
 from tests.measures.test_flow import programmed
 from tests.models.test_norm_residual import NORMED, SUMMED, block_vectors, random_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.sweep]
+
+
+def sum_of_states(given):
+    """A score that hangs on every row of the last layer, each by another slope."""
+    last = given.last_hidden_state
+    return (last * torch.linspace(-1, 2, last.numel(), dtype=last.dtype).view_as(last)).sum()
 
 
 def _asked(name):
@@ -108,6 +116,61 @@ def test_alti_is_the_product_of_what_each_vector_brings_to_what_the_block_really
     if not any(kind == "cross" for kind, _ in steps):
         steps = [("self", shares) for _, shares in steps]
     _check(follow_flow(model, text, "alti", Selection()), _multiplied(steps))
+
+
+def _raising(model, text):
+    """By kind, what in each layer's eager weights raises a score, by autograd: the mean of all heads."""
+    eager = ALL[model.name].build("eager")
+    eager.to(next(model.module.parameters()).dtype).load_state_dict(model.module.state_dict())
+    theirs = eager(**text.inputs, output_attentions=True)
+    own = own_attentions(theirs)
+    slopes = iter(
+        torch.autograd.grad(sum_of_states(theirs), [each for kind in own.values() for each in kind])
+    )
+    return {
+        kind: [
+            (weights * next(slopes)).detach().clamp(min=0)[0].double().mean(0).numpy() for weights in layers
+        ]
+        for kind, layers in own.items()
+    }
+
+
+def _added(raising):
+    """By kind, ``R + A R`` of all layers so far, over the sums of its rows."""
+    first = raising["self" if "self" in raising else "encoder"]
+    maps, made = [], np.eye(len(first[0]))
+    for matrix in first:
+        made = made + matrix @ made
+        maps.append(made / made.sum(-1, keepdims=True))
+    if "self" in raising:
+        return {"self": maps}
+    side, across = np.eye(len(raising["decoder"][0])), np.zeros((len(raising["decoder"][0]), len(made)))
+    both = []
+    for own, other in zip(raising["decoder"], raising["cross"], strict=True):
+        side, across = side + own @ side, across + own @ across
+        across = across + _evened(side) @ other @ _evened(made)
+        total = side.sum(-1, keepdims=True) + across.sum(-1, keepdims=True)
+        both.append((side / total, across / total))
+    return {"encoder": maps, "decoder": [one for one, _ in both], "cross": [other for _, other in both]}
+
+
+def _evened(made):
+    """What is more than itself, over its sum, and itself."""
+    more = made - np.eye(len(made))
+    total = more.sum(-1, keepdims=True)
+    return np.eye(len(made)) + more / np.where(total > 0, total, 1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_relevance_adds_up_what_raises_a_score_by_autograd_on_eager_weights(name, monkeypatch):
+    model, text = _asked(name)
+
+    def score(model, prepared, target):
+        found = sum_of_states(model.module(**prepared.inputs))
+        return Prediction(found, 0, None, "all states", found)
+
+    monkeypatch.setattr(weighed, "score_prediction", score)
+    _check(follow_flow(model, text, "relevance", Selection()), _added(_raising(model, text)))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -60,6 +60,9 @@ def test_pictures_are_saved_and_an_image_is_lit(run, tmp_path):
     ran = run("flow", "--image", image, "-m", model, "--token", "CLS", "-o", tmp_path / "lit.png")
     assert ran.code == 0
     assert (tmp_path / "lit.png").exists()
+    lit = run("flow", "--image", image, "-m", model, "--token", "CLS").out
+    assert "[CLS] is made of" in lit
+    assert "looks at" not in lit
 
 
 @pytest.mark.parametrize(

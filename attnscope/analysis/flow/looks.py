@@ -58,5 +58,6 @@ def focus_token(
     if weights.square and result.method != "flow":  # which goes from one token to each
         goes = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP, boxes)
     overlays, notes = lay_over(pictures, place, (weights.values[row], weights.keys), None)
+    overlays = tuple(replace(each, verbs=VERBS) for each in overlays)
     title = result.titled(kind, layer)
     return Focus(place.label, place.start, made, goes, title, "", (*result.notes, *notes), overlays, VERBS)

@@ -1,13 +1,16 @@
 """Models that hear by other ways than Whisper's: two towers, several encoders, layers around a base."""
 
+import json
+
 import numpy as np
 import pytest
 import soundfile
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from attnscope.capture import Keep
-from attnscope.errors import InputError
+from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.sounds.frames import find_frames
 from attnscope.storage.sound import Sound
@@ -147,3 +150,12 @@ def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(tmp_path):
     path = speech.sound(tmp_path / "long.wav", 40.0)
     with pytest.raises(InputError, match=r"into 2 pieces that it hears apart: choose a part"):
         load(str(tmp_path)).prepare_audio(path)
+
+
+def test_what_joins_several_models_says_which_to_look_at(tmp_path):
+    """It reads and writes texts, so that it has no head was no answer."""
+    config = {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    save_file({"thinker.model.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="joins several; save the one that reads and hears"):
+        load(str(tmp_path))

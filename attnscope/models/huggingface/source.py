@@ -209,6 +209,12 @@ def _explain(name: str, error: Exception) -> str:
             f"{name} cannot be loaded: a model of its type joins two models, which attnscope does not open "
             "as one; save its encoder in a folder of its own (save_pretrained), and look at that"
         )
+    if "for this kind of AutoModel: AutoModel." in message:
+        return (
+            f"{name} cannot be opened as one: transformers has no plain model of its type, which joins "
+            "several; save the one that reads and hears in a folder of its own (save_pretrained), and look "
+            "at that"
+        )
     if "Unrecognized configuration class" in message:
         return (
             f"{name} predicts nothing: it was saved without classes to tell apart, and transformers has no "

@@ -12,7 +12,10 @@ function made(tag, attributes = {}, ...inside) {
 }
 
 // The number behind a place's text; a place that has no text is its number alone.
-const behind = ([text, number]) => (text === `${number}` ? "" : ` ${number}`);
+const behind = ([text, number]) => (text === `${number}` || isMoment(text) ? "" : ` ${number}`);
+
+// Whether a label is a time of the sound, which no other place has.
+const isMoment = (text) => Boolean(PAGE.scene?.heard) && /^\d[\d.–]* s( ·|$)/.test(text);
 
 const isolated = (text) => made("bdi", {}, text);
 

@@ -56,6 +56,7 @@ function drawScene() {
   scene.height = PAGE.scene.heard ? SOUND_HEIGHT : (scene.width * down) / across;
   const context = sized(element("scene"), scene.width, scene.height);
   context.imageSmoothingEnabled = scene.width < across;
+  context.imageSmoothingQuality = "high";
   context.drawImage(scene.picture, 0, 0, scene.width, scene.height);
   const all = lights();
   if (all) paintLight(context, all.filter(({ place }) => fine(place)));

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnscope.fused.asked.gaps import Gaps
 from attnscope.fused.asked.pairs import Matches
 from attnscope.fused.asked.spots import Spots
-from attnscope.fused.plan import ROWS, Block
+from attnscope.fused.plan import Block
 from attnscope.fused.runs import Runs
 from attnscope.fused.weigh import BITS, LOWEST, Asked, Figures, Head, Weigh
 
@@ -93,12 +93,19 @@ class Worker:
     matches: Mapping[str, Sequence[Matches]]
     gaps: Sequence[Gaps]
     weigh: Weigh
-    scratch: dict[str, Tensor] = field(default_factory=dict)
-    numbers: Tensor = field(init=False)
+    scratch: Tensor = field(init=False)  # room for the scores of any tile
+    kept: Tensor = field(init=False)  # room for the weights of any block
+    numbers: Tensor = field(init=False)  # 0, 1, 2 and so on, as far as any block needs
 
     def __post_init__(self) -> None:
-        """Count as far as any block needs."""
-        self.numbers = torch.arange(max(ROWS, self.scores.key.shape[2]))
+        """Make room once: memory that grows from block to block is had anew from the system each time."""
+        blocks = [block for plan in self.plans for block in plan]
+        rows = max(block.stop - block.start for block in blocks)
+        width = max(block.tiles[0].stop - block.tiles[0].start for block in blocks)
+        keys = max(block.tiles[-1].stop - block.tiles[0].start for block in blocks)
+        self.scratch = torch.empty(rows * width, dtype=self.scores.dtype)
+        self.kept = torch.empty(rows * keys, dtype=self.scores.dtype)
+        self.numbers = torch.arange(max(rows, keys))
 
     def run(self, text: int, number: int) -> None:
         """Weigh all rows of a head of one text."""
@@ -116,12 +123,4 @@ class Worker:
             [matches[text].places(rows, keys, width) for matches in self.matches.values()],
             self.numbers,
         )
-        count = rows.stop - rows.start
-        scratch = self._buffer("scores", count * width)
-        kept = self._buffer("weights", count * (keys.stop - keys.start))
-        self.weigh(head, block, asked, figures, scratch, kept)
-
-    def _buffer(self, name: str, size: int) -> Tensor:
-        if name not in self.scratch or self.scratch[name].numel() < size:
-            self.scratch[name] = torch.empty(size, dtype=self.scores.dtype)
-        return self.scratch[name][:size]
+        self.weigh(head, block, asked, figures, self.scratch, self.kept)

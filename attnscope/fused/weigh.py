@@ -77,17 +77,18 @@ Weigh = Callable[[Head, Block, Asked, Figures, Tensor, Tensor], None]
 
 @lru_cache(1)
 def scripted() -> Weigh:
-    """``weigh`` as torch's own interpreter runs it; the function itself where torch has none.
+    """``weigh`` as torch's own interpreter runs it; the function itself where torch has none that can.
 
-    torch warns that its interpreter will be removed some day. Until then nothing else frees threads of
-    Python's lock; after that they are slower. The numbers are the same either way.
+    torch warns that its interpreter will be removed some day, and promises nothing from Python 3.14 on. Until
+    then nothing else frees threads of Python's lock; after that they wait for it. The numbers are the same
+    either way.
     """
-    script = getattr(torch.jit, "script", None)
-    if script is None:
-        return weigh
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return cast(Weigh, script(weigh))
+        try:
+            return cast(Weigh, torch.jit.script(weigh))
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+            return weigh
 
 
 def score(

@@ -271,7 +271,8 @@ def test_when_one_thread_fails_the_others_end(monkeypatch: pytest.MonkeyPatch) -
     assert len(begun) <= 2  # of 32 heads of two texts
 
 
-def test_without_torchs_interpreter_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["gone", "broken"])
+def test_without_torchs_interpreter_the_bits_are_the_same(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(5, (1, 131))
     query, key, value = inputs(131, 131, key_heads=2)
     runs = open_runs(None, 131, 131, True)
@@ -284,9 +285,15 @@ def test_without_torchs_interpreter_the_bits_are_the_same(monkeypatch: pytest.Mo
         matches = find_matches(request.pairs, runs, BATCH)
         return attend(query, key, value, runs, 0.3, extras=extras, request=request, matches=matches)
 
+    def unable(function: object) -> object:
+        raise RuntimeError("cannot be read")
+
     output, found = results()
     assert isinstance(weigh.scripted(), torch.jit.ScriptFunction)
-    monkeypatch.delattr(torch.jit, "script")
+    if how == "gone":
+        monkeypatch.delattr(torch.jit, "script")
+    else:
+        monkeypatch.setattr(torch.jit, "script", unable)
     other, wanted = results()
     assert weigh.scripted() is weigh.weigh
     weigh.scripted.cache_clear()

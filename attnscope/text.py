@@ -88,6 +88,11 @@ def escape_json(text: str) -> str:
     return text.translate(wide)
 
 
+def is_framed(text: str) -> bool:
+    """Whether a token is written as special ones are, ``<...>`` or ``[...]``: its end matters, too."""
+    return text[:1] + text[-1:] in ("<>", "[]")
+
+
 def visible(text: str) -> str:
     """A token's text in which everything can be seen and nothing steers a terminal.
 

@@ -102,6 +102,7 @@ def eager(model: Model, folder: str, file: Path) -> str:
     """How far the weights of one head are from those of the model's own eager attention."""
     prepared = model.prepare_image(save_noise(file, 90, 120), TEXT)
     plain: Any = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    plain.load_state_dict(model.module.state_dict())
     with torch.inference_mode():
         output = plain(**prepared.inputs, output_attentions=True)
     output = output.get("language_model_outputs", output)  # of models with queries between

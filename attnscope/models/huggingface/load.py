@@ -58,7 +58,7 @@ def load_huggingface(
     nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded,
     ``SizeError`` if its weights would not fit the memory that is free.
     """
-    from transformers import AutoModel
+    from transformers import AutoModel, AutoModelForImageTextToText
 
     source = Source(name, revision, trust_remote_code)
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
@@ -78,15 +78,20 @@ def load_huggingface(
     kind = classes or _pick_class(config, generative, predicting)
     with source.shielded(), _within_weights(source, config, dtype):
         _try_to_build(source, kind, config)
-        loaded, loading = kind.from_pretrained(
-            name,
-            config=config,
-            dtype="auto" if dtype is None else dtype,
-            use_safetensors=None if allow_pickle else True,
-            output_loading_info=True,
-            **source.options,
-            **options,
-        )
+        named: dict[str, Any] = {
+            "config": config,
+            "dtype": "auto" if dtype is None else dtype,
+            "use_safetensors": None if allow_pickle else True,
+            "output_loading_info": True,
+        }
+        loaded, loading = kind.from_pretrained(name, **named, **source.options, **options)
+        if (
+            kind is AutoModel
+            and _finds_nothing(loaded, loading)
+            and type(config) in AutoModelForImageTextToText._model_mapping
+        ):
+            kind = AutoModelForImageTextToText  # whose names of weights this release knows
+            loaded, loading = kind.from_pretrained(name, **named, **source.options, **options)
     if device_map is None:
         loaded.to(device)
     module = loaded if kind is AutoModel else loaded.base_model
@@ -102,22 +107,22 @@ def load_huggingface(
         _forget_preferences(loaded)
     if accepts(module, "input_ids") and no_tokenizer is not None:
         tokenizer = NoTokenizer(no_tokenizer)
-    named: dict[str, Any] = {
+    made_with: dict[str, Any] = {
         "positions": find_positions(module),
         "writer": None if kind is AutoModel or headless else loaded,
     }
     if hears(module) and not stands_for_sounds(config):
         extractor = source.load_extractor
         return SpeechModel(
-            name, module, tokenizer, notes, **named, load_processor=extractor, preferred=preferred
+            name, module, tokenizer, notes, **made_with, load_processor=extractor, preferred=preferred
         )
     if hears_too(module) and not stands_for_sounds(config) and classes is None:
         both = {"load_processor": source.load_processor, "load_extractor": source.load_extractor}
-        return HearingModel(name, module, tokenizer, notes, **named, **both)
+        return HearingModel(name, module, tokenizer, notes, **made_with, **both)
     make = HuggingFaceModel if classes is None else Classifier
     if stands_for_sounds(config):
         make = SoundTextModel
-    return make(name, module, tokenizer, notes, **named, load_processor=source.load_processor)
+    return make(name, module, tokenizer, notes, **made_with, load_processor=source.load_processor)
 
 
 @contextmanager
@@ -132,6 +137,13 @@ def _within_weights(source: Source, config: Any, dtype: torch.dtype | None) -> I
             memory = size + SLACK + torch.get_num_threads() * THREAD
             stack.enter_context(bounded(f"loading {name}", memory))
         yield
+
+
+def _finds_nothing(loaded: nn.Module, loading: Mapping[str, Any]) -> bool:
+    """Whether every weight stayed random, because the files have other names for all of them."""
+    return bool(loading["unexpected_keys"]) and loading["missing_keys"] >= set(
+        dict(loaded.named_parameters())
+    )
 
 
 def _try_to_build(source: Source, kind: Any, config: Any) -> None:
@@ -156,7 +168,8 @@ def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     """
     import transformers
 
-    kind, speech = type(config), transformers.AutoModelForSpeechSeq2Seq
+    kind = type(config)
+    speech, seeing = transformers.AutoModelForSpeechSeq2Seq, transformers.AutoModelForImageTextToText
     of_text = kind in transformers.AutoModelForSeq2SeqLM._model_mapping
     made = speech._model_mapping.get(kind, None)
     saved_so = made is not None and made.__name__ in (config.architectures or ())
@@ -165,11 +178,12 @@ def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     if is_ctc(config):
         return transformers.AutoModelForCTC  # its letters name the frames
     if kind in transformers.AutoModelForCTC._model_mapping or not (generative or predicting):
-        return transformers.AutoModel
+        bare = kind not in transformers.AutoModel._model_mapping and kind in seeing._model_mapping
+        return seeing if bare else transformers.AutoModel  # some have no class of their own without a head
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
-    if type(config) in transformers.AutoModelForImageTextToText._model_mapping:
-        return transformers.AutoModelForImageTextToText
+    if kind in seeing._model_mapping:
+        return seeing
     if stands_for_sounds(config):
         return transformers.AutoModelForMultimodalLM
     saved = config.architectures or ()

@@ -16,6 +16,9 @@ LEVEL = 1.15
 STEP = 0.25
 """Middles closer to each other than this share of a token's width are of one row or column."""
 
+OWNED = 0.5
+"""Where less than this share of a picture's numbers ends in one token alone, no token has a place in it."""
+
 SNAP = 0.1
 """An edge so close to the picture's own, in widths of a token, is the picture's."""
 
@@ -48,8 +51,11 @@ def find_regions(owners: Array, where: Coordinates, rows: int, columns: int) -> 
     """The region of each token that owns numbers of a picture; tokens of padding have none.
 
     ``owners`` has the number of a token for each number of the prepared picture, or less than 0. ``None`` if
-    two tokens would have the same place.
+    two tokens would have the same place, or if too little of the picture ends in one token alone.
     """
+    inside = np.isfinite(where.x) & np.isfinite(where.y)
+    if inside.any() and (owners[inside] >= 0).mean() < OWNED:
+        return None
     cells = _cells(owners.ravel(), where.x.ravel(), where.y.ravel())
     picture = columns, rows
     levels = [part for group in _levels(cells) for part in _part(group, picture)]

@@ -16,6 +16,9 @@ from attnscope.errors import ModelError, first_line
 BASE = 8
 """Tokens are told apart by the digits of their numbers to this base: few enough for bfloat16."""
 
+CHECKS = 4
+"""Random digits of each token that are read, too: several tokens may give whole digits, but hardly these."""
+
 APART = 0.2
 """How far a digit that was read may be from a whole number."""
 
@@ -169,13 +172,13 @@ def _read_off(states: Tensor, pixels: Tensor) -> Tensor:
     ends = plain.abs() > NOISE * torch.finfo(plain.dtype).eps * plain.float().square().mean().sqrt()
     tokens, several = torch.zeros_like(pixels, dtype=torch.long), torch.zeros_like(ends)
     place = 1
-    check = numbers * 2654435761 % BASE  # two tokens may give whole digits by chance, but not these too
     while place < len(states):
         digit = gradient((numbers // place) % BASE) / plain
         tokens += digit.nan_to_num().round().long() * place
         several |= (digit - digit.round()).abs() > APART
         place *= BASE
     known = ends & ~several & (tokens >= 0) & (tokens < len(states))
-    expected = check[tokens.clamp(0, len(states) - 1)]
-    known &= (gradient(check) / plain - expected).abs() <= APART
+    for check in torch.randint(BASE, (CHECKS, len(states)), generator=generator).to(states.device):
+        expected = check[tokens.clamp(0, len(states) - 1)]
+        known &= (gradient(check) / plain - expected).abs() <= APART
     return tokens.masked_fill(~known, SEVERAL).masked_fill(~ends, NONE)

@@ -35,6 +35,14 @@ def test_what_is_cut_ends_in_an_ellipsis() -> None:
     assert cut("cat", 3) == "cat"
 
 
+@pytest.mark.parametrize("width", range(8, 18))
+def test_long_special_tokens_stay_apart_when_they_are_cut(width: int) -> None:
+    tokens = ["<|begin_of_image|>", "<|begin_of_video|>", "<|end_of_image|>x", "<|end_of_header|>"]
+    assert len({cut(token, width) for token in tokens}) == len(tokens)
+    assert cut("<|begin_of_image|>", 13) == "<|be…_image|>"
+    assert len(set(zip(*upright(tokens[:2], 1, 9), strict=True))) == 2
+
+
 def test_upright_labels_end_above_their_columns() -> None:
     assert upright(["a", "cat"], 2, 10) == ["  c ", "  a ", "a t "]
     assert upright(["because"], 1, 3) == ["b", "e", "…"]

@@ -17,7 +17,10 @@ from attnscope.models.inspection import accepts
 IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_id", "video_token_index")}
 """What configs call the id of a token that stands for a picture, or for a video."""
 
-SIGNS = {"image": ("boi_token", "image_token", "fake_image_token"), "video": ("video_token",)}
+SIGNS = {
+    "image": ("boi_token", "image_token", "fake_image_token", "image_placeholder_token"),
+    "video": ("video_token",),
+}
 """What processors call the sign that becomes the tokens of a picture, or of a video."""
 
 
@@ -74,7 +77,10 @@ class Prompts:
         found = [self._in_template(), *self._plain(), *map(spell, IDS[self.what])]
         signs = [sign for sign in dict.fromkeys(found) if isinstance(sign, str) and sign]
         for what in ("vision", self.what):
-            start, end = (spell(f"{what}_{side}_token_id") for side in ("start", "end"))
+            start, end = (
+                spell(f"{what}_{side}_token_id") or getattr(tokenizer, f"{what}_{side}_token", None)
+                for side in ("start", "end")
+            )
             if isinstance(start, str) and isinstance(end, str):  # which tell a picture from the next one
                 return [sign if start in sign else start + sign + end for sign in signs]
         return signs

@@ -20,6 +20,7 @@ from attnscope.models.huggingface.pictures.prompts import IDS, Prompts
 from attnscope.models.huggingface.pictures.tokens import PictureTokens
 from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.inputs import Chat, ModelInput
+from attnscope.models.inspection import accepts
 from attnscope.models.regions import find_coordinates, find_owners, find_regions
 from attnscope.models.text.tokens import tokens_of_ids
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 SHARE = 3
 """Pixels of a picture that take as long to prepare as a byte of text, at most."""
+
+TYPES = "mm_token_type_ids"
+"""What models call the kind of each token, word or picture; some processors give it only if asked."""
 
 SAID = "image_embeds_position_mask"
 """What processors call the positions of a picture, if its ids there mean nothing."""
@@ -114,6 +118,8 @@ class PictureText:
         if self.video:
             frames = np.stack([np.asarray(image) for image in images])  # [frame, row, column, 3]
             given = {"videos": [frames], "do_sample_frames": False}
+        if accepts(self.module, TYPES):
+            given[f"return_{TYPES}"] = True
         return dict(self.processor(text=prompt, **given, return_tensors="pt"))
 
     def _label(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.axes.places import Place
 from attnscope.render.image.sheet.sheet import NORMAL, SMALL
 from attnscope.render.image.sheet.wrapping import POINT, em, fence, is_wide
+from attnscope.text import is_framed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,9 +62,12 @@ def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list
 
 
 def short(text: str) -> str:
-    """The text, cut with ``…`` where it is longer than a label may be; wide characters count twice."""
+    """The text, its end or a framed token's middle cut if it is too long; wide characters count twice."""
     ends = list(accumulate(1 + is_wide(character) for character in text))
-    return text if not text or ends[-1] <= LONGEST else text[: bisect_right(ends, LONGEST - 1)] + "…"
+    if not text or ends[-1] <= LONGEST:
+        return text
+    last = 2 * (LONGEST - 1) // 3 if is_framed(text) and ends[-1] == len(text) else 0
+    return text[: bisect_right(ends, LONGEST - 1 - last)] + "…" + text[len(text) - last :]
 
 
 def room(texts: Sequence[str], size: float) -> float:

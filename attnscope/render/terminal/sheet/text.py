@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len
 
-from attnscope.text import isolate, title_words
+from attnscope.text import is_framed, isolate, title_words
 
 JOINER = "\u200d"
 
@@ -47,15 +48,24 @@ def number_label(text: str, number: int, width: int, *, right: bool = False) -> 
 
 
 def cut(text: str, width: int) -> str:
-    """The text in at most ``width`` cells, its end replaced by ``…`` if it is longer."""
+    """The text in at most ``width`` cells: ``…`` stands for its end, or for the middle of a framed token."""
     if cell_len(text) <= width:
         return text
-    kept = ""
-    for cluster in clusters(text):
-        if cell_len(kept + cluster) > width - 1:
-            break
-        kept += cluster
-    return kept + "…" if width > 0 else ""
+    return "".join(_shorten(text, width, cell_len)) if width > 0 else ""
+
+
+def _shorten(text: str, room: int, size: Callable[[str], int]) -> list[str]:
+    """The clusters of a text that is too long, as many as there is room for, with ``…`` for the others."""
+    pieces = clusters(text)
+    end = _fill(pieces[::-1], 2 * (room - 1) // 3, size) if is_framed(text) else []
+    begin = _fill(pieces, room - 1 - sum(map(size, end)), size)
+    return [*begin, "…", *end[::-1]]
+
+
+def _fill(pieces: Sequence[str], room: int, size: Callable[[str], int]) -> list[str]:
+    """As many of the pieces as there is room for."""
+    ends = itertools.accumulate(map(size, pieces))
+    return [piece for piece, end in zip(pieces, ends, strict=True) if end <= room]
 
 
 def upright(labels: Sequence[str], width: int, height: int) -> list[str] | None:
@@ -67,7 +77,10 @@ def upright(labels: Sequence[str], width: int, height: int) -> list[str] | None:
     if any(cell_len(cluster) > width for column in columns for cluster in column):
         return None
     tall = min(max((len(column) for column in columns), default=0), height)
-    columns = [column if len(column) <= tall else [*column[: tall - 1], "…"] for column in columns]
+    columns = [
+        column if len(column) <= tall else _shorten(label, tall, lambda _: 1)
+        for label, column in zip(labels, columns, strict=True)
+    ]
     columns = [[" "] * (tall - len(column)) + column for column in columns]
     return ["".join(centre(column[line], width) for column in columns) for line in range(tall)]
 

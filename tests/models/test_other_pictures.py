@@ -1,0 +1,65 @@
+"""Types that stand for pictures in ways of their own: what each was the first to show, held for all."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from attnscope.analysis.head import one_head
+from attnscope.analysis.selection import Selection
+from attnscope.attention import Head
+from attnscope.models import load
+from tests.models.vision_recipes import make_folder
+
+TEXT = "what is on the mat ?"
+pytestmark = pytest.mark.torchvision
+
+
+@pytest.fixture
+def picture(tmp_path):
+    """A picture of noise."""
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    return tmp_path / "a.png"
+
+
+def names_of(prepared) -> list[str]:
+    return [token.text for token in prepared.tokens if not token.special]
+
+
+def test_where_convolutions_mix_the_tokens_of_a_tower_no_word_is_called_a_part_of_the_picture(
+    tmp_path, picture
+):
+    prepared = load(make_folder("lfm3_vl", tmp_path / "model")).prepare_image(picture, TEXT)
+    assert names_of(prepared)[-6:] == TEXT.split()
+    assert names_of(prepared)[:-6] == [f"image 1 · {number}" for number in range(12)]
+    assert not prepared.picture.boxes
+    assert "those of the picture are numbered" in prepared.notes[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hunyuan_vl",  # its tokenizer alone names the signs around a picture
+        pytest.param(
+            "qianfan_ocr", marks=pytest.mark.slow
+        ),  # the sign in a text is not the token in the model
+        pytest.param(
+            "cosmos3_edge", marks=pytest.mark.slow
+        ),  # its processor is to be asked for kinds of tokens
+        "lighton_ocr",  # the class without a head knows none of its weights
+    ],
+)
+def test_its_tokens_have_places_and_its_weights_are_those_of_the_eager_model(name, tmp_path, picture):
+    folder = make_folder(name, tmp_path / "model")
+    model = load(folder)
+    assert not model.notes
+    prepared = model.prepare_image(picture, TEXT)
+    assert names_of(prepared)[-6:] == TEXT.split()
+    assert "image 1 · 0,1" in names_of(prepared)
+    whole = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
+    with torch.inference_mode():
+        weights = whole.eval()(**prepared.inputs, output_attentions=True).attentions[0][0, 1]
+    seen = one_head(model, prepared, Selection(Head(0, 1), kind="decoder"))
+    np.testing.assert_allclose(seen.heatmap.values, weights.numpy(), atol=1e-5)

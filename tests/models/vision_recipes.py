@@ -1,0 +1,254 @@
+"""Tiny folders of the other types that read pictures in texts: a config made small, and its real processor.
+
+What a type's processor is made of, which signs its tokenizer needs and how large its pictures are is asked of
+its own classes; ``RECIPES`` says what they do not tell, ``LEFT`` which types are not made, and why.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import (
+    feature_extraction_auto,
+    image_processing_auto,
+    modeling_auto,
+    processing_auto,
+    video_processing_auto,
+)
+
+from tests.models.vision_language import make_tokenizer
+from tests.tools.coverage.recipes import RECIPES as COVERED
+from tests.tools.coverage.shrink import small_config
+
+PARTS = {
+    "image_processor": image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES,
+    "video_processor": video_processing_auto.VIDEO_PROCESSOR_MAPPING_NAMES,
+    "feature_extractor": feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES,
+}
+NAMED = re.compile(r'tokenizer\.(\w+_token)\b|getattr\(\s*(?:self\.)?tokenizer, "(\w+_token)"')
+SIGN = re.compile(r'"(<[^"\s{}]{1,40}>|\[[A-Z_]+\])"')
+AROUND = re.compile(r"_(start|end)_token_(id|index)$")
+USUAL = ("pad_token", "unk_token", "bos_token", "eos_token")
+WIDE = ("out_hidden_size", "text_hidden_size", "adapter_out_dim", "output_dim")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a type's own classes do not tell of a small model and its processor.
+
+    ``changes`` of the config have dotted keys; ``images`` are settings of the image processor, ``options`` of
+    the processor, ``parts`` the classes of what it is made of.
+    """
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    images: Mapping[str, Any] = field(default_factory=dict)
+    videos: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    processor: str | None = None
+    signs: Sequence[str] = ()
+    side: int | None = None  # of a picture, in pixels
+    settle: Callable[[Any], None] | None = None  # a last change of the config
+
+
+def make_folder(name: str, folder: Path) -> str:
+    """The folder of a tiny model of a type, with random weights."""
+    reading = RECIPES.get(name, Reading())
+    kind = transformers.CONFIG_MAPPING[name]
+    vision = kind().to_dict().get("vision_config") or {}
+    patch = vision.get("patch_size")
+    patch = patch if isinstance(patch, int) else 14
+    side = reading.side or 4 * patch
+    processor = _make_processor(name, reading, patch, side)
+    config = _make_config(name, reading, vision, side)
+    _name_tokens(config, processor)
+    torch.manual_seed(0)
+    model = getattr(transformers, _first(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[name]))
+    module = model._from_config(config)
+    with torch.no_grad():
+        for weights in module.parameters():
+            torch.nn.init.normal_(weights, std=0.2)
+    module.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return str(folder)
+
+
+def _make_processor(name: str, reading: Reading, patch: int, side: int) -> Any:
+    kind = getattr(transformers, reading.processor or processing_auto.PROCESSOR_MAPPING_NAMES[name])
+    source = inspect.getsource(inspect.getmodule(kind))
+    found = dict.fromkeys(one or other for one, other in NAMED.findall(source))
+    around = [
+        key.rpartition("_")[0] for key in transformers.CONFIG_MAPPING[name]().to_dict() if AROUND.search(key)
+    ]
+    named = {token: f"<{token}>" for token in [*found, *around] if token not in USUAL}
+    signs = [sign for sign in SIGN.findall(source) if sign not in ("<s>", "</s>", "<unk>")]
+    words = make_tokenizer(*dict.fromkeys([*signs, *reading.signs]), **named)
+    takes = inspect.signature(kind.__init__).parameters
+    settings = {"image_processor": reading.images, "video_processor": reading.videos}
+    parts = {
+        part: _make_part(
+            reading.parts.get(part) or _first(classes.get(name)), settings.get(part), patch, side
+        )
+        for part, classes in PARTS.items()
+        if part in takes
+    }
+    sizes = {"patch_size": patch} if "patch_size" in takes else {}
+    return kind(**parts, tokenizer=words, **sizes | dict(reading.options))
+
+
+def _make_part(name: str | None, settings: Mapping[str, Any] | None, patch: int, side: int) -> Any:
+    if name is None:
+        return None
+    kind = getattr(transformers, name)
+    if settings is None:
+        return kind()
+    small: dict[str, Any] = {
+        key: _small(getattr(kind, key), side)
+        for key in ("size", "crop_size", "tile_size", "scale_resolution")
+        if getattr(kind, key, None)
+    }
+    if isinstance(getattr(kind, "patch_size", None), int):
+        small["patch_size"] = patch
+    return kind(**small | dict(settings))
+
+
+def _small(size: Any, side: int) -> Any:
+    """A size of pictures in the way that a processor gives its own; two edges bound the number of pixels."""
+    if not isinstance(size, dict):
+        return side
+    if set(size) == {"shortest_edge", "longest_edge"}:
+        return {"shortest_edge": side**2, "longest_edge": (5 * side // 2) ** 2}
+    return dict.fromkeys(size, side)
+
+
+def _make_config(name: str, reading: Reading, vision: Mapping[str, Any], side: int) -> Any:
+    covered = COVERED.get(name)
+    changes = dict(covered.changes) if covered else {}
+    if vision.get("image_size") is not None:
+        single = isinstance(vision["image_size"], int)
+        changes["vision_config.image_size"] = side if single else [side, side]
+    config = small_config(name, covered.factors[0] if covered else 16, 2, changes | dict(reading.changes))
+    text = getattr(config, "text_config", None)
+    for tower in ("vision_config", "audio_config"):
+        for wide in WIDE:
+            if hasattr(text, "hidden_size") and hasattr(getattr(config, tower, None), wide):
+                setattr(getattr(config, tower), wide, text.hidden_size)
+    if reading.settle:
+        reading.settle(config)
+    return config
+
+
+def _name_tokens(config: Any, processor: Any) -> None:
+    """Give the config the ids that its special tokens have in the processor's tokenizer."""
+    for key in config.to_dict():
+        stem, _, last = key.rpartition("_")
+        if stem.endswith("_token") and last in ("id", "index"):
+            sources = (processor, processor.tokenizer)
+            for token in [getattr(one, ending, None) for one in sources for ending in (f"{stem}_id", stem)]:
+                id_ = processor.tokenizer.convert_tokens_to_ids(token) if isinstance(token, str) else token
+                if isinstance(id_, int) and id_ > 3:  # behind those that every tokenizer has
+                    setattr(config, key, id_)
+                    break
+
+
+def _first(names: Any) -> str | None:
+    names = names.get("torchvision") or names.get("pil") if isinstance(names, dict) else names
+    return next(filter(None, names), None) if isinstance(names, (list, tuple)) else names
+
+
+HEADS = {"vision_config.num_heads": 9}
+NAMED_HEADS = {"vision_config.num_attention_heads": 9}
+FOURTEEN = {"vision_config.num_heads": 14}
+STARTS = {"vision_start_token_id": 5, "vision_end_token_id": 6, "audio_start_token_id": 7}
+SOUNDS = {"feature_extractor": "WhisperFeatureExtractor"}
+QWEN = {"image_processor": "Qwen2VLImageProcessor", "video_processor": "Qwen2VLVideoProcessor"}
+GEMMA4 = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "pooling_kernel_size": 2,
+}
+SOFT = {"max_soft_tokens": 70, "pooling_kernel_size": 2, "patch_size": 16}
+PIXTRAL = {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}}
+
+RECIPES: dict[str, Reading] = {
+    "cosmos3_edge": Reading(NAMED_HEADS),
+    "cosmos3_omni": Reading(
+        HEADS | {"vision_config.deepstack_visual_indexes": [0]}, processor="Qwen3VLProcessor"
+    ),
+    "ernie4_5_vl_moe": Reading({"vision_config.num_heads": 10}, videos={"draw_on_frames": False}),
+    "exaone4_5": Reading(FOURTEEN | {"vision_config.num_key_value_heads": 7}),
+    "gemma4": Reading({"vision_config": GEMMA4}, images=SOFT),
+    "glmga": Reading(processor="Glm46VProcessor"),
+    "granite_docling": Reading(
+        {"vision_config.scale_factor": 2, "vision_config.deepstack_visual_indexes": [0]},
+        options={"image_seq_len": 4},
+    ),
+    "hyperclovax_vision_v2": Reading(FOURTEEN),
+    "kimi_k25": Reading(NAMED_HEADS | {"vision_config.pos_emb_width": 64}),
+    "lighton_ocr": Reading(images=PIXTRAL),
+    "minimax_m3_vl": Reading(
+        signs=[f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image")]
+    ),
+    "paddleocr_vl": Reading(NAMED_HEADS),
+    "qianfan_ocr": Reading({"image_seq_length": 4}, options={"image_seq_length": 4}),
+    "qwen3_5_moe": Reading(HEADS),
+    "qwen4_exp": Reading(HEADS),
+    "qwen2_5_omni_thinker": Reading(FOURTEEN | STARTS, processor="Qwen2_5OmniProcessor", parts=QWEN | SOUNDS),
+    "qwen3_omni_moe_thinker": Reading(HEADS | STARTS, processor="Qwen3OmniMoeProcessor", parts=QWEN | SOUNDS),
+    "aria": Reading(
+        NAMED_HEADS | {"vision_config.patch_size": 14, "projector_patch_to_query_dict": {1225: 8, 4900: 16}},
+        images={"max_image_size": 490},
+        options={"size_conversion": {490: 8}},
+        side=490,
+    ),
+    "deepseek_ocr2": Reading({"text_config.mlp_layer_types": ["dense", "dense"]}),
+    "deepseek_vl_hybrid": Reading(
+        {"high_res_vision_config.image_size": 256, "high_res_vision_config.global_attn_indexes": [0]},
+        images={"high_res_size": {"height": 256, "width": 256}},
+        options={"num_image_tokens": 16},
+    ),
+    "dots3_note": Reading(
+        {"vision_config.adapter_in_dim": 96, "audio_config.adapter_input_size": 80},
+        images={"temporal_patch_size": 1},
+    ),
+    "fuyu": Reading(signs=["|SPEAKER|", "|NEWLINE|"]),
+    "got_ocr2": Reading(side=1024),
+    "granite4_vision": Reading(
+        {
+            "vision_config.hidden_size": 64,
+            "vision_config.num_attention_heads": 4,
+            "vision_config.patch_size": 14,
+            "deepstack_layer_map": [[-1, 0]],
+            "spatial_target_layers": [1],
+            "downsample_rate": "2/4",
+        },
+        options={
+            "patch_size": 14,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+            "downsample_rate": "2/4",
+        },
+        side=56,
+    ),
+    "inkling2": Reading(images={"size": {"height": 40, "width": 40}}),
+    "inkling_mm_model": Reading(images={"size": {"height": 40, "width": 40}}),
+    "mistral_large4": Reading(images=PIXTRAL),
+    "molmo2": Reading(
+        {"adapter_config.vision_feature_layer": [1, 0], "vision_config.num_position_embeddings": 16},
+        images={"overlap_margins": [1, 1]},
+    ),
+    "muse_glimmer": Reading({"vision_config.pos_emb_width": 32}),
+    "muse_spark": Reading({"vision_config.pos_emb_width": 32}),
+    "nemotron_h_omni": Reading(parts={"feature_extractor": "ParakeetFeatureExtractor"}),
+    "pp_chart2table": Reading(side=1024),
+    "step3p7": Reading({"vision_config.num_attention_heads": 12}),
+}

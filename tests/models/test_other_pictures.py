@@ -9,6 +9,7 @@ from PIL import Image
 from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
+from attnscope.errors import InputError
 from attnscope.models import load
 from tests.models.vision_recipes import make_folder
 
@@ -38,6 +39,12 @@ def test_where_convolutions_mix_the_tokens_of_a_tower_no_word_is_called_a_part_o
     assert "those of the picture are numbered" in prepared.notes[0]
 
 
+def test_of_two_towers_one_that_mixes_its_tokens_does_not_hide_the_places_of_the_other(tmp_path, picture):
+    prepared = load(make_folder("deepseek_vl_hybrid", tmp_path / "model")).prepare_image(picture, TEXT)
+    assert prepared.picture.grid is not None
+    assert "image 1 · 0,3" in names_of(prepared)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -63,3 +70,9 @@ def test_its_tokens_have_places_and_its_weights_are_those_of_the_eager_model(nam
         weights = whole.eval()(**prepared.inputs, output_attentions=True).attentions[0][0, 1]
     seen = one_head(model, prepared, Selection(Head(0, 1), kind="decoder"))
     np.testing.assert_allclose(seen.heatmap.values, weights.numpy(), atol=1e-5)
+
+
+def test_a_form_of_images_that_is_not_made_is_a_sentence(tmp_path, picture):
+    model = load(make_folder("kosmos-2.5", tmp_path / "model"))
+    with pytest.raises(InputError, match="takes images in a form that attnscope does not make: give"):
+        model.prepare_image(picture, TEXT)

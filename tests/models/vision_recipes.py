@@ -4,32 +4,21 @@ What a type's processor is made of, which signs its tokenizer needs and how larg
 its own classes; ``RECIPES`` says what they do not tell, ``LEFT`` which types are not made, and why.
 """
 
+import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers.models.auto import (
-    feature_extraction_auto,
-    image_processing_auto,
-    modeling_auto,
-    processing_auto,
-    video_processing_auto,
-)
 
 from tests.models.vision_language import make_tokenizer
 from tests.tools.coverage.recipes import RECIPES as COVERED
 from tests.tools.coverage.shrink import small_config
 
-PARTS = {
-    "image_processor": image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES,
-    "video_processor": video_processing_auto.VIDEO_PROCESSOR_MAPPING_NAMES,
-    "feature_extractor": feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES,
-}
 NAMED = re.compile(r'tokenizer\.(\w+_token)\b|getattr\(\s*(?:self\.)?tokenizer, "(\w+_token)"')
 SIGN = re.compile(r'"(<[^"\s{}]{1,40}>|\[[A-Z_]+\])"')
 AROUND = re.compile(r"_(start|end)_token_(id|index)$")
@@ -52,8 +41,8 @@ class Reading:
     parts: Mapping[str, str] = field(default_factory=dict)
     processor: str | None = None
     signs: Sequence[str] = ()
+    ids: Mapping[str, str] = field(default_factory=dict)  # of the config, by dotted keys: their tokens
     side: int | None = None  # of a picture, in pixels
-    settle: Callable[[Any], None] | None = None  # a last change of the config
 
 
 def make_folder(name: str, folder: Path) -> str:
@@ -67,9 +56,13 @@ def make_folder(name: str, folder: Path) -> str:
     processor = _make_processor(name, reading, patch, side)
     config = _make_config(name, reading, vision, side)
     _name_tokens(config, processor)
+    for key, token in reading.ids.items():
+        *path, last = key.split(".")
+        setattr(
+            functools.reduce(getattr, path, config), last, processor.tokenizer.convert_tokens_to_ids(token)
+        )
     torch.manual_seed(0)
-    model = getattr(transformers, _first(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[name]))
-    module = model._from_config(config)
+    module = transformers.AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
         for weights in module.parameters():
             torch.nn.init.normal_(weights, std=0.2)
@@ -78,8 +71,23 @@ def make_folder(name: str, folder: Path) -> str:
     return str(folder)
 
 
+def _classes_of(part: str) -> Any:
+    """The classes of a part of processors, by type; imported late, when torchvision can be."""
+    from transformers.models.auto import feature_extraction_auto as sounds
+    from transformers.models.auto import image_processing_auto as images
+    from transformers.models.auto import video_processing_auto as videos
+
+    return {
+        "image_processor": images.IMAGE_PROCESSOR_MAPPING_NAMES,
+        "video_processor": videos.VIDEO_PROCESSOR_MAPPING_NAMES,
+        "feature_extractor": sounds.FEATURE_EXTRACTOR_MAPPING_NAMES,
+    }[part]
+
+
 def _make_processor(name: str, reading: Reading, patch: int, side: int) -> Any:
-    kind = getattr(transformers, reading.processor or processing_auto.PROCESSOR_MAPPING_NAMES[name])
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    kind = getattr(transformers, reading.processor or PROCESSOR_MAPPING_NAMES[name])
     source = inspect.getsource(inspect.getmodule(kind))
     found = dict.fromkeys(one or other for one, other in NAMED.findall(source))
     around = [
@@ -92,9 +100,9 @@ def _make_processor(name: str, reading: Reading, patch: int, side: int) -> Any:
     settings = {"image_processor": reading.images, "video_processor": reading.videos}
     parts = {
         part: _make_part(
-            reading.parts.get(part) or _first(classes.get(name)), settings.get(part), patch, side
+            reading.parts.get(part) or _first(_classes_of(part).get(name)), settings.get(part), patch, side
         )
-        for part, classes in PARTS.items()
+        for part in ("image_processor", "video_processor", "feature_extractor")
         if part in takes
     }
     sizes = {"patch_size": patch} if "patch_size" in takes else {}
@@ -138,8 +146,6 @@ def _make_config(name: str, reading: Reading, vision: Mapping[str, Any], side: i
         for wide in WIDE:
             if hasattr(text, "hidden_size") and hasattr(getattr(config, tower, None), wide):
                 setattr(getattr(config, tower), wide, text.hidden_size)
-    if reading.settle:
-        reading.settle(config)
     return config
 
 
@@ -220,6 +226,16 @@ RECIPES: dict[str, Reading] = {
         {"vision_config.adapter_in_dim": 96, "audio_config.adapter_input_size": 80},
         images={"temporal_patch_size": 1},
     ),
+    "diffusion_gemma": Reading(
+        {"vision_config": GEMMA4},
+        images=SOFT,
+        parts={
+            "image_processor": "Gemma4ImageProcessor",
+            "video_processor": "Gemma4VideoProcessor",
+            "feature_extractor": "Gemma4AudioFeatureExtractor",
+        },
+    ),
+    "kosmos-2.5": Reading(processor="Kosmos2_5Processor"),
     "fuyu": Reading(signs=["|SPEAKER|", "|NEWLINE|"]),
     "got_ocr2": Reading(side=1024),
     "granite4_vision": Reading(
@@ -242,13 +258,43 @@ RECIPES: dict[str, Reading] = {
     "inkling2": Reading(images={"size": {"height": 40, "width": 40}}),
     "inkling_mm_model": Reading(images={"size": {"height": 40, "width": 40}}),
     "mistral_large4": Reading(images=PIXTRAL),
+    "t5gemma2": Reading(
+        {
+            "encoder.mm_tokens_per_image": 4,
+            "encoder.vision_config.image_size": 56,
+            "encoder.vision_config.patch_size": 14,
+        },
+        options={"image_seq_length": 4},
+        ids={
+            "image_token_index": "<image_token>",
+            "eoi_token_index": "<eoi_token>",
+            "encoder.image_token_id": "<image_token>",
+        },
+        side=56,
+    ),
     "molmo2": Reading(
         {"adapter_config.vision_feature_layer": [1, 0], "vision_config.num_position_embeddings": 16},
         images={"overlap_margins": [1, 1]},
+        ids={
+            "image_patch_id": "<im_patch>",
+            "image_start_token_id": "<im_start>",
+            "image_end_token_id": "<im_end>",
+        },
     ),
-    "muse_glimmer": Reading({"vision_config.pos_emb_width": 32}),
-    "muse_spark": Reading({"vision_config.pos_emb_width": 32}),
+    "muse_glimmer": Reading({"vision_config.pos_emb_width": 32, "vision_config.num_attention_heads": 12}),
+    "muse_spark": Reading({"vision_config.pos_emb_width": 32, "vision_config.num_attention_heads": 12}),
     "nemotron_h_omni": Reading(parts={"feature_extractor": "ParakeetFeatureExtractor"}),
     "pp_chart2table": Reading(side=1024),
+    "video_llava": Reading(
+        {"vision_feature_layer": -1},
+        images={"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
+    ),
     "step3p7": Reading({"vision_config.num_attention_heads": 12}),
+}
+
+LEFT = {
+    "evolla": "reads proteins, no pictures",
+    "mistral4": "reads text alone",
+    "pi0": "moves a robot: reads its state with pictures",
+    "udop": "its processor reads the words of a page by tesseract, which is not here",
 }

@@ -91,6 +91,11 @@ class HuggingFaceModel(Model):
     ) -> ModelInput:
         """An image for the image tower of a model that has one, or some with a text for what reads both."""
         if "pixel_values" not in self._reads:
+            if accepts(self.module, "flattened_patches") or reads_pictures_in_texts(self.module):
+                raise InputError(
+                    f"{self.name} takes images in a form that attnscope does not make: give its tensors with "
+                    "--inputs FILE"
+                )
             return super().prepare_image(path, video=video)
         sight = Sight(self.name, self.module, self.reader, self._load_processor, self.settings)
         paths = [path] if isinstance(path, Path) else path

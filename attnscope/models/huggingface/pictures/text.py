@@ -131,7 +131,7 @@ class PictureText:
             raise InputError(
                 f"the processor of {self.name} makes nothing of the picture that the model reads"
             )
-        kind, length, found = self._find(prompt, images, inputs, max(sizes, key=lambda name: sizes[name]))
+        kind, length, found = self._find_best(prompt, images, inputs, sorted(sizes, key=lambda n: -sizes[n]))
         axes: dict[Kind, tuple[Axis, Axis]] = {}
         named: Sequence[Token]
         if kind == "cross":
@@ -148,6 +148,14 @@ class PictureText:
             notes = (f"each token of the video stands for the same part of {found.shared} frames",)
         pictures = found.lay_out(images, named)
         return ModelInput(inputs, axes, tokens, notes, self.settings, pictures=pictures)
+
+    def _find_best(
+        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], fields: Sequence[str]
+    ) -> tuple[Kind, int, PictureTokens]:
+        """``_find`` by the first of the ``fields`` that places tokens: one of two towers may mix them."""
+        first = self._find(prompt, images, inputs, fields[0])
+        more = (self._find(prompt, images, inputs, field) for field in fields[1:] if not first[2].placed)
+        return next((found for found in more if found[2].placed), first)
 
     def _find(
         self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], pixels: str

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.generation import extend_input, generate_cached, is_row
-from attnscope.models.huggingface.pictures.prompts import reads_pictures_in_texts
+from attnscope.models.huggingface.pictures.prompts import UNMADE, reads_pictures_in_texts
 from attnscope.models.huggingface.pictures.sight import Sight
 from attnscope.models.huggingface.reader import Encoded, FolderReader, NoTokenizer, has_separator, start_token
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
@@ -92,10 +92,7 @@ class HuggingFaceModel(Model):
         """An image for the image tower of a model that has one, or some with a text for what reads both."""
         if "pixel_values" not in self._reads:
             if accepts(self.module, "flattened_patches") or reads_pictures_in_texts(self.module):
-                raise InputError(
-                    f"{self.name} takes images in a form that attnscope does not make: give its tensors with "
-                    "--inputs FILE"
-                )
+                raise InputError(f"{self.name} {UNMADE}")
             return super().prepare_image(path, video=video)
         sight = Sight(self.name, self.module, self.reader, self._load_processor, self.settings)
         paths = [path] if isinstance(path, Path) else path

@@ -23,6 +23,9 @@ SIGNS = {
 }
 """What processors call the sign that becomes the tokens of a picture, or of a video."""
 
+UNMADE = "takes images in a form that attnscope does not make: give them with --inputs FILE"
+"""What is said of models that read pictures, but no pixels."""
+
 
 @dataclass(frozen=True)
 class Prompts:

@@ -91,3 +91,11 @@ def test_a_text_with_an_arrow_in_it_is_the_last_argument(run):
 def test_a_note_names_the_first_of_many_places(run):
     ran = run("find", "* -> a", "a b " * 30, "--top", "1")
     assert "· a stands at 30 places (1, 3, 5, 7, 9, 11, ...): summed" in ran.out.splitlines()
+
+
+def test_a_head_of_the_kind_that_was_asked_for_is_opened_as_one(run, pair_folder):
+    ran = run(
+        "find", "sat -> cat", "The cat sat.", "--second", "A cat sat.", "-m", pair_folder, "--kind", "cross"
+    )
+    assert ran.code == 0
+    assert " --kind cross" in ran.out.splitlines()[-1]

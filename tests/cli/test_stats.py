@@ -231,3 +231,10 @@ def test_conditions_that_no_head_meets_are_answered_without_a_table(run):
     assert ran.code == 0
     assert "· none of the 32 heads meets the conditions; figures measured beside the kernel" in ran.out
     assert "role" not in ran.out
+
+
+def test_curves_refuse_conditions_and_an_order_that_they_would_ignore(run):
+    for more in (["--where", "entropy<1"], ["--sort", "entropy"]):
+        ran = run("stats", "The cat sat.", "--by-position", "entropy", *more)
+        assert ran.code == 2
+        assert "an order of their own" in " ".join(ran.err.replace("│", " ").split())

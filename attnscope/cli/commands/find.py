@@ -108,7 +108,8 @@ def find(
         from attnscope.analysis.questions.find import find as find_heads
 
         answers = find_heads(loaded, prepared, questions, select(attention))
-    opening = repeat("show", SourceOptions(**vars(source)), picture, model)
+    meant = LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
+    opening = repeat("show", SourceOptions(**vars(source)), meant, picture, model)
     write_answers("find", answers, output, picture, model.said, opening)
 
 

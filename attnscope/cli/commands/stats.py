@@ -71,6 +71,10 @@ def stats(
         return
     check_texts(corpus, source)
     check_parts(asked.rows, asked.by_position, one=corpus.texts is None)
+    if asked.by_position is not None and (attention.where or attention.sort):
+        raise typer.BadParameter(
+            "the curves come in an order of their own: leave it away", param_hint="--where, --sort"
+        )
     given = None if corpus.texts else read_source(source, model)
     if asked.faithful:
         check_alone(given is not None and source.saved is None and not output.as_csv and not output.head_map)

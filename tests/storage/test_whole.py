@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
+from pathlib import Path
 
 import pytest
 
 from attnscope.errors import OutputError
+from attnscope.storage import whole
 from attnscope.storage.whole import write_whole
+
+STORAGE = str(Path(whole.__file__).parent)
 
 
 def test_a_file_is_replaced_whole_with_usual_permissions(tmp_path) -> None:
@@ -81,3 +86,44 @@ def test_pipes_devices_folders_and_links_in_a_circle_are_refused_and_stay(tmp_pa
         write_whole(tmp_path / "circle", b"new")
     assert sorted(os.listdir(tmp_path)) == before
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def interrupted(write, number: int) -> bool:
+    """Whether so many lines of this package's storage are run, of which a Ctrl-C falls on the last."""
+    passed = 0
+
+    def press(frame, event, argument):
+        nonlocal passed
+        if not frame.f_code.co_filename.startswith(STORAGE):
+            return None
+        passed += event == "line"
+        if passed == number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return press
+
+    before = sys.gettrace()
+    sys.settrace(press)
+    try:
+        write()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["over an old file", "anew"])
+def test_a_ctrl_c_at_any_line_leaves_the_old_file_or_the_new_and_nothing_else(tmp_path, old) -> None:
+    path, number = tmp_path / "a.txt", 1
+    if old:
+        path.write_bytes(b"old")
+    while interrupted(lambda: write_whole(path, b"new"), number):
+        assert not path.exists() or path.read_bytes() in ((b"old", b"new") if old else (b"new",)), number
+        assert os.listdir(tmp_path) in ([], ["a.txt"]), number
+        path.unlink(missing_ok=True)
+        if old:
+            path.write_bytes(b"old")
+        number += 1
+    assert number > 15
+    assert path.read_bytes() == b"new"

@@ -14,6 +14,7 @@ from attnscope.attention import Token
 from attnscope.axes.places import HEARD, SEPARATOR
 from attnscope.errors import InputError
 from attnscope.models.inputs import Message, ModelInput
+from attnscope.text import MOST_CHARACTERS
 
 CUTS = {
     "sentence": re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)\]]))\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*\n"),
@@ -171,7 +172,8 @@ def cut_input(
     elif prepared.text is None:
         raise InputError("what was read holds no plain text that could be cut: give the text")
     else:
-        cut = spans_of(read, prepared.text, cut_text(prepared.text, by) if begins is None else begins)
+        text = prepared.text[:MOST_CHARACTERS]  # no token stands for what is behind them
+        cut = spans_of(read, text, cut_text(text, by) if begins is None else begins)
     if prepared.read < len(prepared.tokens):
         cut += (Span(rest, prepared.read, len(prepared.tokens)),)
     return cut

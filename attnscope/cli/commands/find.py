@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from attnscope.analysis.questions.find import Answer, Answers
 
 
+MOST = 500
+"""Questions that are asked together: each is a table of its own, and many are a file for --gold."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions:
     """What is asked, and of which text."""
@@ -101,6 +105,8 @@ def find(
     if texts:
         source = replace(source, text=texts[0])
     questions = [question for each in given_words if each not in texts for question in parse_questions(each)]
+    if len(questions) > MOST:
+        raise typer.BadParameter(f"{len(questions):,} questions: ask {MOST} at a time", param_hint="ASKED")
     check_picture(output.out, picture.cmap, one=True)
     given = read_source(source, model)
     loaded, prepared = given.open(saving=output.out is not None)

@@ -38,7 +38,9 @@ def kind_title(kind: str) -> str:
 
 def name_pass(model: Model, prepared: ModelInput) -> str:
     """The model and the text that it read, in so few words that they stand in a title."""
-    return " · ".join(part for part in (model.title, quote_text(prepared)) if part)
+    title, quoted = model.title, quote_text(prepared)
+    said = quoted in title  # that of a file of maps, whose title names the text
+    return " · ".join(part for part in (title, "" if said else quoted) if part)
 
 
 def quote_text(prepared: ModelInput) -> str:

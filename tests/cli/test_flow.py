@@ -42,6 +42,13 @@ def test_json_and_arrays_hold_every_layer(run, tmp_path):
         np.testing.assert_allclose(maps["encoder.03"][0], layers[3]["weights"], atol=1e-6)
 
 
+def test_maps_that_were_saved_name_the_text_once(run, tmp_path):
+    run("flow", TEXT, "-o", tmp_path / "flow.npz")
+    commands = (["show"], ["stats"], ["find", "it -> cat"])
+    looks = [run(*command, "--from", tmp_path / "flow.npz").out for command in commands]
+    assert [look.splitlines()[0].count("“The cat sat") for look in looks] == [1, 1, 1]
+
+
 def test_json_of_one_tokens_largest_flow_has_its_row_alone(run):
     whole = json.loads(run("flow", TEXT, "--method", "flow", "--json").out)["layers"]
     alone = json.loads(run("flow", TEXT, "--method", "flow", "--token", "it", "--json").out)["layers"]

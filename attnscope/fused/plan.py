@@ -1,4 +1,7 @@
-"""How an attention map is cut into tiles that stay in a core's own cache, and what is masked in each."""
+"""How an attention map is cut into tiles that stay in a core's own cache, and what is masked in each.
+
+Torch's interpreter reads ``Tile`` and ``Block`` (see ``weigh.py``): their annotations must be types.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

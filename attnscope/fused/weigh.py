@@ -10,7 +10,8 @@ a weight that comes out as 0 as for another, and its ``exp2`` does not.
 
 What stands here is TorchScript, too: ``scripted`` hands it to torch once, and then a whole block is computed
 without Python's lock, which threads would wait for at each call of torch. So there are no slices in
-its arguments, and constants are arguments.
+its arguments, constants are arguments, and annotations are types, not texts: torch reads them (here and in
+``plan.py`` there is no ``from __future__ import annotations``).
 """
 
 import math

@@ -42,7 +42,7 @@ def test_heads_that_listen_are_found(run, given):
 
 
 def test_sound_and_text_are_parts(run, given):
-    ran = run("spans", "what is the cat", *given, "--by", "segment")
+    ran = run("spans", "what is the cat", *given, "--by", "modality")
     assert ran.code == 0
     assert "sound" in ran.out
     assert "text" in ran.out

@@ -157,13 +157,15 @@ def cut_input(
 ) -> tuple[Span, ...]:
     """The parts of what was read, and what was written behind it as one more.
 
-    ``by`` is a way of ``CUTS``, "segment", or "role"; ``begins`` are parts that were named instead, and where
-    in the text they begin. Raises ``InputError`` for what cannot be cut so.
+    ``by`` is a way of ``CUTS``, "segment", "modality", or "role"; ``begins`` are parts that were named
+    instead, and where in the text they begin. Raises ``InputError`` for what cannot be cut so.
     """
     read, rest = prepared.tokens[: prepared.read], "written"
-    if begins is None and by not in (*CUTS, "segment", "role"):
-        raise InputError(f"a text is cut by {', '.join(CUTS)}, segment or role, not by {by!r}")
-    if begins is None and by == "segment":
+    if begins is None and by not in (*CUTS, "segment", "modality", "role"):
+        raise InputError(f"a text is cut by {', '.join(CUTS)}, segment, modality or role, not by {by!r}")
+    if begins is None and by == "modality" and all(token.id < SEPARATOR for token in read):
+        raise InputError("what was read is text alone: cut by modality what holds a picture or a sound, too")
+    if begins is None and by in ("segment", "modality"):
         cut = segments(read)
     elif begins is None and by == "role":
         if not prepared.messages:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnscope.analysis.questions.cut import Span
     from attnscope.models import Model, ModelInput
 
-WAYS = ("sentence", "line", "paragraph", "segment", "role", "marks")
+WAYS = ("sentence", "line", "paragraph", "segment", "modality", "role", "marks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class PartOptions:
     """How the text is cut, and which parts are asked about."""
 
     by: str = option(
-        "How the text is cut: sentence, line, paragraph, segment (both texts of a pair, or --image and its "
-        "text), role (with --chat), marks, which are parts that it names, [[question: Who slept?]], or a "
-        ".json FILE of parts.",
+        "How the text is cut: sentence, line, paragraph, segment (both texts of a pair), modality (--image "
+        "or --audio and its text), role (with --chat), marks, which are parts that it names, "
+        "[[question: Who slept?]], or a .json FILE of parts.",
         default="sentence",
     )
     pair: str | None = option(
@@ -59,11 +59,11 @@ def check_parts(parts: PartOptions, source: SourceOptions) -> None:
         raise typer.BadParameter("it goes with --generate N, and not with --pair", param_hint="--written")
     plain = not (source.image or source.video or source.inputs or source.audio)
     sensed = source.image or source.video or source.audio
-    pictured = sensed and parts.by == "segment" and (source.text or source.file)
+    pictured = sensed and parts.by in ("segment", "modality") and (source.text or source.file)
     if not (plain or pictured) or (source.saved and parts.by == "marks"):
         raise typer.BadParameter(
             "parts are cut out of a plain text: give TEXT or --file; with --image or --audio, a text and "
-            "--by segment",
+            "--by modality",
             param_hint="--by",
         )
 

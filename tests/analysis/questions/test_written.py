@@ -208,7 +208,7 @@ def test_at_32_thousand_tokens_parts_equal_brute_force(tmp_path):
 def test_an_image_and_its_text_are_parts(run, tmp_path):
     folder = vision_language(tmp_path / "llava", "llava")
     image = picture(tmp_path / "picture.png")
-    asked = ("spans", "--image", image, "what is on the mat ?", "-m", folder, "--by", "segment")
+    asked = ("spans", "--image", image, "what is on the mat ?", "-m", folder, "--by", "modality")
     numbers = json.loads(run(*asked, "--json").out)
     names = [part["name"] for part in numbers["parts"]]
     assert names.count("image") == 1
@@ -219,3 +219,8 @@ def test_an_image_and_its_text_are_parts(run, tmp_path):
     assert parts["image"][1] - parts["image"][0] == 16  # 4 × 4 patches
     assert "text -> image" in run(*asked, "--pair", "text -> image").out
     assert run(*asked[:5], "-m", folder).code == 2
+
+
+def test_a_text_alone_has_no_modalities_to_cut_by(run):
+    assert run("spans", "The cat sat.", "--by", "modality").code == 1
+    assert "what was read is text alone" in run("spans", "The cat sat.", "--by", "modality").err

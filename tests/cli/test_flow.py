@@ -12,7 +12,7 @@ TEXT = "The cat sat on the mat because it was tired."
 
 def test_the_last_layer_is_drawn_and_any_other_when_named(run):
     title = " ".join(run("flow", TEXT).out.split())
-    assert title.startswith("rollout through layers 0-3 · own · “The cat sat on the")
+    assert title.startswith("rollout through layers 0-3 · own “The cat sat on the")
     assert run("flow", TEXT, "--layer", "1").out.startswith("rollout through layers 0-1 ·")
 
 
@@ -25,7 +25,7 @@ def test_a_token_is_a_list_of_what_it_is_made_of(run, method):
 
 def test_several_layers_are_small_maps_beside_each_other(run, tmp_path):
     printed = run("flow", TEXT, "--layer", "0-2").out
-    assert " ".join(printed.split()).startswith("rollout layer by layer · own · “The cat sat on the")
+    assert " ".join(printed.split()).startswith("rollout layer by layer · own “The cat sat on the")
     assert "each square is a layer: 13 rows" in printed
     (own,) = [line.split()[1:] for line in printed.splitlines() if line.startswith("self  ")][:1]
     layers = json.loads(run("flow", TEXT, "--json").out)["layers"]

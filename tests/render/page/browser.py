@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -127,7 +128,8 @@ def browser(folder: Path) -> Iterator[Browser]:
     answers, answer_end = os.pipe()
 
     def wire() -> None:  # the protocol is spoken on the file descriptors 3 and 4
-        first, second = os.dup(command_end), os.dup(answer_end)
+        # each copied beyond them: they may be free here, as matplotlib closes its fonts when a process forks
+        first, second = (fcntl.fcntl(end, fcntl.F_DUPFD, 5) for end in (command_end, answer_end))
         os.dup2(first, 3)
         os.dup2(second, 4)
 

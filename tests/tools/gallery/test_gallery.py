@@ -1,11 +1,16 @@
 """The gallery can be made, and is as large as one person looks at."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.render.page.browser import CHROMIUM
 from tests.tools.gallery.__main__ import PAGES_OF, draw
 from tests.tools.gallery.plates import plates
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
@@ -24,3 +29,23 @@ def test_every_plate_can_be_made_and_one_is_drawn(tmp_path: Path) -> None:
         "token-160-true.svg",
         "token-3.3in.png",
     ]
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.subprocess
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_pages_are_photographed_by_a_process_that_drew_a_picture(tmp_path: Path) -> None:
+    script = """if True:
+        import sys
+        from pathlib import Path
+        from matplotlib.figure import Figure
+        from tests.render.page.browser import browser
+        figure = Figure()
+        figure.text(0, 0, "a letter")
+        figure.savefig(sys.argv[1] + "/picture.png")
+        with browser(Path(sys.argv[1])) as shown:
+            shown.photograph(Path(sys.argv[1]) / "page.png")
+    """
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, cwd=ROOT)
+    assert (tmp_path / "page.png").stat().st_size > 100

@@ -22,7 +22,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
 def load(
-    name: str = "own",
+    name: str | os.PathLike[str] = "own",
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -50,6 +50,7 @@ def load(
     """
     from attnscope.network.folder import BUNDLED, is_encoder_folder
 
+    name = os.fspath(name)
     if device_map is not None and device != "auto":
         raise ModelError("a device map places the layers itself: leave out the device")
     place = _device(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,7 +83,7 @@ class Reader:
 
 
 def load(
-    name: str = "own",
+    name: str | os.PathLike[str] = "own",
     *,
     device: str = "auto",
     dtype: str = "auto",

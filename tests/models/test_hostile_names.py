@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 
 from attnscope.errors import ModelError
 from attnscope.models import load
+from tests.models.folders import gpt2
 from tests.models.hostile import folder, verdicts
 
 KERNEL = "someone/kernel"
@@ -110,3 +112,32 @@ def test_trust_lets_the_library_decide(tmp_path):
         load(str(made))
     assert load(str(made), trust_remote_code=True).prepare("The cat").tokens
     assert json.loads(Path(made / "config.json").read_text())["base_model"] == "someone/base"
+
+
+@pytest.mark.parametrize("part", ["../elsewhere.safetensors", "/dev/zero", "a/b.safetensors", 7, None])
+def test_an_index_of_weights_stays_in_its_folder(part, tmp_path):
+    place = _in_parts(tmp_path / "model")
+    assert load(place).run  # as it was saved
+    index = place / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"][next(iter(content["weight_map"]))] = part
+    index.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"index.json, which names .*: no file beside it"):
+        load(place)
+
+
+@pytest.mark.parametrize("change", [{"metadata": 3}, {"weight_map": []}, {"weight_map": None}])
+def test_an_index_that_is_none_is_a_sentence(change, tmp_path):
+    place = _in_parts(tmp_path / "model")
+    index = place / "model.safetensors.index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | change))
+    with pytest.raises(ModelError, match="without the objects metadata and weight_map"):
+        load(place)
+
+
+def _in_parts(place: Path) -> Path:
+    """A tiny model whose weights are saved in several files, with an index."""
+    model = transformers.AutoModel.from_pretrained(gpt2(place))
+    (place / "model.safetensors").unlink()
+    model.save_pretrained(place, max_shard_size=10_000)
+    return place

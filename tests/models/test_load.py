@@ -27,12 +27,12 @@ def test_the_own_model_reads_a_text_and_a_pair():
     assert pair.inputs["segments"].tolist() == [[0] * 6 + [1] * (len(pair.tokens) - 6)]
 
 
-def test_a_folder_that_attnscope_saved_loads_with_its_weights(tmp_path):
+def test_a_folder_that_attnscope_saved_loads_by_its_path_with_its_weights(tmp_path):
     tokenizer = load("own").reader.tokenizer
     config = EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64, trained=True)
     encoder = Encoder(config)
     save(tmp_path / "mine", encoder, tokenizer)
-    model = load(str(tmp_path / "mine"))
+    model = load(tmp_path / "mine")
     assert torch.equal(model.module.embedding.weight, encoder.embedding.weight)
     assert model.notes == ()
     assert load_folder(tmp_path / "mine")[0].config == config

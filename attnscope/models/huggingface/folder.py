@@ -59,6 +59,18 @@ def require_plain_files(folder: Path) -> None:
             raise ModelError(f"{folder} holds {file.name} of {size}: at most {readable(most)} are read")
 
 
+def require_own_weights(folder: Path) -> None:
+    """Raise ``ModelError`` for an index of weights that is none, or that leads out of the folder."""
+    for file in sorted(folder.glob("*.index.json")):
+        index = read_config(str(folder), file)
+        parts = index.get("weight_map")
+        if not isinstance(parts, dict) or not isinstance(index.get("metadata"), dict):
+            raise ModelError(f"{folder} holds {file.name} without the objects metadata and weight_map")
+        for part in parts.values():
+            if not isinstance(part, str) or Path(part).name != part:
+                raise ModelError(f"{folder} holds {file.name}, which names {part!r:.80}: no file beside it")
+
+
 def read_config(name: str, file: Path) -> dict[str, Any]:
     """A JSON file of settings. Raises ``ModelError``."""
     try:

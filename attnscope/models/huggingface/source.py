@@ -21,6 +21,7 @@ from attnscope.models.huggingface.folder import (
     CONFIGS,
     read_config,
     require_no_repository,
+    require_own_weights,
     require_plain_files,
 )
 from attnscope.models.huggingface.hub import require_on_hub
@@ -187,6 +188,7 @@ class Source:
         transformers.logging.disable_progress_bar()
         if self.folder is not None:
             require_plain_files(self.folder)
+            require_own_weights(self.folder)
         with self.shielded():
             for name in CONFIGS:
                 file = self._find(name)

@@ -26,6 +26,8 @@ FUNCTIONS = (
 """Ways to mix tokens, and what the names of torch's functions for them hold; the first that is met counts."""
 
 A_PRODUCT, A_CHOICE = "a matrix product", "a choice among tokens"
+ARITHMETIC = (A_PRODUCT, "a sum", "a product")
+"""What attention is made of as well: it names a mixer that is not called attention."""
 
 STEPS = (
     ("a normalization over tokens", r"(group|instance|batch)_norm"),
@@ -33,8 +35,8 @@ STEPS = (
     (A_PRODUCT, r"linear|matmul|mm$|^mv$|einsum|dot"),
     ("ids that are made of several tokens", r"embedding"),
     (A_CHOICE, r"getitem|gather|select|scatter|index|where|sort|topk|take|masked_fill"),
-    ("a sum", r"^_*i?r?(add|sub)_*$|^lerp_?$"),
-    ("a product", r"^_*i?r?(mul|div|truediv|pow)_*$"),
+    (ARITHMETIC[1], r"^_*i?r?(add|sub)_*$|^lerp_?$"),
+    (ARITHMETIC[2], r"^_*i?r?(mul|div|truediv|pow)_*$"),
 )
 """The same of single functions that were seen to mix tokens."""
 
@@ -154,7 +156,8 @@ def _mixer(root: nn.Module, path: str, ways: list[str], bare: bool) -> Mixer:
     name = type(module).__name__
     if path and not _is_torchs_own(module):  # the name of a whole model says what is in it
         ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
-        ways += [MISSED] if bare and ATTENTION.search(name) else []
+        if bare and ATTENTION.search(name) and (not ways or ways[0] in ARITHMETIC):
+            ways = [MISSED]
     numbers = [int(part) for part in path.split(".") if part.isdigit()]
     return Mixer(path, name, numbers[0] if len(numbers) == 1 else None, next(iter(ways), None))
 

@@ -179,9 +179,7 @@ def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
         return transformers.AutoModelForCTC  # its letters name the frames
     if kind in transformers.AutoModelForCTC._model_mapping or not (generative or predicting):
         bare = kind not in transformers.AutoModel._model_mapping and kind in seeing._model_mapping
-        joined = hasattr(config, "encoder") and hasattr(
-            config, "decoder"
-        )  # of two
+        joined = hasattr(config, "encoder") and hasattr(config, "decoder")  # of two
         return seeing if bare and not joined else transformers.AutoModel  # some have no class without a head
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM

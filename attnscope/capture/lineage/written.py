@@ -3,7 +3,7 @@
 A product of two projected activations is scores, whatever becomes of it entry by entry, as long as the
 entries stay in their places. Where scores meet values along the axis of their keys, they are weights, if none
 is negative: shown as they are, rows that need not sum to 1. Graphs and parallel streams are mixed alike, so
-values are projected, too, and the module's name or its class's says attention.
+values are projected, too, and the module's name or its class's says attention, or all rows sum to 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnscope.capture.lineage.layout import is_constant
 from attnscope.capture.lineage.nodes import comes_from_projection
 from attnscope.capture.lineage.products import spell
 from attnscope.capture.rows.mapped import count_hidden
-from attnscope.capture.rows.weighing import Trail, Weighing
+from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing
 
 MOST = 2**27
 """Weights up to which their labels are looked at."""
@@ -37,8 +37,9 @@ def find_written(
 ) -> Weighing | None:
     """The weights among the factors of a product, if there are any that no softmax made."""
     inner = next((call for call in reversed(calls) if not isinstance(call.module, PLAIN)), None)
-    if inner is None or "att" not in f"{inner.name} {type(inner.module).__name__}".lower():
+    if inner is None:
         return None
+    named = "att" in f"{inner.name} {type(inner.module).__name__}".lower()
     factors = [arg for given in args for arg in (given if isinstance(given, (list, tuple)) else (given,))]
     if not any(origin.right is not None for origin in map(lineage.of, factors) if origin is not None):
         return None
@@ -63,6 +64,8 @@ def find_written(
         axes = tuple(letters.index(letter) for letter in (*shared, *queries, *keys))
         weights = operand.detach().permute(axes)
         if float(weights.amin()) < 0 or float(weights.amax()) <= 0:
+            continue
+        if not named and float((weights.float().sum(-1) - 1).abs().amax()) > ROUNDING:
             continue
         if is_constant(origin.right.labels("place").permute(axes), -1):
             continue

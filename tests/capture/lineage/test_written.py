@@ -30,9 +30,17 @@ def softmax_plus_one(scores):
     return powers / (1 + powers.sum(-1, keepdim=True))
 
 
+def keep_the_largest(scores):
+    largest, places = scores.topk(3, -1)
+    return torch.zeros_like(scores).scatter_(-1, places, largest.softmax(-1))
+
+
 WAYS = {
     "divide": divide,
     "divide in place": divide_in_place,
+    "all in place": lambda scores: scores.exp_().div_(scores.sum(-1, keepdim=True)),
+    "copied into the scores": lambda scores: scores.copy_(scores.softmax(-1)),
+    "the largest put back": keep_the_largest,
     "subtract the logarithm": subtract_the_logarithm,
     "softmax plus one": softmax_plus_one,
     "sigmoid": lambda scores: torch.sigmoid(scores - 1),
@@ -74,6 +82,21 @@ def test_weights_without_a_softmax_are_shown_as_they_are(way, causal):
     )
     if causal:
         assert not kept.allowed.expand(2, HEADS, -1, -1).triu(1).any()
+
+
+class Stream(WrittenAttention):
+    """The same in a module of another name."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_in_a_module_of_another_name_weights_are_those_whose_rows_sum_to_1(way):
+    torch.manual_seed(0)
+    model, keep = nn.Sequential(Stream(WAYS[way], False)).eval(), Keep(lambda site: range(HEADS))
+    with torch.inference_mode(), recording(model, [keep], warn=False):
+        model(torch.randn(2, COUNT, SIZE))
+    shown = [kept.weights for kept in keep.maps]
+    assert len(shown) == (way not in ("softmax plus one", "sigmoid", "relu"))
+    assert all(torch.equal(weights, model[0].kept) for weights in shown)
 
 
 class LinearAttention(nn.Module):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.models.images import picture, vision
+from tests.models.vision_folders import vision_language
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -85,3 +86,17 @@ def test_what_makes_no_sense_is_refused(run, words, said):
     ran = run("flow", TEXT, *words)
     assert ran.code in (1, 2)
     assert said in " ".join(ran.err.split())
+
+
+def test_the_tower_of_several_pictures_is_left_out_and_the_text_is_followed(run, tmp_path):
+    folder = vision_language(tmp_path / "llava", "llava")
+    image = picture(tmp_path / "picture.png")
+    asked = ("flow", "what is on the mat ?", "-m", folder, "--image", image)
+    assert "attends in 2 parts: nothing can be followed through it" not in flat(run(*asked).out)
+    both = run(*asked, "--image", image, "--token", "mat")
+    assert "decoder attention" in both.out
+    assert "attends in 2 parts: nothing can be followed through it" in flat(both.out)
+
+
+def flat(text):
+    return " ".join(text.split())

@@ -102,9 +102,17 @@ def follow_flow(
         with mixing.residuals.watching(model.module):
             model.run(prepared, [mixing.residuals])
     record = model.run(prepared, [mixing])
+    apart = mixing.leave_out()
     _require_square(mixing, model.name)
     said += f"the sum of residual and attention: {', '.join(mixing.forms)}" if mixing.forms else ""
-    notes = (METHODS[method].share, *model.notes, *prepared.notes, *record.notes, *([said] if said else []))
+    notes = (
+        METHODS[method].share,
+        *model.notes,
+        *prepared.notes,
+        *record.notes,
+        *apart,
+        *([said] if said else []),
+    )
     maps: dict[str, list[tuple[int, Weights]]] = {}
     for kind, layer, values, axes in _follow(mixing, method, selection, token):
         queries, keys = (selection.coarsening(axis) for axis in axes)

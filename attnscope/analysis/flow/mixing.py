@@ -33,13 +33,16 @@ class Mixing:
         default_factory=dict
     )  # [query, key]; of ALTI across, the residual last
     axes: dict[Site, tuple[Axis, Axis]] = field(default_factory=dict)
+    in_parts: dict[str, str] = field(default_factory=dict)  # kinds that cannot be followed, and why
 
     def observe(self, attention: Attention) -> None:
         """Keep one call."""
         site, size = attention.site, len(attention.queries) * len(attention.keys)
         if attention.batch > 1:
-            said = f"attends in {attention.batch:,} parts"
-            raise ModelError(f"{site.name} of {self.name} {said}: nothing can be followed through it")
+            said = f"{site.name} of {self.name} attends in {attention.batch:,} parts"
+            self.in_parts.setdefault(site.kind, f"{said}: nothing can be followed through it")
+        if site.kind in self.in_parts:
+            return
         require(8 * size, f"the mean of {attention.heads} heads of layer {site.layer}", "cut the text")
         step = rows_at_a_time(attention, BLOCK)
         amounts = self._amounts(attention)
@@ -51,6 +54,19 @@ class Mixing:
             blocks.append(rows.double().mean((0, 1)).cpu().numpy())
         self.matrices[site] = np.concatenate(blocks)
         self.axes[site] = attention.queries, attention.keys
+
+    def leave_out(self) -> tuple[str, ...]:
+        """Let kinds that attend in parts go, as the tower of a tiled picture does, and say so.
+
+        Raises ``ModelError`` where nothing else can be followed.
+        """
+        reasons = tuple(self.in_parts.values())
+        kinds = {site.kind for site in self.matrices} - set(self.in_parts)
+        if reasons and (not kinds or "cross" in kinds):
+            raise ModelError(reasons[0])
+        for site in [site for site in self.matrices if site.kind not in kinds]:
+            del self.matrices[site], self.axes[site]
+        return reasons
 
     def _parts(self, attention: Attention, residuals: Residuals) -> Contributions:
         """What ALTI asks of one call. Raises ``ModelError`` where its block cannot be followed."""

@@ -98,8 +98,8 @@ def test_one_head_number_through_the_layers(run, own):
     seen = through_layers(own, own.prepare(TEXT), 3)
     rows = list(csv.DictReader(io.StringIO(run("compare", TEXT, "--head", "3", "--csv").out)))
     assert [row["head"] for row in rows] == ["L0H3", "L1H3", "L2H3", "L3H3"]
-    assert rows[0]["from before"] == ""
-    assert float(rows[2]["from before"]) == pytest.approx(seen.distances[1, 2], abs=1e-6)
+    assert rows[0]["change"] == ""
+    assert float(rows[2]["change"]) == pytest.approx(seen.distances[1, 2], abs=1e-6)
     assert numbers(run, TEXT, "--head", "3")["roles"] == list(seen.view.roles)
     assert "head 3 through 4 layers" in run("compare", TEXT, "--head", "3").out
 

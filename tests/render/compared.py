@@ -52,7 +52,7 @@ def strip(layers: int = 4) -> Strip:
         (number, weights(head.values[None], range(6), range(6), head.allowed)) for number, head in maps
     ]
     values = tuple(float(number) / 7 for number in range(layers))
-    series = (Series("from before", "nats", (None, *values[1:])), Series("entropy", "nats", values))
+    series = (Series("change", "nats", (None, *values[1:])), Series("entropy", "nats", values))
     return Strip(
         names=tuple(f"L{number}H3" for number in range(layers)),
         roles=("previous", *["none"] * (layers - 1)),

@@ -78,7 +78,7 @@ def through_layers(
         names=tuple(each.name for each in result.heads),
         roles=tuple(each.role.name if each.role else "" for each in figures),
         thumbnails=replace(picture, size=size, whole=False),
-        series=(Series("from before", "nats", (None, *steps)), *_series(figures)),
+        series=(Series("change", "nats", (None, *steps)), *_series(figures)),
         apart=spread.mean,
         title=f"head {head} through {len(result.heads)} layers · {named} · {kind_title(result.kind)}",
         subtitle=provenance(result.sites),

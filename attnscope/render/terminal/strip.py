@@ -22,7 +22,7 @@ SPARKS, ASCII_SPARKS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 def strip_lines(view: Strip, surface: Surface) -> Iterator[Line]:
     """Layers from left to right, with their figures below; those that do not fit follow in a second row."""
     yield from heading(view.title, view.subtitle, surface)
-    label = max([len("from before"), *(len(series.name) for series in view.series)]) + 2
+    label = max([len("change"), *(len(series.name) for series in view.series)]) + 2
     count = len(view.names)
     room = surface.width - label
     beside = min(count, max(1, room // (NARROWEST + 1)))

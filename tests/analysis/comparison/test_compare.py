@@ -159,7 +159,7 @@ def test_one_head_through_the_layers(own):
     seen = through_layers(own, prepared, 3)
     whole = compare(own, prepared)
     assert seen.distances == pytest.approx(whole.distances[3::8, 3::8], abs=1e-7)
-    before, entropy = (next(s for s in seen.view.series if s.name == n) for n in ("from before", "entropy"))
+    before, entropy = (next(s for s in seen.view.series if s.name == n) for n in ("change", "entropy"))
     assert before.values == (
         None,
         *(pytest.approx(whole.distances[3 + 8 * i, 11 + 8 * i], abs=1e-7) for i in range(3)),

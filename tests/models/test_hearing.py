@@ -23,6 +23,13 @@ def tone(tmp_path_factory):
     return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav", 2.0)
 
 
+def save(folder, name):
+    try:
+        sounds.save(folder, name)
+    except ImportError as error:  # older releases of transformers ask for more packages
+        pytest.skip(str(error))
+
+
 def maps(model, prepared):
     keep = Keep(lambda site: range(2))
     model.run(prepared, [keep])
@@ -39,10 +46,7 @@ def maps(model, prepared):
     ],
 )
 def test_what_hears_and_writes_is_seen_whole(tmp_path, tone, name, frames, second):
-    try:
-        sounds.save(tmp_path, name)
-    except ImportError as error:  # older releases of transformers ask for more packages
-        pytest.skip(str(error))
+    save(tmp_path, name)
     model = load(str(tmp_path))
     prepared = model.prepare_audio(tone)
     found = maps(model, prepared)
@@ -70,7 +74,7 @@ def test_what_hears_and_writes_is_seen_whole(tmp_path, tone, name, frames, secon
 
 
 def test_a_tower_hears_beside_one_that_reads(tmp_path, tone):
-    sounds.save(tmp_path, "clap")
+    save(tmp_path, "clap")
     model = load(str(tmp_path))
     found = maps(model, model.prepare_audio(tone))
     assert found
@@ -80,20 +84,20 @@ def test_a_tower_hears_beside_one_that_reads(tmp_path, tone):
 
 
 def test_what_hears_in_a_way_that_is_not_known_is_not_said_to_be_deaf(tmp_path, tone):
-    sounds.save(tmp_path, "voxtral_realtime")
+    save(tmp_path, "voxtral_realtime")
     with pytest.raises(InputError, match="hears, but where a sound stands in its text is not known"):
         load(str(tmp_path)).prepare_audio(tone, "the cat")
 
 
 def test_a_wave_with_a_channel_is_a_wave(tmp_path, tone):
-    sounds.save(tmp_path, "xcodec")
+    save(tmp_path, "xcodec")
     prepared = load(str(tmp_path)).prepare_audio(tone)
     assert [token.text for token in prepared.tokens] == [f"{0.02 * frame:.2f} s" for frame in range(100)]
     assert prepared.heard.bands.shape[1] == 100
 
 
 def test_a_feature_extractor_that_makes_no_mask_is_not_asked_for_one(tmp_path, tone):
-    sounds.save(tmp_path, "mimi")
+    save(tmp_path, "mimi")
     model = load(str(tmp_path))
     assert maps(model, model.prepare_audio(tone))
     assert isinstance(model.module, transformers.MimiModel)
@@ -104,7 +108,7 @@ def test_a_feature_extractor_that_makes_no_mask_is_not_asked_for_one(tmp_path, t
 )
 def test_the_model_is_given_what_its_processor_gives_it(tmp_path, name):
     """With its mask of padding, where it has one; and its output is that of transformers' own call."""
-    sounds.save(tmp_path, name)
+    save(tmp_path, name)
     kind = transformers.models.auto.processing_auto.PROCESSOR_MAPPING[
         type(transformers.AutoConfig.from_pretrained(tmp_path))
     ]
@@ -146,7 +150,7 @@ def test_a_step_of_several_stacked_ones_is_as_long_as_they_are():
 
 
 def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(tmp_path):
-    sounds.save(tmp_path, "cohere_asr")
+    save(tmp_path, "cohere_asr")
     path = speech.sound(tmp_path / "long.wav", 40.0)
     with pytest.raises(InputError, match=r"into 2 pieces that it hears apart: choose a part"):
         load(str(tmp_path)).prepare_audio(path)

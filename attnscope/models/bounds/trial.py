@@ -89,6 +89,8 @@ def _attempt(work: Callable[[], object], memory: int, seconds: int) -> NoReturn:
         for number in (signal.SIGINT, signal.SIGALRM, signal.SIGXCPU):
             signal.signal(number, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, seconds + PATIENCE)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)  # a copy of the process has no other threads
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(nowhere, stream)

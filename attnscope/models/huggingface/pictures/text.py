@@ -73,7 +73,6 @@ class PictureText:
         """
 
         def work() -> None:
-            torch.set_num_threads(1)  # a copy has no other threads
             for prompt in prompts:
                 with suppress(InputError):
                     self._process(prompt, images)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.bounds.limits import bounded
 from attnscope.models.bounds.trial import try_first
@@ -16,8 +14,6 @@ from attnscope.storage.sound import Sound
 
 PREPARED = 2 << 30
 """Bytes that preparing a sound may take: a folder says how."""
-
-MASK = "attention_mask"
 
 
 class Features(NamedTuple):
@@ -37,11 +33,7 @@ def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: 
     def work() -> dict[str, Any]:
         return dict(extractor(sound.samples, **how))
 
-    def alone() -> None:
-        torch.set_num_threads(1)  # a copy of the process has no other threads
-        work()
-
-    try_first(f"the feature extractor of {name}", alone, len(sound.samples))
+    try_first(f"the feature extractor of {name}", work, len(sound.samples))
     try:
         with bounded(f"what the feature extractor of {name} makes of {path}", PREPARED):
             fields = work()

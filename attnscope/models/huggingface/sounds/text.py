@@ -48,7 +48,8 @@ class SoundText:
         """
         sound = read_sound(path, part.begin, part.end).resample(self._rate())
         prompt = self._prompt(text)
-        try_first(f"the processor of {self.name}", lambda: self._alone(prompt, sound), len(sound.samples))
+        samples = sound.samples
+        try_first(f"the processor of {self.name}", lambda: self._process(prompt, samples), len(samples))
         fields, notes = self._read_both(prompt, sound)
         inputs = place_fields(fields, self.module, device)
         heard = next((name for name, value in inputs.items() if value.is_floating_point()), None)
@@ -134,10 +135,6 @@ class SoundText:
             )
         begin, end = (getattr(self.processor, f"audio_{name}_token", None) or "" for name in ("bos", "eos"))
         return text if sign in text else f"{begin}{sign}{end}{text}"
-
-    def _alone(self, prompt: str, sound: Sound) -> None:
-        torch.set_num_threads(1)  # a copy of the process has no other threads
-        self._process(prompt, sound.samples)
 
     def _process(self, prompt: str, samples: Array) -> Mapping[str, Any]:
         def ask() -> Mapping[str, Any]:

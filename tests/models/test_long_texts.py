@@ -1,9 +1,12 @@
 """Texts that are far longer than anything that can be looked at: read no further than is of use."""
 
 import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from attnscope.errors import InputError
 from attnscope.models import load
+from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.text import reader
 from attnscope.models.text.fit import fit_tokens
 from attnscope.models.text.given import Given
@@ -63,3 +66,42 @@ def test_a_model_without_positions_reads_no_more_than_can_be_tokenized():
 def test_a_chat_is_not_cut_but_refused(own):
     with pytest.raises(InputError, match="the text has 1,700,000 characters: shorten it to 1,048,576"):
         Given(text=BOOK, chat=True).read(own)
+
+
+class Watched(PreTrainedTokenizerFast):
+    """A tokenizer that notes how many characters it is given."""
+
+    def __call__(self, *texts, **how):
+        """Tokenize them."""
+        self.sizes = [*getattr(self, "sizes", []), sum(map(len, texts))]
+        return super().__call__(*texts, **how)
+
+
+def tokenizer_after(normalizer):
+    """Words at spaces, between [CLS] and [SEP], after a change of the text."""
+    vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "cat": 3, "mat": 4, "sat": 5}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    special = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return Watched(tokenizer_object=tokenizer, **special)
+
+
+BY_ITS_END = normalizers.Replace(Regex(r"cat(?=[ a-z]*mat$)"), "sat")
+"""How the text ends changes how it begins."""
+
+
+@pytest.mark.parametrize(("normalizer", "wholes"), [(normalizers.Lowercase(), 1), (BY_ITS_END, 2)])
+@pytest.mark.parametrize("texts", [1, 2])
+def test_a_folders_tokenizer_cuts_a_book_as_if_all_of_it_were_tokenized_again(normalizer, wholes, texts):
+    tokenizer = tokenizer_after(normalizer)
+    given = ["cat cat sat " * 2_000 + "mat", "sat mat"][:texts]
+    encoded = FolderReader("words", tokenizer).read(given, lambda count: (10, (f"{count} tokens",)))
+    sizes = tokenizer.sizes
+    expected = tokenizer(*given, truncation=True, max_length=10)
+    assert dict(encoded.fields) == dict(expected)
+    assert [token.id for token in encoded.tokens] == expected["input_ids"]
+    assert encoded.notes[-1] == f"{len(tokenizer(*given)['input_ids'])} tokens"
+    if texts == 1:
+        assert [size > 1_000 for size in sizes].count(True) == wholes

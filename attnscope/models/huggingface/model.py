@@ -213,12 +213,12 @@ class HuggingFaceModel(Model):
     def _read(
         self, texts: Sequence[str], max_tokens: int | None, truncate: bool, *, templated: bool = False
     ) -> Encoded:
-        encoded = self.reader.read(texts, templated=templated)
         longest = max(map(len, texts))
-        keep, notes = self._fit(len(encoded.tokens), longest, max_tokens=max_tokens, truncate=truncate)
-        if keep is not None:
-            encoded = self.reader.read(texts, keep, templated=templated)
-        return replace(encoded, notes=(*encoded.notes, *notes))
+
+        def fit(count: int) -> tuple[int | None, tuple[str, ...]]:
+            return self._fit(count, longest, max_tokens=max_tokens, truncate=truncate)
+
+        return self.reader.read(texts, fit, templated=templated)
 
     @property
     def objective(self) -> Objective:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
@@ -15,6 +15,9 @@ from attnscope.models.text.tokens import mark_unknown, tokens_of, tokens_of_ids
 from attnscope.models.text.vocabulary import Vocabulary
 from attnscope.text import MOST_CHARACTERS
 
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -23,6 +26,14 @@ class Encoded:
     fields: Mapping[str, list[int]]
     tokens: tuple[Token, ...]
     notes: tuple[str, ...] = ()
+
+
+Fit: TypeAlias = Callable[[int], tuple[int | None, tuple[str, ...]]]
+"""How many tokens to keep of so many, or ``None`` for all of them, and what to say of it."""
+
+SPARE = 64
+"""So many tokens behind the last one that is kept are read with it: how a text is cut into tokens may hang
+on what follows."""
 
 
 class NoTokenizer:
@@ -51,21 +62,19 @@ class FolderReader:
         """The texts that the tokenizer came through."""
         return Trial(f"the tokenizer of {self.name}", lambda texts: self.tokenizer(*texts, verbose=False))
 
-    def read(self, texts: Sequence[str], keep: int | None = None, *, templated: bool = False) -> Encoded:
-        """Tokenize a text or a pair, cut to ``keep`` tokens if that is given.
+    def read(self, texts: Sequence[str], fit: Fit | None = None, *, templated: bool = False) -> Encoded:
+        """Tokenize a text or a pair, and keep as many of its tokens as ``fit`` wants.
 
         A ``templated`` text brings its own special tokens. Raises ``InputError`` if there is no token in it,
         ``ModelError`` if the tokenizer fails, as a damaged one does, or takes too much time or memory.
         """
         texts = [text[:MOST_CHARACTERS] for text in texts]
-        self.trial.require([tuple(texts)])
-        cut = {} if keep is None else {"truncation": True, "max_length": keep}
-        try:
-            fields = self.tokenizer(*texts, verbose=False, add_special_tokens=not templated, **cut)
-        except Exception as error:
-            raise ModelError(f"the tokenizer of {self.name} fails: {first_line(error)}") from error
+        fields = self._encode(texts, templated)
         if not fields["input_ids"]:
             raise InputError(f"the tokenizer of {self.name} finds no token in the text")
+        keep, said = fit(len(fields["input_ids"])) if fit else (None, ())
+        if keep is not None:
+            fields = self._cut(texts, templated, fields, keep)
         if fields.encodings is not None:
             tokens = tokens_of(fields.encodings[0], texts)
         else:
@@ -78,7 +87,27 @@ class FolderReader:
                 replace(token, special=True, word=None) if token.id in special else token for token in tokens
             )
         # no tokenizer cuts its own special tokens
-        return Encoded({name: field[:keep] for name, field in fields.items()}, tokens[:keep], notes)
+        return Encoded({name: field[:keep] for name, field in fields.items()}, tokens[:keep], (*notes, *said))
+
+    def _encode(self, texts: Sequence[str], templated: bool, keep: int | None = None) -> Any:
+        self.trial.require([tuple(texts)])
+        cut = {} if keep is None else {"truncation": True, "max_length": keep}
+        try:
+            return self.tokenizer(*texts, verbose=False, add_special_tokens=not templated, **cut)
+        except Exception as error:
+            raise ModelError(f"the tokenizer of {self.name} fails: {first_line(error)}") from error
+
+    def _cut(self, texts: Sequence[str], templated: bool, whole: Any, keep: int) -> Any:
+        """What the tokenizer makes of ``texts`` where it keeps so many tokens, special ones among them.
+
+        A book is not tokenized again for that: its beginning will do where that has the same tokens.
+        """
+        if len(texts) == 1 and whole.encodings is not None:
+            end = max(stop for _, stop in whole.encodings[0].offsets[: keep + SPARE])
+            begun = self._encode([texts[0][:end]], templated, keep)
+            if is_beginning(begun.encodings[0], whole.encodings[0]):
+                return begun
+        return self._encode(texts, templated, keep)
 
     def chat(self, text: str, system: str | None, reply: bool) -> str | None:
         """A chat as the chat template writes it, see ``read_messages``; ``None`` if there is no template.
@@ -116,6 +145,15 @@ class FolderReader:
             lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)),
             self.special_ids,
         )
+
+
+def is_beginning(cut: Encoding, whole: Encoding) -> bool:
+    """Whether the tokens of a cut text, but for special ones at its end, are those of the whole one."""
+    last = max((at for at, text in enumerate(cut.sequence_ids) if text is not None), default=-1)
+    return last >= 0 and all(
+        getattr(cut, name)[: last + 1] == getattr(whole, name)[: last + 1]
+        for name in ("ids", "offsets", "word_ids")
+    )
 
 
 def has_separator(tokens: Sequence[Token]) -> bool:

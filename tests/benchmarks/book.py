@@ -1,0 +1,105 @@
+"""What measuring a long text costs as a user runs it: whole processes, from the command to the files.
+
+    python -m tests.benchmarks.book BOOK.txt --tokens 2048 8192 --threads 1 2 --shapes gpt2 llama
+
+``attnscope stats --file BOOK --max-tokens N -m MODEL --pooled maps.npz``, with everything that it prints by
+default, against the script that reads the same text with the same model once (AutoModel, sdpa) and looks at
+nothing, on the same threads. The models are random: GPT-2-small-sized layers, and Llama-style ones whose
+32 heads of size 32 share 8 heads of keys; the tokenizer is trained on the book. The two take turns; each
+ratio is the median over the rounds. The seconds in brackets are those of the script without its pass.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SCRIPT = """
+import sys
+import torch
+from transformers import AutoModel, AutoTokenizer
+folder, book, tokens = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModel.from_pretrained(folder).eval()
+text = open(book, encoding="utf-8").read()
+inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=max(1, int(tokens)))
+assert inputs["input_ids"].shape[1] == max(1, int(tokens)), "the book is shorter than that"
+with torch.inference_mode():
+    model(**inputs, use_cache=False)
+"""
+
+
+def save(folder: Path, shape: str, layers: int, longest: int, book: Path) -> None:
+    """A random model of the shape, with a byte-level tokenizer of at most 30,000 tokens of the book."""
+    import torch
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import GPT2Config, GPT2Model, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
+
+    trained = ByteLevelBPETokenizer()
+    trained.train([str(book)], vocab_size=30000, show_progress=False)
+    PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer).save_pretrained(folder)
+    torch.manual_seed(0)
+    if shape == "gpt2":
+        model = GPT2Model(GPT2Config(n_layer=layers, n_positions=longest))
+    else:
+        model = LlamaModel(
+            LlamaConfig(
+                hidden_size=1024,
+                intermediate_size=2816,
+                num_hidden_layers=layers,
+                num_attention_heads=32,
+                num_key_value_heads=8,
+                vocab_size=32000,
+                max_position_embeddings=longest,
+            )
+        )
+    model.save_pretrained(folder)
+
+
+def seconds(arguments: list[str], threads: int, cache: Path) -> float:
+    """The time of one process, with nothing kept of an earlier one."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "ATTNSCOPE_CACHE": str(cache)}
+    shutil.rmtree(cache, ignore_errors=True)
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=environment)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Time both in turns, and print a line for each model, length and number of threads."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("book", type=Path)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--shapes", nargs="+", default=["gpt2", "llama"], choices=["gpt2", "llama"])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    print(f"{'model':8}{'tokens':>8}{'threads':>9}{'script, s':>18}{'stats, s':>10}{'ratio':>8}", flush=True)
+    for shape in asked.shapes:
+        with tempfile.TemporaryDirectory() as name:
+            folder, cache = Path(name) / "model", Path(name) / "cache"
+            save(folder, shape, asked.layers, max(asked.tokens), asked.book)
+            for tokens in asked.tokens:
+                script = ["-c", SCRIPT, str(folder), str(asked.book)]
+                stats = ["-m", "attnscope", "stats", "--file", str(asked.book), "--max-tokens", str(tokens)]
+                stats += ["-m", str(folder), "--pooled", f"{name}/maps.npz"]
+                for threads in asked.threads:
+                    bare = seconds([*script, "1"], threads, cache)
+                    pairs = [
+                        (seconds([*script, str(tokens)], threads, cache), seconds(stats, threads, cache))
+                        for _ in range(asked.rounds)
+                    ]
+                    plain, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+                    ratio = statistics.median(b / a for a, b in pairs)
+                    taken = f"{plain:.1f} ({bare:.1f})"
+                    print(f"{shape:8}{tokens:8}{threads:9}{taken:>18}{ours:10.1f}{ratio:8.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

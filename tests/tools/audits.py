@@ -61,10 +61,7 @@ KNOWN = {
     "fun_asr_nano_encoder": "a memory of past states beside the attention, summed by hand",
     "granite_docling_vision": "several patches are put side by side to become one token",
     "informer": "the values at several lags are put side by side, and scaled by their mean over time",
-    "inkling2": (
-        "keys and values pass short convolutions; the two that are named without a way are false alarms: "
-        "they sum queries that the audit moved by hand"
-    ),
+    "inkling2": "keys, values and what each half of a layer adds pass short convolutions",
     "inkling2_text": "as inkling2",
     "instructblip": "another id in the place of an image's own moves where its patches are put",
     "llama4_vision_model": "four patches become one",

@@ -65,7 +65,9 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
     search = Search(model, prepared)
     paths = search.find()
     ran, mixed = search.first.functions, search.find_functions(paths)
-    return Audit(search.sites, name_mixers(search.module, paths, ran, mixed, search.sites))
+    return Audit(
+        search.sites, name_mixers(search.module, paths, ran, mixed, search.sites, search.first.hidden)
+    )
 
 
 class Search:

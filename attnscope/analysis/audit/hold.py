@@ -44,10 +44,10 @@ class Frame:
 class Hold(TorchFunctionMode):
     """Keeps what a first pass shows, or holds its attention, and the modules ``held``, to what was kept.
 
-    A call is captured if the recording grew while it ran. Held is all but the rows whose own query moved:
-    they are of the token that is another one. Queries that no token moves, because the model learned them,
-    stand for tokens of their own: of the calls ``fresh``, row ``number`` is moved by hand. ``footprint`` is
-    what moved in the first result that was of another shape than what it was made of: patches of pixels.
+    A call is captured if the recording grew while it ran, and shows it. Held is all but the rows whose own
+    query moved: they are of the token that is another one. Queries that no token moves, because the model
+    learned them, stand for tokens of their own: of the calls ``fresh``, row ``number`` is moved by hand.
+    ``footprint`` is what moved in the first result of another shape than what it was made of: patches.
     ``steps`` look at the single functions of some modules.
     """
 
@@ -61,8 +61,8 @@ class Hold(TorchFunctionMode):
         steps: Steps | None = None,
     ) -> None:
         super().__init__()
-        self.fresh, self.number, self.steps = fresh, number, steps
         self.root, self.first, self.keeps = root, first, held is None
+        self.fresh, self.number, self.steps = fresh, number, steps
         self.held = {*(held or ()), *first.modules}
         self.footprint: Tensor | None = None
         self._record = Record()
@@ -88,6 +88,7 @@ class Hold(TorchFunctionMode):
             yield
         if self.keeps:
             self.first.modules |= {path for path in record.calls if not self._calls[path]}
+            self.first.hide(record)
 
     # attention
 
@@ -114,7 +115,7 @@ class Hold(TorchFunctionMode):
         try:
             step = self._step(name, args, kwargs)
             result = func(*args, **kwargs)
-            if len(self._record.calls) == captured:
+            if len(self._record.calls) == captured or self._record.calls[-1] in self.first.hidden:
                 step(result)
                 return self._noted(name, result)
             owner = self._record.calls[-1]

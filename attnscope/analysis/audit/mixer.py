@@ -12,10 +12,12 @@ from attnscope.analysis.audit.paths import is_inside
 from attnscope.analysis.sentences import number_ranges
 from attnscope.attention import Site
 from attnscope.capture.lineage.functions import ELEMENTWISE
+from attnscope.capture.lineage.pieces import CHANNELS
 from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD
 from attnscope.capture.record import pattern
 
 MISSED = "attention that was not captured"
+BETWEEN_CHANNELS = "attention from channel to channel"
 
 FUNCTIONS = (
     ("a Fourier transform", r"fft"),
@@ -30,7 +32,7 @@ ARITHMETIC = (A_PRODUCT, "a sum", "a product")
 """What attention is made of as well: it names a mixer that is not called attention."""
 
 STEPS = (
-    ("a normalization over tokens", r"(group|instance|batch)_norm"),
+    ("a normalization over tokens", r"(group|instance|batch)_norm|^normalize$|vector_norm"),
     ("pooling", r"pool|^(mean|sum|amax|max|amin|min|std|var)$|interpolate|grid_sample"),
     (A_PRODUCT, r"linear|matmul|mm$|^mv$|einsum|dot"),
     ("ids that are made of several tokens", r"embedding"),
@@ -97,10 +99,12 @@ def name_mixers(
     functions: Mapping[str, set[str]],
     mixing: Mapping[str, set[str]],
     sites: Sequence[Site],
+    hidden: Mapping[str, str],
 ) -> tuple[Mixer, ...]:
     """The mixers at these paths, each once.
 
-    ``functions`` are those of torch that ran in each module itself, ``mixing`` those that mixed tokens.
+    ``functions`` are those of torch that ran in each module itself, ``mixing`` those that mixed tokens;
+    ``hidden`` says why attention that was seen is not shown.
 
     One of torch's own modules is named by the model's module around it, and a part of a mixer with the whole,
     as long as that holds no attention that is shown.
@@ -125,6 +129,7 @@ def name_mixers(
         whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
         if whole not in named:
             way = _tell(functions.get(path, set()), mixing.get(path, set()))
+            way = [BETWEEN_CHANNELS] if hidden.get(path) == CHANNELS else way
             named[whole] = _mixer(root, whole, way, is_bare(whole))
     return tuple(named.values())
 

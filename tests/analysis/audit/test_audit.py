@@ -11,6 +11,7 @@ from attnscope.models import ModelInput, load
 from tests.analysis.audit.tiny import IDS, SIZES, Bare, audited, missing
 from tests.capture.hooks.test_aten import CALLS, Direct
 from tests.capture.hooks.test_flex import Flexible, is_past
+from tests.capture.lineage import test_pieces, test_standing
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 
@@ -130,6 +131,49 @@ def test_what_mixes_learned_queries_is_named():
     assert audited(Latents(False), IDS).complete
     seen = audited(Latents(True), IDS)
     assert [mixer.path for mixer in seen.mixers] == ["layer"]
+
+
+@pytest.mark.parametrize("way", test_standing.INSIDE[::3], ids=lambda way: way.__name__)
+def test_what_mixes_inside_of_each_token_mixes_no_tokens(way, monkeypatch):
+    monkeypatch.setattr(test_standing, "COUNT", 8)  # and so tokens, enough to be changed
+    torch.manual_seed(0)
+    assert audited(test_standing.Model(way).eval(), torch.randn(1, 8, test_standing.SIZE)).complete
+
+
+def test_queries_that_choose_among_the_streams_of_their_own_token_are_not_moved_by_hand():
+    class Streams(nn.Module):
+        """Each token asks its own states of two layers, behind attention over the tokens."""
+
+        def __init__(self):
+            super().__init__()
+            self.attend, self.layers = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(16, 16)
+            self.choose = Choose()
+
+        def forward(self, states):
+            return states + self.choose(states, self.layers(self.attend(states, states, states)[0]))
+
+    class Choose(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key = nn.Parameter(torch.randn(1, 16)), nn.Linear(16, 16)
+
+        def forward(self, *layers):
+            states = torch.stack(layers, 2)  # [text, token, layer, feature]
+            query = self.query.expand(*states.shape[:2], 1, -1)
+            return nn.functional.scaled_dot_product_attention(query, self.key(states), states)[:, :, 0]
+
+    torch.manual_seed(0)
+    seen = audited(Streams().eval(), torch.randn(1, 9, 16))
+    assert seen.complete
+    assert [site.name for site in seen.sites] == ["attend"]
+
+
+def test_attention_from_channel_to_channel_is_not_shown_and_so_mixes():
+    layer = test_pieces.BetweenChannels(None, "softmax")
+    seen = audited(nn.Sequential(layer), torch.randn(1, test_pieces.COUNT, test_pieces.SIZE))
+    assert seen.sentences == (
+        "layer 0, * (BetweenChannels), mixes tokens by attention from channel to channel as well",
+    )
 
 
 def test_states_as_numbers_are_audited_like_ids():

@@ -20,6 +20,12 @@ MOST_CHARACTERS = 1 << 20
 MOST_DIGITS = 9
 """Digits of a number that counts something: no text and no model has more of anything."""
 
+LARGEST = 10**MOST_DIGITS - 1
+"""The largest of these."""
+
+LARGEST_SEED = 2**64 - 1
+"""A seed counts nothing: it is any number of 64 bits, as torch takes it."""
+
 ISOLATE, END = "\u2068", "\u2069"  # first strong isolate: right-to-left text cannot move its neighbours
 _JOINERS = "\u200c\u200d"  # they shape letters and emoji, and are harmless inside a text
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")

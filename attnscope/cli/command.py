@@ -13,8 +13,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
-from attnscope.cli.options.declare import DECLARED
-from attnscope.text import MOST_DIGITS
+from attnscope.cli.options.declare import DECLARED, UP_TO
+from attnscope.text import LARGEST
 
 LONGEST = 240
 """Characters of a command that is still worth copying."""
@@ -56,6 +56,7 @@ class _Word:
     kind: Any
     default: Any
     declared: Any
+    largest: int
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,10 +80,8 @@ class _Word:
 
     def check(self, value: Any) -> None:
         """Wrong usage for a number that counts nothing: Python reads ``1e999``, ``nan`` and any digits."""
-        if isinstance(value, (int, float)) and not abs(value) < 10**MOST_DIGITS:
-            raise typer.BadParameter(
-                f"write a number of at most {MOST_DIGITS} digits", param_hint=self.names[0]
-            )
+        if isinstance(value, (int, float)) and not abs(value) < self.largest + 1:
+            raise typer.BadParameter(f"write a number up to {self.largest:,}", param_hint=self.names[0])
 
     def typed(self, value: Any) -> list[str]:
         """What one types for a value; nothing for the default."""
@@ -99,7 +98,13 @@ def _words(group: Any) -> list[_Word]:
     """The options and arguments of a group."""
     kinds = get_type_hints(group)
     return [
-        _Word(field.name, kinds[field.name], field.default, field.metadata[DECLARED])
+        _Word(
+            field.name,
+            kinds[field.name],
+            field.default,
+            field.metadata[DECLARED],
+            field.metadata.get(UP_TO, LARGEST),
+        )
         for field in fields(group)
     ]
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from attnscope.errors import ModelError
 from attnscope.network.attention import MultiHeadAttention
 from attnscope.network.encoder import Encoder
+from attnscope.text import LARGEST_SEED
 from attnscope.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from attnscope.training.data import IGNORED, Cutter, Rows
 from attnscope.training.guide import guiding, parse_guides
@@ -131,7 +132,7 @@ def _step(
     over = fraction(progress, settings)
     for group in optimizer.param_groups:
         group["lr"] = settings.rate * schedule(over, settings.warmup)
-    torch.manual_seed(settings.seed * SEEDS + progress.step)
+    torch.manual_seed((settings.seed * SEEDS + progress.step) % (LARGEST_SEED + 1))
     causal = encoder.config.causal or over < settings.causal_first
     rows = training.training(progress.step, settings.batch, causal)
     ids = torch.from_numpy(rows.ids).to(settings.device)

@@ -70,6 +70,14 @@ def test_a_seed_draws_the_same_text_again(run):
     assert "temperature 1.5, seed 3" in one
 
 
+def test_a_seed_may_be_any_number_of_64_bits(run):
+    drawn = ["show", TEXT, "-m", "own-causal", "--generate", "2", "--temperature", "1", "--head", "L0H0"]
+    assert f"seed {2**64 - 1}" in run(*drawn, "--seed", str(2**64 - 1)).out
+    beyond = run(*drawn, "--seed", str(2**64))
+    assert beyond.code == 2
+    assert "write a number up to 18,446,744,073,709,551,615" in beyond.err
+
+
 def test_what_cannot_write_says_so_in_one_sentence(run):
     for model, sentence in (("own", "own-causal does"), (minilm(), "has no language-model head")):
         ran = run("show", TEXT, "-m", model, "--generate", "3")

@@ -54,6 +54,13 @@ def test_train_says_what_it_made_and_loss_agrees(books: list[Path], tmp_path: Pa
     assert "asked for 15 % of the tokens" in out
 
 
+def test_a_run_and_its_loss_may_be_drawn_from_any_number_of_64_bits(books, tmp_path) -> None:
+    seed = ("--seed", 2**64 - 1)
+    code, _, _ = run("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 2, *seed)
+    assert code == 0
+    assert run("loss", tmp_path / "m", books[0], "--length", 16, *seed)[0] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_ctrl_c_keeps_the_model_and_resume_goes_on(books: list[Path], tmp_path: Path) -> None:

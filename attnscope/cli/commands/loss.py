@@ -11,6 +11,7 @@ from attnscope.cli.options.declare import REQUIRED, argument, option
 from attnscope.cli.options.model import ModelOptions
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import waiting
+from attnscope.text import LARGEST_SEED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,12 @@ class LossOptions(ModelOptions):
         "Text files that the model was not trained on; each line is a document.", default=REQUIRED
     )
     length: int = option("Tokens that are read together.", min=16, default=128)
-    seed: int = option("Which tokens are hidden from an encoder that attnscope train made.", min=0, default=0)
+    seed: int = option(
+        "Which tokens are hidden from an encoder that attnscope train made.",
+        min=0,
+        largest=LARGEST_SEED,
+        default=0,
+    )
 
 
 @command

@@ -15,12 +15,13 @@ from typing import Any
 import typer
 
 from attnscope.cli.options.complete import Complete
+from attnscope.text import LARGEST
 
 TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Picture", "Model"
 """The panels; an option without one is among those that people use most."""
 
-DECLARED = "declared"
-"""Under which name a field's metadata hold what Typer is told."""
+DECLARED, UP_TO = "declared", "up to"
+"""Under which names a field's metadata hold what Typer is told, and the largest number that can be meant."""
 
 REQUIRED: Any = MISSING
 """The default of what must be given."""
@@ -33,9 +34,13 @@ def option(
     default: Any = None,
     min: float | None = None,
     max: float | None = None,
+    largest: int = LARGEST,
     complete: Complete | None = None,
 ) -> Any:
-    """An option with a value; the help prints its default, if it has one, and Tab completes it."""
+    """An option with a value; the help prints its default, if it has one, and Tab completes it.
+
+    ``largest`` is no limit of its own, as ``max`` is: nothing that the option counts has more.
+    """
     shown = default is not None and default is not REQUIRED
     declared = typer.Option(
         *names,
@@ -46,7 +51,7 @@ def option(
         show_default=shown,
         autocompletion=complete,
     )
-    return field(default=default, metadata={DECLARED: declared})
+    return field(default=default, metadata={DECLARED: declared, UP_TO: largest})
 
 
 def flag(

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnscope.cli.options.declare import TEXT, argument, flag, option
+from attnscope.text import LARGEST_SEED
 
 SECOND = "A second text: its pair, or the target of an encoder-decoder."
 
@@ -60,7 +61,9 @@ class SourceOptions:
         panel=TEXT,
         default=0.0,
     )
-    seed: int = option("With --temperature: what to draw.", min=0, panel=TEXT, default=0)
+    seed: int = option(
+        "With --temperature: what to draw.", min=0, largest=LARGEST_SEED, panel=TEXT, default=0
+    )
     chat: bool = flag(
         "Give the text as a user's message, in the model's chat format; or all messages as JSON.", panel=TEXT
     )

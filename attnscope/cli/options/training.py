@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from attnscope.cli.options.declare import flag, option
+from attnscope.text import LARGEST_SEED
 
 SHAPE, LEARNING, DATA, RUN = "Shape", "Learning", "Data", "Run"
 
@@ -80,7 +81,7 @@ class RunOptions:
 
     steps: int | None = option("Train that many steps.", min=1, panel=RUN)
     minutes: float | None = option("Train that long; 10 unless --steps are given.", min=0.01, panel=RUN)
-    seed: int = option("Decides all that is random.", panel=RUN, min=0, default=0)
+    seed: int = option("Decides all that is random.", panel=RUN, min=0, largest=LARGEST_SEED, default=0)
     device: str = option("auto, cpu, cuda or mps.", panel=RUN, default="auto")
     precision: Literal["auto", "float32", "bfloat16"] = option(
         "auto: bfloat16 where it is fast.", panel=RUN, default="auto"

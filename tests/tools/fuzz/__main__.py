@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import tempfile
 import time
@@ -18,9 +19,12 @@ from hypothesis import strategies as st
 from tests.tools.fuzz.kinds import KINDS
 
 
-def try_kind(name: str, inputs: int, start: int) -> int:
-    """Run one kind's property on so many inputs; returns how many ran. Raises on the first that fails."""
-    tried = 0
+def try_kind(name: str, inputs: int, start: int, seconds: float = math.inf) -> int:
+    """Run one kind's property on so many inputs; returns how many ran. Raises on the first that fails.
+
+    No input begins when so many seconds are over.
+    """
+    tried, end = 0, time.monotonic() + seconds
 
     @seed(start)
     @settings(
@@ -33,6 +37,8 @@ def try_kind(name: str, inputs: int, start: int) -> int:
     @given(st.data())
     def holds(data: st.DataObject) -> None:
         nonlocal tried
+        if time.monotonic() > end:
+            return
         tried += 1
         with tempfile.TemporaryDirectory(prefix="attnscope-fuzz-") as folder:
             KINDS[name](data, Path(folder))
@@ -46,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.fuzz", description=__doc__)
     parser.add_argument("kinds", nargs="*", default=list(KINDS), help=f"any of {', '.join(KINDS)}")
     parser.add_argument("--inputs", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="for one kind")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"  # a made-up model name must not ask the network
@@ -59,7 +66,7 @@ def main() -> None:
         began = time.monotonic()
         what = (KINDS[name].__doc__ or "").split("\n")[0].rstrip(".")
         try:
-            tried = try_kind(name, asked.inputs, asked.seed)
+            tried = try_kind(name, asked.inputs, asked.seed, 60 * asked.minutes)
             outcome = "a result or one sentence each"
         except Exception as error:
             failed, tried, outcome = True, 0, f"FAILED: {type(error).__name__}, see below"

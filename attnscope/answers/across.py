@@ -63,7 +63,9 @@ def of_texts(result: TextComparison, command: str | None) -> Compared:
     arrays = {"heads": numbers_of(result.heads), "change": result.change, "error": result.error}
     if result.difference is None:
         return Compared(
-            Answer((result.aligned, result.view, ranking), {"change": result.view}, numbers), table, arrays
+            Answer((result.aligned, result.view, ranking), {"change": result.view}, lambda: numbers),
+            table,
+            arrays,
         )
     weights = result.difference.weights
     values = np.where(weights.allowed, weights.values, np.nan)
@@ -73,7 +75,9 @@ def of_texts(result: TextComparison, command: str | None) -> Compared:
         "keys": np.array([place.text for place in weights.keys], np.str_),
     }
     numbers["difference"] = [[None if np.isnan(x) else round(float(x), 7) for x in row] for row in values]
-    answer = Answer((result.aligned, result.difference, ranking), {"difference": result.difference}, numbers)
+    answer = Answer(
+        (result.aligned, result.difference, ranking), {"difference": result.difference}, lambda: numbers
+    )
     return Compared(answer, table, arrays)
 
 
@@ -117,7 +121,7 @@ def of_models(result: ModelComparison) -> Compared:
     }
     pairs = result.ranking if drift is not None else result.matches
     view = result.view
-    answer = Answer((view, Ranking(tuple(listed), title)), {"models": view}, numbers)
+    answer = Answer((view, Ranking(tuple(listed), title)), {"models": view}, lambda: numbers)
     return Compared(answer, [*pair_table(pairs)], arrays)
 
 

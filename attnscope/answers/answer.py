@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from attnscope.analysis.figures.numbers import site_numbers
@@ -21,11 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The views of an answer, those of them that make a picture file, and the numbers behind them."""
+    """The views of an answer, those of them that make a picture file, and what writes the numbers behind.
+
+    Numbers as plain data take far more memory than the arrays that they are of: most looks never ask.
+    """
 
     views: tuple[View, ...]
     pictures: Mapping[str, Drawable]
-    numbers: Mapping[str, Any]
+    write: Callable[[], Mapping[str, Any]]
+
+    @cached_property
+    def numbers(self) -> Mapping[str, Any]:
+        """The numbers behind the views, as plain data."""
+        return self.write()
 
 
 def of_overview(
@@ -52,18 +61,25 @@ def of_overview(
         notes = (*notes, "... stands for the command that you gave")
     ranking = Ranking(tuple(ranked), "Worth a look", notes)
     pictures = {kind: replace(grid, notes=result.notes) for kind, grid in result.grids.items()}
-    numbers = {
+    return Answer((*result.grids.values(), ranking), pictures, partial(_overview_numbers, result))
+
+
+def _overview_numbers(result: Overview) -> dict[str, Any]:
+    return {
         "notes": list(result.notes),
         "sites": [site_numbers(site) for site in result.record.sites],
         "heads": [head_numbers(head) for head in result.heads],
     }
-    return Answer((*result.grids.values(), ranking), pictures, numbers)
 
 
 def of_head(result: OneHead) -> Answer:
     """One head's heatmap."""
+    return Answer((result.heatmap,), {"head": result.heatmap}, partial(_matrix_numbers, result))
+
+
+def _matrix_numbers(result: OneHead) -> dict[str, Any]:
     picture = result.heatmap
-    numbers = {
+    return {
         "notes": list(picture.notes),
         "site": site_numbers(result.site),
         "head": head_numbers(result.figures),
@@ -71,11 +87,14 @@ def of_head(result: OneHead) -> Answer:
         "keys": [place.text for place in picture.weights.keys],
         "weights": _rows(picture),
     }
-    return Answer((picture,), {"head": picture}, numbers)
 
 
 def of_token(result: Focus) -> Answer:
     """What one token looks at, and who looks at it."""
+    return Answer((result,), {"token": result}, partial(_focus_numbers, result))
+
+
+def _focus_numbers(result: Focus) -> dict[str, Any]:
     numbers: dict[str, Any] = {
         "notes": list(result.notes),
         "which": result.title,
@@ -92,12 +111,12 @@ def of_token(result: Focus) -> Answer:
             }
             for shown in result.overlays
         ]
-    return Answer((result,), {"token": result}, numbers)
+    return numbers
 
 
 def of_maps(maps: Mapping[str, HeadMap]) -> Answer:
     """One measure of all heads, a map a kind of attention."""
-    return Answer(tuple(maps.values()), maps, {})
+    return Answer(tuple(maps.values()), maps, dict)
 
 
 def _rows(picture: Heatmap) -> list[list[float | None]]:

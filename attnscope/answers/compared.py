@@ -84,7 +84,7 @@ def of_heads(result: Comparison, command: str | None, *, everything: bool = True
     }
     plane = (view.plane,) if everything else ()
     views: tuple[View, ...] = (view.table, *plane, *(ranking for ranking in lists if ranking.heads))
-    return Compared(Answer(views, {"heads": view}, numbers), [*pair_table(all_pairs)], arrays)
+    return Compared(Answer(views, {"heads": view}, lambda: numbers), [*pair_table(all_pairs)], arrays)
 
 
 def of_depth(result: Depth) -> Compared:
@@ -110,7 +110,7 @@ def of_depth(result: Depth) -> Compared:
         "error": result.error,
         **{each.name.replace(" ", "_"): np.array(each.values, float) for each in series},
     }
-    return Compared(Answer((result.view,), {"depth": result.view}, numbers), table, arrays)
+    return Compared(Answer((result.view,), {"depth": result.view}, lambda: numbers), table, arrays)
 
 
 def of_two_heads(result: HeadComparison) -> Compared:
@@ -152,7 +152,7 @@ def of_two_heads(result: HeadComparison) -> Compared:
     }
     table: list[list[object]] = [["row", "distance"]]
     table += [[row, float(far)] for row, far in zip(result.rows, result.by_row, strict=True)]
-    return Compared(Answer((result.view,), {"pair": result.view}, numbers), table, arrays)
+    return Compared(Answer((result.view,), {"pair": result.view}, lambda: numbers), table, arrays)
 
 
 def apart(pair: Pair) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnscope.analysis.sentences import kind_title
@@ -34,7 +35,7 @@ def of_found(answers: Answers) -> Answer:
         ranked = (Ranked(each.head.name, _say(each), "") for each in answer.heads[:LISTED])
         views += [*maps.values(), Ranking(tuple(ranked), str(answer.question))]
         pictures |= {f"{number}-{kind}": view for kind, view in maps.items()}
-    return Answer(tuple(views), pictures, found_numbers(answers))
+    return Answer(tuple(views), pictures, partial(found_numbers, answers))
 
 
 def found_numbers(answers: Answers) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def of_spans(result: SpanMaps, *, one: bool) -> Answer:
         which = result.heads[0].name if one else f"mean of {count} heads"
         title = f"{which} · {kind_title(kind or '')} · {len(result.spans)} parts"
         views[kind or ""] = heatmap(result.mean(kind), title=title, subtitle=result.title, notes=notes)
-    return Answer(tuple(views.values()), views, span_numbers(result))
+    return Answer(tuple(views.values()), views, partial(span_numbers, result))
 
 
 def span_numbers(result: SpanMaps) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def of_flow(
         shown, last, weights = result.map(kind, layer)
         title = result.titled(shown, last)
         view = heatmap(weights, title=title, subtitle=result.subtitle, scale=scale, notes=result.notes)
-    return Answer((view,), {result.method: view}, flow_numbers(result))
+    return Answer((view,), {result.method: view}, partial(flow_numbers, result))
 
 
 def flow_numbers(result: Flow) -> dict[str, Any]:

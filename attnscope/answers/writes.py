@@ -57,7 +57,7 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
     views: list[View] = [replace(view, notes=() if maps else view.notes), *maps.values()]
     if maps:
         views[-1] = replace(list(maps.values())[-1], notes=result.notes)
-    return Answer(tuple(views), {"writes": view}, {})
+    return Answer(tuple(views), {"writes": view}, dict)
 
 
 def _terms(words: tuple[Word, ...]) -> tuple[Term, ...]:

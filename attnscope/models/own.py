@@ -44,14 +44,13 @@ class OwnModel(ReaderModel):
         """``prepare`` for many texts or pairs, tokenized together."""
         limit = min(limit for limit in (max_tokens, self.positions) if limit is not None)
 
-        def prepare(text: tuple[str, ...], reading: Reading) -> ModelInput | InputError:
-            if len(reading.ids) > limit or max(map(len, text)) > MOST_CHARACTERS:
+        def prepare(text: tuple[str, ...], reading: Reading | None) -> ModelInput | InputError:
+            if reading is None or max(map(len, text)) > MOST_CHARACTERS:
                 return self._prepare_or_refuse(text, max_tokens, truncate)
-            return self.label(reading.tokens, reading.notes)
+            return self.label(*reading)
 
-        return [
-            prepare(text, reading) for text, reading in zip(texts, self.reader.read_all(texts), strict=True)
-        ]
+        read = self.reader.read_all(texts, limit)
+        return [prepare(text, reading) for text, reading in zip(texts, read, strict=True)]
 
     def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
         """The ids of tokens as the encoder's input; a pair is read as two segments."""

@@ -1,5 +1,7 @@
 """Texts that are far longer than anything that can be looked at: read no further than is of use."""
 
+from dataclasses import replace
+
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -21,35 +23,73 @@ def own():
     return load("own")
 
 
-def sizes_read(model, monkeypatch):
-    """How many characters a model's tokenizer is given, call by call."""
-    sizes = []
-    read = reader.Reader._reading
+class Counting:
+    """A tokenizer that notes how many characters it is given together, call by call."""
 
-    def watched(self, encoding, texts):
-        sizes.append(max(map(len, texts)))
-        return read(self, encoding, texts)
+    def __init__(self, tokenizer):
+        self.tokenizer, self.sizes = tokenizer, []
 
-    monkeypatch.setattr(reader.Reader, "_reading", watched)
-    return sizes
+    def encode(self, text, second=None):
+        self.sizes.append(len(text))
+        return self.tokenizer.encode(text, second)
+
+    def encode_batch(self, texts):
+        self.sizes.append(sum(map(len, texts)))
+        return self.tokenizer.encode_batch(texts)
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
 
 
-def test_the_beginning_of_a_book_is_read_and_gives_the_tokens_that_the_whole_gives(own, monkeypatch):
-    sizes = sizes_read(own, monkeypatch)
+@pytest.fixture
+def watched(own, monkeypatch):
+    tokenizer = Counting(own.reader.tokenizer)
+    monkeypatch.setattr(own, "reader", replace(own.reader, tokenizer=tokenizer))
+    return tokenizer
+
+
+def making(module, monkeypatch):
+    """How many tokens a module makes, text by text."""
+    counts = []
+    read = module.tokens_of
+
+    def counted(encoding, texts):
+        counts.append(len(encoding))
+        return read(encoding, texts)
+
+    monkeypatch.setattr(module, "tokens_of", counted)
+    return counts
+
+
+@pytest.fixture
+def made(monkeypatch):
+    return making(reader, monkeypatch)
+
+
+def test_the_beginning_of_a_book_is_read_and_gives_the_tokens_that_the_whole_gives(own, watched, made):
     book = own.prepare(BOOK, truncate=True)
-    assert max(sizes) == MOST_CHARACTERS
+    assert max(watched.sizes) == MOST_CHARACTERS
+    assert made == [512]
     assert book.tokens == own.prepare(BOOK[:20_000], truncate=True).tokens
     (note,) = book.notes
     assert note.startswith("cut: the first 512 of more than 308,407 tokens")
 
 
-def test_a_book_that_is_not_to_be_cut_is_refused(own, monkeypatch):
-    sizes = sizes_read(own, monkeypatch)
+def test_a_book_that_is_not_to_be_cut_is_refused_before_there_are_tokens(own, watched, made):
     with pytest.raises(InputError, match=r"has more than 308,407 tokens and own reads at most 512"):
         own.prepare(BOOK)
     (refused,) = own.prepare_all([(BOOK,)])
     assert "more than" in str(refused)
-    assert max(sizes) == MOST_CHARACTERS
+    assert max(watched.sizes) == MOST_CHARACTERS
+    assert made == []
+
+
+def test_many_books_are_tokenized_one_after_the_other(own, watched, monkeypatch):
+    monkeypatch.setattr(reader, "MOST_CHARACTERS", 1000)
+    texts = [(BOOK[:600],), ("A cat.",), (BOOK[:700],), (BOOK[:300],)]
+    read = [prepared.tokens for prepared in own.prepare_all(texts)]
+    assert read == [own.prepare(*text).tokens for text in texts]
+    assert watched.sizes[:2] == [1306, 300]
 
 
 def test_a_model_without_positions_reads_no_more_than_can_be_tokenized():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise, repeat
 
 from attnscope.analysis.places.locate import locate_tokens
 from attnscope.attention import Token
@@ -26,6 +25,9 @@ CUTS = {
 MARK = re.compile(r"\[\[([^\[\]:]{1,40}):((?:(?!\[\[).)*?)\]\]", re.S)
 """A part that the text itself names: ``[[question: Who slept?]]``; one that never ends stops at the next."""
 
+MOST_MARKED = 16 * MOST_CHARACTERS
+"""Characters of a text with marks, or of a file of parts: many more than the text alone may have."""
+
 LONGEST_NAME = 24
 
 
@@ -38,47 +40,65 @@ class Span:
     stop: int
 
 
-def read_marks(text: str) -> tuple[str, tuple[tuple[str, int], ...]]:
+def read_marks(text: str) -> tuple[str, Iterator[tuple[str, int]]]:
     """A text without its marks, and where in it each part begins: ``[[name: ...]]``, and what is between.
 
-    Raises ``InputError`` for a text without marks.
+    Raises ``InputError`` for a text without marks, or with more around its text than can be read.
     """
-    plain, parts, last = "", [], 0
-    for match in MARK.finditer(text):
-        if text[last : match.start()].strip():
-            parts.append(("", len(plain)))
-        plain += text[last : match.start()]
-        parts.append((match[1].strip(), len(plain)))
-        plain += match[2].strip()
-        last = match.end()
-    if not parts:
+    if len(text) > MOST_MARKED:
+        raise InputError(
+            f"with its marks, the text has {len(text):,} characters: shorten it to {MOST_MARKED:,}"
+        )
+    if MARK.search(text) is None:
         raise InputError("the text has no marks: write [[question: Who slept?]] around each part")
-    if text[last:].strip():
-        parts.append(("", len(plain)))
-    return plain + text[last:], tuple(parts)
+    return "".join(piece for _, piece in _marked(text)), _begins(_marked(text))
 
 
-def cut_text(text: str, way: str) -> tuple[tuple[str, int], ...]:
-    """Where in a text its sentences, lines or paragraphs begin, each named by its number and first words."""
-    ends = [match.end() for match in CUTS[way].finditer(text)]
-    begins = [begin for begin, end in pairwise((0, *ends, len(text))) if text[begin:end].strip()]
-    parts = enumerate(pairwise((*begins, len(text))), 1)
-    return tuple((_name(number, text[begin:end]), begin) for number, (begin, end) in parts)
+def _marked(text: str) -> Iterator[tuple[str | None, str]]:
+    """The pieces of a text with marks, each with its name: ``None`` for what is between two marks."""
+    last = 0
+    for match in MARK.finditer(text):
+        yield None, text[last : match.start()]
+        yield match[1].strip(), match[2].strip()
+        last = match.end()
+    yield None, text[last:]
 
 
-def spans_of(tokens: Sequence[Token], text: str, parts: Sequence[tuple[str, int]]) -> tuple[Span, ...]:
+def _begins(pieces: Iterable[tuple[str | None, str]]) -> Iterator[tuple[str, int]]:
+    """The names of pieces, and where they begin in the text that they make; what is blank has no part."""
+    at = 0
+    for name, piece in pieces:
+        if name is not None or piece.strip():
+            yield name or "", at
+        at += len(piece)
+
+
+def cut_text(text: str, way: str) -> Iterator[tuple[str, int]]:
+    """Where in a text its sentences, lines or paragraphs begin, each named by its number and first words.
+
+    They are cut one after the other, for as long as somebody asks: few texts are read to their end.
+    """
+    ends = chain((match.end() for match in CUTS[way].finditer(text)), (len(text),))
+    begins = (begin for begin, end in pairwise(chain((0,), ends)) if text[begin:end].strip())
+    for number, (begin, end) in enumerate(pairwise(chain(begins, (len(text),))), 1):
+        yield _name(number, text[begin:end]), begin
+
+
+def spans_of(tokens: Sequence[Token], text: str, parts: Iterable[tuple[str, int]]) -> tuple[Span, ...]:
     """The parts of a text as runs of its tokens; each special token is a part of its own.
 
-    ``parts`` are names and where in the text they begin.
+    ``parts`` are names and where in the text they begin; those behind the last token are not asked for.
     """
-    begins = [begin for _, begin in parts]
+    following = chain(parts, repeat(("", len(text) + 1)))
+    number, name, (next_name, next_begin) = 0, "", next(following)
     labels: list[tuple[int, str]] = []
-    for number, (token, place) in enumerate(zip(tokens, locate_tokens(tokens, text), strict=True)):
+    for count, (token, place) in enumerate(zip(tokens, locate_tokens(tokens, text), strict=True), 1):
         if place is None:
-            labels.append((-number - 1, token.text))
+            labels.append((-count, token.text))
             continue
-        part = max(0, bisect_right(begins, place[0]) - 1)
-        labels.append((part, parts[part][0] or f"rest {part + 1}"))
+        while next_begin <= place[0] or not number:  # what is before the first part belongs to it
+            number, name, (next_name, next_begin) = number + 1, next_name, next(following)
+        labels.append((number, name or f"rest {number}"))
     return _runs(labels)
 
 
@@ -119,6 +139,8 @@ def read_parts(written: str) -> tuple[tuple[str, int], ...]:
 
     Raises ``InputError`` for anything else.
     """
+    if len(written) > MOST_MARKED:
+        raise InputError(f"the file of parts has {len(written):,} characters: shorten it to {MOST_MARKED:,}")
     try:
         parts = sorted((start, stop, name) for name, (start, stop) in json.loads(written).items())
         fits = all(isinstance(each, int) for start, stop, _ in parts for each in (start, stop))
@@ -153,7 +175,7 @@ def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:
 
 
 def cut_input(
-    prepared: ModelInput, by: str, begins: Sequence[tuple[str, int]] | None = None
+    prepared: ModelInput, by: str, begins: Iterable[tuple[str, int]] | None = None
 ) -> tuple[Span, ...]:
     """The parts of what was read, and what was written behind it as one more.
 

@@ -68,6 +68,6 @@ def show_curves(
     if said is not None:
         print_answer("stats", asdict(result) | said)
     elif out is not None:
-        answers.save(Answer((result,), {"": result}, {}), out, picture)
+        answers.save(Answer((result,), {"": result}, dict), out, picture)
     else:
-        answers.print_views(Answer((result,), {}, {}), picture)
+        answers.print_views(Answer((result,), {}, dict), picture)

@@ -81,7 +81,7 @@ def _show(result: Faithful, top: int, out: Path | None, picture: PrintedOptions)
         from attnscope.cli import answers
 
         shown = replace(result, ranked=result.ranked[:top])
-        answers.save(Answer((), {"faithful": shown}, {}), out, picture)
+        answers.save(Answer((), {"faithful": shown}, dict), out, picture)
     else:
         _print(result, top, plain=picture.plain)
 

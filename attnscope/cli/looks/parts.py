@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ def read_parts_of(given: Source, parts: PartOptions) -> tuple[Model, ModelInput,
     """The model, the text as it reads it, and its parts."""
     from attnscope.analysis.questions.cut import cut_input, read_marks, read_parts
 
-    begins = None
+    begins: Iterable[tuple[str, int]] | None = None
     if parts.by == "marks":
         text, begins = read_marks(given.text)
         given = replace(given, text=text)
@@ -104,9 +105,9 @@ def show_written(
         which = result.heads[0].name if attention.head else f"mean of {len(result.heads)} heads"
         drawn = result.stack(which)
         if output.out is not None:
-            answers.save(Answer((drawn,), {"": drawn}, {}), output.out, picture)
+            answers.save(Answer((drawn,), {"": drawn}, dict), output.out, picture)
         else:
-            answers.print_views(Answer((drawn,), {}, {}), picture)
+            answers.print_views(Answer((drawn,), {}, dict), picture)
         return
     heads = [
         asdict(head) | {"lookback": result.lookback[head], "shares": shares.tolist()}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.bounds.trial import Trial, tried
 from attnscope.models.text.chat import read_messages
+from attnscope.models.text.fit import Fit
 from attnscope.models.text.tokens import mark_unknown, tokens_of, tokens_of_ids
 from attnscope.models.text.vocabulary import Vocabulary
 from attnscope.text import MOST_CHARACTERS
@@ -27,9 +28,6 @@ class Encoded:
     tokens: tuple[Token, ...]
     notes: tuple[str, ...] = ()
 
-
-Fit: TypeAlias = Callable[[int], tuple[int | None, tuple[str, ...]]]
-"""How many tokens to keep of so many, or ``None`` for all of them, and what to say of it."""
 
 SPARE = 64
 """So many tokens behind the last one that is kept are read with it: how a text is cut into tokens may hang

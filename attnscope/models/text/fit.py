@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from attnscope.errors import InputError
 from attnscope.text import MOST_CHARACTERS
+
+Fit: TypeAlias = Callable[[int], tuple[int | None, tuple[str, ...]]]
+"""How many tokens to keep of so many, or ``None`` for all of them, and what to say of it."""
 
 
 def fit_tokens(

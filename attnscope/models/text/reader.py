@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models.bounds.trial import Trial
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
+from attnscope.models.text.fit import Fit
 from attnscope.models.text.generation import Sampling, describe_generation, generate_ids, strip_end
 from attnscope.models.text.tokens import mark_unknown, tokens_of
 from attnscope.models.text.vocabulary import Vocabulary
@@ -29,9 +30,8 @@ END_NAMES = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im
 
 
 class Reading(NamedTuple):
-    """A text as token ids and tokens, and what is to be said of them."""
+    """A text as tokens, and what is to be said of them."""
 
-    ids: list[int]
     tokens: tuple[Token, ...]
     notes: tuple[str, ...] = ()
 
@@ -43,35 +43,38 @@ class Reader:
     tokenizer: Tokenizer
     foreign: str | None = None
 
-    def read(self, text: str, second: str | None = None, keep: int | None = None) -> Reading:
-        """The ids and tokens of a text or a pair, cut to ``keep`` tokens if that is given.
+    def read(self, text: str, second: str | None, fit: Fit) -> Reading:
+        """The tokens of a text or a pair, cut as ``fit`` says; only what is kept becomes tokens.
 
         Raises ``ModelError`` for a foreign tokenizer that takes too much time or memory for it.
         """
         text, second = text[:MOST_CHARACTERS], second and second[:MOST_CHARACTERS]
         self._try([(text,) if second is None else (text, second)])
+        encoding = self.tokenizer.encode(text, second)
+        keep, notes = fit(len(encoding))
         if keep is not None:
+            del encoding  # a million tokens take 400 MB
             self.tokenizer.enable_truncation(keep)
-        try:
-            encoding = self.tokenizer.encode(text, second)
-        finally:
-            if keep is not None:
+            try:
+                encoding = self.tokenizer.encode(text, second)
+            finally:
                 self.tokenizer.no_truncation()
         reading = self._reading(encoding, [text] if second is None else [text, second])
-        return reading._replace(ids=reading.ids[:keep], tokens=reading.tokens[:keep])  # special tokens, too
+        return Reading(reading.tokens[:keep], (*reading.notes, *notes))  # cut are special tokens, too
 
-    def read_all(self, texts: Sequence[tuple[str, ...]]) -> Iterator[Reading]:
-        """The ids and tokens of many texts or pairs."""
+    def read_all(self, texts: Sequence[tuple[str, ...]], most: int) -> Iterator[Reading | None]:
+        """The tokens of many texts or pairs; of one that has more than ``most``, nothing."""
         texts = [tuple(part[:MOST_CHARACTERS] for part in text) for text in texts]
         self._try(texts)
-        plain = [text if len(text) > 1 else text[0] for text in texts]
-        for text, encoding in zip(texts, self.tokenizer.encode_batch(plain), strict=True):
-            yield self._reading(encoding, text)
+        for some in _together(texts):
+            encodings = self.tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in some])
+            for text, encoding in zip(some, encodings, strict=True):
+                yield None if len(encoding) > most else self._reading(encoding, text)
 
     def _reading(self, encoding: Encoding, texts: Sequence[str]) -> Reading:
         spelling = getattr(self.tokenizer.model, "unk_token", None)
         unknown = None if spelling is None else self.tokenizer.token_to_id(spelling)
-        return Reading(encoding.ids, *mark_unknown(tokens_of(encoding, texts), unknown, spelling))
+        return Reading(*mark_unknown(tokens_of(encoding, texts), unknown, spelling))
 
     def _try(self, texts: list[tuple[str, ...]]) -> None:
         if self.foreign is not None:
@@ -107,6 +110,19 @@ class Reader:
         return {id_ for id_ in ids if id_ is not None}
 
 
+def _together(texts: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """Texts one after the other, as many together as may be one text: what is tokenized takes memory."""
+    some: list[tuple[str, ...]] = []
+    size = 0
+    for text in texts:
+        some.append(text)
+        size += sum(map(len, text))
+        if size >= MOST_CHARACTERS:
+            yield some
+            some, size = [], 0
+    yield some
+
+
 class ReaderModel(Model):
     """A model of the token ids of one text, without a cache: it generates by whole passes."""
 
@@ -133,12 +149,9 @@ class ReaderModel(Model):
         self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
         """The inputs and labelled axes of a text or of a pair."""
-        reading = self.reader.read(text, second)
         longest = max(len(text), len(second or ""))
-        keep, notes = self._fit(len(reading.ids), longest, max_tokens=max_tokens, truncate=truncate)
-        if keep is not None:
-            reading = self.reader.read(text, second, keep)
-        return self.label(reading.tokens, (*reading.notes, *notes))
+        fit = partial(self._fit, characters=longest, max_tokens=max_tokens, truncate=truncate)
+        return self.label(*self.reader.read(text, second, fit))
 
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0

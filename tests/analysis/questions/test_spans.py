@@ -1,15 +1,18 @@
 """Parts of a text, and how much each looks at each, against NumPy on the rows of every head."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from attnscope.analysis.questions.cut import cut_text, read_marks, segments, spans_of
+from attnscope.analysis.questions.cut import cut_input, cut_text, read_marks, read_parts, segments, spans_of
 from attnscope.analysis.questions.question import parse_questions
 from attnscope.analysis.questions.spans import span_maps
 from attnscope.analysis.selection import Selection
+from attnscope.answers.questions import of_spans
 from attnscope.capture import Keep
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
@@ -23,7 +26,7 @@ def names(spans):
 
 
 def test_sentences_begin_where_one_ends_and_a_capital_or_a_quote_follows():
-    parts = cut_text(TEXT, "sentence")
+    parts = list(cut_text(TEXT, "sentence"))
     assert [TEXT[begin : begin + 4] for _, begin in parts] == ["The ", "It w", '"Who', "The "]
     assert parts[1][0] == "2 It was tired because it…"
 
@@ -158,3 +161,30 @@ def test_marks_that_never_end_are_read_at_once():
     text, parts = read_marks("[[a: " * 100_000 + "[[fact: A cat.]]")
     assert text.endswith("A cat.")
     assert [name for name, _ in parts] == ["", "fact"]
+
+
+def test_parts_behind_the_last_token_are_never_cut(monkeypatch):
+    cut, named = [], "attnscope.analysis.questions.cut._name"
+    monkeypatch.setattr(named, lambda number, text: cut.append(number) or f"{number}")
+    text = "A cat sat. " * 5000
+    prepared = replace(load("own").prepare(text, max_tokens=16), text=text)
+    assert [span.name for span in cut_input(prepared, "sentence")][1:-1] == ["1", "2", "3", "4"]
+    assert len(cut) < 10
+
+
+def test_marks_and_files_of_parts_without_end_are_refused(monkeypatch):
+    monkeypatch.setattr("attnscope.analysis.questions.cut.MOST_MARKED", 100)
+    for read, many in ((read_marks, "[[a: b]] " * 20), (read_parts, json.dumps({"a" * 100: [0, 1]}))):
+        with pytest.raises(InputError, match=r"has 1\d\d characters.*: shorten it to 100"):
+            read(many)
+
+
+def test_numbers_are_not_written_out_for_who_only_looks(monkeypatch):
+    def never(result):
+        raise AssertionError("nobody asked for the numbers")
+
+    monkeypatch.setattr("attnscope.answers.questions.span_numbers", never)
+    prepared = load("own").prepare(TEXT)
+    maps = span_maps(load("own"), prepared, spans_of(prepared.tokens, TEXT, cut_text(TEXT, "line")))
+    with pytest.raises(AssertionError, match="nobody asked"):
+        _ = of_spans(maps, one=False).numbers

@@ -177,9 +177,13 @@ class SpeechModel(HuggingFaceModel):
         if text is None:
             return start, notes
         written = f" {text.strip()}" if hasattr(self.reader.tokenizer, "prefix_tokens") else text
-        encoded = self.reader.read([written], templated=True)
-        keep, cut = self._fit(len(start) + len(encoded.tokens), len(text), max_tokens=None, truncate=truncate)
-        return (*start, *encoded.tokens)[:keep], (*notes, *encoded.notes, *cut)
+
+        def fit(count: int) -> tuple[int | None, tuple[str, ...]]:
+            keep, cut = self._fit(len(start) + count, len(text), max_tokens=None, truncate=truncate)
+            return None if keep is None else max(1, keep - len(start)), cut
+
+        encoded = self.reader.read([written], fit, templated=True)
+        return (*start, *encoded.tokens)[: self.positions], (*notes, *encoded.notes)
 
     def _start(self, values: Tensor, name: str) -> tuple[tuple[Token, ...], tuple[str, ...]]:
         """The tokens that a decoder starts with: for Whisper, also the language, which the model hears."""

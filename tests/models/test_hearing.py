@@ -13,6 +13,7 @@ from attnscope.capture import Keep
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.sounds.frames import find_frames
+from attnscope.models.inputs import Part
 from attnscope.storage.sound import Sound
 from tests.models import speech
 from tests.tools import sounds
@@ -39,7 +40,7 @@ def maps(model, prepared):
 @pytest.mark.parametrize(
     ("name", "frames", "second"),
     [
-        ("seamless_m4t", None, None),
+        ("seamless_m4t", 99, "0.02 s"),
         ("speecht5", 99, "0.02 s"),
         ("speech-encoder-decoder", 99, "0.02 s"),
         ("cohere_asr", 26, "0.08 s"),
@@ -51,11 +52,10 @@ def test_what_hears_and_writes_is_seen_whole(tmp_path, tone, name, frames, secon
     prepared = model.prepare_audio(tone)
     found = maps(model, prepared)
     assert {kept.site.kind for kept in found} == {"encoder", "decoder", "cross"}
-    if frames is None:
-        assert any("is numbered" in note for note in prepared.notes)
-    else:
-        assert (len(prepared.tokens), prepared.tokens[1].text) == (frames, second)
-        assert all(kept.keys == prepared.tokens for kept in found if kept.site.kind == "cross")
+    assert (len(prepared.tokens), prepared.tokens[1].text) == (frames, second)
+    heard = prepared.axes["cross"][1]
+    assert all(kept.keys == heard for kept in found if kept.site.kind == "cross")
+    assert heard == prepared.tokens or heard[1].text == "0.16 s"  # eight neighbours are joined
     theirs = type(model.module).from_pretrained(tmp_path, attn_implementation="eager").eval()
     with torch.inference_mode():
         output = theirs(**prepared.inputs, output_attentions=True, use_cache=False)
@@ -89,18 +89,89 @@ def test_what_hears_in_a_way_that_is_not_known_is_not_said_to_be_deaf(tmp_path, 
         load(str(tmp_path)).prepare_audio(tone, "the cat")
 
 
+@pytest.mark.parametrize(
+    ("name", "pace"),
+    [
+        ("mimi", lambda config: 1 / config.encodec_frame_rate),
+        pytest.param(
+            "pocket_tts_audio_tokenizer",
+            lambda config: np.prod(config.upsampling_ratios) / config.sampling_rate,
+            marks=pytest.mark.slow,
+        ),
+        ("nemotron3_diarization", lambda config: 0.01 * config.audio_config.subsampling_factor),
+    ],
+)
+def test_what_does_not_say_how_long_a_frame_is_is_seen_to_have_frames(tmp_path, tone, name, pace):
+    """Mimi's feature extractor makes no mask, and refuses to be asked for one."""
+    save(tmp_path, name)
+    model = load(str(tmp_path))
+    each = pace(model.module.config)
+    prepared = model.prepare_audio(tone)
+    assert prepared.heard.seconds == pytest.approx(each)
+    assert prepared.heard.frames == round(2 / each)
+    first = next(iter(maps(model, prepared)))
+    assert first.keys == prepared.tokens
+    assert [float(token.text.removesuffix(" s")) for token in first.keys] == pytest.approx(
+        [number * each for number in range(len(first.keys))]
+    )
+
+
+def test_patches_of_a_spectrogram_say_their_moment_and_their_band(tmp_path, tone):
+    save(tmp_path, "audio-spectrogram-transformer")
+    model = load(str(tmp_path))
+    prepared = model.prepare_audio(tone)
+    bands, moments = model.module.embeddings.get_shape(model.module.config)
+    assert [token.text for token in prepared.tokens[:4]] == [
+        "[CLS]",
+        "[DIST]",
+        "0.00 s · band 1",
+        "0.10 s · band 1",
+    ]
+    assert len(prepared.tokens) == 2 + bands * moments
+    assert prepared.tokens[2 + moments].text == "0.00 s · band 2"
+    assert [token.special for token in prepared.tokens[2 : 2 + moments]] == [
+        number >= 20 for number in range(moments)
+    ]
+    assert prepared.heard.bands.shape == (model.module.config.num_mel_bins, moments)
+    assert next(iter(maps(model, prepared))).keys == prepared.tokens
+
+
+def test_a_sound_that_an_extractor_cuts_is_not_cut_in_silence(tmp_path):
+    save(tmp_path, "audio-spectrogram-transformer")
+    path, model = speech.sound(tmp_path / "long.wav", 15.0), load(str(tmp_path))
+    with pytest.raises(InputError, match=r"has 15.0 seconds and .* hears at most 10.1 at once"):
+        model.prepare_audio(path)
+    prepared = model.prepare_audio(path, part=Part(truncate=True))
+    assert "cut: the first 10.1 of 15.0 seconds are heard" in prepared.notes
+    save(tmp_path / "towers", "clap")
+    with pytest.raises(InputError, match="hears at most 10 at once"):
+        load(str(tmp_path / "towers")).prepare_audio(path)
+
+
+def test_where_time_does_not_go_evenly_the_note_says_so(tmp_path, tone):
+    save(tmp_path, "clap")
+    (note,) = load(str(tmp_path)).prepare_audio(tone).notes
+    assert "time does not go evenly through what it attends to first" in note
+
+
+@pytest.mark.parametrize("name", ["parakeet_encoder", "speech_to_text", "whisper"])
+def test_a_spectrogram_is_as_loud_as_the_sound_whichever_way_it_lies(tmp_path, name):
+    """Of a sound that is loud in its second half alone."""
+    save(tmp_path, name)
+    wave = 0.3 * np.random.default_rng(0).standard_normal(32000)
+    wave[:16000] *= 0.001
+    soundfile.write(tmp_path / "late.wav", wave, 16000)
+    heard = load(str(tmp_path)).prepare_audio(tmp_path / "late.wav").heard
+    loud = heard.bands[:, : heard.frames].mean(0)
+    half = len(loud) // 2
+    assert loud[half + 1 :].min() > loud[: half - 1].max()
+
+
 def test_a_wave_with_a_channel_is_a_wave(tmp_path, tone):
     save(tmp_path, "xcodec")
     prepared = load(str(tmp_path)).prepare_audio(tone)
     assert [token.text for token in prepared.tokens] == [f"{0.02 * frame:.2f} s" for frame in range(100)]
     assert prepared.heard.bands.shape[1] == 100
-
-
-def test_a_feature_extractor_that_makes_no_mask_is_not_asked_for_one(tmp_path, tone):
-    save(tmp_path, "mimi")
-    model = load(str(tmp_path))
-    assert maps(model, model.prepare_audio(tone))
-    assert isinstance(model.module, transformers.MimiModel)
 
 
 @pytest.mark.parametrize(
@@ -156,10 +227,11 @@ def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(tmp_path):
         load(str(tmp_path)).prepare_audio(path)
 
 
-def test_what_joins_several_models_says_which_to_look_at(tmp_path):
+@pytest.mark.parametrize("generative", [False, True])
+def test_what_joins_several_models_says_which_to_look_at(tmp_path, generative):
     """It reads and writes texts, so that it has no head was no answer."""
     config = {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniForConditionalGeneration"]}
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     save_file({"thinker.model.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="joins several; save the one that reads and hears"):
-        load(str(tmp_path))
+        load(str(tmp_path), generative=generative)

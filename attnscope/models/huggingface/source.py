@@ -211,7 +211,7 @@ def _explain(name: str, error: Exception) -> str:
             f"{name} cannot be loaded: a model of its type joins two models, which attnscope does not open "
             "as one; save its encoder in a folder of its own (save_pretrained), and look at that"
         )
-    if "for this kind of AutoModel: AutoModel." in message:
+    if "Unrecognized configuration class" in message and not _has_plain_model(message):
         return (
             f"{name} cannot be opened as one: transformers has no plain model of its type, which joins "
             "several; save the one that reads and hears in a folder of its own (save_pretrained), and look "
@@ -228,3 +228,12 @@ def _explain(name: str, error: Exception) -> str:
             "if you trust whoever made them"
         )
     return f"{name} cannot be loaded: {first_line(error)}"
+
+
+def _has_plain_model(message: str) -> bool:
+    """Whether transformers has a model without a head for the config class that it names in an error."""
+    import transformers
+
+    named = re.search(r"<class '[\w.]*?(\w+)'>", message)
+    kind = getattr(transformers, named[1], None) if named else None
+    return kind is None or kind in transformers.AutoModel._model_mapping

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,9 @@ from attnscope.models.regions.owners import Entered, enter
 
 DIPS = 12
 """Moments at which a noise is made quiet, one after the other."""
+
+QUIETER = 0.1
+"""What a dip leaves of the noise."""
 
 NOTHING = 1e-6
 """Tokens that answer less than this share of the most do not hear."""
@@ -53,25 +56,35 @@ def find_moments(
     entered = enter(module, inputs, name)
     if entered is None:
         return None
-    noise = np.random.default_rng(0).standard_normal(samples).astype(np.float32) * 0.1
-    loud = prepare(noise)
+    loud = prepare(make_noise(samples))
     answer = _responses(entered)
-    heard = answer(prepare(noise * 0.1) - loud)
+    heard = answer(prepare(make_noise(samples) * QUIETER) - loud)
     tokens = np.flatnonzero(heard > NOTHING * heard.max(initial=0))
     if not len(tokens):
         return None
-    width = max(1, samples // (4 * DIPS))
-    starts = ((np.arange(DIPS) + 0.5) / DIPS * samples).astype(int) - width // 2
-    middles = np.full(DIPS, np.nan)
-    for number, start in enumerate(starts):
-        wave = noise.copy()
-        wave[start : start + width] *= 0.1
+    middles, times = np.full(DIPS, np.nan), np.zeros(DIPS)
+    for number, (wave, middle) in enumerate(dips(samples)):
+        times[number] = middle / rate
         moved = answer(prepare(wave) - loud)[tokens] ** 2
         if moved.sum() > 0:
             middles[number] = (moved * np.arange(len(tokens))).sum() / moved.sum()
-    times = (starts + width / 2) / rate
     pace = samples / rate if len(tokens) == 1 else _pace(middles, times)  # one is the whole sound
     return Moments(tuple(tokens.tolist()), pace, entered.kind, len(entered.states))
+
+
+def make_noise(samples: int) -> Array:
+    """Noise that is the same each time.  -> [sample]"""
+    noise: Array = np.random.default_rng(0).standard_normal(samples).astype(np.float32) * 0.1
+    return noise
+
+
+def dips(samples: int) -> Iterator[tuple[Array, float]]:
+    """The noise with each of its moments made quiet, with the middle of that moment, in samples."""
+    width = max(1, samples // (4 * DIPS))
+    for start in ((np.arange(DIPS) + 0.5) / DIPS * samples).astype(int) - width // 2:
+        wave = make_noise(samples)
+        wave[start : start + width] *= QUIETER
+        yield wave, start + width / 2
 
 
 def _responses(entered: Entered) -> Callable[[Tensor], Array]:

@@ -28,10 +28,9 @@ def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: 
 
     Raises ``InputError`` for a sound that the extractor refuses, or cuts into pieces.
     """
-    how = {**_settings(extractor, config), "sampling_rate": sound.rate, "return_tensors": "pt"}
 
     def work() -> dict[str, Any]:
-        return dict(extractor(sound.samples, **how))
+        return ask_extractor(extractor, config, sound)
 
     try_first(f"the feature extractor of {name}", work, len(sound.samples))
     try:
@@ -50,6 +49,12 @@ def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: 
             "and --to-second"
         )
     return Features(fields, heard)
+
+
+def ask_extractor(extractor: Any, config: Any, sound: Sound) -> dict[str, Any]:
+    """What an extractor makes of a sound, asked as the processor of its type asks it."""
+    how = {**_settings(extractor, config), "sampling_rate": sound.rate, "return_tensors": "pt"}
+    return dict(extractor(sound.samples, **how))
 
 
 def _settings(extractor: Any, config: Any) -> Mapping[str, Any]:

@@ -112,18 +112,32 @@ def _is_wave(values: Tensor) -> bool:
     return values.ndim == 2 or (values.ndim == 3 and values.shape[1] == 1)
 
 
-def find_bands(values: Tensor, frames: int, step: int) -> Array | None:
-    """How loud each band is in each frame, of what the model is given.
+def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> Array | None:
+    """How loud each band is in each frame, of what the model is given: the wave itself, or a spectrogram.
 
-    [1, band, step] -> [band, frame], or where it is the wave itself, of which a frame has ``step`` samples:
-    [1, sample] -> [band, frame]
+    [1, sample] or [1, band, step] or [1, step, band] -> [band, frame]
     """
     if _is_wave(values):
-        return _bands_of_wave(values.flatten().float().cpu(), frames, step)
-    if values.ndim != 3 or values.shape[-1] % frames:
+        wave = values.flatten().float().cpu()
+        return _bands_of_wave(wave, frames.count, round(frames.seconds * sound.rate))
+    bands = getattr(extractor, "feature_size", None)
+    bands = bands if isinstance(bands, int) and bands > 0 else getattr(extractor, "num_mel_bins", 0)
+    if values.ndim != 3 or not isinstance(bands, int) or bands < 1:
         return None
-    bands: Array = values[0].float().cpu().numpy()
-    means: Array = bands.reshape(len(bands), frames, -1).mean(-1)
+    loud = values[0].float().cpu()
+    if values.shape[1] != bands and values.shape[2] % bands == 0:
+        loud = loud.reshape(len(loud), -1, bands).mean(1).mT  # neighbours that are stacked in a step
+    elif values.shape[1] != bands:
+        return None
+    long = max(1, round(loud.shape[1] / frames.count))  # steps in a frame
+    hop = getattr(extractor, "hop_length", None)
+    if isinstance(hop, int) and values.shape[1] == bands:
+        long = max(1, round(frames.seconds * sound.rate / hop))
+    missing = frames.count * long - loud.shape[1]
+    if abs(missing) > LOST * long:
+        return None
+    whole = functional.pad(loud[None], (0, missing), mode="replicate")[0] if missing > 0 else loud
+    means: Array = whole[:, : frames.count * long].reshape(bands, frames.count, long).mean(-1).numpy()
     return means
 
 

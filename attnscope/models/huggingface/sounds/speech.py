@@ -13,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Head, Kind, Token
+from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError
 from attnscope.memory import require
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.pictures.images import place_fields
 from attnscope.models.huggingface.reader import start_token
-from attnscope.models.huggingface.sounds.features import extract_features
-from attnscope.models.huggingface.sounds.frames import find_bands, find_frames
+from attnscope.models.huggingface.sounds.features import ask_extractor, extract_features
+from attnscope.models.huggingface.sounds.frames import LOST, find_bands, find_frames
 from attnscope.models.huggingface.sounds.letters import is_ctc, name_letters, spell_letters
+from attnscope.models.huggingface.sounds.paces import Watched, watch_frames
 from attnscope.models.inputs import Heard, ModelInput, Objective, Part
 from attnscope.models.inspection import find_sound_input
 from attnscope.models.text.tokens import tokens_of_ids
@@ -55,34 +57,54 @@ class SpeechModel(HuggingFaceModel):
         """A sound file as the model hears it, and ``text``, what is said, as its decoder reads it."""
         if text is not None and not self.encoder_decoder:
             raise InputError(f"{self.name} hears and reads no text: leave out the text beside --audio")
-        extractor, part = self._extractor, part or Part()
+        part = part or Part()
         sound, notes = self._listen(path, part)
         name = find_sound_input(self.module) or ""
         values, heard, beside = self._extract(path, sound, name)
-        frames = find_frames(self.name, self.module, values, heard, sound, extractor)
-        heard_as: tuple[Token, ...] = frames.tokens if frames is not None else ()
-        axis: Axis = heard_as or range(0)
         inputs, axes = {name: values, **beside}, dict[Kind, tuple[Axis, Axis]]()
-        if frames is None:
-            notes += (f"what looks at the sound is numbered: {self.name} does not say how long a frame is",)
-        else:
-            axes["encoder"] = (axis, axis)
         if self.encoder_decoder and self.entry == "__call__":
             said, more = self._said(values, name, text, part.truncate)
             notes += more
             inputs["decoder_input_ids"] = self._tensor([token.id for token in said])
             axes["decoder"] = (said, said)
-            if frames is not None:
-                axes["cross"] = (said, axis)
-        heard_for = None
-        if frames is not None:
-            bands = find_bands(values, frames.count, round(frames.seconds * sound.rate))
+        heard_for, looks = None, dict[Kind, tuple[Token, ...]]()
+        found = self._find_frames(path, inputs, name, heard, sound)
+        if found is None:
+            notes += (
+                f"what looks at the sound is numbered: {self.name} does not say how long a frame is, and "
+                "time does not go evenly through what it attends to first",
+            )
+        else:
+            frames, looks = found.frames, dict(found.axes)
+            end = frames.count * frames.seconds
+            if sound.seconds > end + LOST * frames.seconds:  # its extractor cut it, and did not say so
+                notes += self._note_cut(path, sound, end, part)
+            bands = find_bands(values, frames, sound, self._extractor)
             heard_for = Heard(frames.seconds, frames.heard, bands, sound.begin)
+        for kind, tokens in looks.items():
+            if kind not in axes:
+                axes[kind] = (axes["decoder"][0] if kind == "cross" else tokens, tokens)
+        heard_as = next(iter(looks.values()), ())
         settings = self.settings if self.entry == "__call__" else {}
         prepared = ModelInput(inputs, axes, heard_as, notes, settings, heard=heard_for, entry=self.entry)
         return (
             self._read_letters(prepared) if heard_for is not None and is_ctc(self.module.config) else prepared
         )
+
+    def _find_frames(
+        self, path: Path, inputs: Mapping[str, Tensor], name: str, heard: int | None, sound: Sound
+    ) -> Watched | None:
+        """The frames that a model says it has, or those that it is seen to have."""
+        frames = find_frames(self.name, self.module, inputs[name], heard, sound, self._extractor)
+        if frames is not None:
+            kinds: tuple[Kind, ...] = ("encoder", "cross") if "decoder_input_ids" in inputs else ("encoder",)
+            return Watched(frames, dict.fromkeys(kinds, frames.tokens))
+
+        def prepare(samples: Array) -> Mapping[str, Tensor]:
+            fields = ask_extractor(self._extractor, self.module.config, Sound(samples, sound.rate))
+            return place_fields(fields, self.module, self.device, self.entry)
+
+        return watch_frames(self.module, inputs, name, prepare, sound, self.entry)
 
     def _read_letters(self, prepared: ModelInput) -> ModelInput:
         """The same with what the CTC head reads at each frame in the names of the frames: one pass."""
@@ -127,7 +149,8 @@ class SpeechModel(HuggingFaceModel):
     @property
     def at_once(self) -> float:
         """How many seconds it hears at once; those that only look at a whole sound have no limit."""
-        most = getattr(self._extractor, "n_samples", None)
+        limits = (getattr(self._extractor, limit, None) for limit in ("n_samples", "nb_max_samples"))
+        most = next((limit for limit in limits if limit is not None), None)
         return most / self._extractor.sampling_rate if isinstance(most, int) and most > 0 else math.inf
 
     def _listen(self, path: Path, part: Part) -> tuple[Sound, tuple[str, ...]]:
@@ -136,15 +159,18 @@ class SpeechModel(HuggingFaceModel):
         if sound.seconds <= self.at_once:
             self._require_room(sound)
             return sound, ()
+        notes = self._note_cut(path, sound, self.at_once, part)
+        most = round(self.at_once * sound.rate)
+        return replace(sound, samples=sound.samples[:most]), notes
+
+    def _note_cut(self, path: Path, sound: Sound, end: float, part: Part) -> tuple[str, ...]:
+        """That only the beginning is heard. Raises ``InputError`` where nobody asked for that."""
         if not part.truncate:
             raise InputError(
-                f"{path} has {sound.seconds:.1f} seconds and {self.name} hears at most {self.at_once:g} at "
-                "once: choose a part with --from-second and --to-second, or pass --truncate to hear its "
-                "beginning"
+                f"{path} has {sound.seconds:.1f} seconds and {self.name} hears at most {end:g} at once: "
+                "choose a part with --from-second and --to-second, or pass --truncate to hear its beginning"
             )
-        note = f"cut: the first {self.at_once:g} of {sound.seconds:.1f} seconds are heard"
-        most = round(self.at_once * sound.rate)
-        return replace(sound, samples=sound.samples[:most]), (note,)
+        return (f"cut: the first {end:g} of {sound.seconds:.1f} seconds are heard",)
 
     def _require_room(self, sound: Sound) -> None:
         """Raise ``SizeError`` if the first convolution over the samples would not fit the memory."""

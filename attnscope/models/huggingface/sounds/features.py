@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from attnscope.errors import InputError, ModelError, first_line
+from attnscope.memory import require
 from attnscope.models.bounds.limits import bounded
 from attnscope.models.bounds.trial import try_first
 from attnscope.models.inspection import takes
@@ -14,6 +17,9 @@ from attnscope.storage.sound import Sound
 
 PREPARED = 2 << 30
 """Bytes that preparing a sound may take: a folder says how."""
+
+CONVOLVED = 3
+"""Times that the numbers behind the first convolution are held at once: before and after their norm."""
 
 
 class Features(NamedTuple):
@@ -49,6 +55,16 @@ def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: 
             "and --to-second"
         )
     return Features(fields, heard)
+
+
+def require_room(name: str, module: nn.Module, sound: Sound) -> None:
+    """Raise ``SizeError`` if the first convolution over the samples would not fit the memory."""
+    first = next((part for part in module.modules() if isinstance(part, nn.Conv1d)), None)
+    if first is not None and first.in_channels == 1:
+        steps = len(sound.samples) // first.stride[0]
+        size = CONVOLVED * steps * first.out_channels * first.weight.element_size()
+        what = f"{sound.seconds:.0f} seconds of sound in {name}"
+        require(size, what, "choose a part with --from-second and --to-second")
 
 
 def ask_extractor(extractor: Any, config: Any, sound: Sound) -> dict[str, Any]:

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError
-from attnscope.memory import require
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.pictures.images import place_fields
 from attnscope.models.huggingface.reader import start_token
-from attnscope.models.huggingface.sounds.features import ask_extractor, extract_features
+from attnscope.models.huggingface.sounds.features import (
+    ask_extractor,
+    extract_features,
+    require_room,
+)
 from attnscope.models.huggingface.sounds.frames import LOST, find_bands, find_frames
 from attnscope.models.huggingface.sounds.letters import is_ctc, name_letters, spell_letters
 from attnscope.models.huggingface.sounds.paces import Watched, watch_frames
@@ -27,9 +30,6 @@ from attnscope.models.inputs import Heard, ModelInput, Objective, Part
 from attnscope.models.inspection import find_sound_input
 from attnscope.models.text.tokens import tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
-
-CONVOLVED = 3
-"""Times that the numbers behind the first convolution are held at once: before and after their norm."""
 
 
 class SpeechModel(HuggingFaceModel):
@@ -157,7 +157,7 @@ class SpeechModel(HuggingFaceModel):
         """The sound at the rate of the extractor, as long as the model hears at once."""
         sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
         if sound.seconds <= self.at_once:
-            self._require_room(sound)
+            require_room(self.name, self.module, sound)
             return sound, ()
         notes = self._note_cut(path, sound, self.at_once, part)
         most = round(self.at_once * sound.rate)
@@ -171,15 +171,6 @@ class SpeechModel(HuggingFaceModel):
                 "choose a part with --from-second and --to-second, or pass --truncate to hear its beginning"
             )
         return (f"cut: the first {end:g} of {sound.seconds:.1f} seconds are heard",)
-
-    def _require_room(self, sound: Sound) -> None:
-        """Raise ``SizeError`` if the first convolution over the samples would not fit the memory."""
-        first = next((part for part in self.module.modules() if isinstance(part, nn.Conv1d)), None)
-        if first is not None and first.in_channels == 1:
-            steps = len(sound.samples) // first.stride[0]
-            size = CONVOLVED * steps * first.out_channels * first.weight.element_size()
-            what = f"{sound.seconds:.0f} seconds of sound in {self.name}"
-            require(size, what, "choose a part with --from-second and --to-second")
 
     def _extract(
         self, path: Path, sound: Sound, name: str

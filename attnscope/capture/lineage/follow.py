@@ -235,8 +235,12 @@ class Lineage:
         if known is None:
             return
         node = Spread(known.node, kept, result.shape)
-        if known.right is not None:  # weights met their values
-            self._set(result, Origin(node, next(self._states)))
+        if known.right is not None:  # weights met their values, or scores, which makes scores again
+            keys = None
+            if other is not None and other.right is not None:
+                kept = tuple((theirs.index(letter), out.index(letter)) for letter in theirs if letter in out)
+                keys = Spread(other.right, kept, result.shape)
+            self._set(result, Origin(node, next(self._states), keys))
         elif other is not None and other.right is None and name != "scaled_dot_product_attention":
             kept = tuple((theirs.index(letter), out.index(letter)) for letter in theirs if letter in out)
             keys = Spread(other.node, kept, result.shape)

@@ -146,6 +146,50 @@ def test_powers_of_a_graph_are_no_attention():
     assert record.sites == []
 
 
+class WiderClosure(nn.Module):
+    """The sum of powers of a graph whose rows sum to 1, which orders what was found (PP-DocLayout)."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
+
+    def forward(self, x):
+        graph = (self.q(x) @ self.k(x).mT).sigmoid()
+        graph = power = graph / graph.sum(-1, keepdim=True)
+        for _ in range(3):
+            power = graph @ power
+        return power - power.mT
+
+
+def test_powers_of_a_graph_are_no_values_however_many():
+    model = nn.Sequential(WiderClosure()).eval()
+    with torch.inference_mode(), recording(model) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert record.sites == []
+
+
+class TwoHops(nn.Module):
+    """Attention over what attention sees: its weights are the square of those of a softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(SIZE, 3 * SIZE)
+
+    def forward(self, x):
+        query, key, value = self.qkv(x).chunk(3, -1)
+        hop = (query @ key.mT).softmax(-1)
+        self.kept = hop @ hop
+        return self.kept @ value
+
+
+def test_weights_that_went_two_hops_are_shown_as_they_met_the_values():
+    keep, model = Keep(lambda site: range(1)), nn.Sequential(TwoHops()).eval()
+    with torch.inference_mode(), recording(model, [keep]) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    torch.testing.assert_close(keep.maps[0].weights[:, 0], model[0].kept)
+    assert [site.difference < 1e-6 for site in record.sites] == [True]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_weights_without_a_softmax_are_proved_by_what_they_gave(way):
     model = nn.Sequential(WrittenAttention(WAYS[way], False)).eval()

@@ -101,9 +101,11 @@ class FolderReader:
         A book is not tokenized again for that: its beginning will do where that has the same tokens.
         """
         if len(texts) == 1 and whole.encodings is not None:
-            end = max(stop for _, stop in whole.encodings[0].offsets[: keep + SPARE])
+            beginning = whole.encodings[0]
+            beginning.truncate(keep + SPARE)  # to ask an encoding anything makes lists of all of its tokens
+            end = max(stop for _, stop in beginning.offsets)
             begun = self._encode([texts[0][:end]], templated, keep)
-            if is_beginning(begun.encodings[0], whole.encodings[0]):
+            if is_beginning(begun.encodings[0], beginning):
                 return begun
         return self._encode(texts, templated, keep)
 

@@ -20,6 +20,7 @@ from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import Sides
 from attnscope.capture.lineage.pieces import Pieces
+from attnscope.capture.lineage.products import Products
 from attnscope.capture.lineage.settled import Settled
 from attnscope.capture.lineage.standing import judge
 from attnscope.capture.observer import Observer, is_quiet, quietly
@@ -66,6 +67,7 @@ class Recorder:
         self.learned = Learned()
         self.lineage = Lineage(self.learned)
         self.settled = Settled()
+        self.products = Products()
 
     @property
     def listens(self) -> bool:
@@ -239,8 +241,9 @@ class Recorder:
                 rows = layout(call.module, call.tensors, notes)
                 self.take(from_chunks(rows, type(call.module).__name__), call.name)
         if self._counts.pop(call, None) == self._count and listens:
-            shown = outputs.capture_weights(self.stack.calls, output, self.lineage)
+            shown = outputs.capture_weights(self.stack.calls, output, self.lineage, self.products)
             if shown is not None:
                 self.take(shown, call.name)
+        self.products.leave(call)
         self._pieces.leave(call)
         self.settled.leave(call)

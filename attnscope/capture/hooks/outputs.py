@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnscope.capture.hooks.modules import Call, stored
 from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.products import Products
 from attnscope.capture.lineage.standing import are_gates
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import texts_in_batch
@@ -24,21 +25,25 @@ from attnscope.capture.rows.weighing import bare_weighing
 SURPLUS = 1e-3
 
 
-def capture_weights(calls: Sequence[Call], output: object, lineage: Lineage) -> Capture | None:
+def capture_weights(
+    calls: Sequence[Call], output: object, lineage: Lineage, products: Products
+) -> Capture | None:
     """The attention that the innermost of the running modules shows itself, when it ends with ``output``."""
     weights = find_weights(calls[-1], output, lineage)
     if weights is None:
         return None
+    values, mixed = products.of(calls[-1], weights)
     with quietly():
-        capture = Capture.of_weighing(bare_weighing(weights), texts_in_batch(calls, weights.shape[-2]))
+        weighing = replace(bare_weighing(weights.detach()), values=values, output=mixed)
+        capture = Capture.of_weighing(weighing, texts_in_batch(calls, weights.shape[-2]))
     return replace(capture, source="module", kernel=type(calls[-1].module).__name__)
 
 
 def find_weights(call: Call, output: object, lineage: Lineage) -> Tensor | None:
     """The attention weights that a module's call left in its output or its attributes, if any."""
     for tensor in _candidates(call, output):
-        if are_weights(tensor, call.tensors) and not are_gates(lineage, tensor):
-            return tensor.detach()
+        if are_weights(tensor, call.lengths) and not are_gates(lineage, tensor):
+            return tensor
     return None
 
 
@@ -69,11 +74,10 @@ def tensors_of(output: object) -> Iterator[Tensor]:
             yield part
 
 
-def are_weights(tensor: Tensor, given: tuple[Tensor, ...]) -> bool:
-    """Whether a tensor is shaped like attention over the sequences that a module was given."""
+def are_weights(tensor: Tensor, lengths: set[int]) -> bool:
+    """Whether a tensor is shaped like attention over sequences of some of these lengths."""
     if tensor.ndim < 3 or not tensor.is_floating_point() or tensor.shape[-1] < 2:
         return False
-    lengths = {length for states in given for length in states.shape[:-1]}
     if not lengths.issuperset(tensor.shape[-2:]):
         return False
     with quietly():

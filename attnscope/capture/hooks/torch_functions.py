@@ -79,6 +79,7 @@ class AttentionMode(WatchingMode):
                 recorder.see_weighing(weighing, result)
             elif not self._see_pooling(name, args, kwargs, result):
                 self.trails.multiply(args, result)
+                recorder.products.see(recorder.stack.calls, name, args, kwargs, result)
         elif name == "sum":
             self._see_pooling(name, args, kwargs, result)
         elif name in SOFTMAX:

@@ -3,9 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from attnscope.capture.hooks.modules import PLAIN, Call
+
+
+@dataclass(eq=False)
+class Products:
+    """What modules that are running multiplied with what may be weights, which they may show at their end."""
+
+    _of: dict[Call, Any] = field(default_factory=dict)
+
+    def see(
+        self, calls: Sequence[Call], name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
+    ) -> None:
+        """Keep values and what they gave, if the factor before them ends with axes of queries and keys."""
+        call = next((call for call in reversed(calls) if not isinstance(call.module, PLAIN)), None)
+        spelled = None if call is None else spell(name, args, kwargs, result)
+        if call is None or spelled is None:
+            return
+        (weights, values), (ours, theirs), out = spelled
+        if weights.ndim < 3 or not call.lengths.issuperset(weights.shape[-2:]):
+            return
+        usual = ours[-1] == theirs[-2] and out == ours[:-1] + theirs[-1]
+        if usual and ours[-1] not in out and ours[-2] not in theirs:
+            known = self._of.setdefault(call, WeakTensorKeyDictionary())
+            known[weights] = values.detach(), result.detach()
+
+    def of(self, call: Call, weights: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The values that a module multiplied these weights with, and what they gave; else nothing."""
+        known: tuple[Tensor, Tensor] | None = self._of.get(call, {}).get(weights)
+        return known or (None, None)
+
+    def leave(self, call: Call) -> None:
+        """A module ends, and what it multiplied is let go."""
+        self._of.pop(call, None)
 
 
 def spell(

@@ -12,6 +12,7 @@ from transformers.models.llama4.configuration_llama4 import Llama4TextConfig, Ll
 from transformers.models.ovis2.configuration_ovis2 import Ovis2VisionConfig
 from transformers.models.video_llama_3.configuration_video_llama_3 import VideoLlama3VisionConfig
 
+from tests.models.drawing import chameleon, emu3
 from tests.models.vision_language import (
     QWEN,
     SQUARE,
@@ -178,23 +179,6 @@ def glm_ocr() -> tuple[Any, Any]:
     return _like_glm4v(t.GlmOcrConfig), glm4v()[1]
 
 
-def chameleon() -> tuple[Any, Any]:
-    """The picture becomes words of the vocabulary, chosen by what is nearest: no gradient passes."""
-    letters = ["".join("ABCDEFGHIJ"[int(digit)] for digit in str(number)) for number in range(16)]
-    words = make_tokenizer("<image>", "<racm3:break>", "<eoss>", *[f"IMGIMG{name}Z" for name in letters])
-    drawn = {"embed_dim": 16, "num_embeddings": 16, "latent_channels": 32, "base_channels": 32}
-    sizes = {"resolution": 56, "channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": []}
-    config = _text(
-        t.ChameleonConfig,
-        words,
-        vocabulary_map=words.get_vocab(),
-        vq_config=drawn | sizes,
-        image_token_id=_id(words, "<image>"),
-    )
-    images = t.ChameleonImageProcessor(size={"shortest_edge": 56}, crop_size=SQUARE)
-    return config, t.ChameleonProcessor(images, words, image_seq_length=784)
-
-
 def idefics() -> tuple[Any, Any]:
     """The picture is looked at across, from layers between those of the text."""
     words = make_tokenizer("<fake_token_around_image>", "<image>", "<end_of_utterance>")
@@ -289,9 +273,10 @@ MORE: dict[str, Callable[[], tuple[Any, Any]]] = {
         instructblip,
         kosmos_2,
         chameleon,
+        emu3,
         florence2,
     )
 }
 
-NUMBERED = ("blip_2", "instructblip", "kosmos_2", "chameleon", "florence2")
+NUMBERED = ("blip_2", "instructblip", "kosmos_2", "chameleon", "emu3", "florence2")
 """Those of which no token stands for a part of the picture alone."""

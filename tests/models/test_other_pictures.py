@@ -72,6 +72,20 @@ def test_its_tokens_have_places_and_its_weights_are_those_of_the_eager_model(nam
     np.testing.assert_allclose(seen.heatmap.values, weights.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "t5gemma2",  # its encoder is given the text and the pixels, and joins them itself
+        pytest.param("fuyu", marks=pytest.mark.slow),  # its processor has the former name of the pixels
+        pytest.param("gemma4_unified", marks=pytest.mark.slow),  # no tower at all
+    ],
+)
+def test_its_tokens_have_places_wherever_the_picture_enters(name, tmp_path, picture):
+    prepared = load(make_folder(name, tmp_path / "model")).prepare_image(picture, TEXT)
+    assert prepared.picture.grid is not None
+    assert "image 1 · 0,1" in names_of(prepared)
+
+
 def test_a_form_of_images_that_is_not_made_is_a_sentence(tmp_path, picture):
     model = load(make_folder("kosmos-2.5", tmp_path / "model"))
     with pytest.raises(InputError, match="takes images in a form that attnscope does not make: give"):

@@ -175,7 +175,7 @@ def test_what_stands_for_no_part_alone_is_numbered_and_a_note_says_so(name, fold
     model = load(folder_of(name))
     prepared = model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
     numbered = [token.text for token in prepared.tokens if token.id >= 1 << 20]
-    count = {"kosmos_2": 64, "chameleon": 784, "florence2": 50}.get(name, 8)
+    count = {"kosmos_2": 64, "chameleon": 784, "emu3": 60, "florence2": 50}.get(name, 8)
     assert numbered == [f"image 1 · {number}" for number in range(count)]
     words = [token.text for token in prepared.tokens if token.id < 1 << 20 and not token.special]
     signs = ["<image>", "</image>"] if name == "kosmos_2" else []

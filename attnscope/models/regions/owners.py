@@ -115,15 +115,19 @@ class _Entry:
         if layer:  # that looks across is given both
             text = args[0] if args else None
             beside = [value for value in beside if _is_seen(value) and not self._holds(value, self._embedded)]
-        beside = [value for value in beside if value is not text and self._holds(value, self._given)]
+        beside = [value for value in beside if value is not text and self._is_made_of_picture(value)]
         reads = self._holds(text, self._embedded) if text is not None else not layer
-        if not reads or (layer and not beside):
+        if not reads or ((layer or text is None) and not beside):
             return
         if not layer and self._holds(text, self._given):
             self.states = text
         elif beside:
             self.states, self.kind = beside[0], "cross"
         raise _Reached
+
+    def _is_made_of_picture(self, value: Any) -> bool:
+        """Whether these are states of the picture; what a processor made of it has not been read yet."""
+        return self._holds(value, self._given) and not torch.equal(value, self._given)
 
     def _are_ids(self, ids: Any) -> bool:
         """Whether these are the ids of the text: what stands between may read some of its own."""

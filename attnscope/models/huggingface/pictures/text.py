@@ -36,6 +36,9 @@ TYPES = "mm_token_type_ids"
 SAID = "image_embeds_position_mask"
 """What processors call the positions of a picture, if its ids there mean nothing."""
 
+FORMER = {"image_patches": "pixel_values", "pixel_values_images": "pixel_values"}
+"""What processors called the pixels before models took them by one name."""
+
 
 @dataclass(frozen=True)
 class PictureText:
@@ -119,7 +122,8 @@ class PictureText:
             given = {"videos": [frames], "do_sample_frames": False}
         if accepts(self.module, TYPES):
             given[f"return_{TYPES}"] = True
-        return dict(self.processor(text=prompt, **given, return_tensors="pt"))
+        made = self.processor(text=prompt, **given, return_tensors="pt")
+        return {name if accepts(self.module, name) else FORMER.get(name, name): made[name] for name in made}
 
     def _label(
         self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], tokens: tuple[Token, ...]

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from attnscope.errors import InputError
 from attnscope.network.tokenizer import CLS, MASK, SEP, SPECIAL
+from attnscope.storage.whole import open_whole
 
 Ids = npt.NDArray[np.int64]
 IGNORED = -1  # the target of a position that is not to be guessed
@@ -76,10 +77,13 @@ def split(files: Sequence[Path], held_out: Sequence[Path], seed: int) -> tuple[L
 
 
 def write_stream(lines: Lines, tokenizer: Tokenizer, path: Path) -> int:
-    """Write the ids of all lines, a ``[SEP]`` after each, and return how many; memory stays small."""
+    """Write the ids of all lines, a ``[SEP]`` after each, and return how many; memory stays small.
+
+    The file appears whole or not at all.
+    """
     separator = tokenizer.token_to_id(SEP)
     total = 0
-    with path.open("wb") as file:
+    with open_whole(path) as file:
         iterator = iter(lines)
         while block := list(islice(iterator, 1024)):
             for encoding in tokenizer.encode_batch_fast(block, add_special_tokens=False):

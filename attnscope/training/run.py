@@ -229,7 +229,5 @@ def _stream(work: Path, lines: Lines, name: str, tokenizer: Tokenizer, say: Call
     path = work / f"{name}.tokens"
     if not path.is_file():
         say(f"reading the {name} text")
-        draft = path.with_suffix(".draft")
-        write_stream(lines, tokenizer, draft)
-        draft.replace(path)
+        write_stream(lines, tokenizer, path)
     return path

@@ -10,6 +10,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.tools.fuzz.kinds import KINDS
+
+
+class _Over(KeyboardInterrupt):
+    """The time is over; Hypothesis takes it for no failure."""
 
 
 def try_kind(name: str, inputs: int, start: int, seconds: float = math.inf) -> int:
@@ -38,12 +43,13 @@ def try_kind(name: str, inputs: int, start: int, seconds: float = math.inf) -> i
     def holds(data: st.DataObject) -> None:
         nonlocal tried
         if time.monotonic() > end:
-            return
+            raise _Over
         tried += 1
         with tempfile.TemporaryDirectory(prefix="attnscope-fuzz-") as folder:
             KINDS[name](data, Path(folder))
 
-    holds()
+    with suppress(_Over):
+        holds()
     return tried
 
 

@@ -170,6 +170,19 @@ def test_learned_queries_have_no_place_and_a_note_says_so(folder_of, tmp_path):
     )
 
 
+def test_a_token_of_the_tower_that_looks_at_the_whole_picture_is_no_end_of_a_row(tmp_path):
+    config, processor = ALL["llava"]()
+    config.vision_feature_select_strategy = processor.vision_feature_select_strategy = "full"
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    prepared = load(str(tmp_path / "model")).prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
+    names = [token.text for token in prepared.tokens if token.text.startswith("image")]
+    assert names[:2] == ["image 1 · 0 of no place", "image 1 · 0,0"]
+    assert len(names) == 17
+    assert not any("row end" in name for name in names)
+
+
 @pytest.mark.parametrize("name", NUMBERED)
 def test_what_stands_for_no_part_alone_is_numbered_and_a_note_says_so(name, folder_of, tmp_path):
     model = load(folder_of(name))

@@ -83,7 +83,7 @@ def states_of(model: Model, prepared: ModelInput) -> torch.Tensor:
 
 def identity(model: Model, file: Path) -> str:
     """Of how many boxes the token moves most when the box is painted, and nothing else."""
-    base = np.random.default_rng(1).integers(100, 156, (160, 200, 3), dtype=np.uint8)  # flat has no variance
+    base = np.random.default_rng(1).integers(112, 144, (160, 200, 3), dtype=np.uint8)  # flat has no variance
     Image.fromarray(base).save(file)
     before = model.prepare_image(file, TEXT)
     if not before.pictures[0].boxes:

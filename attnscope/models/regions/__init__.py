@@ -12,7 +12,7 @@ from attnscope.models.regions.coordinates import find_coordinates
 from attnscope.models.regions.first import FirstMoments, find_first_moments, watch_lengths
 from attnscope.models.regions.lattice import Region, find_regions
 from attnscope.models.regions.moments import Moments, find_moments, make_noise
-from attnscope.models.regions.owners import find_owners
+from attnscope.models.regions.owners import find_moved, find_owners
 
 __all__ = [
     "FirstMoments",
@@ -21,6 +21,7 @@ __all__ = [
     "find_coordinates",
     "find_first_moments",
     "find_moments",
+    "find_moved",
     "find_owners",
     "find_regions",
     "make_noise",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -92,6 +92,15 @@ def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | 
     if entry.states is None:
         return None
     return Entered(entry.states.flatten(0, -2), given, entry.kind)
+
+
+def find_moved(module: nn.Module, inputs: Mapping[str, Any], pictures: Sequence[str]) -> set[int]:
+    """The tokens that move with the numbers of ``inputs[pictures]``, through attention, too."""
+    other = {**inputs, **{name: 1 - inputs[name] for name in pictures}}
+    before, after = (enter(module, given, pictures[0]) for given in (inputs, other))
+    if before is None or after is None:
+        return set()
+    return set((before.states != after.states).any(-1).nonzero().flatten().tolist())
 
 
 class _Entry:

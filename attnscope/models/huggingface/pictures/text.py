@@ -16,12 +16,12 @@ from attnscope.axes.weights import Array
 from attnscope.errors import InputError
 from attnscope.models.bounds.trial import try_first
 from attnscope.models.huggingface.pictures.images import ask_processor, place_fields
+from attnscope.models.huggingface.pictures.parts import find_parts
 from attnscope.models.huggingface.pictures.prompts import IDS, Prompts
 from attnscope.models.huggingface.pictures.tokens import PictureTokens
 from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.inputs import Chat, ModelInput
 from attnscope.models.inspection import accepts
-from attnscope.models.regions import find_coordinates, find_owners, find_regions
 from attnscope.models.text.tokens import tokens_of_ids
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class PictureText:
             raise InputError(
                 f"the processor of {self.name} makes nothing of the picture that the model reads"
             )
-        kind, length, found = self._find_best(prompt, images, inputs, sorted(sizes, key=lambda n: -sizes[n]))
+        kind, length, found = self._find(prompt, images, inputs, sorted(sizes, key=lambda n: -sizes[n]))
         axes: dict[Kind, tuple[Axis, Axis]] = {}
         named: Sequence[Token]
         if kind == "cross":
@@ -152,42 +152,22 @@ class PictureText:
         pictures = found.lay_out(images, named)
         return ModelInput(inputs, axes, tokens, notes, self.settings, pictures=pictures)
 
-    def _find_best(
-        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], fields: Sequence[str]
-    ) -> tuple[Kind, int, PictureTokens]:
-        """``_find`` by the first of the ``fields`` that places tokens: one of two towers may mix them."""
-        first = self._find(prompt, images, inputs, fields[0])
-        more = (self._find(prompt, images, inputs, field) for field in fields[1:] if not first[2].placed)
-        return next((found for found in more if found[2].placed), first)
-
     def _find(
-        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], pixels: str
+        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], fields: Sequence[str]
     ) -> tuple[Kind, int, PictureTokens]:
         """Which tokens, on which axis of how many tokens, stand for which parts of the pictures."""
         from PIL import Image as pillow
 
         word = "frame" if self.video else "image"
-        nothing = PictureTokens(word, [{} for _ in images])
-        owners = find_owners(self.module, {**inputs, **self.settings}, pixels)
-        if owners is None or SAID in inputs:  # which says nothing of their parts
-            return "decoder", inputs["input_ids"].shape[1], nothing
+        if SAID in inputs:  # which says nothing of their parts
+            return "decoder", inputs["input_ids"].shape[1], PictureTokens(word, [{} for _ in images])
 
-        def prepare(arrays: Sequence[Array]) -> Tensor:
-            made: Tensor = self._process(prompt, [pillow.fromarray(array) for array in arrays])[pixels]
-            return made
+        def prepare(arrays: Sequence[Array]) -> Mapping[str, Any]:
+            return self._process(prompt, [pillow.fromarray(array) for array in arrays])
 
         shapes = [(image.height, image.width) for image in images]
-        tokens = owners.tokens.cpu().numpy()
-        where = find_coordinates(prepare, shapes)
-        owned = {int(number) for number in np.unique(tokens) if number >= 0}
-        if where is None or where[0].x.shape != tokens.shape:
-            return owners.kind, owners.length, nothing
-        regions = [
-            find_regions(tokens, each, *shape) or {} for each, shape in zip(where, shapes, strict=True)
-        ]
-        if not any(regions):
-            return owners.kind, owners.length, nothing
-        return owners.kind, owners.length, PictureTokens(word, regions, owned.difference(*regions))
+        parts = find_parts(self.module, {**inputs, **self.settings}, fields, prepare, shapes)
+        return parts.kind, parts.length, PictureTokens(word, parts.regions, parts.padding, parts.mixed)
 
     def _standing(self, inputs: Mapping[str, Tensor], found: PictureTokens) -> set[int]:
         """The positions that stand for pictures, those between the tokens of their parts among them."""

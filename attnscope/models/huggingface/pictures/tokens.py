@@ -25,11 +25,15 @@ Regions = Sequence[Mapping[int, Region]]
 
 @dataclass(frozen=True)
 class PictureTokens:
-    """Which tokens stand for which parts of pictures, ``padding`` for none; ``word`` is image or frame."""
+    """Which tokens stand for which parts of pictures; ``word`` is image or frame.
+
+    Of the others, ``padding`` stands for none, and ``mixed`` ones depend on the picture.
+    """
 
     word: str
     regions: Regions
     padding: Collection[int] = ()
+    mixed: Collection[int] = ()
 
     @property
     def placed(self) -> bool:
@@ -60,8 +64,7 @@ class PictureTokens:
             if name is not None:
                 token = Token(name, PICTURED + position, segment=token.segment)
             elif position in self.padding or (position in stand and self.placed):
-                what = "padding" if position in self.padding else "row end"
-                name = f"{self._nearest(position)} · {what}"
+                name = f"{self._nearest(position)} · {self._describe(position)}"
                 token = Token(name, SEPARATOR + position, special=True, segment=token.segment)
             elif position in stand:
                 name = self._number(order.index(position), len(order))
@@ -78,6 +81,12 @@ class PictureTokens:
             else Token(f"{self.word} 1 · {number} of no place", SEPARATOR + number, special=self.placed)
             for number, name in enumerate(names)
         )
+
+    def _describe(self, position: int) -> str:
+        """What a token of a picture is that stands for no part of it."""
+        if position in self.mixed:
+            return f"{sorted(self.mixed).index(position)} of no place"
+        return "padding" if position in self.padding else "row end"
 
     def _nearest(self, position: int) -> str:
         """The picture to which a token belongs that stands between those of regions."""

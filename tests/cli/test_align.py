@@ -112,8 +112,12 @@ def test_what_cannot_be_aligned_ends_in_a_sentence(run, whisper, tone, tmp_path)
         ([tone, TEXT, "-m", whisper, "--heads", "encoder L0H0"], 2, "is no head of cross attention"),
         ([tone, TEXT, "-m", whisper, "--rank", "--format", "srt"], 2, "it ranks all heads"),
         ([tone, TEXT, "-m", whisper, "--generate", "4"], 2, "what is said is given"),
-        ([speech.sound(tmp_path / "long.wav", 3.0), TEXT, "-m", whisper], 1, "hears at most 2 at once"),
-        ([tmp_path / "long.wav", TEXT, "-m", whisper], 1, "choose a part with --from-second"),
+        ([speech.sound(tmp_path / "long.wav", 3.0), TEXT, "-m", whisper], 1, "without the text the model writes it"),
+        (
+            [tmp_path / "long.wav", "-m", whisper, "--rank"],
+            1,
+            "choose a part with --from-second and --to-second",
+        ),
         ([tone, TEXT, "-m", whisper, "--from-second", "7"], 1, "ends at 1.30 seconds: 7 is behind that"),
         ([tone, TEXT, "-m", whisper, "--from-second", "1", "--to-second", "0.5"], 1, "give a later end"),
     ):
@@ -144,6 +148,8 @@ def test_a_long_sound_is_heard_window_after_window_and_its_times_go_on(run, whis
         begin = following
     assert words == whole["words"]
     assert any("seconds at once, in " in note for note in whole["notes"])
+    assert f"the model wrote {len(whole['tokens'])} tokens" in whole["notes"]
+    assert not any(note.startswith("generated") for note in whole["notes"])
 
 
 def test_a_part_of_a_sound_keeps_the_times_of_its_file(run, whisper, tmp_path):

@@ -18,6 +18,8 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,9 @@ from attnscope.axes.places import HEARD
 from attnscope.capture import Keep
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
+from attnscope.models.huggingface.sounds.text import SIGNS
 from tests.models import hearing, speech
+from tests.models.vision_language import make_tokenizer
 from tests.tools.coverage.recipes import RECIPES, Recipe
 from tests.tools.coverage.shrink import build, model_class, small_config
 
@@ -48,7 +52,7 @@ ALSO: dict[str, dict[str, Any]] = {"clap": {"audio_config.hidden_size": 192}}
 """Settings that follow from those: twice the size of a patch, as it has two stages."""
 
 WORDS = 400
-PATIENCE = 100
+PATIENCE = 200
 
 
 def types() -> list[str]:
@@ -91,9 +95,15 @@ def save(folder: Path, name: str) -> str:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     recipe = RECIPES.get(name, Recipe())
-    changes = own_settings(CONFIG_MAPPING[name]().to_dict())
+    settings = CONFIG_MAPPING[name]().to_dict()
+    changes = own_settings(settings)
     changes |= {key: value for key, value in recipe.changes.items() if key not in OWN}
     changes |= ALSO.get(name, {})
+    signs = find_signs(name)
+    words = make_tokenizer(*signs.values(), words=["the", "cat", *map(str, range(10))], **signs)
+    if "audio_token" in signs:
+        key = next(key for key in SIGNS if key in settings)
+        changes[key] = words.convert_tokens_to_ids(signs["audio_token"])
     config = small_config(name, recipe.factors[0], 2, changes)
     tables = (auto.MODEL_FOR_CTC_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
     wanted = next((table[name] for table in tables if name in table), recipe.model)
@@ -105,15 +115,41 @@ def save(folder: Path, name: str) -> str:
     maker = getattr(transformers, extractor)
     bands = find_bands(config.to_dict())
     sized = bands and "feature_size" in inspect.signature(maker.__init__).parameters
-    settings = {"feature_size": bands} if sized else {}
+    how: dict[str, Any] = {"feature_size": bands} if sized else {}
     if "truncation" in inspect.signature(maker.__init__).parameters:  # as what reads one sound alone has it
-        settings["truncation"] = "rand_trunc"
-    maker(**settings).save_pretrained(folder)
-    if name in auto.MODEL_FOR_CTC_MAPPING_NAMES:
+        how["truncation"] = "rand_trunc"
+    made = maker(**how)
+    made.save_pretrained(folder)
+    if "audio_token" in signs:
+        join(name, made, words).save_pretrained(folder)
+    elif name in auto.MODEL_FOR_CTC_MAPPING_NAMES:
         speech.letters(folder)
     else:
         speech.tokenizer().save_pretrained(folder)
     return str(kind.__name__)
+
+
+def find_signs(name: str) -> dict[str, str]:
+    """The tokens that the processor of a type puts beside a sound in a text, as it calls them by itself."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    settings = CONFIG_MAPPING[name]().to_dict()
+    if name not in PROCESSOR_MAPPING_NAMES or not any(key in settings for key in SIGNS):
+        return {}
+    asked = inspect.signature(getattr(transformers, PROCESSOR_MAPPING_NAMES[name]).__init__).parameters
+    return {key: one.default for key, one in asked.items() if "token" in key and isinstance(one.default, str)}
+
+
+def join(name: str, extractor: Any, words: Any) -> Any:
+    """The processor of a type that reads a text and a sound."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    kind = getattr(transformers, PROCESSOR_MAPPING_NAMES[name])
+    parts = {"feature_extractor": extractor, "audio_processor": extractor, "tokenizer": words}
+    parts["alignment_tokenizer"] = words
+    asked = inspect.signature(kind.__init__).parameters
+    return kind(**{key: part for key, part in parts.items() if key in asked})
 
 
 def find_bands(values: dict[str, Any]) -> int | None:
@@ -210,13 +246,22 @@ def stop(*given: Any) -> None:
     raise TimeoutError(f"longer than {PATIENCE} s")
 
 
+def packages() -> str:
+    """The packages that some of the types ask for, and whether they were there."""
+    return ", ".join(
+        f"{name} {version(name)}" if find_spec(name) else f"no {name}"
+        for name in ("torchaudio", "torchvision", "timm")
+    )
+
+
 def main() -> None:
     """Print the table."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     signal.signal(signal.SIGALRM, stop)
-    print("# Sounds\n\nMade by `python -m tests.tools.sounds`; its docstring says what is asked.\n")
+    print("# Sounds\n\nMade by `python -m tests.tools.sounds`; its docstring says what is asked.")
+    print(f"Beside transformers {transformers.__version__}: {packages()}.\n")
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as place:

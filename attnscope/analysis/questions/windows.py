@@ -43,7 +43,9 @@ def align_windows(
     if not heard:
         raise InputError(f"nothing is said in {path}, as {model.name} hears it")
     notes = tuple(dict.fromkeys(note for each in heard for note in each.notes))
+    written = sum(len(each.tokens) for each in heard)
     notes += (
+        f"the model wrote {written:,} tokens",
         f"heard {model.at_once:g} seconds at once, in {len(heard)} windows: each begins with the last word "
         "of the one before it",
     )
@@ -67,10 +69,12 @@ def _windows(
     """The alignment of each window in which something is said, without the word that the next begins with."""
     while begin < end:
         stop = min(begin + model.at_once, end)
-        prepared = write(model.prepare_audio(path, part=Part(begin, stop)))
+        heard = model.prepare_audio(path, part=Part(begin, stop))
+        prepared = write(heard)
         following = stop
         if says_something(prepared):
             result = align_words(model, prepared, heads)
+            result = replace(result, notes=(*model.notes, *heard.notes))  # the words say what was written
             last = result.words[-1].begin if result.words else stop
             if stop < end and last > begin + model.at_once / 2:
                 following = last

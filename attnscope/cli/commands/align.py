@@ -93,8 +93,8 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
 
     loaded, text = _open(asked, model)
     part = Part(asked.from_second, asked.to_second, asked.truncate)
-    long = text is None and not (asked.rank or asked.truncate) and is_long(loaded, asked.sound, part)
-    if long:
+    if not asked.truncate and is_long(loaded, asked.sound, part):
+        _require_unsaid(loaded, asked, text)
         result = align_windows(loaded, asked.sound, lambda given: _write(loaded, given, asked), heads, part)
     else:
         prepared = _write(loaded, loaded.prepare_audio(asked.sound, text, part), asked, text)
@@ -113,6 +113,19 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
         _print_words(result)
     else:
         sys.stdout.write(write_srt(result) if output.format == "srt" else write_textgrid(result))
+
+
+def _require_unsaid(model: Model, asked: SoundOptions, text: str | None) -> None:
+    """Raise ``InputError`` for what is asked of one window alone: nobody knows what is said in which."""
+    if text is None and not asked.rank:
+        return
+    from attnscope.errors import InputError
+
+    windows = "" if asked.rank else "; without the text the model writes it, window after window"
+    raise InputError(
+        f"{asked.sound} is longer than {model.name} hears at once: choose a part with --from-second and "
+        f"--to-second, or pass --truncate to hear its beginning{windows}"
+    )
 
 
 def _heads(spelled: str | None) -> tuple[Head, ...]:

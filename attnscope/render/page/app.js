@@ -127,7 +127,7 @@ function showToken() {
   };
   if (state.mode !== "map") into(element("lined"), state.token * LINE, LINE, 0);
   if (state.mode === "lines") return;
-  if (state.side === "query") into(element("stage"), state.token * map.cell, map.cell, map.top);
+  if (state.side === "query") into(element("stage"), state.token * map.tall, map.tall, map.top);
   else into(element("stage"), state.token * map.cell, map.cell, map.left, "Left");
 }
 
@@ -138,11 +138,10 @@ function step(by) {
 
 function zoom(factor) {
   if (state.mode === "lines") return;
-  const stage = element("stage"), before = map.cell;
+  const stage = element("stage"), before = map.cell, tall = map.tall;
   state.cell = Math.min(Math.max(before * factor, SMALLEST), WIDEST);
   drawMap();
-  const grown = state.cell / before;
-  stage.scrollTo(stage.scrollLeft * grown, stage.scrollTop * grown);
+  stage.scrollTo((stage.scrollLeft * map.cell) / before, (stage.scrollTop * map.tall) / tall);
   soon();
 }
 

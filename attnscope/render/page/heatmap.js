@@ -1,8 +1,8 @@
 "use strict";
 // One head: a frozen row and column of labels around the part of the map that is in view.
 
-const map = { cell: 0, left: 0, top: 0, picture: null };
-const LABEL = 11, SMALLEST = 1, WIDEST = 40, OUT = 0.75;
+const map = { cell: 0, tall: 0, left: 0, top: 0, picture: null };
+const LABEL = 11, LINE_OF_WORDS = 14, SMALLEST = 1, WIDEST = 40, OUT = 0.75;
 
 // For each row, what a byte looks like, in a scale.
 function rowPixels(head, scale) {
@@ -55,16 +55,27 @@ function settleMap() {
 
 function fittingCell() {
   const stage = element("stage");
-  const across = (stage.clientWidth - map.left - 2) / current.columns;
-  const down = (tallest(stage) - map.top - 2) / current.rows;
+  const across = (stage.clientWidth - map.left - 2 - LABEL / 2) / current.columns;
+  const down = (tallest(stage) - map.top - 2 - LABEL / 2) / current.rows;
   return Math.min(Math.max(Math.min(across, down), SMALLEST), WIDEST);
 }
 
-const wholeMap = () => ({ width: map.left + map.cell * current.columns, height: map.top + map.cell * current.rows });
+// Few rows over many columns, as those of words over a sound, are as tall as a line of text where there is room.
+function rowHeight() {
+  if (current.rows >= current.columns) return map.cell;
+  const room = (tallest(element("stage")) - map.top - 2 - LABEL / 2) / current.rows;
+  return Math.max(map.cell, Math.min(LINE_OF_WORDS, room));
+}
+
+// The last label may be wider than what it stands at.
+const beyond = (size) => Math.max(0, (LABEL - size) / 2);
+const wholeMap = () => ({ width: map.left + map.cell * current.columns + beyond(map.cell),
+  height: map.top + map.tall * current.rows + beyond(map.tall) });
 
 function drawMap() {
   const stage = element("stage");
   map.cell = state.cell ?? fittingCell();
+  map.tall = rowHeight();
   const full = wholeMap();
   element("room").style.width = `${full.width}px`;
   element("room").style.height = `${full.height}px`;
@@ -75,15 +86,15 @@ function drawMap() {
 
 // The part of the map that begins at x and y, with its labels.
 function paintMap(context, width, height, x = 0, y = 0) {
-  const { cell, left, top } = map, full = wholeMap();
+  const { left, top } = map, across = map.cell * current.columns, down = map.tall * current.rows;
   context.save();
   context.beginPath();
   context.rect(left, top, width - left, height - top);
   context.clip();
   context.fillStyle = hatching(context);
-  context.fillRect(left, top, full.width - left, full.height - top);
+  context.fillRect(left, top, across - x, down - y);
   context.imageSmoothingEnabled = false;
-  context.drawImage(map.picture, left - x, top - y, cell * current.columns, cell * current.rows);
+  context.drawImage(map.picture, left - x, top - y, across, down);
   drawCross(context, left - x, top - y);
   context.restore();
   drawRowLabels(context, y, height);
@@ -95,28 +106,28 @@ const markedRow = () => state.pointer?.row ?? (state.side === "query" ? state.to
 const markedColumn = () => state.pointer?.column ?? (state.side === "key" ? state.token : null);
 
 function drawCross(context, left, top) {
-  const { cell } = map, row = markedRow(), column = markedColumn();
+  const { cell, tall } = map, row = markedRow(), column = markedColumn();
   context.strokeStyle = css("--mark");
   context.lineWidth = 2 * OUT;
   const frame = (x, y, width, height) => context.strokeRect(x - OUT, y - OUT, width + 2 * OUT, height + 2 * OUT);
-  if (row !== null) frame(left, top + row * cell, cell * current.columns, cell);
-  if (column !== null) frame(left + column * cell, top, cell, cell * current.rows);
+  if (row !== null) frame(left, top + row * tall, cell * current.columns, tall);
+  if (column !== null) frame(left + column * cell, top, cell, tall * current.rows);
 }
 
 // Which labels of an axis to write: each, or every nth, and always the marked one.
-function* labelsInView(count, scrolled, room, marked) {
-  const every = Math.max(1, Math.ceil(LABEL / map.cell));
-  const first = Math.floor(scrolled / map.cell), last = Math.ceil((scrolled + room) / map.cell);
+function* labelsInView(count, size, scrolled, room, marked) {
+  const every = Math.max(1, Math.ceil(LABEL / size));
+  const first = Math.floor(scrolled / size), last = Math.ceil((scrolled + room) / size);
   for (let i = Math.max(0, first - (first % every)); i < Math.min(count, last + 1); i += every)
-    if (marked === null || i === marked || Math.abs(i - marked) * map.cell >= LABEL) yield i;
+    if (marked === null || i === marked || Math.abs(i - marked) * size >= LABEL) yield i;
   if (marked !== null && marked % every) yield marked;
 }
 
-const labelSize = () => Math.max(Math.min(LABEL, map.cell * 0.95), 9);
+const labelSize = (size) => Math.max(Math.min(LABEL, size * 0.95), 9);
 
 function drawRowLabels(context, scrolled, height) {
-  const { cell, left, top } = map;
-  const write = writer(context, labelSize());
+  const { tall, left, top } = map;
+  const write = writer(context, labelSize(tall));
   const marked = markedRow(), plain = css("--text"), strong = css("--mark");
   context.save();
   context.beginPath();
@@ -124,19 +135,19 @@ function drawRowLabels(context, scrolled, height) {
   context.clip();
   context.textAlign = "right";
   context.textBaseline = "middle";
-  for (const i of labelsInView(current.rows, scrolled, height - top, marked)) {
+  for (const i of labelsInView(current.rows, tall, scrolled, height - top, marked)) {
     const place = current.axes.queries[i], number = behind(place);
     write(place);
     context.fillStyle = i === marked ? strong : plain;
     const shown = cutTo(context, place[0], left - 10 - context.measureText(number).width);
-    context.fillText(`\u2068${shown}\u2069${number}`, left - 5, top - scrolled + (i + 0.5) * cell);
+    context.fillText(`\u2068${shown}\u2069${number}`, left - 5, top - scrolled + (i + 0.5) * tall);
   }
   context.restore();
 }
 
 function drawColumnLabels(context, scrolled, width) {
   const { cell, left, top } = map;
-  const write = writer(context, labelSize());
+  const write = writer(context, labelSize(cell));
   const marked = markedColumn(), plain = css("--text"), strong = css("--mark");
   context.save();
   context.beginPath();
@@ -144,7 +155,7 @@ function drawColumnLabels(context, scrolled, width) {
   context.clip();
   context.textAlign = "left";
   context.textBaseline = "middle";
-  for (const i of labelsInView(current.columns, scrolled, width - left, marked)) {
+  for (const i of labelsInView(current.columns, cell, scrolled, width - left, marked)) {
     const place = current.axes.keys[i], number = behind(place);
     write(place);
     context.save();
@@ -161,7 +172,7 @@ function drawColumnLabels(context, scrolled, width) {
 // Row and column under a pointer; either is null over labels.
 function cellAt(event) {
   const stage = element("stage");
-  const row = Math.floor((event.offsetY - map.top + stage.scrollTop) / map.cell);
+  const row = Math.floor((event.offsetY - map.top + stage.scrollTop) / map.tall);
   const column = Math.floor((event.offsetX - map.left + stage.scrollLeft) / map.cell);
   const found = {
     row: event.offsetY >= map.top && row < current.rows ? row : null,
@@ -172,9 +183,11 @@ function cellAt(event) {
 
 // Where the middle of a cell is in the window, scrolled to be seen.
 function showCell({ row, column }) {
-  const stage = element("stage"), { cell, left, top } = map;
-  const seen = (at, start, room, scrolled) => Math.min(Math.max(scrolled, (at + 1) * cell - (room - start)), at * cell);
-  stage.scrollTo(seen(column, left, stage.clientWidth, stage.scrollLeft), seen(row, top, stage.clientHeight, stage.scrollTop));
+  const stage = element("stage"), { cell, tall, left, top } = map;
+  const seen = (at, size, start, room, scrolled) =>
+    Math.min(Math.max(scrolled, (at + 1) * size - (room - start)), at * size);
+  stage.scrollTo(seen(column, cell, left, stage.clientWidth, stage.scrollLeft),
+    seen(row, tall, top, stage.clientHeight, stage.scrollTop));
   const box = stage.getBoundingClientRect();
-  return { x: box.left + left + (column + 0.5) * cell - stage.scrollLeft, y: box.top + top + row * cell - stage.scrollTop };
+  return { x: box.left + left + (column + 0.5) * cell - stage.scrollLeft, y: box.top + top + row * tall - stage.scrollTop };
 }

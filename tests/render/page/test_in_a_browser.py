@@ -78,7 +78,7 @@ def middle(page, name: str, x: str = "0", y: str = "0") -> tuple[float, float]:
 
 def over_cell(page, row: int, column: int) -> tuple[float, float]:
     return middle(
-        page, "picture", f"map.left + {column + 0.5} * map.cell", f"map.top + {row + 0.5} * map.cell"
+        page, "picture", f"map.left + {column + 0.5} * map.cell", f"map.top + {row + 0.5} * map.tall"
     )
 
 
@@ -96,6 +96,22 @@ def test_it_opens_the_first_head_and_says_what_it_shows(opened) -> None:
     assert opened.run("element('title').textContent") == "<i>a model</i>"
     assert "untrained" in opened.run("element('notes').textContent")
     np.testing.assert_allclose(shown(opened), exact(heads(0)[0]), atol=1e-7)
+
+
+def test_few_rows_over_many_columns_are_as_tall_as_a_line_of_text(chromium, tmp_path) -> None:
+    """As those of three words over six seconds of sound; and the label of the last column has its room."""
+    wide = tmp_path / "wide.html"
+    cross = np.full((1, 3, 300), 1 / 300)
+    moments = tokens(*(f"{0.02 * frame:.2f} s" for frame in range(300)))
+    save({"cross": [(0, weights(cross, TEXT[:3], moments))]}, wide, title="it", subtitle="")
+    chromium.size(1300, 900)
+    chromium.open(wide)
+    assert chromium.run("[map.cell < 4, map.tall]") == [True, 14]
+    chromium.click(*over_cell(chromium, 2, 150))
+    assert chromium.run("[state.side, state.token]") == ["query", 2]
+    assert chromium.run("wholeMap().width - map.left - map.cell * 299.5") >= 5.4
+    assert chromium.run("element('stage').scrollWidth <= element('stage').clientWidth")
+    assert chromium.troubles == []
 
 
 def test_a_link_opens_a_head(chromium, path) -> None:

@@ -112,7 +112,11 @@ def test_what_cannot_be_aligned_ends_in_a_sentence(run, whisper, tone, tmp_path)
         ([tone, TEXT, "-m", whisper, "--heads", "encoder L0H0"], 2, "is no head of cross attention"),
         ([tone, TEXT, "-m", whisper, "--rank", "--format", "srt"], 2, "it ranks all heads"),
         ([tone, TEXT, "-m", whisper, "--generate", "4"], 2, "what is said is given"),
-        ([speech.sound(tmp_path / "long.wav", 3.0), TEXT, "-m", whisper], 1, "without the text the model writes it"),
+        (
+            [speech.sound(tmp_path / "long.wav", 3.0), TEXT, "-m", whisper],
+            1,
+            "without the text the model writes",
+        ),
         (
             [tmp_path / "long.wav", "-m", whisper, "--rank"],
             1,

@@ -49,6 +49,17 @@ CHATS = {
         "asks for more than",
     ),
     "twenty thousand brackets": ("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}", "refuses this"),
+    "a macro that calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion depth"),
+    "a padded letter": ("{{ 'a'.ljust(10**10) }}", "asks for more than"),
+    "a million parts": ("{{ messages | slice(10**9) | list }}", "takes longer than|asks for more than"),
+    "what is behind a class": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "is unsafe"),
+    "a module": ("{{ cycler.__init__.__globals__.os.system('true') }}", "is unsafe"),
+    "a file": ("{% include '/etc/passwd' %}", "refuses this"),
+    "what is not there": ("{{ nothing.at.all }}", "'nothing' is undefined"),
+    "codes for the terminal": ("{{ raise_exception('\x1b[31mred\x07\u202e') }}", "␛[31mred␇‹202E›"),
+    "templates with names": ([{"name": "default", "template": "{{ 'a' * 10**10 }}"}], "asks for more than"),
+    "names without a default": ([{"name": "rag", "template": "a"}] * 2, "no default specified"),
+    "a number": (7, "refuses this"),
 }
 CONFIGS = {
     "num_labels": ({"num_labels": 10**8}, "asks for more than"),
@@ -131,9 +142,10 @@ def require_sentences(cases, **options):
     ):
         assert outcome["ended"] == 0, place.name
         assert outcome["memory"] < MEMORY, place.name
+        assert outcome["tried"] == [], place.name
         sentence = outcome["sentence"] or ""
+        assert sentence.isprintable()
         assert any(part in sentence for part in said.split("|")), f"{place.name}: {sentence}"
-        assert "\n" not in sentence
 
 
 def test_a_tokenizer_takes_neither_all_time_nor_all_memory(tmp_path):
@@ -162,6 +174,11 @@ def test_a_chat_template_takes_neither_all_time_nor_all_memory(tmp_path):
     cases = []
     for name, (template, said) in CHATS.items():
         cases.append((folder(tmp_path / name, "tokenizer_config.json", chat_template=template), said))
+    for file in ("chat_template.jinja", "additional_chat_templates/default.jinja"):
+        place = folder(tmp_path / file.replace("/", " "))
+        (place / file).parent.mkdir(exist_ok=True)
+        (place / file).write_text("{{ 'a' * 10**10 }}")
+        cases.append((place, "asks for more than"))
     require_sentences(cases, chat=True)
 
 

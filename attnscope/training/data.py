@@ -5,7 +5,7 @@ Every row is a function of the seed and the step alone, so a run that resumes se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,12 @@ from attnscope.storage.whole import open_whole
 
 Ids = npt.NDArray[np.int64]
 IGNORED = -1  # the target of a position that is not to be guessed
+
+LONGEST = 1 << 16
+"""Characters of a line; what is longer counts as several, so that no line fills the memory."""
+
+TOGETHER = 1 << 19
+"""Characters that are tokenized together, for the same reason."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Lines:
 def _read(path: Path) -> Iterator[str]:
     try:
         with path.open(encoding="utf-8") as file:
-            for line in file:
+            while line := file.readline(LONGEST):
                 if line.strip():
                     yield line.strip()
     except UnicodeDecodeError as error:
@@ -84,13 +90,25 @@ def write_stream(lines: Lines, tokenizer: Tokenizer, path: Path) -> int:
     separator = tokenizer.token_to_id(SEP)
     total = 0
     with open_whole(path) as file:
-        iterator = iter(lines)
-        while block := list(islice(iterator, 1024)):
+        for block in _blocks(lines):
             for encoding in tokenizer.encode_batch_fast(block, add_special_tokens=False):
                 ids = np.asarray([*encoding.ids, separator], dtype="<u4")
                 file.write(ids.tobytes())
                 total += len(ids)
     return total
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Lines that are tokenized together: a thousand, or fewer of long ones."""
+    block: list[str] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if len(block) == 1024 or size > TOGETHER:
+            yield block
+            block, size = [], 0
+    yield block
 
 
 def read_stream(path: Path) -> npt.NDArray[np.uint32]:

@@ -144,9 +144,10 @@ def rank_places(
 ) -> Bars:
     """The open places by weight, the heaviest ``top`` of them, ties in the order of the text.  [place]
 
+    A sum of weights that is no finite number has no place among them.
     ``boxes`` has, by the id of a place, the part of a picture that it stands for.
     """
-    order = [i for i in np.argsort(-values, kind="stable") if allowed[i]]
+    order = [i for i in np.argsort(-values, kind="stable") if allowed[i] and np.isfinite(values[i])]
     bars = tuple(
         Bar(place.label, place.start, float(values[i]), None if place.id is None else boxes.get(place.id))
         for i, place in ((i, axis[i]) for i in order[:top])

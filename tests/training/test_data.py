@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from attnscope.errors import InputError
+from attnscope.training import data
 from attnscope.training.data import IGNORED, Cutter, Lines, read_stream, split, write_stream
 from attnscope.training.tokenizer import train_tokenizer
 from tests.training.corpus import sentences, write_corpus
@@ -24,6 +25,20 @@ def tokenizer() -> Tokenizer:
 def cutter(tokenizer: Tokenizer) -> Cutter:
     """Rows over the numbers 5, 6, 7, ..., in which every token says where it came from."""
     return Cutter(np.arange(5, 2000, dtype=np.uint32), tokenizer, length=20, guessed=0.0)
+
+
+def test_a_line_without_end_is_read_in_pieces(tmp_path: Path, tokenizer: Tokenizer, monkeypatch) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("the cat sat " * 40 + "\n\n" * 5000 + "a dog\n")
+    whole = write_stream(Lines([path]), tokenizer, tmp_path / "whole")
+    monkeypatch.setattr(data, "LONGEST", 96)
+    monkeypatch.setattr(data, "TOGETHER", 100)
+    assert [len(line) for line in Lines([path])] == [95] * 5 + [5]
+    assert write_stream(Lines([path]), tokenizer, tmp_path / "pieces") == whole + 4
+    words, again = (
+        [int(id_) for id_ in read_stream(tmp_path / name) if id_ != SEP] for name in ("whole", "pieces")
+    )
+    assert words == again
 
 
 def test_a_stream_holds_each_line_and_its_end(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from attnscope.attention import Token
-from attnscope.axes import weights
+from attnscope.axes import Place, weights
 from attnscope.errors import SelectionError
-from attnscope.views import focus, grid, head_map, heatmap
+from attnscope.views import focus, grid, head_map, heatmap, rank_places
 from attnscope.views.grid import thumbnail_levels
 from tests.axes.oracle import hide_special, merge_words
 
@@ -145,3 +145,10 @@ def test_a_head_map_pads_ragged_layers() -> None:
     assert view.limits == (0, 3)
     assert math.isnan(view.values[1, 1])
     np.testing.assert_allclose(view.levels()[0], [1 / 3, 1])
+
+
+def test_what_is_no_finite_number_has_no_place_in_a_tokens_list():
+    axis = [Place(text, number, number + 1) for number, text in enumerate("abcd")]
+    weights = np.array([np.inf, 0.2, np.nan, 0.7])
+    bars = rank_places(weights, np.array([True, True, True, True]), axis, 10)
+    assert [bar.label for bar in bars.bars] == ["d", "b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 from attnscope.storage.arrays.layout import LONGEST
@@ -22,6 +23,10 @@ from attnscope.storage.trace.layout import (
 from attnscope.storage.trace.trace import Trace
 
 Shape = tuple[int, int, int, int]
+
+MOST_TRACED = 1 << 15
+"""Heads of all layers together; the largest models have half as many. Layers may share their arrays, so that
+the size of a file does not bound them."""
 
 
 def check_trace(trace: Trace, arrays: FileArrays) -> None:
@@ -44,6 +49,12 @@ def check_trace(trace: Trace, arrays: FileArrays) -> None:
         _check_sound(said.heard, arrays)
     if not said.calls:
         raise ValueError("it holds no attention")
+    heads = sum(call.heads for call in said.calls)
+    if heads > MOST_TRACED:
+        raise ValueError(f"its layers have {heads:,} heads together, and at most {MOST_TRACED:,} are read")
+    (kind, layer), times = Counter((call.kind, call.layer) for call in said.calls).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"it holds the {kind} layer {layer} {times:,} times")
     for call in said.calls:
         _check_call(call, trace, arrays)
 
@@ -113,9 +124,9 @@ def _check_scores(rows: Scores, arrays: FileArrays, shape: Shape) -> None:
         sinks = arrays.shape(rows.sinks, "f")
         if sinks != (heads,) and not (len(sinks) == 4 and _widens(sinks, (batch, heads, 1, 1))):
             raise ValueError(f"{rows.sinks} is no sink of {heads} heads")
-    batches = [query[0], key[0]] + [_check_mask(mask, arrays, shape) for mask in rows.masks]
-    batches += [_check_bias(bias, arrays, shape) for bias in rows.biases]
-    if not {1, batch} >= set(batches) or max(batches) != batch:
+    batches = {query[0], key[0], *(_check_mask(mask, arrays, shape) for mask in rows.masks)}
+    batches |= {_check_bias(bias, arrays, shape) for bias in rows.biases}
+    if not {1, batch} >= batches or max(query[0], key[0]) != batch:
         raise ValueError(f"{rows.query} and {rows.key} are not of a batch of {batch}")
 
 

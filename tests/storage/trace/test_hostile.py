@@ -54,6 +54,22 @@ ROWS = ("calls", 0, "rows")
 PIXELS = {"name": "image 1", "array": "pixels", "grid": None, "tokens": 0, "boxes": []}
 FAR = [0.0, 0.0, 1e30, 1.0]
 SOUND = {"seconds": 0.02, "frames": 5, "begin": 0.0, "array": "tones"}
+
+
+def batched(said, arrays):
+    """A million texts, of which the mask alone takes eight bytes each."""
+    call = said["calls"][0]
+    keys = len(arrays[call["rows"]["key"]][0, 0])
+    arrays["crowd"] = np.tile(np.array([0, keys], np.int32), (10**6, 1, 1, 1))
+    call["batch"] = 10**6
+    call["rows"]["masks"].append({"form": "runs", "array": "crowd", "keys": keys})
+
+
+def repeated(said, arrays):
+    """A layer nine thousand times over."""
+    said["calls"] = [said["calls"][0] | {"layer": layer} for layer in range(9000)]
+
+
 LIES = {
     "a version from the future": change(["trace"], FORMAT + 1),
     "a version that is a text": change(["trace"], "1"),
@@ -103,6 +119,9 @@ LIES = {
     "a message of nobody": change(["messages"], [{"content": "hello"}]),
     "figures of a list": change(["figures", 0, "figures"], []),
     "a site that is a text": change(["figures", 0, "site"], "L0H0"),
+    "a batch that a mask alone has": batched,
+    "two calls of one layer": change(["calls", 1, "layer"], 0),
+    "thousands of layers with the same arrays": repeated,
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -303,5 +304,41 @@ def test_a_processor_that_asks_for_too_much_ends_in_a_sentence(settings, sentenc
     folder = shutil.copytree(folder_of("llava"), tmp_path / "model")
     file = folder / "processor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(AttnscopeError, match=sentence):
+        load(str(folder)).prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)
+
+
+TOO_MUCH, REFUSED = "the processor of .* asks for more than", "the processor of .* refuses this"
+LIES = [  # a family, the settings of its pictures, or of itself, that lie, and what is said of them
+    ("idefics3", True, {"size": {"longest_edge": 10**9}}, TOO_MUCH),
+    ("idefics3", True, {"max_image_size": {"longest_edge": 0}}, REFUSED),
+    ("idefics3", False, {"image_seq_len": 10**8}, TOO_MUCH),
+    ("llava_next", True, {"image_grid_pinpoints": [[10**6, 10**6]]}, TOO_MUCH),
+    ("llava_next", True, {"crop_size": {"height": 10**9, "width": 10**9}}, TOO_MUCH),
+    ("mllama", True, {"max_image_tiles": 10**9}, TOO_MUCH),
+    ("qwen2_vl", True, {"min_pixels": 10**12}, TOO_MUCH),
+    ("qwen2_vl", True, {"temporal_patch_size": 10**9}, TOO_MUCH),
+    ("qwen2_vl", True, {"merge_size": 0}, REFUSED),
+    ("qwen2_vl", True, {"merge_size": -1}, f"{REFUSED}|does not read what its processor"),
+    ("qwen2_vl", True, {"patch_size": 0}, REFUSED),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["processor_config.json", "preprocessor_config.json"])
+@pytest.mark.parametrize(
+    ("name", "pictures", "settings", "sentence"),
+    [pytest.param(*lie, marks=[pytest.mark.torchvision] * (lie[0] in NEED_TORCHVISION)) for lie in LIES],
+)
+def test_sizes_and_tiles_without_end_are_a_sentence(
+    file, name, pictures, settings, sentence, folder_of, tmp_path
+):
+    folder = Path(shutil.copytree(folder_of(name), tmp_path / "model"))
+    place = folder / "processor_config.json"
+    said = json.loads(place.read_text())
+    (said["image_processor"] if pictures else said).update(settings)
+    if file != place.name:
+        (folder / file).write_text(json.dumps(said.pop("image_processor")))
+    place.write_text(json.dumps(said))
     with pytest.raises(AttnscopeError, match=sentence):
         load(str(folder)).prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)

@@ -85,7 +85,8 @@ class Heatmap:
         takers = f"{across} keys together" if across > 1 else "one key"
         note = f"pooled to fit: a cell is the attention that {givers} to {takers}"
         limits = self.limits if self.scale == "fixed" else _limits(pooled, self.scale, self.signed)
-        notes = (*self.notes, note, *_beyond(pooled.values, limits))
+        told = _beyond(self.values, self.limits)  # of cells that are not drawn
+        notes = (*(each for each in self.notes if each not in told), note, *_beyond(pooled.values, limits))
         return replace(self, weights=pooled, limits=limits, notes=notes, block=(down, across))
 
 

@@ -73,6 +73,14 @@ def test_pooled_values_beyond_the_limits_are_told() -> None:
     assert view.fit(2, 2).notes[-1] == "4 values lie beyond 0 to 1"
 
 
+def test_of_values_beyond_the_limits_those_alone_are_told_that_are_drawn() -> None:
+    values = np.eye(8) / 50
+    values[0, 0] = 1  # a row that cannot choose
+    view = heatmap(weights(values, range(8), range(8), np.tri(8, dtype=bool)), scale="head")
+    assert view.notes == ("1 values lie beyond 0 to 0.02",)
+    assert [note for note in view.fit(4, 4).notes if "beyond" in note] == ["1 values lie beyond 0 to 0.02"]
+
+
 def test_axes_of_different_places_are_pooled_on_their_own() -> None:
     view = heatmap(weights(np.ones((4, 10)) / 10, TEXT, range(10))).fit(4, 5)
     assert view.block == (1, 2)

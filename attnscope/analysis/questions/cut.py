@@ -10,7 +10,8 @@ from itertools import chain, groupby, pairwise, repeat
 
 from attnscope.analysis.places.locate import locate_tokens
 from attnscope.attention import Token
-from attnscope.axes.places import HEARD, SEPARATOR
+from attnscope.axes.places import SEPARATOR
+from attnscope.axes.senses import find_senses
 from attnscope.errors import InputError
 from attnscope.models.inputs import Message, ModelInput
 from attnscope.text import MOST_CHARACTERS
@@ -161,12 +162,12 @@ def read_parts(written: str) -> tuple[tuple[str, int], ...]:
 
 def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:
     """The texts of a pair, or a text and its picture or sound, as parts; a special token is one alone."""
-    pictured = [token.id >= SEPARATOR for token in tokens]
-    names = ("text", "text") if any(pictured) else ("first text", "second text")
+    senses = find_senses(tokens)
+    names = ("text", "text") if any(senses) else ("first text", "second text")
     labels = []
-    for number, token in enumerate(tokens):
-        if pictured[number]:
-            labels.append((3, "sound") if token.id >= HEARD else (2, "image"))
+    for number, (token, sense) in enumerate(zip(tokens, senses, strict=True)):
+        if sense is not None:
+            labels.append((2 + senses.index(sense), sense))
         elif token.special:
             labels.append((-number - 1, token.text))
         else:

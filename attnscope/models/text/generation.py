@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.attention import Token
 from attnscope.axes import visible
+from attnscope.axes.senses import find_senses
 from attnscope.progress import tell
 
 if TYPE_CHECKING:
@@ -96,9 +97,13 @@ def _quote(tokens: Sequence[Token]) -> str:
 
 
 def spell_tokens(tokens: Sequence[Token]) -> str:
-    """What tokens read, words apart."""
+    """What tokens read, words apart; of a picture or a sound, its name alone."""
     text = ""
-    for before, token in zip((None, *tokens), tokens, strict=False):
+    senses = find_senses(tokens)
+    for before, token, earlier, sense in zip((None, *tokens), tokens, (None, *senses), senses, strict=False):
+        if sense is not None:
+            text += f"{' ' * bool(text)}[{sense}]" if sense != earlier else ""
+            continue
         apart = before is not None and (token.word is None or token.word != before.word)
         apart = apart and token.text not in CLOSING and not (_is_wide(text[-1:]) and _is_wide(token.text[:1]))
         text += " " * apart + visible(token.text)

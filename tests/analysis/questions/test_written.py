@@ -221,6 +221,15 @@ def test_an_image_and_its_text_are_parts(run, tmp_path):
     assert run(*asked[:5], "-m", folder).code == 2
 
 
+def test_the_tiles_of_a_picture_are_one_part_and_two_pictures_are_two(run, tmp_path):
+    folder = vision_language(tmp_path / "idefics3", "idefics3")
+    image = picture(tmp_path / "picture.png")
+    given = ("what is on the mat ?", "--image", image, "--image", image, "-m", folder)
+    parts = json.loads(run("spans", *given, "--by", "modality", "--json").out)["parts"]
+    names = [part["name"] for part in parts if not part["name"].startswith("<")]
+    assert names == ["image 1", "image 2", "text"]
+
+
 def test_a_text_alone_has_no_modalities_to_cut_by(run):
     assert run("spans", "The cat sat.", "--by", "modality").code == 1
     assert "what was read is text alone" in run("spans", "The cat sat.", "--by", "modality").err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from html import escape
 from typing import Any
 
 from attnscope.analysis.questions.align import Alignment, MonotoneHead
@@ -44,11 +45,20 @@ def write_srt(result: Alignment) -> str:
     return "\n".join(blocks)
 
 
-def _clock(seconds: float) -> str:
+def write_vtt(result: Alignment) -> str:
+    """The same for pages, in which a text may not look like markup."""
+    blocks = (
+        f"{_clock(word.begin, '.')} --> {_clock(word.end, '.')}\n{escape(visible(word.text), quote=False)}\n"
+        for word in result.words
+    )
+    return "\n".join(("WEBVTT\n", *blocks))
+
+
+def _clock(seconds: float, point: str = ",") -> str:
     """``01:02:03,450``"""
     thousandths = round(seconds * 1000)
     minutes, rest = divmod(thousandths, 60_000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02},{rest % 1000:03}"
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"
 
 
 def write_textgrid(result: Alignment) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.analysis.questions.align import Alignment
 from attnscope.analysis.questions.said import Word
-from attnscope.answers.aligned import write_textgrid
+from attnscope.answers.aligned import write_textgrid, write_vtt
 from tests.models import folders, speech
 
 TEXT = "The cat sat on the mat."
@@ -56,6 +56,23 @@ def test_subtitles_are_numbered_and_timed(run, whisper, tone, answer):
         times = re.fullmatch(r"00:00:(\d\d),(\d{3}) --> 00:00:(\d\d),(\d{3})", block[1])
         begin, end = (float(f"{times[one]}.{times[one + 1]}") for one in (1, 3))
         assert [begin, end] == [word["begin"], word["end"]]
+
+
+def test_subtitles_of_a_page_hold_no_markup():
+    words = (
+        Word("\"it's", 0.0, 0.5),
+        Word("<b>&", 0.5, 61.25),
+        Word("-->", 61.25, 3661.5),
+        Word("猫", 3661.5, 3662.0),
+    )
+    out = write_vtt(Alignment((), words, (), "", "", 0.0, 3662.0, ()))
+    assert out.split("\n\n") == [
+        "WEBVTT",
+        "00:00:00.000 --> 00:00:00.500\n\"it's",
+        "00:00:00.500 --> 00:01:01.250\n&lt;b&gt;&amp;",
+        "00:01:01.250 --> 01:01:01.500\n--&gt;",
+        "01:01:01.500 --> 01:01:02.000\n猫\n",
+    ]
 
 
 def test_a_textgrid_holds_a_word_in_the_last_frame_and_late_times_exactly():

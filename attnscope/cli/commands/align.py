@@ -56,8 +56,8 @@ class SoundOptions:
 class AlignOutput:
     """How the words are printed."""
 
-    format: Literal["table", "srt", "textgrid"] = option(
-        "A table, subtitles (srt), or a file of Praat (textgrid).", default="table"
+    format: Literal["table", "srt", "vtt", "textgrid"] = option(
+        "A table, subtitles (srt, vtt), or a file of Praat (textgrid).", default="table"
     )
     as_json: bool = flag("Print words, tokens and heads as JSON.", "--json")
 
@@ -88,7 +88,13 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     from attnscope.analysis.questions.align import align_words, rank_monotone
     from attnscope.analysis.questions.letters import align_letters, reads_letters
     from attnscope.analysis.questions.windows import align_windows, is_long
-    from attnscope.answers.aligned import alignment_numbers, rank_numbers, write_srt, write_textgrid
+    from attnscope.answers.aligned import (
+        alignment_numbers,
+        rank_numbers,
+        write_srt,
+        write_textgrid,
+        write_vtt,
+    )
     from attnscope.models.inputs import Part
 
     loaded, text = _open(asked, model)
@@ -112,7 +118,8 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     elif output.format == "table":
         _print_words(result)
     else:
-        sys.stdout.write(write_srt(result) if output.format == "srt" else write_textgrid(result))
+        writers = {"srt": write_srt, "vtt": write_vtt, "textgrid": write_textgrid}
+        sys.stdout.write(writers[output.format](result))
 
 
 def _require_unsaid(model: Model, asked: SoundOptions, text: str | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,15 @@ CHANNELS = 64
 DENSE = 48_000
 """Samples a second up to which that holds: a denser sound may be as many samples long, no more."""
 
+FINE = 4096
+"""How many samples a ratio of rates may span; of odd rates it is off by two thousandths of a second at most.
+
+The filter between two rates without a common part has as many numbers, or a gigabyte of them.
+"""
+
+LOUDEST = 1e12
+"""What no sample is beyond: the largest is 1, or that of some whole numbers."""
+
 BLOCK = 1 << 16
 """Samples of a channel that are decoded at once."""
 
@@ -52,8 +62,8 @@ class Sound:
             return self
         from scipy.signal import resample_poly
 
-        shared = math.gcd(rate, self.rate)
-        samples = resample_poly(self.samples, rate // shared, self.rate // shared)
+        ratio = Fraction(rate, self.rate).limit_denominator(FINE)
+        samples = resample_poly(self.samples, ratio.numerator, ratio.denominator)
         return replace(self, samples=samples.astype(np.float32), rate=rate)
 
 
@@ -75,20 +85,25 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
             "reading sound needs soundfile, which is not installed: pip install 'attnscope[audio]'"
         ) from None
     _require_sound(path)
+    hint = ""
     try:
         with soundfile.SoundFile(path) as file:
             rate = _require_honest(path, file, begin, end)
+            if _leaves_length_unsaid(file):  # its decoder stumbles at the end
+                hint = "; it does not say how long it is, as from a pipe: write it anew, or pass --to-second"
             if begin:
                 file.seek(round(begin * rate))
             blocks = list(_mono(path, file, None if end is None else round((end - begin) * rate)))
     except soundfile.SoundFileError as error:
-        raise InputError(f"{path} cannot be read as sound: {first_line(error)}") from error
+        raise InputError(f"{path} cannot be read as sound: {first_line(error)}{hint}") from error
     samples = np.concatenate([np.zeros(0, np.float32), *blocks])
     if not len(samples):
         behind = f" behind {begin:g} seconds" if begin else ""
         raise InputError(f"{path} holds no sound{behind}: it has no samples")
-    if not np.isfinite(samples).all():
-        raise InputError(f"{path} cannot be read as sound: some of its samples are no numbers")
+    if not np.isfinite(samples).all() or np.abs(samples).max() > LOUDEST:
+        raise InputError(
+            f"{path} cannot be read as sound: some of its samples are no numbers, or far too large"
+        )
     return Sound(samples, rate, begin)
 
 
@@ -116,13 +131,18 @@ def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> i
             f"{RATES[0]:,} to {RATES[-1]:,} in at most {CHANNELS} are read"
         )
     rate = int(file.samplerate)
-    if file.format == "FLAC" and file.frames >= 1 << 36:  # more than it can say: it leaves its length unsaid
+    if _leaves_length_unsaid(file):
         return rate
     if begin * rate >= file.frames > 0:
         raise InputError(f"{path} ends at {file.frames / rate:.2f} seconds: {begin:g} is behind that")
     if (min(file.frames / rate, end or math.inf) - begin) * rate > _most(rate):
         raise _too_long(path)
     return rate
+
+
+def _leaves_length_unsaid(file: Any) -> bool:
+    """Whether there are more samples in a FLAC file than it could say."""
+    return bool(file.format == "FLAC" and file.frames >= 1 << 36)
 
 
 def _mono(path: Path, file: Any, most: int | None) -> Iterator[Array]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.inputs import Part
 from attnscope.storage import sound as reading
-from attnscope.storage.sound import read_sound
+from attnscope.storage.sound import Sound, read_sound
 from tests.models import folders, speech
 
 START = ["<|startoftranscript|>", "<|notimestamps|>"]
@@ -162,6 +163,30 @@ def test_a_pure_tone_keeps_its_pitch_at_another_rate(tmp_path):
     assert np.argmax(np.abs(np.fft.rfft(again))) == 440
 
 
+def test_rates_without_a_common_part_need_no_filter_as_long_as_both():
+    """A gigabyte of it: a file chooses its rate."""
+    wave = np.sin(2 * np.pi * 50 * np.arange(2 * 767_999) / 767_999).astype(np.float32)
+    tracemalloc.start()
+    again = Sound(wave, 767_999).resample(16000).samples
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 << 20
+    assert len(again) == 32000
+    expected = np.sin(2 * np.pi * 50 * np.arange(32000) / 16000)
+    np.testing.assert_allclose(again[200:-200], expected[200:-200], atol=0.002)
+
+
+def test_a_file_that_came_through_a_pipe_says_what_it_lacks(tmp_path):
+    """Its number of samples is 0, which stands for unknown; its decoder stumbles at the end."""
+    whole = bytearray(speech.sound(tmp_path / "a.flac", 1.0).read_bytes())
+    whole[21] &= 0xF0
+    whole[22:26] = bytes(4)
+    (tmp_path / "piped.flac").write_bytes(whole)
+    assert read_sound(tmp_path / "piped.flac", 0.0, 0.5).seconds == 0.5
+    with contextlib.suppress(InputError):  # a decoder that knows no better
+        assert read_sound(tmp_path / "piped.flac").seconds == 1.0
+
+
 @pytest.mark.parametrize("name", ["whisper", "wav2vec2"])
 def test_silence_is_heard_too(folder_of, tmp_path, name):
     soundfile.write(tmp_path / "silence.wav", np.zeros(16000), 16000)
@@ -184,9 +209,22 @@ def no_sounds(folder: Path):
     yield "fast.wav", wave[:24] + struct.pack("<I", 2**31 - 1) + wave[28:], "samples a second"
     yield "many.wav", wave[:22] + struct.pack("<H", 999) + wave[24:], "many.wav"
     yield "short.wav", speech.sound(folder / "s.wav", 0.001).read_bytes(), "too short"
+    loud = np.full(16000, 3e38, np.float32)
+    soundfile.write(folder / "l.wav", loud, 16000, subtype="FLOAT")
+    yield "loud.wav", (folder / "l.wav").read_bytes(), "or far too large"
     nothing = np.full(16000, np.nan, np.float32)
     soundfile.write(folder / "n.wav", nothing, 16000, subtype="FLOAT")
     yield "nan.wav", (folder / "n.wav").read_bytes(), "no numbers"
+
+
+def test_an_extractor_that_makes_no_numbers_ends_in_a_sentence(folder_of, tmp_path):
+    for file in Path(folder_of("whisper")).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text("utf-8"))
+    settings["dither"] = 1e38
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings), "utf-8")
+    with pytest.raises(InputError, match="makes what is no number"):
+        load(str(tmp_path)).prepare_audio(speech.sound(tmp_path / "a.wav"))
 
 
 def test_what_is_no_sound_ends_in_a_sentence(folder_of, tmp_path):

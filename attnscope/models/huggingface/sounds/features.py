@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.memory import require
@@ -48,6 +49,9 @@ def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: 
         raise
     except Exception as error:
         raise InputError(f"the feature extractor of {name} refuses {path}: {first_line(error)}") from error
+    for values in fields.values():
+        if isinstance(values, Tensor) and not bool(torch.isfinite(values).all()):
+            raise InputError(f"the feature extractor of {name} makes what is no number of {path}")
     pieces = 1 if mask is None else len(mask)
     if pieces > 1:
         raise InputError(

@@ -81,9 +81,15 @@ def join(pieces: Sequence[Piece]) -> Capture:
 
 
 def at_its_rows(piece: Piece) -> Capture:
-    """A lone call that asks from some positions only, its rows counted from the first of them."""
+    """A lone call that asks from some positions only, its rows counted from the first of them.
+
+    Where only some of those that ask answer, keys are put at their places.
+    """
     layout, capture = piece.layout, piece.capture
     rows, keys = layout.query[0, 0], layout.key[0, 0, 0]
+    answer = torch.isin(rows, keys)
+    if bool(answer.any()) and not bool(answer.all()) and bool(torch.isin(keys, rows).all()):
+        return join([piece])
     place = (keys == rows[0]).nonzero()
     if len(place) == 0 or not torch.equal(keys[int(place[0]) :][: len(rows)], rows):
         return capture

@@ -31,6 +31,10 @@ PADDED = (
     "windows that are padded: what a row weighs on padding stands at no token and is not shown, so rows "
     "there sum to less than 1: {names}"
 )
+BY_KEYS = (
+    "softmaxes over one part of the keys after another, by the same queries: a map is of one part, and "
+    "nothing tells how the parts are weighed against each other: {names}"
+)
 CHANNELS = "it attends from channel to channel, not from token to token"
 INSIDE = "it attends among what stands at one token (streams, heads, experts), not from token to token"
 MOST = 2**24
@@ -103,6 +107,7 @@ class Pieces:
             return True
         piece = Piece(capture, name, tuple(calls), layout, sides.state, softmax)
         if self.held and not self._belongs(piece):
+            self._note_parts(piece)
             self.flush()
         if not self._repeats(piece):
             self.held.append(piece)
@@ -159,6 +164,15 @@ class Pieces:
         if piece.softmax and piece.softmax == self.held[-1].softmax:
             return True
         return not ask_again(piece.layout, [other.layout for other in self.held])
+
+    def _note_parts(self, piece: Piece) -> None:
+        """Say so if the queries that are held ask again, of other keys among them: a map is of a part."""
+        first = self.held[0]
+        alike = (piece.name, piece.state) == (first.name, first.state) and len(self.held) == 1
+        if alike and torch.equal(piece.layout.query, first.layout.query):
+            mine, theirs = piece.layout.key, first.layout.key
+            if bool(torch.isin(mine, piece.layout.query).all()) and not bool(torch.isin(mine, theirs).any()):
+                self.record.note_place(BY_KEYS, piece.name)
 
     def _repeats(self, piece: Piece) -> bool:
         """Whether the very same weights of one softmax weigh other values."""

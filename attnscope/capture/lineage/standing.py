@@ -17,7 +17,8 @@ from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import is_constant
-from attnscope.capture.lineage.nodes import Node, Spread
+from attnscope.capture.lineage.nodes import Node, Spread, beginnings
+from attnscope.capture.lineage.roots import STRETCH, Root
 from attnscope.capture.rows.weighing import ROUNDING, Weighing
 
 MOST = 2**24
@@ -36,6 +37,9 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
     """What weights weigh, as far as their lineage tells; what they made is placed by it, too."""
     origin, weights, gates = lineage.of(weighing.operand), weighing.weights, weighing.trail.gates
     unknown = Standing(tokens=not gates and not weighing.summed)
+    if origin is not None and origin.right is not None and weighing.weighed is not None:
+        own = lineage.of(weighing.weighed) is None and _weigh_places(origin.node, weighing)
+        return Standing(tokens=not own and not gates)
     if origin is None or origin.right is not None or weights.numel() > MOST or weights.shape[-1] < 2:
         return unknown
     weighed = lineage.of(weighing.weighed)
@@ -47,7 +51,8 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
             whole = not gates or bool(((weights.sum(-1) - 1).abs() < ROUNDING).all())
             stands = Standing(whole, learned=places.ndim < 2 or is_constant(places, -2))
         elif _all_differ(origin.node.labels("channel").permute(weighing.axes)):
-            stands = Standing(tokens=False)
+            tokens = weighed is not None and _are_tokens(weighed.node, origin.node, weighing)
+            stands = Standing(tokens and bool(((weights.sum(-1) - 1).abs() < ROUNDING).all()))
         else:
             inside = weighed is not None and _inside(weighed.node, weighing)
             stands = Standing(tokens=not (gates or inside or weighing.summed))
@@ -72,6 +77,28 @@ def asks_itself(lineage: Lineage, name: str, args: Sequence[Any], kwargs: Mappin
     axis = 0 if name == "multi_head_attention_forward" else 1  # of the keys
     few = key.shape[axis] < 2 or not is_constant(keys, axis)
     return not few and bool(((places == keys.narrow(axis, 0, 1)) & (places > 0)).all())
+
+
+def _weigh_places(query: Node, weighing: Weighing) -> bool:
+    """Whether each position weighs numbers of its own, alike in heads and texts: learned for distances."""
+    (root, *others), shape = beginnings(query), weighing.weights.shape
+    if others or not isinstance(root, Root) or len(shape) < 3 or shape[-2] < 2 or shape.numel() > MOST:
+        return False
+    try:
+        labels = query.labels("place").permute(weighing.axes)[..., 0]  # [..., query]
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return False
+    places = root.split(labels - root.number * STRETCH)[1]
+    each = all(is_constant(places, axis) for axis in range(1, places.ndim))
+    return each and bool((labels > 0).all()) and not is_constant(places, 0)
+
+
+def _are_tokens(weighed: Node, gates: Node, weighing: Weighing) -> bool:
+    """Whether what is weighed stands at several positions of the text whose positions made the weights."""
+    if {begin.number for begin in beginnings(weighed)} != {begin.number for begin in beginnings(gates)}:
+        return False
+    places = weighed.labels("position")
+    return bool((places > 0).all()) and not is_constant(places, weighing.key_axis)
 
 
 def _inside(weighed: Node, weighing: Weighing) -> bool:

@@ -191,10 +191,11 @@ class Trails:
         grouped = len(queries) > 1
         found = _attention(trail, weights, values, theirs.index(keys[0]), places, grouped)
         rest = [axis for axis in theirs if axis not in ours]
-        known = [*(axis for axis in (*shared, *queries) if axis in output), *rest]
-        if len(rest) != 1 or sorted(known) != sorted(output):
+        *more, _ = rest or [""]  # texts that share their weights
+        known = [*more, *(axis for axis in (*shared, *queries) if axis in output), *rest[-1:]]
+        if not rest or sorted(known) != sorted(output) or (more and grouped):
             return found
-        laid = values.permute([theirs.index(axis) for axis in (*shared, keys[0], *rest)])
+        laid = values.permute([theirs.index(axis) for axis in (*more, *shared, keys[0], rest[-1])])
         for place in range(len(queries) - 1):  # heads in groups
             laid = laid.unsqueeze(len(shared) + place)
         return _with_product(
@@ -203,10 +204,13 @@ class Trails:
 
 
 def _with_product(found: Weighing | None, values: Tensor, result: Tensor, name: str) -> Weighing | None:
-    """The weighing with its values and what they gave, where nothing else was added."""
+    """The weighing with its values and what they gave, where nothing else was added; of each text."""
     if found is None or name == "baddbmm":
         return found
-    return replace(found, values=values.detach(), output=result.detach())
+    weights, lead = found.weights, result.shape[:-2]
+    if result.ndim > weights.ndim >= 2:
+        weights = weights.expand(*lead, *weights.shape[-2:])
+    return replace(found, weights=weights, values=values.detach(), output=result.detach())
 
 
 def _attention(

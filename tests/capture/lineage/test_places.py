@@ -1,0 +1,179 @@
+"""Attention whose keys are other ones for each query, mixed, cut or shared: maps stand at the true keys."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnscope.capture import recording
+from attnscope.capture.lineage.pieces import BY_KEYS
+
+TEXTS, COUNT, SIZE, HEADS, EACH = 2, 12, 16, 4, 4
+
+
+class Maps:
+    """Keeps the weights of every call."""
+
+    def __init__(self):
+        self.seen = []
+
+    def observe(self, attention):
+        self.seen.append(attention.weights().clone())
+
+
+class Attend(nn.Module):
+    """Queries, keys and values of several heads, and a way to make weights and what they give of them."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.q, self.k, self.v, self.out = (nn.Linear(SIZE, SIZE) for _ in range(4))
+        self.mixing = nn.Parameter(torch.randn(5, COUNT))
+        self.static = nn.Parameter(torch.randn(HEADS, COUNT, COUNT))
+        self.distances = nn.Parameter(torch.randn(2 * COUNT, EACH))
+        self.dense = nn.Linear(SIZE, COUNT)
+
+    def forward(self, x):
+        heads = (part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        self.kept, mixed = self.way(self, *heads)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def observe(way):
+    torch.manual_seed(0)
+    model, maps = nn.Sequential(nn.Linear(SIZE, SIZE), Attend(way)).eval(), Maps()
+    with torch.inference_mode(), recording(model, [maps], warn=False) as record:
+        model(torch.randn(TEXTS, COUNT, SIZE))
+    assert not record.failures
+    assert all(site.difference < 1e-6 for site in record.sites)
+    return model[1].kept, maps.seen, record
+
+
+def put(weights, places):
+    """[text, head, query, slot] at the keys that each slot is -> [text, head, query, key]"""
+    return torch.zeros(TEXTS, HEADS, COUNT, COUNT).scatter_add(-1, places.expand_as(weights), weights)
+
+
+def gathered(m, q, k, v):
+    """Each query chooses three keys, and asks these alone."""
+    places = (q @ k.mT).topk(3, -1).indices  # [text, head, query, slot]
+    whole = (TEXTS, HEADS, COUNT, COUNT, EACH)
+    slots = places[..., None].expand(-1, -1, -1, -1, EACH)
+    keys, values = (part[:, :, None].expand(whole).gather(3, slots) for part in (k, v))
+    weights = torch.einsum("bhie,bhije->bhij", q, keys).softmax(-1)
+    return put(weights, places), torch.einsum("bhij,bhije->bhie", weights, values)
+
+
+def window(m, q, k, v):
+    """Each query asks itself and two neighbours on each side."""
+    keys, values = (F.pad(part, (0, 0, 2, 2)).unfold(2, 5, 1) for part in (k, v))  # [..., query, size, slot]
+    places = torch.arange(COUNT)[:, None] + torch.arange(5) - 2
+    outside = (places < 0) | (places >= COUNT)
+    scores = torch.einsum("bhie,bhiej->bhij", q, keys).masked_fill(outside, -torch.inf)
+    weights = scores.softmax(-1)
+    return put(weights, places.clamp(0, COUNT - 1)), torch.einsum("bhij,bhiej->bhie", weights, values)
+
+
+def neighbours_and_some_for_all(m, q, k, v):
+    """One softmax over three neighbours, round a circle, and two keys that all ask: two products."""
+    near = [torch.stack([part.roll(step, 2) for step in (1, 0, -1)], 3) for part in (k, v)]
+    scores = torch.cat([torch.einsum("bhie,bhije->bhij", q, near[0]), q @ k[:, :, :2].mT], -1)
+    weights = scores.softmax(-1)
+    places = (torch.arange(COUNT)[:, None] + torch.tensor([-1, 0, 1])) % COUNT
+    kept = put(weights[..., :3], places) + F.pad(weights[..., 3:], (0, COUNT - 2))
+    mixed = torch.einsum("bhij,bhije->bhie", weights[..., :3], near[1]) + weights[..., 3:] @ v[:, :, :2]
+    return kept, mixed
+
+
+def row_by_row(m, q, k, v):
+    """A loop over queries, each without an axis."""
+    rows, mixed = [], []
+    for row in range(COUNT):
+        weights = torch.einsum("bhe,bhje->bhj", q[:, :, row], k[:, :, : row + 1]).softmax(-1)
+        mixed.append(torch.einsum("bhj,bhje->bhe", weights, v[:, :, : row + 1]))
+        rows.append(F.pad(weights, (0, COUNT - 1 - row)))
+    return torch.stack(rows, 2), torch.stack(mixed, 2)
+
+
+def mixed_keys(m, q, k, v):
+    """Five keys, each a sum of all (Linformer): they stand at no token."""
+    weights = (q @ (m.mixing @ k).mT).softmax(-1)
+    return weights, weights @ (m.mixing @ v)
+
+
+def mixed_keys_without_a_softmax(m, q, k, v):
+    powers = (q @ (m.mixing @ k).mT).exp()
+    weights = powers / powers.sum(-1, keepdim=True)
+    return weights, weights @ (m.mixing @ v)
+
+
+def values_of_distances(m, q, k, v):
+    """Beside the values, each distance has one that was learned."""
+    distance = torch.arange(COUNT)[:, None] - torch.arange(COUNT) + COUNT
+    weights = (q @ k.mT).softmax(-1)
+    return weights, weights @ v + torch.einsum("bhij,ije->bhie", weights, m.distances[distance])
+
+
+def values_of_distances_first(m, q, k, v):
+    """The same in the layout of other libraries: a product for each query."""
+    distance = torch.arange(COUNT)[:, None] - torch.arange(COUNT) + COUNT
+    weights = (q @ k.mT).softmax(-1)
+    rows = weights.permute(2, 0, 1, 3).reshape(COUNT, TEXTS * HEADS, COUNT) @ m.distances[distance]
+    return weights, rows.view(COUNT, TEXTS, HEADS, EACH).permute(1, 2, 0, 3) + weights @ v
+
+
+def learned_weights(m, q, k, v):
+    """Weights that are alike in all texts (a random synthesizer)."""
+    weights = m.static.softmax(-1)
+    return weights.expand(TEXTS, -1, -1, -1), weights @ v
+
+
+def learned_weights_by_an_einsum(m, q, k, v):
+    weights = m.static.softmax(-1)
+    return weights.expand(TEXTS, -1, -1, -1), torch.einsum("hij,bhje->bhie", weights, v)
+
+
+def weights_of_a_layer(m, q, k, v):
+    """A layer makes the weights of each token, one output for each key (a dense synthesizer)."""
+    weights = m.dense(q.transpose(1, 2).flatten(2))[:, None].softmax(-1)  # alike in all heads
+    mixed = weights[:, 0] @ v.transpose(1, 2).flatten(2)
+    return weights, mixed.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+WAYS = [
+    gathered,
+    window,
+    neighbours_and_some_for_all,
+    row_by_row,
+    mixed_keys,
+    mixed_keys_without_a_softmax,
+    values_of_distances,
+    values_of_distances_first,
+    learned_weights,
+    learned_weights_by_an_einsum,
+    weights_of_a_layer,
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_one_map_stands_at_the_true_keys(way):
+    kept, maps, _ = observe(way)
+    assert len(maps) == 1
+    torch.testing.assert_close(maps[0], kept, atol=1e-6, rtol=0)
+
+
+def by_parts_of_the_keys(m, q, k, v):
+    """Softmaxes over four keys each, joined by their sums, as in attention over several machines."""
+    parts = [(q @ k[:, :, start : start + 4].mT) for start in range(0, COUNT, 4)]
+    share = torch.stack([part.logsumexp(-1, keepdim=True) for part in parts]).softmax(0)
+    mixed = [part.softmax(-1) @ v[:, :, 4 * at : 4 * at + 4] for at, part in enumerate(parts)]
+    kept = [F.pad(part.softmax(-1), (4 * at, COUNT - 4 * at - 4)) for at, part in enumerate(parts)]
+    return kept, (torch.stack(mixed) * share).sum(0)
+
+
+def test_softmaxes_over_parts_of_the_keys_are_maps_of_parts_and_said_to_be():
+    kept, maps, record = observe(by_parts_of_the_keys)
+    assert len(maps) == 3
+    for mine, theirs in zip(maps, kept, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    assert BY_KEYS.format(names="1") in record.notes

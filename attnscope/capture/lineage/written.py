@@ -93,7 +93,7 @@ def find_written(
     return None
 
 
-def _stand_alike(keys: Node, axes: Sequence[int]) -> bool:
+def _stand_alike(keys: Node, axes: tuple[int, ...]) -> bool:
     """Whether all keys of a row are known to stand at one position."""
     try:
         return is_constant(keys.labels("place").permute(axes), -1)

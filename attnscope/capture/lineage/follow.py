@@ -142,18 +142,15 @@ class Lineage:
         given = dict(zip(("input", "dim"), args, strict=False)) | kwargs
         source, axis = given.get("input"), given.get("dim")
         known = self.of(source)
-        if (
-            not isinstance(source, Tensor)
-            or known is None
-            or known.right is not None
-            or type(axis) is not int
-        ):
+        if not isinstance(source, Tensor) or known is None or type(axis) is not int:
             return
         axis, kept = axis % source.ndim, result.ndim == source.ndim
+        if known.right is not None and axis >= source.ndim - 2:
+            return  # of scores, heads alone may be joined
         axes = [place for place in range(source.ndim) if place != axis]
         stay = tuple((place, place - (place > axis and not kept)) for place in axes)
-        node = Spread(known.node, stay, result.shape)
-        self._set(result, Origin(node, known.state))
+        right = None if known.right is None else Spread(known.right, stay, result.shape)
+        self._set(result, Origin(Spread(known.node, stay, result.shape), known.state, right))
 
     def _pad(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Tensor

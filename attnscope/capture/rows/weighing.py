@@ -75,6 +75,9 @@ class Weighing:
         values, output, lead = self.values, self.output, self.weights.shape[:-2]
         if values is None or output is None or output.dtype != self.weights.dtype:
             return None
+        if lead[1:] == (1,) and values.ndim == output.ndim == 4 and values.shape[1] == output.shape[1]:
+            # one head weighs the values of all
+            values, output = (part.transpose(1, 2).flatten(2).unsqueeze(1) for part in (values, output))
         if output.shape[:-1] != self.weights.shape[:-1] or values.ndim > output.ndim:
             return None
         parts = [values.expand(*lead, *values.shape[-2:]), output]

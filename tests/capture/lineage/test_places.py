@@ -140,7 +140,14 @@ def weights_of_a_layer(m, q, k, v):
     return weights, mixed.unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
 
+def the_mean_of_all_heads(m, q, k, v):
+    """One head that is the mean of all weighs the values of each."""
+    weights = (q @ k.mT).softmax(-1).mean(1, keepdim=True)
+    return weights, weights @ v
+
+
 WAYS = [
+    the_mean_of_all_heads,
     gathered,
     window,
     neighbours_and_some_for_all,

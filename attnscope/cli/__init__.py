@@ -81,7 +81,9 @@ def main() -> None:
 def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed: a library written in C may turn the interrupt into an error of its own.
 
-    Where Python swallows it, in the middle of collecting garbage, it comes again a moment later.
+    Where Python swallows it, in the middle of collecting garbage, it comes again a moment later. While torch
+    is imported, it ends the process at once: an exception that meets C++ there could abort it, and nothing
+    is half done yet.
     """
     pressed = False
     latest = -TWICE
@@ -91,6 +93,9 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
         before, latest = latest, monotonic()
         if signum == signal.SIGINT and latest - before < TWICE:
             return  # what the first one began is being cleaned up
+        if _is_importing("torch"):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
         pressed = True
         raise KeyboardInterrupt
 
@@ -112,6 +117,11 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
     finally:
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = hook
+
+
+def _is_importing(library: str) -> bool:
+    """Whether a library is being imported, and not imported yet."""
+    return bool(getattr(getattr(sys.modules.get(library), "__spec__", None), "_initializing", False))
 
 
 def _fail_unforeseen(error: Exception) -> NoReturn:

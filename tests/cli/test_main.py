@@ -128,6 +128,23 @@ def test_ctrl_c_twice_is_ctrl_c(tmp_path, after):
     assert not list(out.glob("*.draft*"))
 
 
+@pytest.mark.subprocess
+def test_a_ctrl_c_while_torch_is_imported_ends_the_process_without_a_word(tmp_path):
+    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nprint('went on')")
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it may be ignored here
+        "from attnscope import cli; cli.app = lambda: __import__('torch'); cli.main()"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": path},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
 @pytest.mark.usefixtures("ctrl_c")
 def test_a_second_ctrl_c_does_not_disturb_what_the_first_one_cleans_up(monkeypatch):
     cleaned = []

@@ -16,7 +16,7 @@ from attnscope.models.huggingface.sounds.frames import find_frames
 from attnscope.models.inputs import Part
 from attnscope.storage.sound import Sound
 from tests.models import speech
-from tests.tools import sounds
+from tests.tools import sound_folders
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def tone(tmp_path_factory):
 
 def save(folder, name):
     try:
-        sounds.save(folder, name)
+        sound_folders.save(folder, name)
     except ImportError as error:  # older releases of transformers ask for more packages
         pytest.skip(str(error))
 

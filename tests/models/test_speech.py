@@ -227,6 +227,17 @@ def test_an_extractor_that_makes_no_numbers_ends_in_a_sentence(folder_of, tmp_pa
         load(str(tmp_path)).prepare_audio(speech.sound(tmp_path / "a.wav"))
 
 
+def test_a_window_that_the_model_does_not_have_ends_in_a_sentence(folder_of, tmp_path):
+    for file in Path(folder_of("whisper")).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text("utf-8"))
+    settings |= {"chunk_length": 4, "n_samples": 64000}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings), "utf-8")
+    model = load(str(tmp_path), generative=True)
+    with pytest.raises(ModelError, match=r"fails on inputs of shape \[1, 16, 400\]"):
+        model.prepare_audio(speech.sound(tmp_path / "a.wav"), "the cat")
+
+
 def test_what_is_no_sound_ends_in_a_sentence(folder_of, tmp_path):
     model = load(folder_of("wav2vec2"))
     for name, content, sentence in no_sounds(tmp_path):

@@ -211,9 +211,9 @@ class SpeechModel(HuggingFaceModel):
         languages = _ids(getattr(self.preferred, "lang_to_id", None), len(tokenizer))
         notes: tuple[str, ...] = ()
         if languages and len(prefix) == 2 and self.writer is not None:
-            first = self._tensor(prefix[:1])
-            with torch.inference_mode():
-                scores = self.writer(**{name: values}, decoder_input_ids=first).logits[0, -1]
+            asked = {name: values, "decoder_input_ids": self._tensor(prefix[:1])}
+            with torch.inference_mode(), self._quoting(ModelInput(asked, {}, ())):
+                scores = self.writer(**asked).logits[0, -1]
             ids = list(languages.values())
             language = ids[int(scores[torch.tensor(ids, device=scores.device)].argmax())]
             task = _ids(getattr(self.preferred, "task_to_id", None), len(tokenizer)).get("transcribe")

@@ -101,7 +101,8 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
 
     def swallowed(ignored: sys.UnraisableHookArgs) -> None:
         if not isinstance(ignored.exc_value, KeyboardInterrupt):
-            hook(ignored)
+            if not pressed:  # else it is what was cut off, and cannot end as it should
+                hook(ignored)
         elif hasattr(signal, "setitimer"):
             signal.signal(signal.SIGALRM, press)
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
@@ -116,7 +117,8 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
-        sys.unraisablehook = hook
+        if not pressed:
+            sys.unraisablehook = hook
 
 
 def _is_importing(library: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,9 @@ def run(command: Sequence[str], monkeypatch) -> int:
 
 @pytest.fixture(autouse=True)
 def _own_ctrl_c():
-    before = signal.getsignal(signal.SIGINT)
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     yield
+    sys.unraisablehook = hook
     signal.signal(signal.SIGINT, before)
     torch.set_grad_enabled(True)
 

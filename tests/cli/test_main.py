@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -63,8 +64,9 @@ def test_a_traceback_is_shown_to_those_who_ask(monkeypatch, capsys):
 @pytest.fixture
 def ctrl_c():
     """Ctrl-C as in a terminal, also where the tests run in the background and it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before, hook = signal.signal(signal.SIGINT, signal.default_int_handler), sys.unraisablehook
     yield
+    sys.unraisablehook = hook
     signal.signal(signal.SIGINT, before)
 
 
@@ -126,6 +128,28 @@ def test_ctrl_c_twice_is_ctrl_c(tmp_path, after):
     assert process.returncode in (0, 130, -signal.SIGINT), told
     assert b"Traceback" not in told
     assert not list(out.glob("*.draft*"))
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("pressed", [True, False])
+def test_what_a_ctrl_c_cut_off_complains_of_nothing(monkeypatch, pressed):
+    class CutOff:
+        def __del__(self):
+            raise ValueError("it is open")
+
+    def app():
+        open_file = CutOff()
+        if pressed:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        del open_file
+
+    heard = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: heard.append(str(ignored.exc_value)))
+    monkeypatch.setattr(cli, "app", app)
+    with suppress(KeyboardInterrupt):
+        cli.main()
+    assert heard == ([] if pressed else ["it is open"])
 
 
 @pytest.mark.subprocess

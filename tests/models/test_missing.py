@@ -7,7 +7,6 @@ import torch
 import transformers
 from transformers.utils import import_utils
 
-from attnscope import load
 from attnscope.errors import ModelError
 from attnscope.models.huggingface.missing import explain_missing
 from attnscope.models.huggingface.source import Source
@@ -71,18 +70,3 @@ def test_a_package_that_does_not_load_is_told_from_one_that_is_not_there(tmp_pat
 def test_other_errors_say_nothing_of_packages():
     assert explain_missing(ValueError("Run `pip install x`")) is None
     assert explain_missing(ImportError("some other thing")) is None
-
-
-def test_a_model_of_two_models_says_how_to_look_at_its_encoder(tmp_path):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    picture = transformers.ViTConfig(image_size=16, patch_size=8, **sizes)
-    words = transformers.BertConfig(vocab_size=9, is_decoder=True, add_cross_attention=True, **sizes)
-    model = transformers.VisionEncoderDecoderModel(
-        encoder=transformers.ViTModel(picture), decoder=transformers.BertLMHeadModel(words)
-    )
-    model.save_pretrained(tmp_path / "both")
-    for options in ({}, {"generative": True}):
-        with pytest.raises(ModelError, match=r"joins two models, .* save its encoder in a folder of its own"):
-            load(str(tmp_path / "both"), **options)
-    model.encoder.save_pretrained(tmp_path / "encoder")
-    assert load(str(tmp_path / "encoder"))

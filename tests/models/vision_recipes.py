@@ -17,6 +17,7 @@ import transformers
 
 from tests.models.vision_language import WORDS, make_tokenizer
 from tests.models.vision_readings import RECIPES, Reading
+from tests.models.written import vision_encoder_decoder
 from tests.tools.coverage.recipes import RECIPES as COVERED
 from tests.tools.coverage.shrink import small_config
 
@@ -29,6 +30,8 @@ WIDE = ("out_hidden_size", "text_hidden_size", "adapter_out_dim", "output_dim")
 
 def make_folder(name: str, folder: Path) -> str:
     """The folder of a tiny model of a type, with random weights."""
+    if name == "vision-encoder-decoder":
+        return vision_encoder_decoder(folder)
     reading = RECIPES.get(name, Reading())
     kind = transformers.CONFIG_MAPPING[name]
     vision = kind().to_dict().get("vision_config") or {}

@@ -36,6 +36,7 @@ from tests.models.vision_recipes import make_folder
 
 TEXT = "what is on the mat ?"
 SIZES = ((90, 120), (300, 170), (64, 320))
+SHOWN = (160, 200)  # of the picture that is painted
 MOST = 10  # boxes that are painted
 TABLE = Path(__file__).with_suffix(".md")
 COLUMNS = ("type", "verdict", "boxes tile", "identity", "from eager", "two images", "video")
@@ -54,14 +55,32 @@ def tiling(model: Model, file: Path) -> str:
     for size in SIZES:
         prepared = model.prepare_image(save_noise(file, *size), TEXT)
         named: dict[str, list[tuple[float, ...]]] = {}
+        boxes = boxes_of(prepared)
         axes = [axis for pair in prepared.axes.values() for axis in pair if not isinstance(axis, range)]
         for token in {token for axis in axes for token in axis}:
-            if token.id in prepared.pictures[0].boxes:
-                named.setdefault(token.text.split()[0], []).append(prepared.pictures[0].boxes[token.id])
+            if token.id in boxes:
+                named.setdefault(token.text.split()[0] if " " in token.text else "patch", []).append(
+                    boxes[token.id]
+                )
         if not named:
             return "numbered, with a note" if prepared.notes else "nothing is said"
         good += all(is_tiled(np.array(sorted(boxes))) for boxes in named.values())
     return f"{good} of {len(SIZES)}"
+
+
+def boxes_of(prepared: ModelInput) -> Mapping[int, tuple[float, ...]]:
+    """The boxes of a picture's tokens; of a picture read whole, beside the text, its patches."""
+    picture = prepared.pictures[0]
+    if picture.boxes or picture.grid is None:
+        return picture.boxes
+    rows, columns = picture.grid
+    high, wide = SHOWN[0] / rows, SHOWN[1] / columns
+    patches = [token for token in picture.tokens if not token.special]
+    corners = [(column * wide, row * high) for row in range(rows) for column in range(columns)]
+    return {
+        token.id: (left, top, left + wide, top + high)
+        for token, (left, top) in zip(patches, corners, strict=True)
+    }
 
 
 def is_tiled(boxes: np.ndarray[Any, Any]) -> bool:
@@ -83,16 +102,16 @@ def states_of(model: Model, prepared: ModelInput) -> torch.Tensor:
 
 def identity(model: Model, file: Path) -> str:
     """Of how many boxes the token moves most when the box is painted, and nothing else."""
-    base = np.random.default_rng(1).integers(112, 144, (160, 200, 3), dtype=np.uint8)  # flat has no variance
+    base = np.random.default_rng(1).integers(112, 144, (*SHOWN, 3), dtype=np.uint8)  # flat has no variance
     Image.fromarray(base).save(file)
     before = model.prepare_image(file, TEXT)
-    if not before.pictures[0].boxes:
+    boxes = boxes_of(before)
+    if not boxes:
         return "none"
     states, right, count = states_of(model, before), 0, 0
     across = "cross" in before.axes and "encoder" not in before.axes
     if len(states) != len(before.tokens) or across:
         return "looked at across"
-    boxes = before.pictures[0].boxes
     placed = [position for position, token in enumerate(before.tokens) if token.id in boxes]
     for position, token in enumerate(before.tokens):
         if position in placed[:: -(-len(placed) // MOST)]:
@@ -101,7 +120,8 @@ def identity(model: Model, file: Path) -> str:
             painted[top + 1 : bottom - 1, left + 1 : stop - 1] = (250, 10, 90)
             Image.fromarray(painted).save(file)
             moved = (states_of(model, model.prepare_image(file, TEXT)) - states).norm(dim=-1)
-            alike = [i for i, other in enumerate(before.tokens) if other.text[:5] == token.text[:5]]
+            named = [i for i, other in enumerate(before.tokens) if other.text[:5] == token.text[:5]]
+            alike = named if " " in token.text else placed
             right += max(alike, key=lambda i: float(moved[i])) == position
             count += 1
     return f"{right} of {count}" if count else "none"

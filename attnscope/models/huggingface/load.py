@@ -85,11 +85,8 @@ def load_huggingface(
             "output_loading_info": True,
         }
         loaded, loading = kind.from_pretrained(name, **named, **source.options, **options)
-        if (
-            kind is AutoModel
-            and _finds_nothing(loaded, loading)
-            and type(config) in AutoModelForImageTextToText._model_mapping
-        ):
+        other = AutoModelForImageTextToText._model_mapping.get(type(config), None)
+        if kind is AutoModel and other is not None and _finds_other(loading, config, other):
             kind = AutoModelForImageTextToText  # whose names of weights this release knows
             loaded, loading = kind.from_pretrained(name, **named, **source.options, **options)
     if device_map is None:
@@ -139,11 +136,10 @@ def _within_weights(source: Source, config: Any, dtype: torch.dtype | None) -> I
         yield
 
 
-def _finds_nothing(loaded: nn.Module, loading: Mapping[str, Any]) -> bool:
-    """Whether every weight stayed random, because the files have other names for all of them."""
-    return bool(loading["unexpected_keys"]) and loading["missing_keys"] >= set(
-        dict(loaded.named_parameters())
-    )
+def _finds_other(loading: Mapping[str, Any], config: Any, other: type[nn.Module]) -> bool:
+    """Whether weights have other names than the bare model's, because ``other`` with a head was saved."""
+    missing = [key for key in loading["missing_keys"] if "pooler" not in key]
+    return bool(missing and loading["unexpected_keys"]) and other.__name__ in (config.architectures or ())
 
 
 def _try_to_build(source: Source, kind: Any, config: Any) -> None:
@@ -179,9 +175,8 @@ def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
         return transformers.AutoModelForCTC  # its letters name the frames
     if kind in transformers.AutoModelForCTC._model_mapping or not (generative or predicting):
         bare = kind not in transformers.AutoModel._model_mapping and kind in seeing._model_mapping
-        joined = hasattr(config, "encoder") and hasattr(config, "decoder")  # of two
-        return seeing if bare and not joined else transformers.AutoModel  # some have no class without a head
-    if config.is_encoder_decoder:
+        return seeing if bare else transformers.AutoModel  # some have no class without a head
+    if config.is_encoder_decoder and (of_text or kind not in seeing._model_mapping):
         return transformers.AutoModelForSeq2SeqLM
     if kind in seeing._model_mapping:
         return seeing
@@ -216,7 +211,10 @@ def _forget_preferences(writer: Any) -> None:
     names = ["bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"]
     if hears(writer):  # what is no speech was no part of what it learned to write
         names += ["suppress_tokens", "begin_suppress_tokens"]
-    writer.generation_config = GenerationConfig(**{name: getattr(stored, name, None) for name in names})
+    kept = {name: getattr(stored, name, None) for name in names}
+    if kept["decoder_start_token_id"] is None:  # of two models that were joined by hand
+        kept["decoder_start_token_id"] = getattr(writer.config, "decoder_start_token_id", None)
+    writer.generation_config = GenerationConfig(**kept)
 
 
 def find_positions(module: nn.Module) -> int | None:

@@ -16,7 +16,7 @@ from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.generation import extend_input, generate_cached, is_row
 from attnscope.models.huggingface.pictures.prompts import UNMADE, reads_pictures_in_texts
-from attnscope.models.huggingface.pictures.sight import Sight
+from attnscope.models.huggingface.pictures.sight import Sight, begin_decoder
 from attnscope.models.huggingface.reader import Encoded, FolderReader, NoTokenizer, has_separator, start_token
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
 from attnscope.models.inspection import accepts
@@ -96,27 +96,19 @@ class HuggingFaceModel(Model):
             return super().prepare_image(path, video=video)
         sight = Sight(self.name, self.module, self.reader, self._load_processor, self.settings)
         paths = [path] if isinstance(path, Path) else path
+        if self.encoder_decoder and not reads_pictures_in_texts(self.module):  # the text is what it writes
+            written = () if text is None else self._read([text], None, False).tokens[:-1]
+            return begin_decoder(sight.see(paths, tower=False), (self._begin, *written), self.device)
         if text is None:
             return sight.see(paths, tower="input_ids" in self._reads)
         if "input_ids" not in self._reads:
             raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
         if reads_pictures_in_texts(self.module):
             prepared = sight.read(paths, text, chat, video=video)
-            return self._with_target(prepared) if self.encoder_decoder else prepared
+            return begin_decoder(prepared, (self._begin,), self.device) if self.encoder_decoder else prepared
         if chat is not None:
             return super().prepare_chat(text)
         return sight.see_beside(paths, self._read([text], None, False))
-
-    def _with_target(self, prepared: ModelInput) -> ModelInput:
-        """What an encoder reads, with the token that its decoder begins with."""
-        start, tokens = (start_token(self.module, self.reader.tokenizer),), prepared.tokens
-        axes: dict[Kind, tuple[Axis, Axis]] = {
-            "encoder": (tokens, tokens),
-            "decoder": (start, start),
-            "cross": (start, tokens),
-        }
-        inputs = dict(prepared.inputs) | {"decoder_input_ids": self._tensor([start[0].id])}
-        return replace(prepared, inputs=inputs, axes=axes)
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
         """The user's own tensors; ids of one text are labelled with what the vocabulary has for them."""
@@ -186,12 +178,16 @@ class HuggingFaceModel(Model):
             return replace(result, notes=(*result.notes, note))
         return replace(result, replay=steps.replay(record, result.axes))
 
+    @property
+    def _begin(self) -> Token:
+        return start_token(self.module, self.reader.tokenizer)
+
     def _one_side(self, encoded: Encoded, entry: str = "__call__") -> ModelInput:
         inputs, tokens = self._tensors(encoded.fields, entry), encoded.tokens
         return ModelInput(inputs, text_axes(tokens), tokens, encoded.notes, self.settings, entry=entry)
 
     def _source_and_target(self, source: Encoded, target: str | None, truncate: bool) -> ModelInput:
-        start, notes = start_token(self.module, self.reader.tokenizer), source.notes
+        start, notes = self._begin, source.notes
         if target is not None:
             wanted = self._read([target], None, truncate)
             notes += tuple(note for note in wanted.notes if note not in notes)

@@ -115,7 +115,7 @@ class _Entry:
     def embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Remember the embedded text, so that it is known again in what is made of it."""
         self._embedded = output.detach().requires_grad_(True)
-        return self._embedded
+        return self._embedded.clone()  # which the model may write into
 
     def arrive(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Take what depends on the picture, where a module reads the text."""
@@ -126,6 +126,9 @@ class _Entry:
             beside = [value for value in beside if _is_seen(value) and not self._holds(value, self._embedded)]
         beside = [value for value in beside if value is not text and self._is_made_of_picture(value)]
         reads = self._holds(text, self._embedded) if text is not None else not layer
+        if layer and reads and self._holds(text, self._given):  # the picture stands in the text already
+            self.states = text
+            raise _Reached
         if not reads or ((layer or text is None) and not beside):
             return
         if not layer and self._holds(text, self._given):

@@ -10,12 +10,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from attnscope.attention import Axis, Kind, Token
 from attnscope.errors import InputError
 from attnscope.models.huggingface.pictures.images import open_frames, open_image, read_image
 from attnscope.models.huggingface.pictures.text import PictureText
 from attnscope.models.huggingface.reader import Encoded, FolderReader
 from attnscope.models.inputs import Chat, ModelInput
 from attnscope.models.inspection import accepts, find_device
+from attnscope.models.regions import find_owners
+
+
+def begin_decoder(prepared: ModelInput, tokens: tuple[Token, ...], device: torch.device) -> ModelInput:
+    """What an encoder reads, a picture among it, with the tokens that its decoder begins with."""
+    axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (tokens, tokens)}
+    if prepared.tokens:
+        axes |= {"encoder": (prepared.tokens, prepared.tokens), "cross": (tokens, prepared.tokens)}
+    ids = torch.tensor([[token.id for token in tokens]], device=device)
+    return replace(prepared, inputs={**prepared.inputs, "decoder_input_ids": ids}, axes=axes)
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,24 @@ class Sight:
             name: torch.tensor([list(ids)], device=self._device) for name, ids in fields.items()
         }
         axes = dict(prepared.axes) | {"decoder": (encoded.tokens, encoded.tokens)}
+        if not hasattr(self.module, "get_text_features"):  # one model for both
+            return self._join(
+                replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes), encoded.tokens
+            )
         return replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
+
+    def _join(self, prepared: ModelInput, words: tuple[Token, ...]) -> ModelInput:
+        """A picture that a text looks at across, or whose tokens stand before it."""
+        seen, axes = prepared.tokens, dict(prepared.axes)
+        owners = find_owners(self.module, prepared.inputs, "pixel_values") if seen else None
+        if owners is None:
+            return prepared
+        if owners.kind == "cross" and owners.length == len(seen):
+            return replace(prepared, axes=axes | {"cross": (words, seen)})
+        if owners.length == len(seen) + len(words) and int(owners.tokens.max()) < len(seen):
+            both = (*seen, *words)
+            return replace(prepared, axes=axes | {"decoder": (both, both)}, tokens=both)
+        return prepared
 
     def read(self, paths: Sequence[Path], text: str, chat: Chat | None, *, video: bool) -> ModelInput:
         """Pictures in a text, or the frames of a video. Raises ``InputError``."""

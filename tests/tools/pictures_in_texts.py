@@ -194,7 +194,8 @@ def say(work: Callable[[], str]) -> str:
     try:
         return work()
     except AttnscopeError as error:
-        return "no" if "sees no videos" in str(error) else f"refused: {first_line(error)[:70]}"
+        why = re.sub(r"/\S+/", "", first_line(error))  # where it was made is of no interest
+        return "no" if "sees no videos" in why else f"refused: {why[:70]}"
     except Exception as error:  # a row of the table, not the end of it
         return f"fails: {type(error).__name__}: {first_line(error)[:60]}"
 

@@ -105,8 +105,6 @@ class Spread:
             return (count + self.projection * STRETCH).view(sizes).expand(self.shape)
         labels = self.parent.labels(which)
         before = [axis for axis, _ in self.kept]
-        if which == "place" and self.channels:
-            self._refuse_mixtures()
         for axis in reversed(range(labels.ndim)):
             if axis not in before:
                 labels = _one(labels, axis) if which == "position" else _first(labels, axis)
@@ -118,18 +116,6 @@ class Spread:
             if axis not in taken:
                 labels = labels.unsqueeze(axis)
         return labels.expand(self.shape)
-
-    def _refuse_mixtures(self) -> None:
-        """Raise ``ValueError`` if a layer made its outputs of several positions: these stand at none.
-
-        Of a picture, [text, ..., channel], nobody knows which axis the features were.
-        """
-        begun = [begin for begin in beginnings(self.parent) if isinstance(begin, Root)]
-        if all(len(begin.shape) < 4 or begin.channel_axis != -1 for begin in begun):
-            positions, kept = self.parent.labels("position"), [axis for axis, _ in self.kept]
-            gone = [axis for axis in range(positions.ndim) if axis not in kept]
-            if any(bool((_one(positions, axis) == MIXED).any()) for axis in gone):
-                raise ValueError("what a layer made of several positions stands at none of them")
 
 
 @dataclass(frozen=True, eq=False)

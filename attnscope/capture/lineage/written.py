@@ -18,7 +18,7 @@ from attnscope.capture.hooks.handwritten.parameters import is_parameter
 from attnscope.capture.hooks.modules import PLAIN, Call
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import is_constant
-from attnscope.capture.lineage.nodes import Node, comes_from_projection
+from attnscope.capture.lineage.nodes import comes_from_projection
 from attnscope.capture.lineage.products import spell
 from attnscope.capture.rows.mapped import count_hidden
 from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing
@@ -67,7 +67,7 @@ def find_written(
             continue
         if not named and float((weights.float().sum(-1) - 1).abs().amax()) > ROUNDING:
             continue
-        if _stand_alike(origin.right, axes):
+        if is_constant(origin.right.labels("place").permute(axes), -1):
             continue
         closed = weights == 0
         closed = closed.all(-3, keepdim=True).expand_as(weights) if weights.ndim > 3 else closed
@@ -91,11 +91,3 @@ def find_written(
         mixed = result.permute([out.index(letter) for letter in (*shared, *queries, *rest)])
         return replace(found, values=laid.detach(), output=mixed.detach())
     return None
-
-
-def _stand_alike(keys: Node, axes: tuple[int, ...]) -> bool:
-    """Whether all keys of a row are known to stand at one position."""
-    try:
-        return is_constant(keys.labels("place").permute(axes), -1)
-    except ValueError:  # of what a layer made of several
-        return False

@@ -101,12 +101,6 @@ def mixed_keys(m, q, k, v):
     return weights, weights @ (m.mixing @ v)
 
 
-def mixed_keys_without_a_softmax(m, q, k, v):
-    powers = (q @ (m.mixing @ k).mT).exp()
-    weights = powers / powers.sum(-1, keepdim=True)
-    return weights, weights @ (m.mixing @ v)
-
-
 def values_of_distances(m, q, k, v):
     """Beside the values, each distance has one that was learned."""
     distance = torch.arange(COUNT)[:, None] - torch.arange(COUNT) + COUNT
@@ -153,7 +147,6 @@ WAYS = [
     neighbours_and_some_for_all,
     row_by_row,
     mixed_keys,
-    mixed_keys_without_a_softmax,
     values_of_distances,
     values_of_distances_first,
     learned_weights,

@@ -86,6 +86,17 @@ def test_its_tokens_have_places_wherever_the_picture_enters(name, tmp_path, pict
     assert "image 1 · 0,1" in names_of(prepared)
 
 
+def test_a_model_is_given_how_many_tiles_its_processor_made(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    model = load(make_folder("unlimited_ocr", tmp_path / "model"))
+    prepared = model.prepare_image(tmp_path / "a.png", TEXT)
+    assert prepared.settings["num_local_patches"] == [4]
+    assert one_head(model, prepared, Selection(Head(0, 1), kind="decoder")).heatmap.values.shape[0] == len(
+        prepared.tokens
+    )
+
+
 def test_a_form_of_images_that_is_not_made_is_a_sentence(tmp_path, picture):
     model = load(make_folder("kosmos-2.5", tmp_path / "model"))
     with pytest.raises(InputError, match="takes images in a form that attnscope does not make: give"):

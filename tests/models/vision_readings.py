@@ -196,7 +196,7 @@ RECIPES: dict[str, Reading] = {
     "muse_glimmer": Reading({"vision_config.pos_emb_width": 32, "vision_config.num_attention_heads": 12}),
     "muse_spark": Reading({"vision_config.pos_emb_width": 32, "vision_config.num_attention_heads": 12}),
     "nemotron_h_omni": Reading(parts={"feature_extractor": "ParakeetFeatureExtractor"}),
-    "pp_formulanet": Reading({"vision_config.output_channels": 256}),
+    "pp_formulanet": Reading({"vision_config.output_channels": 256, "vision_config.window_size": 4}),
     "pp_chart2table": Reading(
         side=1024,
         signs=["<img>", "<imgpad>", "</img>"],

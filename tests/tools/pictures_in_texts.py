@@ -135,7 +135,8 @@ def eager(model: Model, file: Path) -> str:
     with torch.inference_mode():
         output = plain(**prepared.inputs, output_attentions=True)
     output = output.get("language_model_outputs", output)  # of models with queries between
-    weights = output.get("encoder_attentions", output.get("attentions"))[0][0, 1].numpy()
+    first = output.get("encoder_attentions", output.get("attentions"))[0]
+    weights = first.flatten(0, -3)[1].numpy()  # some join images and heads
     count = len(prepared.tokens)
     sites = [one.site for one in model.run(prepared, []).sites if one.queries == one.keys == count]
     site = next(site for site in sites if site.kind in prepared.axes)

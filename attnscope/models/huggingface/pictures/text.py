@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,7 +67,12 @@ class PictureText:
         inputs = place_fields(fields, self.module, device)
         ids = inputs["input_ids"][0].tolist()
         tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
-        return self._label(prompt, images, inputs, tokens)
+        counts = {
+            name: value
+            for name, value in fields.items()
+            if isinstance(value, list) and accepts(self.module, name) and name not in inputs
+        }  # of tiles, which some models take as plain numbers
+        return replace(self, settings={**self.settings, **counts})._label(prompt, images, inputs, tokens)
 
     def _process_all(self, prompts: Sequence[str], images: Sequence[Image]) -> dict[str, Mapping[str, Any]]:
         """What the processor makes of each prompt that it takes. Raises ``InputError`` if it takes none.

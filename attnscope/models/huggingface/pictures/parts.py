@@ -62,18 +62,19 @@ def find_parts(
     Tiles and a small picture of the whole may be fields of their own: each that places tokens adds its own.
     Of two towers for the same tokens one may mix them; the other says where they are.
     """
-    kind: Kind = "decoder"
-    length, read, traced = 0, [], list[_Traced]()
+    axis: tuple[Kind, int] | None = None
+    read, traced = [], list[_Traced]()
     for field in fields:
         owners = find_owners(module, inputs, field)
-        if owners is None:
+        axis = axis or (owners and (owners.kind, owners.length))
+        if owners is None or (owners.kind, owners.length) != axis:  # as the times of frames, on no axis
             continue
-        kind, length = owners.kind, owners.length
         read.append(field)
         one = _trace(owners.tokens, field, prepare, shapes)
         taken = {token for other in traced for token in other.owned}
         if one is not None and any(one.regions(shapes)) and not taken & one.owned:
             traced.append(one)
+    kind, length = axis or ("decoder", 0)
     if not traced:
         return Parts(kind, length, [{} for _ in shapes])
     whole = _join(traced)

@@ -134,7 +134,8 @@ def sort(row: list[str]) -> str:
     _, _, seen, named, _, more = row
     if not seen:
         return "not built here" if more.startswith("not built") else "end in a sentence"
-    return "shown, numbered" if named.startswith("numbered") else "shown with times"
+    numbered = named.startswith("numbered") or "sound ·" in named
+    return "shown, numbered" if numbered else "shown with times"
 
 
 def stop(*given: Any) -> None:

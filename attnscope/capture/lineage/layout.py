@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.nodes import Node, beginnings, outputs
-from attnscope.capture.lineage.roots import MIXED, STRETCH, Filler, Root
+from attnscope.capture.lineage.nodes import Node, beginnings, is_mixed, outputs
+from attnscope.capture.lineage.roots import STRETCH, Filler, Root
 from attnscope.capture.rows.weighing import Weighing
 
 Arrange = Callable[[Tensor], Tensor]
@@ -149,7 +149,7 @@ def survey(sides: Sides) -> Layout | None:
         return None
     if varies and bool((query == query[..., :1]).all()):
         return Layout(texts, channel, asked, key, 0, 0, 0, channels=True)
-    if _is_mixed(sides.key):
+    if is_mixed(sides.key):
         return None  # its keys stand at no token
     answered, answering, _ = _split(key, begun, swapped)
     here = (answering == asked[..., None]) & (answered == texts[..., None]) | (asked < 0)[..., None]
@@ -214,13 +214,6 @@ def _split(
         text, place = torch.where(here, first, text), torch.where(here, second + one * STRETCH, place)
     text = torch.where(text < 0, text.amax(-1, keepdim=True), text)
     return text, place, bool(swapped)
-
-
-def _is_mixed(side: Node) -> bool:
-    """Whether entries were made of several positions; of a picture, nobody knows where its features are."""
-    begun = [begin for begin in beginnings(side) if isinstance(begin, Root)]
-    known = all(len(begin.shape) < 4 or begin.channel_axis != -1 for begin in begun)
-    return known and bool((side.labels("position") == MIXED).any())
 
 
 def is_constant(labels: Tensor, axis: int) -> bool:

@@ -167,6 +167,28 @@ def comes_from_projection(node: Any) -> bool:
     )
 
 
+def is_mixed(node: Any, most: int = 4) -> bool:
+    """Whether one of the last layers on its way made entries of several positions (Linformer).
+
+    Of a picture, nobody knows which axis its features are.
+    """
+    begun = [begin for begin in beginnings(node) if isinstance(begin, Root)]
+    if any(len(begin.shape) > 3 and begin.channel_axis == -1 for begin in begun):
+        return False
+    while most and isinstance(node, (Moved, Spread)):
+        if isinstance(node, Moved):
+            node = node.args[0] if node.args else None
+            continue
+        if node.channels:
+            most -= 1
+            positions, kept = node.parent.labels("position"), [axis for axis, _ in node.kept]
+            gone = (axis for axis in range(positions.ndim) if axis not in kept)
+            if any(bool((_one(positions, axis) == MIXED).any()) for axis in gone):
+                return True
+        node = node.parent
+    return False
+
+
 def beginnings(node: Any) -> list[Root | Filler]:
     """The tensors with which the ways to a node began."""
     if isinstance(node, (Root, Filler)):

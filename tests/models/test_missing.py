@@ -1,9 +1,9 @@
 """What a model needs and is not installed is named, with what to do."""
 
 import sys
+from importlib.metadata import version
 
 import pytest
-import torch
 import transformers
 from transformers.utils import import_utils
 
@@ -38,7 +38,7 @@ def test_other_ways_to_say_so_are_read_too(message, packages):
 
 def test_of_what_is_compiled_for_torch_the_release_is_told():
     said = explain_missing(raised("torchvision"))
-    expected = f"pip install torchvision, the release that fits torch {torch.__version__}"
+    expected = f"pip install torchvision, the release that fits torch {version('torch')}"
     assert said == f"it needs torchvision, which is not installed: {expected}"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
 from attnscope.models.bounds.limits import bounded
-from attnscope.models.bounds.trial import spell_all, try_first
+from attnscope.models.bounds.trial import spell_all, tried, try_first
 from attnscope.models.huggingface.folder import (
     CONFIGS,
     read_config,
@@ -31,15 +31,11 @@ from attnscope.offline import network_closed
 WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"
 """What still can be asked of a model without a head."""
 
-LARGE_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "tekken.json",
-    "vocab.json",
-    "vocab.txt",
-)
+LARGE_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt")
 """The files that make loading an honest tokenizer take long."""
+
+IMPORTED = 2 << 20
+"""As long as so many bytes of them takes what a processor imports when it is first loaded."""
 
 VOCABULARY_FILE = re.compile(r"tokenizer\.json|tekken\.json|vocab\..*|.*\.(model|spm|tiktoken|bpe)")
 """Files of vocabularies, also under names that the tokenizer's class does not say."""
@@ -121,9 +117,8 @@ class Source:
             if backend is not None:
                 spell_all(backend)
 
-        size = sum(file.stat().st_size for file in map(self._find, LARGE_FILES) if file is not None)
         with self.shielded("the tokenizer of "):
-            try_first(f"the tokenizer of {self.name}", load_and_spell, size)
+            try_first(f"the tokenizer of {self.name}", load_and_spell, self._large())
             tokenizer = load()
         self._require_vocabulary(tokenizer)
         return tokenizer
@@ -145,9 +140,15 @@ class Source:
         import transformers
 
         kind = transformers.AutoProcessor if with_text else transformers.AutoImageProcessor
-        with self.shielded("the processor of " if with_text else "the image processor of "):
+        what = "the processor of " if with_text else "the image processor of "
+
+        def load() -> Any:
+            return kind.from_pretrained(self.name, **self.options)
+
+        with self.shielded(what):
             try:
-                return kind.from_pretrained(self.name, **self.options)
+                # one with a tokenizer may write texts while it is built, as long as its file says
+                return tried(what + self.name, load, IMPORTED + self._large())
             except (OSError, ValueError) as error:
                 if "preprocessor_config" in str(error) or "image processor" in str(error).lower():
                     what = "what stands in a text" if with_text else "images"
@@ -165,6 +166,10 @@ class Source:
             what = f"the feature extractor of {self.name}"
             with bounded(what, EXTRACTOR_MEMORY, EXTRACTOR_SECONDS):
                 return transformers.AutoFeatureExtractor.from_pretrained(self.name, **self.options)
+
+    def _large(self) -> int:
+        """Bytes of the files that take long to load."""
+        return sum(file.stat().st_size for file in map(self._find, LARGE_FILES) if file is not None)
 
     def _find(self, name: str) -> Path | None:
         """A file of the model, that is fetched if it is on the hub; ``None`` if there is none."""

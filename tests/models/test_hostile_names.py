@@ -62,26 +62,18 @@ KEPT_IN = [  # what names nothing of that kind, and must reach nothing either
 ]
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    place = tmp_path_factory.mktemp("hostile")
+@pytest.mark.slow
+def test_what_names_a_repository_is_refused_with_its_field_and_reaches_nothing(tmp_path):
     folders = []
     for number, (file, changes, *_) in enumerate([*REFUSED, *KEPT_IN]):
-        made = folder(place / f"{number:02}", file, **changes)
+        made = folder(tmp_path / f"{number:02}", file, **changes)
         (made / "planted.py").write_text("raise SystemExit('planted code ran')\n")
         folders.append(made)
-    return verdicts(folders)
-
-
-@pytest.mark.slow
-def test_there_are_forty_of_them_and_none_reaches_anything(outcomes):
+    outcomes = verdicts(folders)
     assert len(outcomes) >= 40
     for outcome, (_, changes, *_) in zip(outcomes, [*REFUSED, *KEPT_IN], strict=True):
         assert outcome["ended"] == 0, changes
         assert [what for what in outcome["tried"] if not what.startswith("socket")] == [], changes
-
-
-def test_what_names_a_repository_is_refused_with_its_field(outcomes):
     for outcome, (file, changes, field) in zip(outcomes, REFUSED, strict=False):
         sentence = outcome["sentence"]
         assert sentence is not None, changes

@@ -1,5 +1,7 @@
 """The text is what the model read, and standard output holds nothing but answers."""
 
+import json
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from attnscope.capture import Keep
 from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.text.tokens import tokens_of_spellings
-from tests.models.folders import gpt2, minilm
+from tests.models.folders import gpt2, minilm, t5
 
 PRINTING = """
 import torch
@@ -92,3 +94,17 @@ def test_what_foreign_code_prints_while_it_writes_goes_to_standard_error(tmp_pat
     out, err = capsys.readouterr()
     assert "printed by a hook" in err
     assert out == ""
+
+
+@pytest.mark.parametrize("token", ["", "nowhere", None])
+def test_what_stands_for_unknown_words_is_in_the_vocabulary_or_there_is_none(token, tmp_path):
+    folder = t5(tmp_path / "t5")
+    file = tmp_path / "t5" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"unk_token": token}))
+    if token == "":
+        with pytest.raises(
+            ModelError, match=r"^the tokenizer of [^ ]* lacks '', its token for unknown words"
+        ):
+            load(folder).prepare("The cat sat.")
+    else:  # the library adds a token that it lacks
+        assert load(folder).prepare("The cat sat.").tokens

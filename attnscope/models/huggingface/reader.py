@@ -92,6 +92,8 @@ class FolderReader:
         cut = {} if keep is None else {"truncation": True, "max_length": keep}
         try:
             return self.tokenizer(*texts, verbose=False, add_special_tokens=not templated, **cut)
+        except ModelError:  # there is none, and it says why
+            raise
         except Exception as error:
             raise ModelError(f"the tokenizer of {self.name} fails: {first_line(error)}") from error
 

@@ -121,6 +121,11 @@ class Source:
             try_first(f"the tokenizer of {self.name}", load_and_spell, self._large())
             tokenizer = load()
         self._require_vocabulary(tokenizer)
+        try:
+            tokenizer.unk_token_id  # noqa: B018
+        except RecursionError:  # the library looks for it in place of what is not there
+            lacks = f"the tokenizer of {self.name} lacks '{tokenizer.unk_token}', its token for unknown words"
+            raise ModelError(lacks) from None
         return tokenizer
 
     def _require_vocabulary(self, tokenizer: Any) -> None:

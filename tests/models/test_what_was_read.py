@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from attnscope.capture import Keep
 from attnscope.errors import ModelError
 from attnscope.models import load
-from attnscope.models.text.tokens import tokens_of_spellings
+from attnscope.models.text.tokens import tokens_of, tokens_of_spellings
 from tests.models.folders import gpt2, minilm, t5
 
 PRINTING = """
@@ -108,3 +109,22 @@ def test_what_stands_for_unknown_words_is_in_the_vocabulary_or_there_is_none(tok
             load(folder).prepare("The cat sat.")
     else:  # the library adds a token that it lacks
         assert load(folder).prepare("The cat sat.").tokens
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 31, 1 << 63, 1 << 70])
+def test_a_decoder_begins_with_a_token(number, tmp_path):
+    folder = t5(tmp_path / "t5")
+    file = tmp_path / "t5" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"decoder_start_token_id": number}))
+    with pytest.raises(ModelError):
+        load(folder).prepare("The cat sat.")
+
+
+@pytest.mark.parametrize("ids", [[], [1, 1]])
+def test_a_special_token_with_more_or_fewer_ids_than_names_is_a_sentence(ids):
+    tokenizer = Tokenizer.from_file(f"{minilm()}/tokenizer.json")
+    damaged = json.loads(tokenizer.to_str())
+    damaged["post_processor"]["special_tokens"]["[CLS]"]["ids"] = ids
+    encoding = Tokenizer.from_str(json.dumps(damaged)).encode("The cat sat.")
+    with pytest.raises(ModelError, match="the tokenizer is damaged"):
+        tokens_of(encoding, ["The cat sat."])

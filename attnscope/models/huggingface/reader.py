@@ -165,7 +165,7 @@ def has_separator(tokens: Sequence[Token]) -> bool:
 
 
 def start_token(module: Any, tokenizer: Any) -> Token:
-    """The token that a decoder begins with."""
+    """The token that a decoder begins with. Raises ``ModelError`` for a number that no vocabulary has."""
     candidates = (
         getattr(module.config, "decoder_start_token_id", None),
         getattr(getattr(module, "generation_config", None), "decoder_start_token_id", None),
@@ -174,4 +174,6 @@ def start_token(module: Any, tokenizer: Any) -> Token:
         tokenizer.pad_token_id,
     )
     start = next((id_ for id_ in candidates if isinstance(id_, int)), 0)
+    if not 0 <= start < 1 << 31:
+        raise ModelError(f"the decoder begins with token {start:,}, which no vocabulary has")
     return Token(tokenizer.convert_ids_to_tokens(start), start, special=True)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from attnscope.attention import Token
+from attnscope.errors import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -23,11 +24,13 @@ def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
 
     A token's text is the slice of the input that it covers, so that capitals, accents and emoji come
     back as they were written. Words are numbered through both texts of a pair; a special token
-    belongs to the text before it.
+    belongs to the text before it. Raises ``ModelError`` where there are more or fewer ids than tokens.
     """
     segment = 0
     tokens = []
     columns = encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask
+    if len({len(column) for column in columns}) > 1:
+        raise ModelError("the tokenizer is damaged: a special token of it has more or fewer ids than names")
     sequences = encoding.sequence_ids  # each property of an encoding makes a new list when it is read
     words = _words(encoding, sequences, texts)
     for id_, spelling, span, marked, sequence, word in zip(*columns, sequences, words, strict=True):

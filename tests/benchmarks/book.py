@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.benchmarks.measure_heads import build
+
 SCRIPT = """
 import sys
 import torch
@@ -27,8 +29,8 @@ folder, book, tokens = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModel.from_pretrained(folder).eval()
 text = open(book, encoding="utf-8").read()
-inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=max(1, int(tokens)))
-assert inputs["input_ids"].shape[1] == max(1, int(tokens)), "the book is shorter than that"
+inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=int(tokens))
+assert inputs["input_ids"].shape[1] == int(tokens), "the book is shorter than that"
 with torch.inference_mode():
     model(**inputs, use_cache=False)
 """
@@ -36,29 +38,13 @@ with torch.inference_mode():
 
 def save(folder: Path, shape: str, layers: int, longest: int, book: Path) -> None:
     """A random model of the shape, with a byte-level tokenizer of at most 30,000 tokens of the book."""
-    import torch
     from tokenizers import ByteLevelBPETokenizer
-    from transformers import GPT2Config, GPT2Model, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     trained = ByteLevelBPETokenizer()
     trained.train([str(book)], vocab_size=30000, show_progress=False)
     PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer).save_pretrained(folder)
-    torch.manual_seed(0)
-    if shape == "gpt2":
-        model = GPT2Model(GPT2Config(n_layer=layers, n_positions=longest))
-    else:
-        model = LlamaModel(
-            LlamaConfig(
-                hidden_size=1024,
-                intermediate_size=2816,
-                num_hidden_layers=layers,
-                num_attention_heads=32,
-                num_key_value_heads=8,
-                vocab_size=32000,
-                max_position_embeddings=longest,
-            )
-        )
-    model.save_pretrained(folder)
+    build(shape, longest, layers, size=32).save_pretrained(folder)
 
 
 def seconds(arguments: list[str], threads: int, cache: Path) -> float:

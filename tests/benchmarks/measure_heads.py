@@ -37,8 +37,8 @@ LIMITS = {"beside": 8192, "eager": 2048}
 """Beyond so many tokens a way is not run: eager ``output_attentions`` would need tens of gigabytes."""
 
 
-def build(shape: str, tokens: int, layers: int, eager: bool):
-    """A random model of the shape, long enough for the text."""
+def build(shape: str, tokens: int, layers: int, eager: bool = False, size: int = 64):
+    """A random model of the shape, long enough for the text; a Llama's heads have so many features."""
     import torch
     from transformers import GPT2Config, GPT2Model, LlamaConfig, LlamaModel
 
@@ -48,8 +48,8 @@ def build(shape: str, tokens: int, layers: int, eager: bool):
         config = GPT2Config(n_layer=layers, n_positions=tokens, attn_implementation=kernel)
         return GPT2Model(config).eval()
     config = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=5632,
+        hidden_size=32 * size,
+        intermediate_size=88 * size,
         num_hidden_layers=layers,
         num_attention_heads=32,
         num_key_value_heads=8,

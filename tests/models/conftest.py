@@ -1,9 +1,11 @@
 """What several tests of models share."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.models.images import save_noise
 from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_folders import vision_language
 
@@ -19,6 +21,12 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         return made[name]
 
     return folder
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """A picture of noise."""
+    return save_noise(tmp_path / "a.png", 90, 120)
 
 
 TORCHVISION = can_import_torchvision()

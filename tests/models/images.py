@@ -101,6 +101,13 @@ def picture(path: Path, rows: int = 48, columns: int = 80) -> Path:
     return path
 
 
+def save_noise(file: Path, rows: int, columns: int, seed: int = 0) -> Path:
+    """A picture of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file)
+    return file
+
+
 def save_images(folder: Path, model, processor: str, sizes) -> str:
     """Write a model of images with random weights, and what prepares them, and say where."""
     import torch

@@ -11,18 +11,11 @@ from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models import load
+from tests.models.images import save_noise
 from tests.models.vision_recipes import make_folder
 
 TEXT = "what is on the mat ?"
 pytestmark = pytest.mark.torchvision
-
-
-@pytest.fixture
-def picture(tmp_path):
-    """A picture of noise."""
-    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    return tmp_path / "a.png"
 
 
 def names_of(prepared) -> list[str]:
@@ -87,8 +80,7 @@ def test_its_tokens_have_places_wherever_the_picture_enters(name, tmp_path, pict
 
 
 def test_a_model_is_given_how_many_tiles_its_processor_made(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
+    save_noise(tmp_path / "a.png", 300, 400)
     model = load(make_folder("unlimited_ocr", tmp_path / "model"))
     prepared = model.prepare_image(tmp_path / "a.png", TEXT)
     assert prepared.settings["num_local_patches"] == [4]

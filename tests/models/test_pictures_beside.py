@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 
 from attnscope.analysis.head import one_head
 from attnscope.analysis.selection import Selection
@@ -16,14 +15,6 @@ from tests.models.written import vision_encoder_decoder
 
 TEXT = "what is on the mat"
 PATCHES = [f"{row},{column}" for row in range(4) for column in range(4)]
-
-
-@pytest.fixture
-def picture(tmp_path):
-    """A picture of noise."""
-    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    return tmp_path / "a.png"
 
 
 def names(axis) -> list[str]:

@@ -18,6 +18,7 @@ from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
 from attnscope.models.inputs import Chat
+from tests.models.images import save_noise
 from tests.models.more_vision_language import MORE, NUMBERED
 from tests.models.vision_folders import ALL, NEED_TORCHVISION, vision_language
 
@@ -40,13 +41,6 @@ def families(*left_out: str) -> list:
         for name in ALL
         if name not in left_out
     ]
-
-
-def save_noise(path, rows: int, columns: int):
-    """A picture of noise."""
-    pixels = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-    return path
 
 
 def boxes_of(prepared) -> dict[str, list[tuple[float, ...]]]:

@@ -29,6 +29,7 @@ from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
+from tests.models.images import save_noise
 from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_folders import ALL, vision_language
 from tests.models.vision_readings import LEFT
@@ -40,13 +41,6 @@ SHOWN = (160, 200)  # of the picture that is painted
 MOST = 10  # boxes that are painted
 TABLE = Path(__file__).with_suffix(".md")
 COLUMNS = ("type", "verdict", "boxes tile", "identity", "from eager", "two images", "video")
-
-
-def save_noise(file: Path, rows: int, columns: int, seed: int = 0) -> Path:
-    """A picture of noise."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file)
-    return file
 
 
 def tiling(model: Model, file: Path) -> str:

@@ -4,6 +4,8 @@
 each in the place of their own code, which gives other numbers: padded tokens are left out and come back as
 zeros. Before that they ask whether a function mode, or a tensor of a kind of its own, would miss what happens
 inside. The mode of a recording misses nothing, as it knows the fused functions, so for it the answer is no.
+
+What happens inside are operators of torch, which ``Products`` sees as they run.
 """
 
 from __future__ import annotations
@@ -15,15 +17,59 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from attnscope.capture.hooks.tap import Tap
 
 ASKING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 FUSED_FUNCTIONS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
+OPERATORS = frozenset(getattr(torch.ops.aten, name).default for name in FUSED_FUNCTIONS)
+PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
 
 
 class WatchingMode(torch.overrides.TorchFunctionMode):
     """A function mode that knows the fused functions, and changes nothing."""
+
+
+class Products(TorchDispatchMode):
+    """The two products around the attention inside of a fused function, which runs as it would without.
+
+    ``projected`` is what the first one made, the queries, keys and values of all positions, [token, 3·size],
+    with its bias unless ``bare``. ``mixed`` is what the second one was given: weights times values of all
+    heads, [token, size]. Texts follow each other in the tokens, without what pads them where states are
+    nested. None where the function was not seen inside, as another mode would see its operators, too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.projected: Tensor | None = None
+        self.bare = False
+        self.mixed: Tensor | None = None
+
+    @staticmethod
+    def run(kernel: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Products]:
+        """What a fused function returns, and what was seen inside."""
+        products = Products()
+        modes: list[Any] = _get_current_dispatch_mode_stack()
+        with products if all(isinstance(mode, Products) for mode in modes) else nullcontext():
+            return kernel(*args, **kwargs), products
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator; those of a fused function run under this mode, which is off while this runs."""
+        if func in OPERATORS:
+            below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
+            with self:
+                return func.redispatch(torch._C._dispatch_keys(args[0]) & below, *args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func in PRODUCTS and self.mixed is None:
+            given, weight = args[-2:]
+            if self.projected is None and weight.shape[1] == 3 * weight.shape[0]:
+                self.projected, self.bare = result, len(args) == 2
+            elif self.projected is not None:
+                self.mixed = given
+        return result
 
 
 def fast_path(module: nn.Module) -> AbstractContextManager[None]:

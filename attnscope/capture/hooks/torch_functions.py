@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, WatchingMode
+from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, Products, WatchingMode
 from attnscope.capture.hooks.handwritten.pairs import ACTIVATIONS, PAIRING
 from attnscope.capture.hooks.handwritten.softmax import Trails
 from attnscope.capture.lineage.functions import CARRYING, PRODUCTS, SOFTMAX
@@ -51,6 +51,12 @@ class AttentionMode(WatchingMode):
                 with recorder.guard:
                     recorder.lineage.see(name, func, args, kwargs, result)
             return result
+        if name in FUSED_FUNCTIONS:
+            result, products = Products.run(func, args, kwargs)
+            with recorder.guard:
+                self._see(name, func, args, kwargs, result)
+                self._see_fused(name, args, kwargs, products)
+            return result
         result = func(*args, **kwargs)
         if name:
             with recorder.guard:
@@ -92,7 +98,7 @@ class AttentionMode(WatchingMode):
             self.trails.project(source, args[1] if len(args) > 1 else kwargs["weight"], result)
         elif name in ("conv1d", "conv2d"):
             self.trails.mix(args[0] if args else kwargs["input"], result)
-        elif name in FUSED_FUNCTIONS or "attention" in name:
+        elif "attention" in name and name not in FUSED_FUNCTIONS:
             with quietly():
                 self._see_attention(name.partition(".")[0], args, kwargs, result)
 
@@ -113,20 +119,30 @@ class AttentionMode(WatchingMode):
     def _see_attention(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function of torch attended all by itself."""
         recorder, calls = self.recorder, self.recorder.stack.calls
-        if name in FUSED_FUNCTIONS | {"multi_head_attention_forward"} and asks_itself(
-            recorder.lineage, name, args, kwargs
-        ):
-            recorder.settled.ask()
-            recorder.take(Unknown(INSIDE), recorder.owner)
-        elif name == "scaled_dot_product_attention" and count_hidden(*args[:3]):
+        if name == "scaled_dot_product_attention" and count_hidden(*args[:3]):
             recorder.take(capture_mapped_sdpa(args, kwargs, result, calls), recorder.owner)
         elif name == "multi_head_attention_forward":
-            recorder.take(capture_projection(bind(args, kwargs), result[0]), recorder.owner)
-        elif name in FUSED_FUNCTIONS:
-            recorder.take(*capture_fast_path(name, args, kwargs, result, calls))
+            if not self._sees_gates(name, args, kwargs):
+                recorder.take(capture_projection(bind(args, kwargs), result[0]), recorder.owner)
         elif name == "flex_attention":
             recorder.take_kernel(capture_flex(args, kwargs, result[0]), args, kwargs)
             recorder.lineage.attend(args, kwargs, result[0])
         elif name in aten.KERNELS | aten.PACKED and why_opaque(calls[-1].module) is None:
             recorder.take_kernel(aten.capture_aten(name, args, kwargs, result), args, kwargs)
             recorder.lineage.attend(args, kwargs, result if isinstance(result, Tensor) else result[0])
+
+    def _see_fused(self, name: str, args: Any, kwargs: dict[str, Any], products: Products) -> None:
+        """One of torch's fused encoder layers attended inside."""
+        if self.recorder.notes is None and not self._sees_gates(name, args, kwargs):
+            with quietly():
+                self.recorder.take(
+                    *capture_fast_path(name, args, kwargs, products, self.recorder.stack.calls)
+                )
+
+    def _sees_gates(self, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether what a position is made of attends to itself: then that is no attention of tokens."""
+        recorder, asks = self.recorder, asks_itself(self.recorder.lineage, name, args, kwargs)
+        if asks:
+            recorder.settled.ask()
+            recorder.take(Unknown(INSIDE), recorder.owner)
+        return asks

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.capture import Keep, recording
+from attnscope.capture.record import tolerance
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
@@ -147,6 +149,41 @@ def test_recordings_inside_each_other():
         with recording(model) as outer, recording(model) as inner:
             assert torch.equal(model(X, src_key_padding_mask=closed), expected)
     assert len(outer.sites) == len(inner.sites) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_of_numbers_are_proved_by_the_product_inside(dtype):
+    model, keep = encoder().to(dtype), Keep(lambda site: range(HEADS))
+    closed, x = padding(6, 4, 2), X.to(dtype)
+    with torch.inference_mode():
+        expected = model(x, src_key_padding_mask=closed)
+        with recording(model, [keep]) as record:
+            assert torch.equal(model(x, src_key_padding_mask=closed), expected)
+    assert record.failures == []
+    assert all(site.difference <= tolerance(dtype) for site in record.sites)
+    for kept, weights in zip(keep.maps, by_hand(model, x, closed), strict=True):
+        torch.testing.assert_close(kept.weights[0].to(dtype), weights[0], atol=tolerance(dtype), rtol=0)
+
+
+def test_a_mode_of_operators_sees_what_it_did_and_the_record_says_what_is_not_watched():
+    class Other(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    model, around = encoder(), Other()
+    with torch.inference_mode():
+        expected = model(X)
+        with around, recording(model) as record:
+            output = model(X)
+    assert torch.equal(output, expected)
+    assert "aten._transformer_encoder_layer_fwd.default" in around.seen
+    assert record.sites == []
+    assert ["TorchDispatchMode" in layer.reason for layer in record.without_attention] == [True] * 2
 
 
 def test_under_another_mode_the_plain_path_runs_as_it_does_without_a_recording():

@@ -32,17 +32,18 @@ class WatchingMode(torch.overrides.TorchFunctionMode):
 
 
 class Products(TorchDispatchMode):
-    """The two products around the attention inside of a fused function, which runs as it would without.
+    """The products around the attention inside of a fused function, which runs as it would without.
 
-    ``projected`` is what the first one made, the queries, keys and values of all positions, [token, 3·size],
-    with its bias unless ``bare``. ``mixed`` is what the second one was given: weights times values of all
-    heads, [token, size]. Texts follow each other in the tokens, without what pads them where states are
-    nested. None where the function was not seen inside, as another mode would see its operators, too.
+    ``projected`` is what the first ones made, together the queries, keys and values of all positions,
+    [token, 3·size], with their bias unless ``bare``: one product where all three are made of the same states.
+    ``mixed`` is what the last one was given: weights times values of all heads, [token, size]. Texts follow
+    each other in the tokens, without what pads them where states are nested. Nothing is seen where another
+    mode would see the operators inside, too.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.projected: Tensor | None = None
+        self.projected: list[Tensor] = []
         self.bare = False
         self.mixed: Tensor | None = None
 
@@ -65,9 +66,10 @@ class Products(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func in PRODUCTS and self.mixed is None:
             given, weight = args[-2:]
-            if self.projected is None and weight.shape[1] == 3 * weight.shape[0]:
-                self.projected, self.bare = result, len(args) == 2
-            elif self.projected is not None:
+            if sum(part.shape[1] for part in self.projected) < 3 * weight.shape[0]:
+                self.projected.append(result)
+                self.bare = len(args) == 2  # a bias would come before the two factors
+            else:
                 self.mixed = given
         return result
 

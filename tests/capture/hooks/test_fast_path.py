@@ -151,6 +151,26 @@ def test_recordings_inside_each_other():
     assert len(outer.sites) == len(inner.sites) == 2
 
 
+def test_the_fused_function_called_with_keys_of_their_own():
+    class Across(nn.Module):
+        def __init__(self, attention):
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, query, key):
+            one = self.attention
+            weights = one.in_proj_weight, one.in_proj_bias, one.out_proj.weight, one.out_proj.bias
+            return torch._native_multi_head_attention(query, key, key, SIZE, HEADS, *weights)[0]
+
+    attention = encoder().layers[0].self_attn
+    other = torch.randn(BATCH, LENGTH, SIZE, generator=torch.Generator().manual_seed(2))
+    record, (kept,) = watched(Across(attention).eval(), X, other)
+    assert record.sites[0].kernel == "native_multi_head_attention"
+    with torch.no_grad(), plain_path():
+        expected = attention(X, other, other, average_attn_weights=False)[1]
+    torch.testing.assert_close(kept.weights, expected, atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types_of_numbers_are_proved_by_the_product_inside(dtype):
     model, keep = encoder().to(dtype), Keep(lambda site: range(HEADS))

@@ -39,19 +39,22 @@ def capture_fast_path(
     alone = name == "_native_multi_head_attention"
     given = dict(zip(ATTENTION if alone else LAYER, args, strict=False)) | kwargs
     path = calls[-1].name if alone else f"{calls[-1].name}.self_attn".lstrip(".")
-    if products.projected is None or products.mixed is None:
+    if products.mixed is None:
         return Unknown(UNSEEN), path
-    projected = products.projected + given["in_proj_bias"] if products.bare else products.projected
+    own = len(products.projected) == 1
+    projected = products.projected[0] if own else torch.cat(products.projected, -1)
+    if products.bare:
+        projected = projected + given["in_proj_bias"]
     texts = _Texts(given["src"], calls)
     query, key, value = (texts.split(part, given["num_heads"]) for part in projected.chunk(3, -1))
     masks: list[OpenKeys] = [] if texts.real is None else [texts.open_rows]
-    if given["mask"] is not None:  # True says masked: of keys, or of pairs
+    if given.get("mask") is not None:  # True says masked: of keys, or of pairs
         mask = given["mask"].bool()
-        masks.append(~(mask[:, None, None] if given["mask_type"] == 1 else mask))
+        masks.append(~(mask[:, None, None] if given.get("mask_type") == 1 else mask))
     call = AttentionCall(query, key, value, 1 / math.sqrt(query.shape[-1]), (), tuple(masks))
     capture = Capture.of_call(call, name.removeprefix("_"))
     mixed = texts.split(products.mixed, given["num_heads"], math.nan)
-    return replace(capture.proved(value, mixed), crossed=False), path
+    return replace(capture.proved(value, mixed), crossed=False if own else None), path
 
 
 class _Texts:

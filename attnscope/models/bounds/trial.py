@@ -7,6 +7,7 @@ Linux), only work in Python is limited.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -84,6 +85,7 @@ def _attempt(work: Callable[[], object], memory: int, seconds: int) -> NoReturn:
     """Do the work in this process, the copy, and end it; what the work raises is said where it counts."""
     import resource
 
+    gc.freeze()  # what a collection looks at is copied: only what this work makes
     ended = BROKEN
     try:
         for number in (signal.SIGINT, signal.SIGALRM, signal.SIGXCPU):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tests.models.torchvision_parts import can_import_torchvision
 from tests.tools.coverage.fork import in_a_fork
 from tests.tools.libraries.check import Checked, check
 from tests.tools.libraries.made import Make, all_models
@@ -45,6 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    can_import_torchvision()  # timm's models ask for it
     done: dict[str, Checked] = {}
     if options.results.exists():
         lines = map(json.loads, options.results.read_text().splitlines())

@@ -64,7 +64,10 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
         raise InputError("an audit runs the model on other tokens: give a text, not a pass that was recorded")
     search = Search(model, prepared)
     paths = search.find()
-    ran, mixed = search.first.functions, search.find_functions(paths)
+    ran, mixed = search.first.functions, search.find_functions(paths, search.held)
+    untold = [path for path in paths if path not in mixed]  # what they chose by is held by now
+    for held in {search.mixers[path] for path in untold}:
+        mixed |= search.find_functions([path for path in untold if search.mixers[path] == held], held)
     return Audit(
         search.sites, name_mixers(search.module, paths, ran, mixed, search.sites, search.first.hidden)
     )
@@ -77,28 +80,29 @@ class Search:
         self.model, self.prepared = model, prepared
         self.spots = choose_spots(prepared)
         self.first = First()
-        self.held: set[str] = set()
+        self.held: frozenset[str] = frozenset()
+        self.mixers: dict[str, frozenset[str]] = {}  # by path: what was held when it was found
         self.fresh: set[tuple[str, int]] = set()
         self.module = original(model.module)
         self.sites = self._run(prepared, Hold(self.module, self.first))
 
     def find(self) -> list[str]:
         """The paths of the modules that mix tokens themselves, in the order of the model."""
-        mixers: set[str] = set()
         sorting: set[str] = set()  # tokens, into an order that a module around undoes
         self.spots = self._distinct()
         while True:
-            self._try(self.spots)
+            self._try(self.spots, self.held)
             mixing = self._mixing() - sorting
             new = mixing - self.held
             new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
             if undone := {path for path in new if self._is_undone(path)}:
-                sorting |= {path for path, by in self.find_functions(undone).items() if only_choose(by)}
+                found = self.find_functions(undone, self.held)
+                sorting |= {path for path, by in found.items() if only_choose(by)}
                 new -= sorting
-            mixers |= new | (mixing & self.held)
-            self.held |= {path for path in self.paths if pattern(path) in map(pattern, new)}
+            self.mixers = dict.fromkeys(new | (mixing & self.held), self.held) | self.mixers
+            self.held = self.held | {path for path in self.paths if pattern(path) in map(pattern, new)}
             if not (new or self.first.share_out() or self._begin_anew()):
-                return [path for path in self.paths if path in mixers]
+                return [path for path in self.paths if path in self.mixers]
 
     def _is_undone(self, path: str) -> bool:
         """Whether a module sorts tokens, and one around it, not the whole model, returns unmixed ones."""
@@ -109,13 +113,13 @@ class Search:
         clear = {place.module for place in moves.reached if place.end == "out"} - blurred - {""}
         return any(is_inside(path, outer) for outer in clear)
 
-    def find_functions(self, paths: Collection[str]) -> dict[str, set[str]]:
-        """The functions of torch by which these modules mix tokens, as far as they are functions of torch."""
+    def find_functions(self, paths: Collection[str], held: frozenset[str]) -> dict[str, set[str]]:
+        """The functions of torch by which these modules mix tokens while others are held, by module."""
         steps = Steps(paths)
         if paths:
             self.first.begin()
-            self._run(self.prepared, Hold(self.module, self.first, self.held, steps=steps))
-            self._try(self.spots, steps)
+            self._run(self.prepared, Hold(self.module, self.first, held, steps=steps))
+            self._try(self.spots, held, steps)
         return steps.find_mixing()
 
     def _begin_anew(self) -> bool:
@@ -129,18 +133,20 @@ class Search:
         """The spots without those that are of the same token as an earlier one: pixels of one patch."""
         if not any(spot.pieces for spot in self.spots):
             return _few(self.spots)
-        footprints = self._try(self.spots)
+        footprints = self._try(self.spots, self.held)
         kept: list[tuple[Spot, Tensor | None]] = []
         for spot, marks in zip(self.spots, footprints, strict=True):
             if not (spot.pieces and any(each.pieces and _same_token(marks, other) for each, other in kept)):
                 kept.append((spot, marks))
         return _few([spot for spot, _ in kept])
 
-    def _try(self, spots: Sequence[Spot], steps: Steps | None = None) -> list[Tensor | None]:
+    def _try(
+        self, spots: Sequence[Spot], held: frozenset[str], steps: Steps | None = None
+    ) -> list[Tensor | None]:
         """One pass for each spot; the footprints of their tokens."""
         self.first.begin()
         count = range(len(spots))
-        holds = [Hold(self.module, self.first, self.held, self.fresh, number, steps) for number in count]
+        holds = [Hold(self.module, self.first, held, self.fresh, number, steps) for number in count]
         for spot, hold in zip(spots, holds, strict=True):
             if steps is not None:
                 steps.begin(keeps=False)

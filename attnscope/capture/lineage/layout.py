@@ -149,7 +149,7 @@ def survey(sides: Sides) -> Layout | None:
         return None
     if varies and bool((query == query[..., :1]).all()):
         return Layout(texts, channel, asked, key, 0, 0, 0, channels=True)
-    if is_mixed(sides.key):
+    if is_mixed(sides.key, sides.query):
         return None  # its keys stand at no token
     answered, answering, _ = _split(key, begun, swapped)
     here = (answering == asked[..., None]) & (answered == texts[..., None]) | (asked < 0)[..., None]

@@ -9,7 +9,7 @@ labels, so the labels are found by the model's own calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -167,26 +167,33 @@ def comes_from_projection(node: Any) -> bool:
     )
 
 
-def is_mixed(node: Any, most: int = 4) -> bool:
-    """Whether one of the last layers on its way made entries of several positions (Linformer).
+def is_mixed(node: Any, asking: Any, most: int = 4) -> bool:
+    """Whether one of the last layers on its way alone made entries of several positions (Linformer).
 
-    Of a picture, nobody knows which axis its features are.
+    What a layer on the way of those ``asking`` made of several, such as patches that were merged, is a token
+    of its own. Of a picture, nobody knows which axis its features are.
     """
     begun = [begin for begin in beginnings(node) if isinstance(begin, Root)]
     if any(len(begin.shape) > 3 and begin.channel_axis == -1 for begin in begun):
         return False
-    while most and isinstance(node, (Moved, Spread)):
-        if isinstance(node, Moved):
-            node = node.args[0] if node.args else None
-            continue
-        if node.channels:
+    shared = [*_way(asking)]
+    for step in _way(node):
+        if any(step is other for other in shared) or not most:
+            return False
+        if isinstance(step, Spread) and step.channels:
             most -= 1
-            positions, kept = node.parent.labels("position"), [axis for axis, _ in node.kept]
+            positions, kept = step.parent.labels("position"), [axis for axis, _ in step.kept]
             gone = (axis for axis in range(positions.ndim) if axis not in kept)
             if any(bool((_one(positions, axis) == MIXED).any()) for axis in gone):
                 return True
-        node = node.parent
     return False
+
+
+def _way(node: Any) -> Iterator[Moved | Spread]:
+    """The steps that a tensor went through, the last first; of what was joined, those of the first part."""
+    while isinstance(node, (Moved, Spread)):
+        yield node
+        node = node.parent if isinstance(node, Spread) else next(iter(node.args), None)
 
 
 def beginnings(node: Any) -> list[Root | Filler]:

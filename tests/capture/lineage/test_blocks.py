@@ -80,6 +80,41 @@ class Picture(nn.Module):
         return x
 
 
+class Merged(nn.Module):
+    """Windows of a picture, and windows of what a layer made of four patches each."""
+
+    def __init__(self, kernel):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 2, 2)
+        self.merge = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 16, bias=False))
+        self.layers = nn.ModuleList([Windows(0, kernel), Windows(1, kernel, side=4, size=2)])
+
+    def forward(self, pixels):
+        x = self.patches(pixels).permute(0, 2, 3, 1)
+        x = (x + self.layers[0](x.flatten(1, 2)).view(x.shape))[:, None]
+        x = torch.cat([x[:, 0, i::2, j::2] for i in (0, 1) for j in (0, 1)], -1)
+        return self.layers[1](self.merge(x).flatten(1, 2))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
+def test_windows_of_merged_patches_are_placed_among_these(kernel):
+    torch.manual_seed(0)
+    model, keep, given = Merged(kernel).eval(), Keep(lambda site: range(2)), []
+    model.layers[1].register_forward_pre_hook(lambda module, x: given.append(x[0].clone()))
+    with recording(model, [keep]) as record:
+        model(torch.randn(3, 3, 16, 16))
+    assert [(site.batch, site.heads, site.queries, site.keys) for site in record.sites] == [
+        (3, 2, 64, 64),
+        (3, 2, 16, 16),
+    ]
+    row, column = torch.arange(16) // 4, torch.arange(16) % 4
+    window = (row - 1) % 4 // 2 * 2 + (column - 1) % 4 // 2
+    q, k, _ = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in model.layers[1].qkv(given[0]).chunk(3, -1))
+    scores = (q @ k.mT / 8**0.5).masked_fill(window != window[:, None], -torch.inf)
+    torch.testing.assert_close(keep.maps[1].weights, scores.softmax(-1), atol=1e-6, rtol=0)
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
 def test_windows_of_a_picture_are_placed_in_it(kernel):

@@ -23,11 +23,12 @@ from attnscope.capture.lineage.pieces import Pieces
 from attnscope.capture.lineage.products import Products
 from attnscope.capture.lineage.settled import Settled
 from attnscope.capture.lineage.standing import judge
+from attnscope.capture.lineage.written.late import Late
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.opaque import find_opaque
 from attnscope.capture.placing.sites import Sites
-from attnscope.capture.placing.without_attention import find_layers, no_distribution
+from attnscope.capture.placing.without_attention import no_distribution, note_layers
 from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
 from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.kernels.fuse import fuse
@@ -58,7 +59,7 @@ class Recorder:
         self.notes: Notes | None = None  # of the running module, if it attends in chunks
         self._sites = Sites(self.model, self.axes)
         self._pieces = Pieces(self._emit, self.record)
-        self._frames: list[Frame] = []
+        self.frames: list[Frame] = []
         self._step = -1
         self.ran: set[str] = set()  # the modules that were called
         self._count = 0  # attention calls and gates so far
@@ -67,6 +68,7 @@ class Recorder:
         self.learned = Learned()
         self.lineage = Lineage(self.learned)
         self.settled = Settled()
+        self.late = Late(self.see_weighing, self.settled.ask)
         self.products = Products()
 
     @property
@@ -103,11 +105,11 @@ class Recorder:
             if output is not None:
                 self.take(capture, path)
                 return output.transpose(1, 2).contiguous(), None  # [batch, query, head, size]
-        self._frames.append(frame)
+        self.frames.append(frame)
         try:
             result = kernel(*args, **kwargs)
         finally:
-            self._frames.pop()
+            self.frames.pop()
         with quietly():
             concluded = conclude(frame, result)
             if concluded is None:
@@ -119,7 +121,7 @@ class Recorder:
 
     def sdpa(self, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         """Run torch's own kernel, or the fused pass in its place, and take its attention."""
-        frame = self._frames[-1] if self._frames else None
+        frame = self.frames[-1] if self.frames else None
         query: Tensor = args[0] if args else kwargs["query"]
         batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
         call = sdpa_call(args, kwargs, batch, None if frame is None else frame.query.shape[1])
@@ -144,11 +146,10 @@ class Recorder:
         if not stands.tokens:
             self.settled.ask()
             return self.see_gate()
-        if self._frames and not weighing.trail.mixed and not weighing.trail.signed:
-            self._frames[-1].weighings += [weighing] if weighing.trail.softmax else []
+        if self.frames and not weighing.trail.mixed and not weighing.trail.signed:
+            self.frames[-1].weighings += [weighing] if weighing.trail.softmax else []
             return
-        both = zip(weighing.trail.path, self.path, strict=False)
-        owner = ([""] + [ours for theirs, ours in both if theirs == ours])[-1]
+        owner = weighing.trail.owner(self.path)
         if weighing.trail.mixed or weighing.trail.signed:
             self.see_gate()
             return self.record.note(no_distribution(owner, weighing.trail.mixed))
@@ -157,18 +158,17 @@ class Recorder:
             return self.take(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
         sides = Sides.of_weighing(self.lineage, weighing, batch, heads)
-        self.take(
-            Capture.of_weighing(weighing, batch, heads, stands.learned), owner, sides, weighing.trail.softmax
-        )
+        capture = Capture.of_weighing(weighing, batch, heads, stands.learned)
+        self.take(capture, owner, sides, weighing.trail.softmax)
 
     def take_kernel(self, capture: Capture | Unknown, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
-        if not self._frames:
+        if not self.frames:
             batch = 0 if isinstance(capture, Unknown) else capture.batch
             sides = Sides.of_kernel(self.lineage, args, kwargs, batch) if batch else None
             self.take(capture, self.owner, sides)
         elif isinstance(capture, Capture) and isinstance(capture.read, ScoredRows):
-            self._frames[-1].sdpa.append(capture)
+            self.frames[-1].sdpa.append(capture)
 
     def see_gate(self) -> None:
         """A softmax made gates, which a module may show as it would show attention."""
@@ -178,10 +178,7 @@ class Recorder:
         """Release what is held yet, and note the layers that ran without attention."""
         self._pieces.finish()
         self.record.without_attention += find_opaque(self.model, self.ran)
-        known = {site.site.name for site in self.record.sites}
-        known |= {layer.name for layer in self.record.without_attention}
-        known |= {failure.name for failure in self.record.failures}
-        self.record.without_attention += find_layers(self.model, self.ran, known)
+        note_layers(self.record, self.model, self.ran, self.late.mixing)
 
     # what becomes of it
 
@@ -214,10 +211,11 @@ class Recorder:
     def _begin_pass(self) -> None:
         self._step += 1
         self._sites.begin_pass()
-        self._frames.clear()
+        self.frames.clear()
         self._counts.clear()
         self._pieces.flush()
         self.lineage = Lineage(self.learned)
+        self.late.begin_pass(self.lineage)
         self.settled.begin_pass()
         self.notes = None
 
@@ -233,6 +231,7 @@ class Recorder:
 
     def _leave(self, call: Call, output: object) -> None:
         listens, notes = self.listens, self.notes
+        self.late.leave(call)
         self._repeats.leave(call)
         if notes is not None and (layout := layout_of(call.module)) is not None:
             self.notes = None

@@ -8,6 +8,7 @@ from attnscope.capture import Keep, recorder, recording
 from attnscope.capture.hooks import modules as stack
 from attnscope.capture.hooks import outputs, torch_functions
 from attnscope.capture.hooks.handwritten import softmax
+from attnscope.capture.lineage.written import late
 from attnscope.capture.placing import sites
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
@@ -38,6 +39,13 @@ class Block(modules.Softmaxed):
 
     def forward(self, x):
         return super().forward(x)[0]
+
+
+def rectified():
+    torch.manual_seed(0)
+    block = Block()
+    block.call = lambda self, scores: scores.relu()
+    return nn.Sequential(block).eval(), {"input": torch.randn(2, 5, 16)}
 
 
 class Projecting(nn.Module):
@@ -78,7 +86,10 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (recorder.Sites, "begin_pass", gpt2),
     (recorder.Recorder, "take", gpt2),
     (recorder.Repeats, "holds", gpt2),
-    (recorder, "find_layers", gpt2),
+    (recorder, "note_layers", gpt2),
+    (late, "find_mixing", softmaxed),
+    (late, "find_written", rectified),
+    (late.Sums, "join", rectified),
     (recorder, "layout_of", gpt2),
     (recorder, "from_chunks", chunked),
     (outputs, "find_weights", softmaxed),

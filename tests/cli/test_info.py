@@ -142,3 +142,40 @@ def test_info_prints_the_audit(run):
     )
     numbers = json.loads(run("info", "own", "--audit", "--json").out)
     assert (numbers["complete"], numbers["mixers"], len(numbers["held"])) == (True, [], 4)
+
+
+RECTIFIED = """
+import torch
+
+class Layer(torch.nn.Module):
+    def __init__(self, signed):
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(8, 8) for _ in range(3))
+        self.signed = signed
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT
+        return x + (scores if self.signed else scores.sigmoid() / 9) @ self.v(x)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(40000, 8)
+        self.layers = torch.nn.ModuleList(Layer(signed) for signed in (False, True))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+
+
+def test_weights_without_a_softmax_need_not_sum_to_one_and_negative_ones_are_named(run, tmp_path):
+    (tmp_path / "rectified.py").write_text(RECTIFIED)
+    said = " ".join(run("info", f"{tmp_path}/rectified.py:Model").out.split())
+    assert "weights that no softmax made (product): rows need not sum to 1" in said
+    assert "a sink" not in said
+    assert (
+        "no attention in layers 1: it weighs values by products of queries and keys, some of them neg" in said
+    )

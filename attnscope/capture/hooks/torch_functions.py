@@ -14,7 +14,6 @@ from attnscope.capture.hooks.handwritten.softmax import Trails
 from attnscope.capture.lineage.functions import CARRYING, PRODUCTS, SOFTMAX
 from attnscope.capture.lineage.pieces import INSIDE
 from attnscope.capture.lineage.standing import asks_itself
-from attnscope.capture.lineage.written import find_written
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.opaque import why_opaque
 from attnscope.capture.rows.capture import Unknown
@@ -74,13 +73,15 @@ class AttentionMode(WatchingMode):
         rests = recorder.settled.rests
         if not rests and not any(isinstance(part, Tensor) and part.is_nested for part in (*args, result)):
             recorder.lineage.see(name, func, args, kwargs, result)  # of all that has a shape
+            if not recorder.frames:
+                recorder.late.see(recorder.stack.calls, name, func, args, kwargs, result)
         if name in FOLLOWED:
             if self.trails.follow(name, func, args, kwargs, result):
                 recorder.lineage.place(result, None)  # of pairs
         elif name in PRODUCTS:
             weighing = self.trails.weighing(name, args, kwargs, result)
-            if weighing is None and not rests:
-                weighing = find_written(recorder.lineage, recorder.stack.calls, name, args, kwargs, result)
+            if weighing is None and not rests and not recorder.frames:
+                weighing = recorder.late.weigh(recorder.stack.calls, name, args, kwargs, result)
             if weighing is not None:
                 recorder.see_weighing(weighing, result)
             elif not self._see_pooling(name, args, kwargs, result):

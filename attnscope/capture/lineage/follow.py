@@ -8,8 +8,7 @@ a layout has to be found, so a pass pays for a few small objects a call.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -17,11 +16,13 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from attnscope.capture.hooks.handwritten.pairs import PAIRING
 from attnscope.capture.hooks.handwritten.parameters import Learned, is_parameter
 from attnscope.capture.hooks.modules import Call
+from attnscope.capture.lineage.choices import Choices
 from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING
 from attnscope.capture.lineage.nodes import Moved, Node, Origin, Spread
-from attnscope.capture.lineage.products import spell
+from attnscope.capture.lineage.products import Projections, spell
 from attnscope.capture.lineage.roots import Filler, Nothing, Root
 
 DEEPEST = 100
@@ -34,11 +35,11 @@ class Lineage:
     def __init__(self, learned: Learned) -> None:
         self._learned = learned
         self._origins: Any = WeakTensorKeyDictionary()
-        self._parameters: Any = WeakTensorKeyDictionary()
+        self._projections = Projections()
+        self.choices = Choices()
         self._states = count()
         self.texts: tuple[int, ...] = ()  # what the model was given first: texts, or positions and texts
         self._numbers = count(1)
-        self._projections: defaultdict[Hashable, int] = defaultdict(count(1).__next__)
 
     def of(self, tensor: Any) -> Origin | None:
         """Where a tensor comes from, if that is known."""
@@ -68,11 +69,13 @@ class Lineage:
         result: Any,
     ) -> None:
         """Follow one call."""
+        if (chosen := self.choices.see(name, args, result, self.of)) is not None:
+            return self._set(result, chosen)
         if name in MOVING:
             self._move(name, func, args, kwargs, result)
         if name in MOVING or not isinstance(result, Tensor):
             return
-        if name in PRODUCTS or name in ("linear", "addmm", "scaled_dot_product_attention"):
+        if name in PRODUCTS or name in ("linear", "addmm", "cdist", "scaled_dot_product_attention"):
             self._multiply(name, args, kwargs, result)
         elif name in ("conv1d", "conv2d", "conv3d"):
             self._convolve(args, kwargs, result)
@@ -85,7 +88,7 @@ class Lineage:
         elif name == "pad":
             self._pad(func, args, kwargs, result)
         elif name not in MIXING:
-            self._keep(args, result)
+            self._keep(name, args, result)
 
     def attend(self, args: Sequence[Any], kwargs: dict[str, Any], output: Tensor) -> None:
         """Follow what one of torch's kernels returned, which has a row for each query."""
@@ -105,7 +108,7 @@ class Lineage:
         if origin.node.depth <= DEEPEST:
             self._origins[result] = origin
 
-    def _keep(self, args: Sequence[Any], result: Tensor) -> None:
+    def _keep(self, name: str, args: Sequence[Any], result: Tensor) -> None:
         """The entries stay in their places: those of the first scores, or of states by the shortest way."""
         shaped = [
             self._origins[arg]
@@ -113,12 +116,18 @@ class Lineage:
             if isinstance(arg, Tensor) and arg.shape == result.shape and arg in self._origins
         ]
         if not shaped:
-            return
+            return self._spread(args, result) if name in PAIRING else None
         scores = next((origin for origin in shaped if origin.right is not None), None)
         best = scores or min(shaped, key=lambda origin: origin.node.depth)
         if best.right is None and any(origin.state != best.state for origin in shaped):
             best = replace(best, state=next(self._states))
         self._set(result, best)
+
+    def _spread(self, args: Sequence[Any], result: Tensor) -> None:
+        """Entries met what the model learned, several numbers each (scales of queries and keys)."""
+        known = [arg for arg in args if isinstance(arg, Tensor) and not self._learned.is_fixed(arg)]
+        if len(known) == 1 and known[0] in self._origins and len(args) == 2 and isinstance(result, Tensor):
+            self._move("expand", Tensor.expand, (known[0], result.shape), {}, result)
 
     def _move(
         self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
@@ -201,15 +210,8 @@ class Lineage:
             return
         kept = tuple((axis, axis) for axis in range(result.ndim) if axis != result.ndim - weight.ndim + 1)
         channels = (result.ndim - weight.ndim + 1,)
-        node = Spread(known.node, kept, result.shape, channels, self._projection(weight))
+        node = Spread(known.node, kept, result.shape, channels, self._projections.number(weight))
         self._set(result, Origin(node, known.state))
-
-    def _projection(self, weight: Tensor) -> int:
-        """The number of a parameter, or of a part of one."""
-        whole = weight if weight._base is None else weight._base
-        return self._projections[
-            self._parameters.setdefault(whole, next(self._numbers)), weight.storage_offset()
-        ]
 
     def _multiply(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
         """A product: a projection by a parameter, scores of two activations, or values that were weighed."""
@@ -224,7 +226,7 @@ class Lineage:
             known = self.begin(left)
             if known is not None and known.right is None:
                 new = tuple(axis for axis, letter in enumerate(out) if letter not in ours)
-                number = self._projection(right)
+                number = self._projections.number(right)
                 node = Spread(known.node, kept, result.shape, new, number)
                 self._set(result, Origin(node, known.state))
             return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from torch import Tensor
@@ -44,6 +46,20 @@ class Products:
         self._of.pop(call, None)
 
 
+class Projections:
+    """Numbers the parameters that entries went through; parts of one have numbers of their own."""
+
+    def __init__(self) -> None:
+        self._parameters: Any = WeakTensorKeyDictionary()
+        self._numbers: defaultdict[Hashable, int] = defaultdict(count(1).__next__)
+
+    def number(self, weight: Tensor) -> int:
+        """The number of a parameter, or of a part of one."""
+        whole = weight if weight._base is None else weight._base
+        parameter = self._parameters.setdefault(whole, len(self._parameters))
+        return self._numbers[parameter, weight.storage_offset()]
+
+
 def spell(
     name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
 ) -> tuple[tuple[Tensor, Tensor], tuple[str, str], str] | None:
@@ -69,6 +85,8 @@ def spell(
         return (left, right), (lead + "x", "yx"), lead + "y"
     lead = batch[: result.ndim - 2]
     ours = lead[len(lead) - (left.ndim - 2) :] + "ix"
+    if name == "cdist":
+        return (left, right), (ours, lead[len(lead) - (right.ndim - 2) :] + "jx"), lead + "ij"
     if name == "scaled_dot_product_attention":
         return (left, right), (ours, lead[len(lead) - (right.ndim - 2) :] + "jx"), lead + "iy"
     theirs = lead[len(lead) - (right.ndim - 2) :] + "xj"

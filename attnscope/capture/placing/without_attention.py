@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from torch import nn
 
-from attnscope.capture.record import LayerWithoutAttention
+from attnscope.capture.record import LayerWithoutAttention, Record
 
 INSTEAD = (
     (r"mamba|ssm|state_?space|s4|s6", "a state-space model"),
-    (r"delta_?net|linear_?att|lightning|retention|gated_?linear|performer|kda", "linear attention"),
+    (r"delta_?(net|att)|linear_?att|lightning|retention|gated_?linear|performer|kda", "linear attention"),
     (r"fourier|fnet|fft", "a Fourier transform"),
     (r"rwkv|recurrent|rg_?lru|lstm|gru|xlstm", "a recurrence"),
     (r"deformable", "attention over a few sampled points"),
     (r"hyena|short_?conv|conv", "a convolution"),
 )
 """Names of token mixers that are no attention, and what they are; the first that fits is said."""
+
+PAST = "tokens reach each other past the attention that is shown, too: {names}: {details}"
+
+UNSEEN, NO_SOFTMAX = "no attention was seen in it", "no softmax in it weighed values"
 
 ATTENTION = re.compile(r"att(entio)?n|attend", re.I)
 
@@ -28,8 +33,34 @@ ORDINARY = re.compile(
 FEED_FORWARD = re.compile(r"feed_?forward|mlp|ffn|glu", re.I)
 
 
+def note_layers(record: Record, model: nn.Module, ran: set[str], mixing: Mapping[str, str]) -> None:
+    """Note the layers of the model that ran without attention, in the order of the model.
+
+    ``ran`` are the paths of the modules that were called, ``mixing`` those that mix tokens without weights to
+    show, and how. A layer around one of these is named by it, and a layer that attends besides is said to.
+    What the name of a class tells comes first.
+    """
+    known = {site.site.name for site in record.sites} | {failure.name for failure in record.failures}
+    known |= {layer.name for layer in record.without_attention}
+    named = {layer.name: layer for layer in find_layers(model, ran, known)}
+    shown = {site.site.layer for site in record.sites}
+    for name, reason in mixing.items():
+        around = [path for path in named if f"{name}.".startswith(f"{path}." if path else "")]
+        if _inside(name, known) or any(_is_told(named[path].reason) for path in around):
+            continue
+        told = describe(model.get_submodule(name))
+        layer = LayerWithoutAttention.at(name, told if _is_told(told) else reason)
+        if around:
+            layer = replace(layer, layer=named.pop(around[0]).layer)
+        if around or layer.layer not in shown:
+            named[name] = layer
+        else:
+            record.note_place(PAST, name, layer.reason)
+    record.without_attention += named.values()
+
+
 def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[LayerWithoutAttention]:
-    """The layers of the model that ran without attention, in the order of the model.
+    """The layers that ran without attention.
 
     ``ran`` are the paths of the modules that were called, ``attended`` those at which attention was seen.
     A module list counts if another of its entries attends, or if nothing in the whole model does; of lists
@@ -109,8 +140,13 @@ def describe(layer: nn.Module) -> str:
                 return f"{phrase} ({name})"
     parts = [type(child).__name__ for child in _mixers(layer)]
     if not parts:
-        return f"no attention was seen in it ({type(layer).__name__})"
-    return f"no softmax in it weighed values ({', '.join(dict.fromkeys(parts))})"
+        return f"{UNSEEN} ({type(layer).__name__})"
+    return f"{NO_SOFTMAX} ({', '.join(dict.fromkeys(parts))})"
+
+
+def _is_told(reason: str) -> bool:
+    """Whether the name of a class told what a layer holds."""
+    return not reason.startswith((UNSEEN, NO_SOFTMAX))
 
 
 def _mixers(layer: nn.Module) -> Iterator[nn.Module]:

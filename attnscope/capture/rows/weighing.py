@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,11 @@ class Trail:
     signed: bool = False  # whether some of the weights are negative when they meet the values
     softmax: int = 0  # which softmax of the recording; 0 of none
     gates: bool = False  # whether a layer with several outputs made the scores
+
+    def owner(self, path: Sequence[str]) -> str:
+        """The innermost of the modules around the softmax that run yet, when these run."""
+        both = zip(self.path, path, strict=False)
+        return ([""] + [ours for theirs, ours in both if theirs == ours])[-1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,7 +116,10 @@ def _notes(result: Survey) -> list[str]:
             f"weights times values give the kernel's output within {max(proofs):.1g}, in {len(proofs)} calls"
         )
     notes += note_unproved([sighting.site for sighting in result.sightings])
-    if any(sighting.high < 1 - 1e-3 for sighting in result.sightings):
+    product = [each for each in result.sightings if each.site.kernel == "product"]
+    if any(each.low < 1 - 1e-3 or each.high > 1 + 1e-3 for each in product):
+        notes.append("weights that no softmax made (product): rows need not sum to 1")
+    if any(each.high < 1 - 1e-3 for each in result.sightings if each not in product):
         rest = "a sink that no token owns, or on padding"
         notes.append(f"rows that sum to less than 1 leave the rest on {rest}")
     return notes

@@ -35,6 +35,17 @@ def keep_the_largest(scores):
     return torch.zeros_like(scores).scatter_(-1, places, largest.softmax(-1))
 
 
+def square(scores):
+    squares = scores.nan_to_num(0.0, 0.0, 0.0) ** 2
+    return squares / (1 + squares.sum(-1, keepdim=True))
+
+
+def break_sticks(scores):
+    """Each key takes its share of what those behind it left."""
+    left = F.logsigmoid(-scores).nan_to_num(0.0, 0.0, 0.0)
+    return (F.logsigmoid(scores) + left.flip(-1).cumsum(-1).flip(-1) - left).exp()
+
+
 WAYS = {
     "divide": divide,
     "divide in place": divide_in_place,
@@ -45,6 +56,12 @@ WAYS = {
     "softmax plus one": softmax_plus_one,
     "sigmoid": lambda scores: torch.sigmoid(scores - 1),
     "relu": lambda scores: F.relu(scores) / COUNT,
+    "softplus": F.softplus,
+    "squares over their sum and one": square,
+    "a stick broken from the right": break_sticks,
+    "the highest alone": lambda scores: F.one_hot(scores.argmax(-1), COUNT).to(scores.dtype),
+    "the highest, as max finds it": lambda scores: F.one_hot(scores.max(-1).indices, COUNT).float(),
+    "straight through": lambda scores: F.gumbel_softmax(scores, hard=True),
     "a logarithm's softmax": lambda scores: F.log_softmax(scores, -1).exp(),
 }
 
@@ -89,14 +106,39 @@ class Stream(WrittenAttention):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_in_a_module_of_another_name_weights_are_those_whose_rows_sum_to_1(way):
+def test_in_a_module_of_another_name_weights_of_any_sum_are_shown(way):
     torch.manual_seed(0)
     model, keep = nn.Sequential(Stream(WAYS[way], False)).eval(), Keep(lambda site: range(HEADS))
-    with torch.inference_mode(), recording(model, [keep], warn=False):
+    with torch.inference_mode(), recording(model, [keep]) as record:
         model(torch.randn(2, COUNT, SIZE))
-    shown = [kept.weights for kept in keep.maps]
-    assert len(shown) == (way not in ("softmax plus one", "sigmoid", "relu"))
-    assert all(torch.equal(weights, model[0].kept) for weights in shown)
+    assert torch.equal(keep.maps[0].weights, model[0].kept)
+    assert [site.difference < 1e-6 for site in record.sites] == [True]
+
+
+class GatedUnit(nn.Module):
+    """Queries and keys are scales of one state, and rows of squares need not sum to 1 (GAU)."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_and_value, self.base = nn.Linear(SIZE, 4 * SIZE), nn.Linear(SIZE, 8)
+        self.scale, self.shift = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(2, 8))
+        self.out = nn.Linear(2 * SIZE, SIZE)
+
+    def forward(self, x):
+        gate, value = F.silu(self.gate_and_value(x)).chunk(2, -1)
+        query, key = (F.silu(self.base(x))[..., None, :] * self.scale + self.shift).unbind(-2)
+        self.kept = (F.relu(query @ key.mT / COUNT) ** 2).tril()
+        return self.out(gate * (self.kept @ value))
+
+
+def test_a_gated_unit_is_shown_by_its_squares():
+    torch.manual_seed(0)
+    model, keep = nn.Sequential(GatedUnit()).eval(), Keep(lambda site: range(1))
+    with torch.inference_mode(), recording(model, [keep]) as record:
+        model(torch.randn(2, COUNT, SIZE) * 3)
+    assert torch.equal(keep.maps[0].weights[:, 0], model[0].kept)
+    assert bool(model[0].kept.any())
+    assert [site.site.kind for site in record.sites] == ["decoder"]
 
 
 class LinearAttention(nn.Module):

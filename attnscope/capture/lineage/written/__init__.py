@@ -1,0 +1,1 @@
+"""Weights that no softmax made: found, followed until they are whole, or named."""

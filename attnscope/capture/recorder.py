@@ -143,16 +143,17 @@ class Recorder:
         stands = judge(self.lineage, weighing, result)
         if not stands.tokens and weighing.summed:
             return  # a sum over anything
+        owner = weighing.trail.owner(self.path)
         if not stands.tokens:
+            self.learned.weigh(self._call_of(owner), weighing.weighed)
             self.settled.ask()
             return self.see_gate()
-        if self.frames and not weighing.trail.mixed and not weighing.trail.signed:
-            self.frames[-1].weighings += [weighing] if weighing.trail.softmax else []
-            return
-        owner = weighing.trail.owner(self.path)
         if weighing.trail.mixed or weighing.trail.signed:
             self.see_gate()
             return self.record.note(no_distribution(owner, weighing.trail.mixed))
+        if self.frames:
+            self.frames[-1].weighings += [weighing] if weighing.trail.softmax else []
+            return
         heads = heads_of(getattr(self._call_of(owner), "module", None))
         if count_hidden(weighing.weights):
             return self.take(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
@@ -178,6 +179,7 @@ class Recorder:
         """Release what is held yet, and note the layers that ran without attention."""
         self._pieces.finish()
         self.record.without_attention += find_opaque(self.model, self.ran)
+        self.record.without_attention += self.learned.memories({site.site.name for site in self.record.sites})
         note_layers(self.record, self.model, self.ran, self.late.mixing)
 
     # what becomes of it

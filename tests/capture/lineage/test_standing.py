@@ -173,6 +173,29 @@ def test_queries_that_were_learned_ask_tokens_and_stand_at_none(way):
     torch.testing.assert_close(maps[1].weights[:, 0], model.kept)
 
 
+class AdaptedAttention(nn.Module):
+    """Attention, and beside it that to prompts that were learned (adapters)."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.prompts = Attend(), nn.Parameter(torch.randn(1, 3, SIZE))
+        self.q, self.k, self.v = (nn.Linear(SIZE, SIZE) for _ in range(3))
+
+    def forward(self, x):
+        keys, values = (part(self.prompts).repeat(len(x), 1, 1) for part in (self.k, self.v))
+        return self.inner(x) + (self.q(x) @ keys.mT).softmax(-1) @ values
+
+
+@torch.inference_mode()
+def test_attention_to_what_was_learned_alone_is_named():
+    with recording(model := nn.Sequential(AdaptedAttention()).eval()) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert [site.site.name for site in record.sites] == ["0.inner"]
+    assert [(layer.name, layer.reason) for layer in record.without_attention] == [
+        ("0", "it attends to vectors that were learned, not to tokens")
+    ]
+
+
 def tokens_of_all_tokens(m, x):
     return m.attend(m.over(x.mT).mT)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.functions import PRODUCTS
+from attnscope.capture.placing.without_attention import ATTENTION
+from attnscope.capture.record import LayerWithoutAttention
 
+MEMORY = "it attends to vectors that were learned, not to tokens"
 PROJECTING = PRODUCTS | {"linear", "addmm", "conv1d", "conv2d", "conv3d"}
 
 
@@ -23,6 +27,7 @@ class Learned:
 
     def __init__(self) -> None:
         self._made: Any = WeakTensorKeyDictionary()
+        self._memories: dict[str, None] = {}
 
     def see(self, name: str, args: Sequence[Any], result: Any) -> None:
         """A function ran: whether it was given nothing but what is learned."""
@@ -47,3 +52,15 @@ class Learned:
         """Whether the queries of an attention function were learned, and its keys were not."""
         given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
         return self.is_fixed(given["query"]) and not self.is_fixed(given["key"])
+
+    def weigh(self, call: Call | None, weighed: Tensor | None) -> None:
+        """Weights that are not over tokens met ``weighed``: note a module that attends to what it learned."""
+        if call is None or weighed is None or not self.is_fixed(weighed):
+            return
+        if ATTENTION.search(type(call.module).__name__):
+            self._memories[call.name] = None
+
+    def memories(self, known: Collection[str]) -> list[LayerWithoutAttention]:
+        """The modules that attended only to what they learned, without those whose attention is known."""
+        names = [name for name in self._memories if name not in known]
+        return [LayerWithoutAttention.at(name, MEMORY) for name in names]

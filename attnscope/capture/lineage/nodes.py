@@ -182,11 +182,21 @@ def is_mixed(node: Any, asking: Any, most: int = 4) -> bool:
             return False
         if isinstance(step, Spread) and step.channels:
             most -= 1
-            positions, kept = step.parent.labels("position"), [axis for axis, _ in step.kept]
-            gone = (axis for axis in range(positions.ndim) if axis not in kept)
-            if any(bool((_one(positions, axis) == MIXED).any()) for axis in gone):
+            kept = [axis for axis, _ in step.kept]
+            gone = (axis for axis in range(step.parent.labels("position").ndim) if axis not in kept)
+            if any(_mixes(step.parent, axis) for axis in gone):
                 return True
     return False
+
+
+def _mixes(node: Node, axis: int) -> bool:
+    """Whether entries along an axis stand at several positions, or were made of several at several places."""
+    positions = node.labels("position")
+    merged = (positions == MIXED).all(axis)
+    if bool(((_one(positions, axis) == MIXED) & ~merged).any()):
+        return True
+    places = node.labels("place") if bool(merged.any()) else positions
+    return bool((places != places.narrow(axis, 0, 1)).any(axis)[merged].any())
 
 
 def _way(node: Any) -> Iterator[Moved | Spread]:

@@ -45,8 +45,9 @@ def test_big_birds_blocks_are_one_map_a_layer(length):
 class Windows(nn.Module):
     """Attention within windows of a picture, which move by half a window in every other layer."""
 
-    def __init__(self, shift, kernel, side=8, size=4, heads=2):
+    def __init__(self, shift, kernel, side=8, size=4, heads=2, apart=False):
         super().__init__()
+        self.apart = apart
         self.shift, self.kernel, self.side, self.size, self.heads = shift, kernel, side, size, heads
         self.qkv = nn.Linear(16, 48)
 
@@ -54,7 +55,10 @@ class Windows(nn.Module):
         side, size = self.side, self.size
         x = x.view(len(x), side, side, 16).roll((-self.shift, -self.shift), (1, 2))
         x = x.view(len(x), side // size, size, side // size, size, 16).transpose(2, 3)
-        q, k, v = self.qkv(x.reshape(-1, size * size, 16)).chunk(3, -1)
+        x = x.reshape(-1, size * size, 16)
+        parts = zip(self.qkv.weight.chunk(3), self.qkv.bias.chunk(3), strict=True)
+        one = self.qkv(x).chunk(3, -1)
+        q, k, v = (nn.functional.linear(x, *part) for part in parts) if self.apart else one
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
         if self.kernel == "sdpa":
             mixed = nn.functional.scaled_dot_product_attention(q, k, v)
@@ -83,11 +87,11 @@ class Picture(nn.Module):
 class Merged(nn.Module):
     """Windows of a picture, and windows of what a layer made of four patches each."""
 
-    def __init__(self, kernel):
+    def __init__(self, kernel, apart):
         super().__init__()
         self.patches = nn.Conv2d(3, 16, 2, 2)
         self.merge = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 16, bias=False))
-        self.layers = nn.ModuleList([Windows(0, kernel), Windows(1, kernel, side=4, size=2)])
+        self.layers = nn.ModuleList([Windows(0, kernel), Windows(1, kernel, 4, 2, apart=apart)])
 
     def forward(self, pixels):
         x = self.patches(pixels).permute(0, 2, 3, 1)
@@ -98,9 +102,10 @@ class Merged(nn.Module):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
-def test_windows_of_merged_patches_are_placed_among_these(kernel):
+@pytest.mark.parametrize("apart", [False, True])
+def test_windows_of_merged_patches_are_placed_among_these(kernel, apart):
     torch.manual_seed(0)
-    model, keep, given = Merged(kernel).eval(), Keep(lambda site: range(2)), []
+    model, keep, given = Merged(kernel, apart).eval(), Keep(lambda site: range(2)), []
     model.layers[1].register_forward_pre_hook(lambda module, x: given.append(x[0].clone()))
     with recording(model, [keep]) as record:
         model(torch.randn(3, 3, 16, 16))

@@ -58,7 +58,6 @@ THIRTY = [
 KNOWN = {
     "blt": "embeddings of hashes over neighbouring bytes, added to those of the bytes",
     "decision_transformer": "the return, the state and the action of one step meet in a sum",
-    "d_fine": "a layer of each token alone mixes nothing: what reached it of two was less than rounding",
     "fun_asr_nano_encoder": "a memory of past states beside the attention, summed by hand",
     "glpn": "as segformer",
     "granite_docling_vision": "several patches are put side by side to become one token",
@@ -84,7 +83,7 @@ KNOWN = {
     "timesfm": "values are scaled by the first patch that has enough of them",
     "timesfm2_5": "values are scaled by what came before them",
     "tipsv2_text_model": "the mean over the tokens that are not padded",
-    "tvp": "frames are averaged, to little more than rounding: it shows once more behind a norm",
+    "tvp": "frames are averaged",
     "uvdoc_backbone": "a sum of two convolutions that give one place to different pixels",
     "video_llama_3_vision": "four patches are averaged to one",
     "voxtral_realtime": "four frames are put side by side, and added to a token of the text",

@@ -199,7 +199,7 @@ class Hold(TorchFunctionMode):
             place = Place(path, self._modules[path], "in")
             self._modules[path] += 1
             with self._working():
-                moved = [] if self.keeps else self.first.moves.compare(place, (args, kwargs))
+                moved = [] if self.keeps else self.first.moves.settle(place, (args, kwargs))
                 if self.keeps:
                     self.first.moves.keep(place, (args, kwargs))
             self._frames.append(Frame(path, place.call, moved))

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnscope.analysis.audit.mend import mend
+
 ROUNDING = 64
 """Two computations of one number differ by fewer of the smallest steps of single or double precision."""
 
@@ -68,16 +70,31 @@ class Moves:
             theirs |= mine
         return moved
 
+    def settle(self, place: Place, value: Any) -> list[Tensor]:
+        """Compare what a module is given, and undo what is less than rounding: it could make more of that."""
+        moved = self.compare(place, value)
+        for mine, now, before in zip(moved, tensors_in(value), self.before.get(place, ()), strict=False):
+            if now.is_contiguous() and not torch.equal(now.where(mine, before), now):
+                mend(mine, now, before)
+        return moved
+
 
 def differ(before: Tensor, now: Tensor) -> Tensor:
-    """Where two tensors of one shape differ by more than rounding, bool.  [...], [...] -> [...]"""
+    """Where two tensors of one shape differ by more than rounding, bool.  [...], [...] -> [...]
+
+    Of a row with such a number, all that differ count: a token may move some of its features by little.
+    """
     if torch.equal(before, now):
         return torch.zeros(before.shape, dtype=torch.bool, device=before.device)
     precision = torch.finfo(before.dtype)
     steps = ROUNDING if precision.bits >= 32 else COARSE_ROUNDING
     finite = before.abs().nan_to_num(0, 0, 0)
     rounding = steps * precision.eps * float(finite.amax())
-    return ~torch.isclose(now, before, rtol=0, atol=rounding, equal_nan=True)
+    moved = ~torch.isclose(now, before, rtol=0, atol=rounding, equal_nan=True)
+    if not moved.ndim:
+        return moved
+    other = ~torch.isclose(now, before, rtol=0, atol=0, equal_nan=True)
+    return moved | (other & moved.any(-1, keepdim=True))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

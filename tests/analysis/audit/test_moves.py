@@ -1,4 +1,4 @@
-"""What is less than rounding: no layer that sums it, or that spreads it over a token's features, is blamed."""
+"""What is less than rounding: no layer that sums it, or spreads it over features of a token, is blamed."""
 
 import torch
 from torch import nn

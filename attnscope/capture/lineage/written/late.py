@@ -20,7 +20,8 @@ from torch import Tensor
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.written.mixing import find_mixing
-from attnscope.capture.lineage.written.sums import Sum, Sums
+from attnscope.capture.lineage.written.parts import Sum, gives
+from attnscope.capture.lineage.written.sums import Sums
 from attnscope.capture.lineage.written.weights import Written, find_written, innermost
 from attnscope.capture.observer import quietly
 from attnscope.capture.rows.weighing import Weighing
@@ -93,13 +94,14 @@ class Late:
             mine = [each for each in sums if any(part.written is written for part in each.parts)]
             if written in done or (written.alone and all(len(each.parts) < 2 for each in mine)):
                 continue
+            found: Weighing | str = LATE
             if len(mine) == 1 and not mine[0].lost:
-                done |= {part.written for part in mine[0].parts}
-                whole.append(self._join(mine[0]))
-            else:
-                lost = any(each.lost or each.scaled or len(each.parts) > 1 for each in mine)
-                lost = lost or (not mine and bool(written.order))
-                whole.append(LATE if lost else written.weighing)
+                found = self._join(mine[0])
+                done |= {part.written for part in mine[0].parts} if found != LATE else set()
+            known = not any(each.lost or each.scaled for each in mine) and (mine or not written.order)
+            if found == LATE and known and gives(written.weighing):
+                found = written.weighing
+            whole.append(found)
         if why := next((each for each in whole if isinstance(each, str)), None):
             return self.name(call, why)
         with quietly():
@@ -110,7 +112,7 @@ class Late:
     def _join(self, known: Sum) -> Weighing | str:
         """The weights of a sum, or why there are none."""
         with quietly(), torch.no_grad():
-            whole = self._sums.join(known)
+            whole = self._sums.choose(known)
         if whole is None:
             return LATE
         return SIGNED if float(whole.weights.amin()) < 0 else whole

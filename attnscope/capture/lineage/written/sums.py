@@ -13,10 +13,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import RESHAPING
-from attnscope.capture.lineage.layout import is_constant
+from attnscope.capture.lineage.written.parts import Part, Sum, gives, is_whole
 from attnscope.capture.lineage.written.weights import Written, closed_keys
-from attnscope.capture.record import tolerance
-from attnscope.capture.rows.proof import few
 from attnscope.capture.rows.weighing import Weighing
 
 TIMES = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
@@ -26,34 +24,6 @@ MINUS = frozenset({"sub", "sub_", "__sub__", "__isub__"})
 SAME = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "double", "dropout", "nan_to_num"})
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """What one product gave to a tensor: which of its entries stands where, and what it was multiplied by."""
-
-    written: Written
-    places: Tensor  # laid out as the tensor
-    scale: Tensor  # laid out as the tensor
-
-
-@dataclass(eq=False)
-class Sum:
-    """A tensor that is a sum of products, ``scaled`` if rows were multiplied, each by a number of its own."""
-
-    tensor: Tensor
-    parts: tuple[Part, ...]
-    scaled: bool = False
-    lost: bool = False
-
-    def scale(self, factor: Tensor, scaled: bool) -> tuple[Part, ...] | None:
-        """The parts times a factor; None where it is not alike within rows."""
-        if factor.ndim and scaled:
-            places, size = self.parts[0].places, self.parts[0].written.size
-            for axis in range(places.ndim):
-                if not is_constant(places % size, axis) and not is_constant(factor, axis):
-                    return None
-        return tuple(replace(part, scale=part.scale * factor) for part in self.parts)
-
-
 @dataclass(eq=False)
 class Sums:
     """The sums of a pass; gone as soon as the modules end in which they were made."""
@@ -61,6 +31,7 @@ class Sums:
     lineage: Lineage
     _ends: dict[Call, dict[Sum, None]] = field(default_factory=dict)  # that went into no other
     _known: Any = field(default_factory=WeakTensorKeyDictionary)
+    _made: Any = field(default_factory=WeakTensorKeyDictionary)  # of sums, and none itself: means, norms
     _buffers: Any = field(default_factory=WeakTensorKeyDictionary)  # what was put into a tensor, and where
 
     def begin(self, written: Written, result: Tensor) -> None:
@@ -82,8 +53,22 @@ class Sums:
         if not self._ends or self._put(name, args, result):
             return
         known = [self._known.get(arg) if isinstance(arg, Tensor) else None for arg in args[:2]]
-        if not any(known):
-            return
+        if any(known):
+            self._see(name, func, args, kwargs, result, known)
+        made = any(known) or any(isinstance(arg, Tensor) and arg in self._made for arg in args[:2])
+        if made and isinstance(result, Tensor) and result not in self._known:
+            self._made[result] = True
+
+    def _see(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        known: Sequence[Sum | None],
+    ) -> None:
+        """Follow a function of such a sum."""
         first, second = (*known, None)[:2]
         if name in RESHAPING and first is not None:
             self._move(first, func, args, kwargs, result)
@@ -109,7 +94,8 @@ class Sums:
             self._drop(each)
         lost = any(each.lost for each in of)
         scaled = scaled or any(each.scaled for each in of)
-        self._set(result, Sum(result.detach(), parts, scaled, lost))
+        earlier = of[0].earlier if len(of) == 1 else None
+        self._set(result, Sum(result.detach(), parts, scaled, lost, earlier))
 
     def _put(self, name: str, args: Sequence[Any], result: Any) -> bool:
         """Whether a sum was put into a place of another tensor, or is read from there again."""
@@ -166,7 +152,8 @@ class Sums:
             factor = torch.tensor(1 if first is not None else sign, device=result.device)
             self._follow(result, known.scale(factor, scaled=False) or (), [known])
         elif known.scaled:
-            known.lost = not self._is_whole(known)
+            whole = self.join(known)
+            known.lost = whole is None or not is_whole(whole)
 
     def _scale(
         self, args: Sequence[Any], first: Sum | None, second: Sum | None, result: Tensor, divides: bool
@@ -180,25 +167,36 @@ class Sums:
         if second is not None and first is not None:
             self._drop(second)  # it divides
         varies = isinstance(factor, Tensor) and factor.numel() > 1
+        if varies and factor in self._made:
+            return  # a norm of what came out, and no division of weights
         given = factor if isinstance(factor, Tensor) else torch.tensor(float(factor), device=result.device)
         given = given.detach().expand(result.shape)
         parts = known.scale(1 / given if divides else given, varies)
         if parts is not None:
             self._follow(result, parts, [known], varies)
+            if varies:
+                self._known[result].earlier = None if divides else known
         elif divides:
             known.lost = True
 
-    def _is_whole(self, known: Sum) -> bool:
-        """Whether the weights of each row sum to 1."""
-        whole = self.join(known)
-        return whole is not None and bool(((whole.weights.sum(-1) - 1).abs() < 1e-3).all())
+    def choose(self, end: Sum) -> Weighing | None:
+        """The weights of a sum that went into no other: those of what it was before a gate multiplied it."""
+        step: Sum | None = end
+        while step is not None:
+            whole = self.join(step)
+            if whole is not None and is_whole(whole):
+                return whole
+            step = step.earlier
+        while len(end.parts) == 1 and end.earlier is not None:
+            end = end.earlier
+        return self.join(end)
 
     def join(self, known: Sum) -> Weighing | None:
         """The weights of a sum, scaled and side by side; None where nobody knows them."""
         scaled, values = [], []
         first = known.parts[0]
         for part in known.parts:
-            weighing, rows = part.written.weighing, part.written.rows(part.places, part.scale)
+            weighing, rows = part.written.weighing, part.written.rows(part.places, part.scale, known.scaled)
             assert weighing.operand is not None
             assert weighing.values is not None
             if rows is None or not torch.equal(part.places, first.places):
@@ -213,15 +211,15 @@ class Sums:
             whole, value = self._moved("cat", torch.cat, scaled, -1), torch.cat(values, -2)
             if not self._differ(whole):
                 return None
+        dtype = first.written.weighing.weights.dtype
+        whole, value = whole.to(dtype), value.to(dtype)
         output = first.written.lay(first.places, known.tensor)
-        chosen = list(few(whole.shape[-2]))
-        gap = (whole[..., chosen, :] @ value - output[..., chosen, :]).nan_to_num(0.0)
-        if float(gap.abs().amax()) > tolerance(whole.dtype) * float(value.abs().amax()):
-            return None
         masked = closed_keys(whole) if len(scaled) > 1 else first.written.weighing.masked
         trail = replace(first.written.weighing.trail, masked=masked)
         axes = tuple(range(whole.ndim))
-        return Weighing(trail, whole, masked, operand=whole, axes=axes, values=value, output=output)
+        grouped = first.written.weighing.grouped
+        found = Weighing(trail, whole, masked, grouped, whole, axes, values=value, output=output)
+        return found if gives(found) else None
 
     def _differ(self, weights: Tensor) -> bool:
         """Whether no key stands where another does."""

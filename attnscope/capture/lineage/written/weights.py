@@ -20,7 +20,7 @@ from attnscope.capture.hooks.handwritten.parameters import is_parameter
 from attnscope.capture.hooks.modules import PLAIN, Call
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import is_constant
-from attnscope.capture.lineage.nodes import Origin, comes_from_projection, is_mixed
+from attnscope.capture.lineage.nodes import Node, Origin, comes_from_projection, is_mixed
 from attnscope.capture.lineage.products import spell
 from attnscope.capture.rows.mapped import count_hidden
 from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing
@@ -64,13 +64,13 @@ class Written:
         assert self.weighing.output is not None
         return self.weighing.output.shape[-1]
 
-    def rows(self, places: Tensor, numbers: Tensor) -> Tensor | None:
+    def rows(self, places: Tensor, numbers: Tensor, each: bool) -> Tensor | None:
         """Numbers that are alike within each row, from where the entries of the product went.
 
-        None where some rows are not there.  -> [..., query, 1]
+        None where some rows are not there, and ``each`` has a number of its own.  -> [..., query, 1]
         """
         lead = self.weighing.weights.shape[:-1]
-        rows = numbers.new_full((lead.numel(),), torch.nan)
+        rows = numbers.new_full((lead.numel(),), torch.nan if each else float(numbers.flatten()[0]))
         rows[(places // self.size).flatten()] = numbers.flatten()
         return None if bool(rows.isnan().any()) else rows.view(*lead, 1)
 
@@ -116,10 +116,14 @@ def find_written(
         if not 0 < operand.numel() <= MOST or count_hidden(operand, values):
             continue  # inside of torch.vmap nobody can ask for the sign
         weighed = lineage.of(values)
-        if len(keys) != 1 or len(queries) != 1 or weighed is None or weighed.right is not None:
+        if len(keys) != 1 or not queries or weighed is None or weighed.right is not None:
             continue  # a power of scores weighs no values
         if not all(comes_from_projection(node) for node in (origin.node, origin.right, weighed.node)):
             continue
+        if len(queries) > 1:  # heads that share their values
+            queries = [letter for letter in queries if _varies(origin.node, letters.index(letter))]
+            if len(queries) != 1:
+                continue
         shared = [letter for letter in letters if letter not in (*keys, *queries)]
         axes = tuple(letters.index(letter) for letter in (*shared, *queries, *keys))
         weights = operand.detach().permute(axes)
@@ -135,6 +139,7 @@ def find_written(
             Trail(tuple(call.name for call in calls), masked, shapes),
             weights,
             masked,
+            grouped=weights.ndim > 4 and any(letter not in others for letter in shared),
             operand=operand,
             axes=axes,
         )
@@ -162,9 +167,14 @@ def closed_keys(weights: Tensor) -> Tensor | None:
 def _are_tokens(origin: Origin, axes: tuple[int, ...]) -> bool:
     """Whether queries and keys, as far as there are several, stand at several positions."""
     assert origin.right is not None
+    sides = ((origin.node, axes[-2]), (origin.right, axes[-1]))
+    return all(_varies(side, axis, one=True) for side, axis in sides)
+
+
+def _varies(node: Node, axis: int, one: bool = False) -> bool:
+    """Whether a side of scores stands at several positions along an axis; ``one``: or at all there is."""
     try:
-        queries, keys = (side.labels("position").permute(axes) for side in (origin.node, origin.right))
+        labels = node.labels("position")
     except (RuntimeError, TypeError, IndexError, ValueError):
         return False
-    sides = ((queries, -2), (keys, -1))
-    return all(labels.shape[axis] < 2 or not is_constant(labels, axis) for labels, axis in sides)
+    return not is_constant(labels, axis) or (one and labels.shape[axis] < 2)

@@ -131,6 +131,40 @@ class GatedUnit(nn.Module):
         return self.out(gate * (self.kept @ value))
 
 
+class SharedKeys(nn.Module):
+    """All heads, alone or in groups, weigh the same keys and values."""
+
+    def __init__(self, groups):
+        super().__init__()
+        self.q, self.kv, self.groups = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE // 2 * groups), groups
+
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (self.groups, HEADS // self.groups, -1))
+        k, v = (t.unflatten(-1, (self.groups, -1)) for t in self.kv(x).chunk(2, -1))
+        weights = torch.einsum("bighd,bjgd->bghij", q, k).sigmoid()
+        self.kept = weights.flatten(1, 2)
+        return torch.einsum("bghij,bjgd->bighd", weights, v).flatten(2)
+
+
+class OneKeyHead(SharedKeys):
+    """Heads with one set of keys and values."""
+
+    def forward(self, x):
+        q, (k, v) = self.q(x).unflatten(-1, (HEADS, -1)), self.kv(x).chunk(2, -1)
+        self.kept = torch.einsum("bihd,bjd->bhij", q, k).relu()
+        return torch.einsum("bhij,bjd->bihd", self.kept, v).flatten(2)
+
+
+@pytest.mark.parametrize("module", [SharedKeys(2), OneKeyHead(1)])
+def test_heads_that_share_their_values_are_shown(module):
+    torch.manual_seed(0)
+    model, keep = nn.Sequential(module).eval(), Keep(lambda site: range(HEADS))
+    with torch.inference_mode(), recording(model, [keep]) as record:
+        model(torch.randn(2, COUNT, SIZE))
+    assert torch.equal(keep.maps[0].weights, model[0].kept)
+    assert len(record.sites) == 1
+
+
 def test_a_gated_unit_is_shown_by_its_squares():
     torch.manual_seed(0)
     model, keep = nn.Sequential(GatedUnit()).eval(), Keep(lambda site: range(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -33,7 +34,7 @@ class Choices:
         elif self._chosen and args[0] in self._chosen and isinstance(result, Tensor):
             origin, shape = self._chosen[args[0]]
             if name == "one_hot":
-                return origin if result.shape == shape else None
+                return replace(origin, rectified=True) if result.shape == shape else None
             if name in RESHAPING and not result.is_floating_point():
                 self._chosen[result] = origin, None
         return None

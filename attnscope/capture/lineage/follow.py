@@ -20,7 +20,7 @@ from attnscope.capture.hooks.handwritten.pairs import PAIRING
 from attnscope.capture.hooks.handwritten.parameters import Learned, is_parameter
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.choices import Choices
-from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING
+from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, RECTIFYING, REDUCING
 from attnscope.capture.lineage.nodes import Moved, Node, Origin, Spread
 from attnscope.capture.lineage.products import Projections, spell
 from attnscope.capture.lineage.roots import Filler, Nothing, Root
@@ -118,6 +118,8 @@ class Lineage:
         if not shaped:
             return self._spread(args, result) if name in PAIRING else None
         scores = next((origin for origin in shaped if origin.right is not None), None)
+        if scores is not None and name in RECTIFYING:
+            scores = replace(scores, rectified=True)
         best = scores or min(shaped, key=lambda origin: origin.node.depth)
         if best.right is None and any(origin.state != best.state for origin in shaped):
             best = replace(best, state=next(self._states))
@@ -144,7 +146,7 @@ class Lineage:
             index = part if several else None
             node = Moved.by(func, name, (known.node, *rest), kwargs, index)
             right = None if known.right is None else Moved.by(func, name, (known.right, *rest), kwargs, index)
-            self._set(tensor, Origin(node, known.state, right))
+            self._set(tensor, replace(known, node=node, right=right))
 
     def _reduce(self, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
         """One entry for several along an axis: it stands where the first of them stood."""

@@ -123,12 +123,13 @@ class Origin:
     """Where a tensor comes from. ``state`` tells whether two came from the same numbers.
 
     Scores have two sides: ``node`` is that of the left factor, ``right`` that of the right one. Their state
-    is that of the left one.
+    is that of the left one. Where they are ``rectified``, a zero is no mask.
     """
 
     node: Node
     state: int
     right: Node | None = None
+    rectified: bool = False
 
 
 def _one(labels: Tensor, axis: int) -> Tensor:

@@ -28,6 +28,7 @@ from attnscope.capture.rows.weighing import Weighing
 
 LATE = "what its weights gave is scaled row by row in ways that are not followed: nobody knows the weights"
 SIGNED = "it weighs values by products of queries and keys, some of them negative: no distribution over keys"
+MAPPED = "it weighs values without a softmax inside of torch.vmap, which hides whether weights are negative"
 MADE = "its keys are made of several tokens each, so that its weights stand at no tokens"
 
 
@@ -53,6 +54,9 @@ class Late:
         """The weights of a product that no softmax made, if they are whole; others are held or named."""
         written = find_written(self._lineage, calls, name, args, kwargs, result)
         if written is None:
+            return None
+        if written.mapped:
+            self.name(written.call, MAPPED)
             return None
         if written.made or (written.signed and written.tokens and not written.alone):
             self.name(written.call, MADE if written.made else SIGNED)

@@ -214,7 +214,9 @@ class Sums:
         dtype = first.written.weighing.weights.dtype
         whole, value = whole.to(dtype), value.to(dtype)
         output = first.written.lay(first.places, known.tensor)
-        masked = closed_keys(whole) if len(scaled) > 1 else first.written.weighing.masked
+        masked = first.written.weighing.masked
+        if len(scaled) > 1:
+            masked = closed_keys(whole, first.written.rectified)
         trail = replace(first.written.weighing.trail, masked=masked)
         axes = tuple(range(whole.ndim))
         grouped = first.written.weighing.grouped

@@ -42,6 +42,8 @@ class Written:
     named: bool = False  # whether the module's name or its class's says attention
     tokens: bool = False  # whether queries and keys stand at several positions each
     made: bool = False  # whether keys were made of several tokens each
+    rectified: bool = False  # whether a zero is no mask
+    mapped: bool = False  # whether torch.vmap hides some of its axes, so that nobody can ask for the sign
 
     @property
     def sums_to_one(self) -> bool:
@@ -113,8 +115,8 @@ def find_written(
         queries = [letter for letter in letters if letter not in others and letter in out]
         if origin is None or origin.right is None or is_parameter(values):
             continue
-        if not 0 < operand.numel() <= MOST or count_hidden(operand, values):
-            continue  # inside of torch.vmap nobody can ask for the sign
+        if not 0 < operand.numel() <= MOST:
+            continue
         weighed = lineage.of(values)
         if len(keys) != 1 or not queries or weighed is None or weighed.right is not None:
             continue  # a power of scores weighs no values
@@ -124,6 +126,8 @@ def find_written(
             queries = [letter for letter in queries if _varies(origin.node, letters.index(letter))]
             if len(queries) != 1:
                 continue
+        if count_hidden(operand, values):
+            return Written(Weighing(Trail((), None, ()), operand, None), inner, mapped=True)
         shared = [letter for letter in letters if letter not in (*keys, *queries)]
         axes = tuple(letters.index(letter) for letter in (*shared, *queries, *keys))
         weights = operand.detach().permute(axes)
@@ -133,7 +137,7 @@ def find_written(
         made = weights.shape[-1] > 1 and is_constant(origin.right.labels("place").permute(axes), -1)
         if made and not is_mixed(origin.right, origin.node):
             continue
-        masked = closed_keys(weights)
+        masked = closed_keys(weights, origin.rectified)
         shapes = (operand.shape,) if operand.ndim == 4 else ()
         found = Weighing(
             Trail(tuple(call.name for call in calls), masked, shapes),
@@ -145,7 +149,7 @@ def find_written(
         )
         rest = [letter for letter in others if letter not in letters]
         if len(rest) != 1 or set(out) != {*shared, *queries, *rest} or name == "baddbmm":
-            return Written(found, inner, (), named, tokens, made)
+            return Written(found, inner, (), named, tokens, made, origin.rectified)
         laid = values.permute(
             [others.index(letter) for letter in (*shared, *keys, *rest) if letter in others]
         )
@@ -153,13 +157,20 @@ def find_written(
             laid = laid if letter in others else laid.unsqueeze(place)
         order = tuple(out.index(letter) for letter in (*shared, *queries, *rest))
         found = replace(found, values=laid.detach(), output=result.detach().permute(order))
-        return Written(found, inner, order, named, tokens, made)
+        return Written(found, inner, order, named, tokens, made, origin.rectified)
     return None
 
 
-def closed_keys(weights: Tensor) -> Tensor | None:
-    """The keys to which no head gives any weight, laid out as the weights; None where there are none."""
+def closed_keys(weights: Tensor, rectified: bool) -> Tensor | None:
+    """The keys to which no head gives any weight, laid out as the weights; None where there are none.
+
+    Of ``rectified`` scores, zeros are masked where no query looks at what comes after it.
+    """
     closed = weights == 0
+    if rectified:
+        after = torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device).triu(1)
+        causal = weights.shape[-2] == weights.shape[-1] > 2 and bool(closed[..., after].all())
+        return after.expand_as(weights) if causal else None
     closed = closed.all(-3, keepdim=True).expand_as(weights) if weights.ndim > 3 else closed
     return closed if bool(closed.any()) else None
 

@@ -94,6 +94,22 @@ def attend(self, q, k, v):
     return (q @ k.mT).softmax(-1) @ v
 
 
+class Mapped(Stream):
+    """Each text by itself, under ``torch.vmap``."""
+
+    def forward(self, x):
+        return torch.vmap(super().forward)(x[:, None])
+
+
+def test_weights_that_a_map_hides_are_named():
+    def weigh(self, q, k, v):
+        return (q @ k.mT).sigmoid() @ v
+
+    record = record_of(nn.Sequential(Mapped(weigh)))
+    assert not record.sites
+    assert ["torch.vmap" in layer.reason for layer in record.without_attention] == [True]
+
+
 class Layers(nn.Module):
     """Layers in a list, and what each of them adds to the states, one after another."""
 

@@ -131,6 +131,15 @@ class GatedUnit(nn.Module):
         return self.out(gate * (self.kept @ value))
 
 
+@pytest.mark.parametrize("way", ["relu", "the highest alone", "sigmoid"])
+def test_a_zero_of_rectified_scores_is_a_zero_and_no_mask(way):
+    torch.manual_seed(0)
+    model, keep = nn.Sequential(Stream(WAYS[way], False)).eval(), Keep(lambda site: range(HEADS))
+    with torch.inference_mode(), recording(model, [keep]):
+        model(torch.randn(1, COUNT, SIZE))
+    assert bool(keep.maps[0].allowed.all())
+
+
 class SharedKeys(nn.Module):
     """All heads, alone or in groups, weigh the same keys and values."""
 

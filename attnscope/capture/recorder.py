@@ -22,7 +22,7 @@ from attnscope.capture.lineage.layout import Sides
 from attnscope.capture.lineage.pieces import Pieces
 from attnscope.capture.lineage.products import Products
 from attnscope.capture.lineage.settled import Settled
-from attnscope.capture.lineage.standing import judge
+from attnscope.capture.lineage.standing import doubt_axes, judge
 from attnscope.capture.lineage.written.late import Late
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
@@ -96,8 +96,7 @@ class Recorder:
         if is_quiet() or (known is None and not self.stack.calls):
             return kernel(*args, **kwargs)
         path = (self.path[-1] if known is None and self.path else known) or ""
-        frame = Frame.of(name, args, kwargs)
-        refusal = None
+        frame, refusal = Frame.of(name, args, kwargs), None
         if self.fused is not None and frame.has_fused_form:
             with quietly():
                 output, capture = fuse(self.fused, Capture.of_call(formula(frame, causal=False), name))
@@ -116,7 +115,8 @@ class Recorder:
                 self._count += 1
                 self.record.without_attention.append(without_formula(frame, path))
             else:
-                self.take(replace(concluded, refusal=concluded.refusal or refusal), path)
+                sides = doubt_axes(self.lineage, frame.query, frame.key)
+                self.take(replace(concluded, refusal=concluded.refusal or refusal), path, sides)
         return result
 
     def sdpa(self, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:

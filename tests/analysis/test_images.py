@@ -99,18 +99,21 @@ def test_heads_are_drawn_with_patches_on_their_axes(seen):
     assert overview(model, prepared, Selection()).grids["encoder"].size == (21, 21)
 
 
-def test_windows_are_drawn_as_their_mean_which_is_said(windows):
+def test_windows_are_drawn_at_their_places_in_the_picture(windows):
     model, prepared, weights = windows
-    head = one_head(model, prepared, "L1H0").heatmap  # the last block of the first stage is reported
-    np.testing.assert_allclose(head.values, weights[0].mean(0)[0], atol=1e-5)
-    note = "shown is the mean of 16 windows of 16 patches, each of which attends within itself"
-    assert any(note in said for said in head.notes)
-    every = overview(model, prepared, Selection())
-    np.testing.assert_allclose(every.grids["encoder"].layers[2].values, weights[1].mean(0), atol=1e-5)
-    assert f"layers 0-1: {note}" in every.notes
-    assert any("layer 2: shown is the mean of 4 windows" in said for said in every.notes)
+    placed = images.put_in_place(
+        torch.from_numpy(weights[0]), 4, shift=2
+    ).numpy()  # of the last block of a stage
     layers = dict(whole_layers(model, prepared, Selection()).kinds["encoder"])
-    np.testing.assert_allclose(layers[1].values, weights[0].mean(0), atol=1e-5)
+    np.testing.assert_allclose(layers[1].values, placed, atol=1e-5)
+    focus = one_token(model, prepared, Selection(Head("L1H0"), token="2,3"))
+    assert (focus.label, focus.overlays[0].patch) == ("2,3", (2, 3))
+    np.testing.assert_allclose(focus.overlays[0].looks_at, placed[0, 2 * 16 + 3].reshape(16, 16), atol=1e-5)
+    every = overview(model, prepared, Selection())
+    assert not any("mean of" in said for said in every.notes)
+    assert "sizes: 256 in layers 0-1, 64 in layer 2" in every.notes
+    merged = images.put_in_place(torch.from_numpy(weights[1]), 4).numpy()
+    np.testing.assert_allclose(layers[2].values, merged, atol=1e-5)
 
 
 def test_detection_tokens_stand_behind_the_patches(tmp_path, picture):
@@ -150,9 +153,9 @@ def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
         model.prepare_image(picture)
 
 
-def test_a_patch_of_a_window_has_no_place_in_the_picture(windows):
+def test_a_merged_patch_has_no_place_in_the_picture(windows):
     model, prepared, _ = windows
-    focus = one_token(model, prepared, Selection(Head("L1H0"), token="5"))
+    focus = one_token(model, prepared, Selection(Head("L2H0"), token="5"))
     assert not focus.overlays
-    with pytest.raises(SelectionError, match="tokens 0-15"):
-        one_token(model, prepared, Selection(Head("L1H0"), token="2,3"))
+    with pytest.raises(SelectionError, match="tokens 0-63"):
+        one_token(model, prepared, Selection(Head("L2H0"), token="2,3"))

@@ -13,7 +13,6 @@ EXACT = {
     "florence2": "an image in front of a text",
     "qwen3_moe": "routers beside the attention",
     "siglip2": "two towers and a pooling head",
-    "swin": "windows",
     "t5": "encoder, decoder and cross",
     "vjepa2": "films",
     "whisper": "sound",
@@ -21,6 +20,7 @@ EXACT = {
 LAID_OUT = {
     "longformer": "windows, the global token in front",
     "pegasus_x": "the blocks of the others",
+    "swin": "the windows, blocks or chosen queries by themselves",
     "t5gemma2": "the keys of one of two sequences",
     "wavlm": "the mean over the heads",
 }

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import torch
 import transformers
 from PIL import Image
 
@@ -118,3 +119,16 @@ def save_images(folder: Path, model, processor: str, sizes) -> str:
     model.save_pretrained(folder)
     getattr(transformers, processor)(**sizes).save_pretrained(folder)
     return str(folder)
+
+
+def put_in_place(windows: torch.Tensor, size: int, shift: int = 0) -> torch.Tensor:
+    """Maps of windows of ``size`` patches a side, moved by ``shift``, as one map among all patches.
+
+    [window, head, query, key] -> [head, query, key]
+    """
+    side = round((len(windows) * size * size) ** 0.5)
+    row, column = torch.arange(side * side) // side, torch.arange(side * side) % side
+    row, column = (row - shift) % side, (column - shift) % side
+    window, inside = row // size * (side // size) + column // size, row % size * size + column % size
+    placed = windows[window[:, None], :, inside[:, None], inside].permute(2, 0, 1)
+    return placed.masked_fill(window[:, None] != window, 0)

@@ -100,16 +100,16 @@ def test_the_picture_is_what_the_model_saw(folder_of, tmp_path, name):
     assert np.array_equal(pixels, np.asarray(Image.open(gradient)))
 
 
-def test_windows_are_shown_as_they_are_computed(folder_of, picture):
+def test_windows_stand_at_their_places_among_all_patches(folder_of, picture):
     model = load(folder_of("swin"))
     prepared = model.prepare_image(picture)
     theirs = eager(folder_of("swin"), pixel_values=prepared.inputs["pixel_values"]).attentions
     found = maps(model, prepared)
-    assert [len(kept.weights) for kept in found] == [16, 16, 4]
-    for kept, weights in zip(
-        (found[1], found[2]), theirs, strict=True
-    ):  # it reports the last block of a stage
-        torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
+    assert [kept.weights.shape[-1] for kept in found] == [256, 256, 64]
+    assert found[0].keys == prepared.tokens
+    for kept, windows, shift in zip(found[1:], theirs, (2, 0), strict=True):  # the last block of each stage
+        placed = images.put_in_place(windows, 4, shift)
+        torch.testing.assert_close(kept.weights[0], placed, atol=1e-5, rtol=0)
 
 
 def test_each_tower_is_shown_alone_or_both_together(folder_of, picture):

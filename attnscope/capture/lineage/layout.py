@@ -30,6 +30,7 @@ class Sides:
     scored: bool
     axes: int = 4  # of the tensors that a kernel was given
     texts: tuple[int, ...] = ()  # how many texts there are: one of these, as far as known
+    known: bool = False  # whether the function said which axes are texts and heads
 
     @staticmethod
     def of_kernel(lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int) -> Sides:

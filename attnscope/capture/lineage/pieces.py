@@ -56,6 +56,7 @@ class Pieces:
     record: Record
     held: list[Piece] = field(default_factory=list)
     _passing: dict[Hashable, tuple[bool, bool]] = field(default_factory=dict)  # of usual layouts
+    _over_channels: set[type | None] = field(default_factory=set)  # modules whose queries are channels
 
     def __post_init__(self) -> None:
         self._singles = SingleHeads(lambda capture, name: self.emit(capture, name, None))
@@ -89,6 +90,10 @@ class Pieces:
             if layout is not None and layout.usual and layout.complete:
                 self._passing[known] = layout.apart and capture.queries != capture.keys, layout.of_itself
                 return self._pass(capture, name, calls, *self._passing[known])
+        kind = type(calls[-1].module) if calls else None
+        if sides is None and kind in self._over_channels:
+            self.record.note(LayerWithoutAttention.at(name, CHANNELS))
+            return True
         if sides is None or layout is None:
             self.flush()
             if sides is not None and looks_inside(sides):
@@ -97,12 +102,14 @@ class Pieces:
             if sides is not None and sides.axes > 4 and not known_heads(capture, calls):
                 self.record.note(LayerWithoutAttention.at(name, AXES.format(sides.axes)))
                 return True
-            texts = () if sides is None else sides.texts
+            texts = () if sides is None or sides.known else sides.texts
             if texts and capture.batch > texts[0] and capture.batch not in texts:
                 self.record.note_place(PARTS, name, str(capture.batch))
             return False
         if layout.channels or layout.inside:
             self.flush()
+            if layout.channels and sides.known:
+                self._over_channels.add(kind)
             self.record.note(LayerWithoutAttention.at(name, CHANNELS if layout.channels else INSIDE))
             return True
         piece = Piece(capture, name, tuple(calls), layout, sides.state, softmax)

@@ -9,14 +9,14 @@ many streams as a text has tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.layout import is_constant
+from attnscope.capture.lineage.layout import Sides, is_constant
 from attnscope.capture.lineage.nodes import Node, Spread, beginnings
 from attnscope.capture.lineage.roots import STRETCH, Root
 from attnscope.capture.rows.weighing import ROUNDING, Weighing
@@ -77,6 +77,28 @@ def asks_itself(lineage: Lineage, name: str, args: Sequence[Any], kwargs: Mappin
     axis = 0 if name == "multi_head_attention_forward" else 1  # of the keys
     few = key.shape[axis] < 2 or not is_constant(keys, axis)
     return not few and bool(((places == keys.narrow(axis, 0, 1)) & (places > 0)).all())
+
+
+def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> Sides | None:
+    """Where [batch, head, position, size] comes from, if its axes hold other things than a function said.
+
+    More than the texts in that of the batch, or channels in that of positions; else None.
+    """
+    texts, batch = lineage.texts, len(query)
+    many = bool(texts) and batch > texts[0] and batch not in texts
+    if many or _asks_channels(lineage, query):
+        return replace(Sides.of_kernel(lineage, (query, key), {}, batch), known=True)
+    return None
+
+
+def _asks_channels(lineage: Lineage, query: Tensor) -> bool:
+    """Whether the numbers of each query are those of several positions, the same ones for all queries."""
+    origin = lineage.of(query)
+    try:
+        places = None if origin is None else origin.node.labels("position")
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return False  # a function that moves numbers, and cannot move labels
+    return places is not None and is_constant(places, -2) and not is_constant(places, -1)
 
 
 def _weigh_places(query: Node, weighing: Weighing) -> bool:

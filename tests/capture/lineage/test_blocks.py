@@ -6,6 +6,7 @@ import transformers as hf
 from torch import nn
 
 from attnscope.capture import Keep, recording
+from attnscope.capture.lineage.pieces import CHANNELS
 
 
 def big_bird():
@@ -140,3 +141,19 @@ def test_windows_of_a_picture_are_placed_in_it(kernel):
         scores = (q @ k.mT / 8**0.5).masked_fill(~together, -torch.inf)
         torch.testing.assert_close(kept.weights, scores.softmax(-1), atol=1e-6, rtol=0)
         assert torch.equal(kept.allowed.expand(3, 2, -1, -1), together.expand(3, 2, -1, -1))
+
+
+@torch.inference_mode()
+def test_channels_that_go_through_an_attention_function_are_named_in_all_layers():
+    sizes = {"embed_dim": [12, 24], "num_heads": [2, 4], "num_groups": [2, 4], "depths": [1, 2]}
+    steps = {"patch_size": [4, 2], "patch_stride": [2, 2], "patch_padding": [1, 0]}
+    config = hf.Florence2VisionConfig(**sizes, **steps, patch_prenorm=[False, True], window_size=4)
+    model = hf.models.florence2.modeling_florence2.Florence2VisionBackbone(config).eval()
+    with recording(model) as record:
+        model(torch.randn(2, 3, 16, 16))
+    assert [site.site.name.split(".")[-1] for site in record.sites] == ["window_attn"] * 3
+    assert [site.batch for site in record.sites] == [2, 2, 2]
+    assert [layer.name for layer in record.without_attention] == [
+        f"blocks.{block}.channel_block.channel_attn" for block in ("0.0", "1.0", "1.1")
+    ]
+    assert {layer.reason for layer in record.without_attention} == {CHANNELS}

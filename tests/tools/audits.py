@@ -65,6 +65,7 @@ KNOWN = {
     "inkling2": "keys, values and what each half of a layer adds pass short convolutions",
     "inkling2_text": "as inkling2",
     "instructblip": "another id in the place of an image's own moves where its patches are put",
+    "mm-grounding-dino": "as grounding-dino, audited later: the parts that score highest are chosen",
     "llama4_vision_model": "four patches become one",
     "mobilebert": "the embeddings of three neighbours are put side by side",
     "owlv2": "another id moves which token counts as the end of the text: the one with the largest id",

@@ -183,16 +183,15 @@ def is_mixed(node: Any, asking: Any, most: int = 4) -> bool:
             return False
         if isinstance(step, Spread) and step.channels:
             most -= 1
-            kept = [axis for axis, _ in step.kept]
-            gone = (axis for axis in range(step.parent.labels("position").ndim) if axis not in kept)
-            if any(_mixes(step.parent, axis) for axis in gone):
+            positions, kept = step.parent.labels("position"), [axis for axis, _ in step.kept]
+            gone = (axis for axis in range(positions.ndim) if axis not in kept)
+            if any(_mixes(step.parent, positions, axis) for axis in gone):
                 return True
     return False
 
 
-def _mixes(node: Node, axis: int) -> bool:
+def _mixes(node: Node, positions: Tensor, axis: int) -> bool:
     """Whether entries along an axis stand at several positions, or were made of several at several places."""
-    positions = node.labels("position")
     merged = (positions == MIXED).all(axis)
     if bool(((_one(positions, axis) == MIXED) & ~merged).any()):
         return True

@@ -5,7 +5,7 @@ each in the place of their own code, which gives other numbers: padded tokens ar
 zeros. Before that they ask whether a function mode, or a tensor of a kind of its own, would miss what happens
 inside. The mode of a recording misses nothing, as it knows the fused functions, so for it the answer is no.
 
-What happens inside are operators of torch, which ``Products`` sees as they run.
+What happens inside are operators of torch, which ``FusedProducts`` sees as they run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from attnscope.capture.hooks.tap import Tap
 ASKING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 FUSED_FUNCTIONS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 OPERATORS = frozenset(getattr(torch.ops.aten, name).default for name in FUSED_FUNCTIONS)
-PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+MULTIPLYING = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
 
 
 class WatchingMode(torch.overrides.TorchFunctionMode):
     """A function mode that knows the fused functions, and changes nothing."""
 
 
-class Products(TorchDispatchMode):
+class FusedProducts(TorchDispatchMode):
     """The products around the attention inside of a fused function, which runs as it would without.
 
     ``projected`` is what the first ones made, together the queries, keys and values of all positions,
@@ -48,11 +48,11 @@ class Products(TorchDispatchMode):
         self.mixed: Tensor | None = None
 
     @staticmethod
-    def run(kernel: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Products]:
+    def run(kernel: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, FusedProducts]:
         """What a fused function returns, and what was seen inside."""
-        products = Products()
+        products = FusedProducts()
         modes: list[Any] = _get_current_dispatch_mode_stack()
-        with products if all(isinstance(mode, Products) for mode in modes) else nullcontext():
+        with products if all(isinstance(mode, FusedProducts) for mode in modes) else nullcontext():
             return kernel(*args, **kwargs), products
 
     def __torch_dispatch__(
@@ -64,7 +64,7 @@ class Products(TorchDispatchMode):
             with self:
                 return func.redispatch(torch._C._dispatch_keys(args[0]) & below, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if func in PRODUCTS and self.mixed is None:
+        if func in MULTIPLYING and self.mixed is None:
             given, weight = args[-2:]
             if sum(part.shape[1] for part in self.projected) < 3 * weight.shape[0]:
                 self.projected.append(result)

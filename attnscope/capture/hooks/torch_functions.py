@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, Products, WatchingMode
+from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts, WatchingMode
 from attnscope.capture.hooks.handwritten.pairs import ACTIVATIONS, PAIRING
 from attnscope.capture.hooks.handwritten.softmax import Trails
 from attnscope.capture.lineage.functions import CARRYING, PRODUCTS, SOFTMAX
@@ -51,7 +51,7 @@ class AttentionMode(WatchingMode):
                     recorder.lineage.see(name, func, args, kwargs, result)
             return result
         if name in FUSED_FUNCTIONS:
-            result, products = Products.run(func, args, kwargs)
+            result, products = FusedProducts.run(func, args, kwargs)
             with recorder.guard:
                 self._see(name, func, args, kwargs, result)
                 self._see_fused(name, args, kwargs, products)
@@ -132,7 +132,7 @@ class AttentionMode(WatchingMode):
             recorder.take_kernel(aten.capture_aten(name, args, kwargs, result), args, kwargs)
             recorder.lineage.attend(args, kwargs, result if isinstance(result, Tensor) else result[0])
 
-    def _see_fused(self, name: str, args: Any, kwargs: dict[str, Any], products: Products) -> None:
+    def _see_fused(self, name: str, args: Any, kwargs: dict[str, Any], products: FusedProducts) -> None:
         """One of torch's fused encoder layers attended inside."""
         if self.recorder.notes is None and not self._sees_gates(name, args, kwargs):
             with quietly():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, OpenKeys
-from attnscope.capture.hooks.fast_path import Products
+from attnscope.capture.hooks.fast_path import FusedProducts
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.rows.capture import Capture, Unknown
 
@@ -33,7 +33,7 @@ ATTENTION = (
 
 @torch.no_grad()
 def capture_fast_path(
-    name: str, args: Sequence[Any], kwargs: dict[str, Any], products: Products, calls: Sequence[Call]
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], products: FusedProducts, calls: Sequence[Call]
 ) -> tuple[Capture | Unknown, str]:
     """The attention of one of the two functions, and the path of the module that would have computed it."""
     alone = name == "_native_multi_head_attention"

@@ -217,6 +217,14 @@ def _split(
     return text, place, bool(swapped)
 
 
+def find_positions(node: Node) -> Tensor | None:
+    """The positions of a tensor's entries; None where a function moves numbers, and cannot move labels."""
+    try:
+        return node.labels("position")
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return None
+
+
 def is_constant(labels: Tensor, axis: int) -> bool:
     """Whether labels are alike along an axis."""
     if labels.shape[axis] == 1 or labels.stride(axis) == 0:

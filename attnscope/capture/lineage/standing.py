@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.layout import Sides, is_constant
+from attnscope.capture.lineage.layout import Sides, find_positions, is_constant
 from attnscope.capture.lineage.nodes import Node, Spread, beginnings
 from attnscope.capture.lineage.roots import STRETCH, Root
 from attnscope.capture.rows.weighing import ROUNDING, Weighing
@@ -94,10 +94,7 @@ def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> Sides | None:
 def _asks_channels(lineage: Lineage, query: Tensor) -> bool:
     """Whether the numbers of each query are those of several positions, the same ones for all queries."""
     origin = lineage.of(query)
-    try:
-        places = None if origin is None else origin.node.labels("position")
-    except (RuntimeError, TypeError, IndexError, ValueError):
-        return False  # a function that moves numbers, and cannot move labels
+    places = None if origin is None else find_positions(origin.node)
     return places is not None and is_constant(places, -2) and not is_constant(places, -1)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import PRODUCTS
-from attnscope.capture.lineage.layout import is_constant
+from attnscope.capture.lineage.layout import find_positions, is_constant
 from attnscope.capture.lineage.nodes import Origin, beginnings, comes_from_projection
 from attnscope.capture.lineage.products import spell
 from attnscope.capture.lineage.roots import Root
@@ -49,9 +49,8 @@ def _varies(origin: Origin | None, axis: int | None) -> bool:
     begun = [begin for begin in beginnings(origin.node) if isinstance(begin, Root)]
     if any(len(begin.shape) > 3 and begin.channel_axis == -1 for begin in begun):
         return False  # of a picture, nobody knows which axis its features are
-    try:
-        places = origin.node.labels("position")
-    except (RuntimeError, TypeError, IndexError, ValueError):
-        return False  # a function that moves numbers, and cannot move labels
+    places = find_positions(origin.node)
+    if places is None:
+        return False
     axes = range(places.ndim) if axis is None else (axis,)
     return any(places.shape[each] > 1 and not is_constant(places, each) for each in axes)

@@ -19,7 +19,7 @@ from torch import Tensor
 from attnscope.capture.hooks.handwritten.parameters import is_parameter
 from attnscope.capture.hooks.modules import PLAIN, Call
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.layout import is_constant
+from attnscope.capture.lineage.layout import find_positions, is_constant
 from attnscope.capture.lineage.nodes import Node, Origin, comes_from_projection, is_mixed
 from attnscope.capture.lineage.products import spell
 from attnscope.capture.rows.mapped import count_hidden
@@ -184,8 +184,5 @@ def _are_tokens(origin: Origin, axes: tuple[int, ...]) -> bool:
 
 def _varies(node: Node, axis: int, one: bool = False) -> bool:
     """Whether a side of scores stands at several positions along an axis; ``one``: or at all there is."""
-    try:
-        labels = node.labels("position")
-    except (RuntimeError, TypeError, IndexError, ValueError):
-        return False
-    return not is_constant(labels, axis) or (one and labels.shape[axis] < 2)
+    labels = find_positions(node)
+    return labels is not None and (not is_constant(labels, axis) or (one and labels.shape[axis] < 2))

@@ -1,0 +1,256 @@
+"""Records: a field is declared once, with its meaning; JSON, its schema, tables and strict reading follow.
+
+    @record("a figure that changed")
+    @dataclass(frozen=True)
+    class Change:
+        head: Annotated[Head, Meaning("its head")]
+        before: Annotated[float | None, Meaning("in the snapshot")]
+
+        @property
+        @derived("how far it moved")
+        def moved(self) -> float: ...
+
+``plain`` makes data for JSON of a record, ``schema`` the JSON Schema of that data, ``flat`` a row of a table,
+and ``read`` a record of data that somebody else wrote. Fields without a meaning are for Python alone.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from attnscope.attention import Head
+
+Shape = dict[str, Any]
+Class = TypeVar("Class", bound=type)
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+NUMBER: Shape = {"type": ["number", "null"], "description": "null where it is no finite number"}
+PLAIN: Mapping[Any, Shape] = {
+    str: {"type": "string"},
+    Head: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer", "minimum": 0},
+    float: NUMBER,
+    type(None): {"type": "null"},
+    Any: {},
+}
+LARGEST = 1 << 40
+"""No whole number that is read is larger."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a field holds.
+
+    It may have another ``name`` in data, be left out where it is None (``optional``), have a ``shape`` that
+    its type does not say (NumPy arrays, signed numbers), and be made ``plain`` its own way.
+    """
+
+    text: str
+    name: str | None = None
+    optional: bool = False
+    shape: Any = None
+    plain: Callable[[Any], Any] | None = None
+
+
+class Parts:
+    """A field in whose place these attributes of it stand in data, each with its meaning."""
+
+    def __init__(self, **meanings: str | Meaning) -> None:
+        self.meanings = {
+            name: Meaning(one) if isinstance(one, str) else one for name, one in meanings.items()
+        }
+
+
+def record(sentence: str) -> Callable[[Class], Class]:
+    """A dataclass whose objects are ``sentence``."""
+
+    def mark(cls: Class) -> Class:
+        cls.__sentence__ = sentence  # type: ignore[attr-defined]
+        return cls
+
+    return mark
+
+
+def derived(text: str, **options: Any) -> Callable[[Method], Method]:
+    """A property that stands in data beside the fields; ``@property`` goes above."""
+
+    def mark(method: Method) -> Method:
+        method.__meaning__ = Meaning(text, **options)  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def shaped(kind: Any, meaning: Meaning) -> Shape:
+    """The JSON Schema of a field of this type and meaning."""
+    shape = schema(kind if meaning.shape is None else meaning.shape)
+    return shape | {"description": "; ".join(filter(None, [meaning.text, shape.get("description")]))}
+
+
+@lru_cache(maxsize=256)
+def members(kind: type) -> tuple[tuple[tuple[str, ...], Any, Meaning], ...]:
+    """What of a record stands in data: the attributes that lead to it, its type and its meaning."""
+    hints = get_type_hints(kind, include_extras=True)
+    found: list[tuple[tuple[str, ...], Any, Meaning]] = []
+    for each in fields(kind):
+        for note in getattr(hints[each.name], "__metadata__", ()):
+            inner = get_args(hints[each.name])[0]
+            if isinstance(note, Meaning):
+                found.append(((each.name,), inner, note))
+            elif isinstance(note, Parts):
+                found += [
+                    ((each.name, name), _type_of(inner, name), one) for name, one in note.meanings.items()
+                ]
+    for cls in reversed(kind.__mro__):
+        for name, value in vars(cls).items():
+            if isinstance(value, property) and (meaning := getattr(value.fget, "__meaning__", None)):
+                found.append(((name,), get_type_hints(value.fget, include_extras=True)["return"], meaning))
+    return tuple(found)
+
+
+def _type_of(kind: Any, name: str) -> Any:
+    """The type of an attribute: a field's, or what a property returns."""
+    value = getattr(kind, name, None)
+    return get_type_hints(value.fget)["return"] if isinstance(value, property) else get_type_hints(kind)[name]
+
+
+def schema(kind: Any) -> Shape:
+    """The JSON Schema of what ``plain`` makes of a value of this type; a schema is its own."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if isinstance(kind, dict):
+        return kind
+    if kind in PLAIN:
+        return dict(PLAIN[kind])
+    if origin is Annotated:
+        return shaped(inside[0], inside[1]) if isinstance(inside[1], Meaning) else schema(inside[0])
+    if origin is Literal:
+        return {"enum": list(inside)}
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [schema(each) for each in inside]}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": schema(inside[1])}
+    if origin is tuple and inside[-1] is not ...:
+        if len(set(inside)) == 1:
+            return {
+                "type": "array",
+                "items": schema(inside[0]),
+                "minItems": len(inside),
+                "maxItems": len(inside),
+            }
+        return {"type": "array", "prefixItems": [schema(each) for each in inside], "items": False}
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return {"type": "array", "items": schema(inside[0])}
+    found = {
+        meaning.name or way[-1]: (shaped(inner, meaning), meaning) for way, inner, meaning in members(kind)
+    }
+    return {
+        "type": "object",
+        "description": kind.__sentence__,
+        "properties": {name: shape for name, (shape, _) in found.items()},
+        "required": [name for name, (_, meaning) in found.items() if not meaning.optional],
+        "additionalProperties": False,
+    }
+
+
+def plain(value: Any) -> Any:
+    """A value as data for JSON: records and mappings as objects, sequences and arrays as lists."""
+    if isinstance(value, Head):
+        return value.name
+    if hasattr(type(value), "__sentence__"):
+        return dict(_entries(value))
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    for way, _, meaning in members(type(value)):
+        found = value
+        for name in way:
+            found = getattr(found, name)
+        if not (meaning.optional and found is None):
+            yield meaning.name or way[-1], (meaning.plain or plain)(found)
+
+
+def flat(value: Any, before: str = "") -> dict[str, Any]:
+    """A record as one row of a table: parts of inner records are named ``inner_part``, lists are left out."""
+    row: dict[str, Any] = {}
+    for name, each in (value if isinstance(value, dict) else plain(value)).items():
+        if isinstance(each, dict):
+            row |= flat(each, f"{before}{name}_")
+        elif not isinstance(each, list):
+            row[before + name] = each
+    return row
+
+
+def read(kind: Any, value: Any, where: str = "it") -> Any:
+    """Data of JSON as the type that is meant: every field is there, no other, each of its own type.
+
+    Raises ``ValueError`` that says where it is not so.
+    """
+    origin, inside, made = _parts(kind)
+    if origin is Annotated:
+        return read(inside[0], value, where)
+    if made:
+        hints = _hints(kind)
+        if not isinstance(value, dict) or set(value) != set(hints):
+            raise ValueError(f"{where} has other fields than {', '.join(hints)}")
+        return kind(**{name: read(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+    if origin in (Union, types.UnionType):
+        return _read_one_of(inside, value, where)
+    if origin is Literal and isinstance(value, str) and value in inside:
+        return value
+    if origin is tuple and isinstance(value, list) and (inside[-1] is ... or len(value) == len(inside)):
+        kinds = [inside[0]] * len(value) if inside[-1] is ... else inside
+        return tuple(read(one, each, where) for one, each in zip(kinds, value, strict=True))
+    if origin is Mapping and isinstance(value, dict):
+        return {name: read(inside[1], each, f"{where}.{name:.40}") for name, each in value.items()}
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if kind is int and type(value) is int and abs(value) <= LARGEST:
+        return value
+    if kind in (str, bool, type(None)) and type(value) is kind:
+        return value
+    raise ValueError(f"{where} is {str(value)[:60]!r}, which it cannot be")
+
+
+def _read_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    """The type of a union that a value fits; of several objects the one with its ``form``, or its fields."""
+    for kind in kinds:
+        origin, _, made = _parts(kind)
+        if made:
+            form = _hints(kind).get("form")
+            fits = isinstance(value, dict) and (
+                set(value) == set(_hints(kind)) if form is None else value.get("form") in get_args(form)
+            )
+            if fits:
+                return read(kind, value, where)
+        elif kind is type(None):
+            if value is None:
+                return None
+        elif (origin is tuple) == isinstance(value, list) and not isinstance(value, dict):
+            try:
+                return read(kind, value, where)
+            except ValueError:
+                if isinstance(value, list):
+                    raise
+    raise ValueError(f"{where} is {str(value)[:60]!r}, which it cannot be")
+
+
+@lru_cache(maxsize=256)
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """What a type is of, what it has inside, and whether it is a dataclass."""
+    return get_origin(kind), get_args(kind), is_dataclass(kind)
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}

@@ -1,0 +1,101 @@
+"""Records against JSON Schema's own validator, and against JSON that somebody else wrote."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import pytest
+
+from attnscope.attention import Head
+from attnscope.records import NUMBER, Meaning, Parts, derived, flat, plain, read, record, schema
+
+
+@record("a figure")
+@dataclass(frozen=True)
+class Figure:
+    value: Annotated[float, Meaning("the figure")]
+    error: Annotated[float | None, Meaning("its error", optional=True)] = None
+
+
+@dataclass(frozen=True)
+class Place:
+    layer: int
+    kind: Literal["encoder", "decoder"]
+
+
+MATRIX = {"type": "array", "items": {"type": "array", "items": NUMBER}}
+
+
+@record("a head")
+@dataclass(frozen=True)
+class Measured:
+    head: Annotated[Head, Meaning("its address")]
+    place: Annotated[Place, Parts(layer="its layer", kind="its kind")]
+    figures: Annotated[Mapping[str, Figure], Meaning("by measure")]
+    pair: Annotated[tuple[float, float], Meaning("two numbers")]
+    weights: Annotated[object, Meaning("[query, key]", shape=MATRIX)]
+    note: Annotated[str | None, Meaning("a note")] = None
+    secret: int = 0
+
+    @property
+    @derived("twice its layer", name="double")
+    def twice(self) -> int:
+        return 2 * self.place.layer
+
+
+ONE = Measured(
+    Head("L1H2"), Place(1, "encoder"), {"entropy": Figure(0.5)}, (1.0, 2.0), np.zeros((2, 2)), secret=7
+)
+
+
+def test_data_hold_what_has_a_meaning_and_nothing_else():
+    assert plain(ONE) == {
+        "head": "L1H2",
+        "layer": 1,
+        "kind": "encoder",
+        "figures": {"entropy": {"value": 0.5}},
+        "pair": [1.0, 2.0],
+        "weights": [[0, 0], [0, 0]],
+        "note": None,
+        "double": 2,
+    }
+
+
+def test_data_fit_their_schema_and_no_other_do():
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(plain(ONE), schema(Measured))
+    for wrong in ({"layer": "one"}, {"kind": "cross"}, {"pair": [1.0]}, {"more": 1}, {"weights": [1]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(plain(ONE) | wrong, schema(Measured))
+    without = {name: value for name, value in plain(ONE).items() if name != "double"}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(without, schema(Measured))
+
+
+def test_every_field_of_a_schema_says_what_it_holds():
+    described = schema(Measured)["properties"]
+    assert described["double"]["description"] == "twice its layer"
+    assert described["weights"]["description"] == "[query, key]"
+    assert "error" not in schema(Figure)["required"]
+
+
+def test_a_row_of_a_table_names_the_parts_of_inner_records_and_leaves_lists_out():
+    assert flat(ONE) == {
+        "head": "L1H2",
+        "layer": 1,
+        "kind": "encoder",
+        "figures_entropy_value": 0.5,
+        "note": None,
+        "double": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"layer": 1}, {"layer": 1, "kind": "cross"}, {"layer": True, "kind": "encoder"}, {"layer": 1 << 60}, []],
+)
+def test_what_is_read_has_every_field_no_other_and_each_of_its_type(wrong):
+    assert read(Place, {"layer": 3, "kind": "decoder"}) == Place(3, "decoder")
+    with pytest.raises(ValueError, match=r"^it"):
+        read(Place, wrong)

@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,18 @@ from attnscope.memory import out_of_memory, require
 from attnscope.models.inputs import Chat, ModelInput, Objective, Part, Paths
 from attnscope.models.inspection import find_device
 from attnscope.models.text.fit import fit_tokens
+from attnscope.progress import tell
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from attnscope.attention import Attention
     from attnscope.capture import Observer, Record
     from attnscope.fused.fused_pass import FusedPass
+
+SMALL_PASS = 4e9
+"""Floating-point operations of a pass below which threads cost more than they bring."""
 
 
 class Model(ABC):
@@ -162,7 +168,6 @@ class Model(ABC):
 
         from attnscope.capture import recording
         from attnscope.models.kinds import show_kinds
-        from attnscope.models.layers_done import LayersDone
 
         self._require_memory(prepared)
         show_kinds(self.module, prepared)
@@ -186,8 +191,6 @@ class Model(ABC):
         """Refuse what is sure not to fit: a machine may end the whole process for it."""
         if self.device.type != "cpu" or not prepared.tokens:
             return
-        from attnscope.models.bounds.size import pass_size
-
         texts = max(1, next((len(field) for field in prepared.inputs.values() if field.ndim), 1))
         tokens = len(prepared.tokens) // texts
         require(
@@ -221,9 +224,7 @@ class Model(ABC):
 
     def threads(self, prepared: ModelInput) -> AbstractContextManager[None]:
         """One thread for a short text on the CPU, where several would only wait for each other."""
-        from attnscope.models.bounds.size import few_threads
-
-        return few_threads(self.module, self.device, len(prepared.tokens))
+        return _few_threads(self.module, self.device, len(prepared.tokens))
 
     def _fit(
         self, count: int, characters: int, *, max_tokens: int | None, truncate: bool
@@ -243,3 +244,56 @@ class Model(ABC):
                 f"the text has {tokens:,} tokens and {self.name} reads at most {self.positions:,}: there is "
                 f"room for {max(0, self.positions - tokens):,} more, not for {count:,}"
             )
+
+
+def pass_size(module: nn.Module, texts: int, tokens: int) -> int:
+    """Bytes that a pass over ``texts`` of so many tokens cannot do without: its widest moment, not its sum.
+
+    That is the widest linear layer, of which input and output exist together, or, with eager attention, the
+    scores of one layer and their softmax. What else a model holds meanwhile is not known beforehand.
+    """
+    from torch import Tensor
+
+    config = getattr(module, "config", None)
+    vocabulary = getattr(config, "vocab_size", None)  # an output head may see the last token only
+    linear = (one.weight for one in module.modules() if type(one).__name__ in ("Linear", "Conv1D"))
+    shapes = (weights.shape for weights in linear if isinstance(weights, Tensor))
+    wide = max((sum(shape) for shape in shapes if vocabulary not in shape), default=0)
+    heads, kernel = getattr(config, "num_attention_heads", 0), getattr(config, "_attn_implementation", None)
+    scores = 2 * heads * tokens * tokens if isinstance(heads, int) and kernel == "eager" else 0
+    bytes_ = next((weights.itemsize for weights in module.parameters() if weights.is_floating_point()), 4)
+    return texts * max(tokens * wide, scores) * bytes_
+
+
+@contextmanager
+def _few_threads(module: nn.Module, device: torch.device, tokens: int) -> Iterator[None]:
+    """One thread for a short text on the CPU, where several would only wait for each other."""
+    import torch
+
+    operations = 2.0 * sum(weights.numel() for weights in module.parameters()) * tokens
+    before = torch.get_num_threads()
+    if operations > SMALL_PASS or device.type != "cpu" or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, eq=False)
+class LayersDone:
+    """An observer that reads nothing. It stands behind the others: what it tells of, they have seen."""
+
+    module: nn.Module
+
+    def observe(self, attention: Attention) -> None:
+        """Tell where in the outermost list of layers a call was; of a model without such a list, nothing."""
+        parts = attention.site.name.split(".")
+        place = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+        if place is None:
+            return
+        layers = len(list(self.module.get_submodule(".".join(parts[:place])).children()))
+        if layers > 1:
+            tell("layer", int(parts[place]) + 1, layers)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
-from attnscope.models.bounds.trial import spell_all, try_first
+from attnscope.models.foreign import explained
 from attnscope.models.inputs import ModelInput, Objective, text_axes
 from attnscope.models.text.reader import Reader, ReaderModel, Reading
 from attnscope.network import Encoder, load, untrained
-from attnscope.network.folder import BUNDLED, PRETRAINED, TOKENIZER, WEIGHTS
-from attnscope.network.tokenizer import MASK, load_tokenizer
+from attnscope.network.folder import BUNDLED, PRETRAINED, WEIGHTS
+from attnscope.network.tokenizer import MASK
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class OwnModel(ReaderModel):
         super().__init__(
             name,
             module,
-            Reader(tokenizer, None if name in BUNDLED else name),
+            Reader(tokenizer, name),
             module.config.max_positions,
             notes,
         )
@@ -93,11 +93,7 @@ def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = Non
     if name in BUNDLED and not (PRETRAINED / name / WEIGHTS).is_file():
         encoder, tokenizer = untrained(0, name)
     else:
-        path = Path(folder) / TOKENIZER
-        if name not in BUNDLED and path.is_file():
-            try_first(
-                f"the tokenizer of {name}", lambda: spell_all(load_tokenizer(path)), path.stat().st_size
-            )
-        encoder, tokenizer = load(folder)
+        with explained(f"loading {name}"):
+            encoder, tokenizer = load(folder)
     notes = [] if encoder.config.trained else ["untrained: the weights are random, drawn from a fixed seed"]
     return OwnModel(name, encoder.to(device=device, dtype=dtype), tokenizer, notes)

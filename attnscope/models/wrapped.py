@@ -31,7 +31,7 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
         from attnscope.models.module import ModuleModel
         from attnscope.models.text.reader import Reader
 
-        return ModuleModel(name, module, Reader(tokenizer))
+        return ModuleModel(name, module, Reader(tokenizer, name))
     if config is None:
         raise InputError(f"{name} has no config, as models of transformers have: give a tokenizers.Tokenizer")
     from attnscope.models.huggingface.load import find_positions

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from attnscope.models import foreign
 from tests.models.images import save_noise
 from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_folders import vision_language
@@ -36,3 +37,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests of processors that are built on torchvision need it."""
     if item.get_closest_marker("torchvision") is not None and not TORCHVISION:
         pytest.skip("its processor needs torchvision: pip install 'attnscope[pictures]'")
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Foreign work may take 300 MB: a machine that has more would be filled first."""
+    monkeypatch.setattr(foreign, "LEAST", 300 << 20)
+    monkeypatch.setattr(foreign, "free_memory", lambda: 0)

@@ -9,7 +9,8 @@ from attnscope.analysis.figures.stats import stats
 from attnscope.analysis.selection import Selection
 from attnscope.errors import SizeError
 from attnscope.models import load
-from attnscope.models.bounds.size import pass_size, weights_size
+from attnscope.models.foreign import weights_size
+from attnscope.models.model import pass_size
 from tests.models.folders import gpt2
 
 

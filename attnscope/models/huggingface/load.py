@@ -7,8 +7,7 @@ carries is not run, unless the caller asks for either by name.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +15,7 @@ from torch import nn
 
 from attnscope.errors import ModelError
 from attnscope.memory import require
-from attnscope.models.bounds.limits import bounded, built_within
-from attnscope.models.bounds.size import stored_weights, weights_size
-from attnscope.models.bounds.trial import try_first
+from attnscope.models.foreign import bounded, built_within, stored_weights, weights_size
 from attnscope.models.huggingface.classifier import Classifier, pick_classifier
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
@@ -28,15 +25,6 @@ from attnscope.models.huggingface.sounds.speech import SpeechModel
 from attnscope.models.huggingface.sounds.text import SoundTextModel, stands_for_sounds
 from attnscope.models.huggingface.source import WITHOUT, Source
 from attnscope.models.inspection import accepts, hears
-
-SLACK = 320 << 20
-"""Bytes that may be taken beside the weights while a model is loaded."""
-
-TENSOR = 1000
-"""Bytes of a vocabulary that take as long to read as a module takes to build, about."""
-
-THREAD = 10 << 20
-"""Bytes of the stack of a thread that torch may start meanwhile."""
 
 
 def load_huggingface(
@@ -58,43 +46,30 @@ def load_huggingface(
     nothing. Raises ``ModelError`` with one sentence for anything that keeps the model from being loaded,
     ``SizeError`` if its weights would not fit the memory that is free.
     """
-    from transformers import AutoModel, AutoModelForImageTextToText
+    from transformers import AutoModel
 
     source = Source(name, revision, trust_remote_code)
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
         raise ModelError("a device map needs the package accelerate: pip install accelerate")
     config = source.load_config()
-    tokenizer: Any = None
-    no_tokenizer: ModelError | None = None
-    try:
-        tokenizer = source.load_tokenizer(config)
-    except ModelError as error:  # models of images have none
-        no_tokenizer = error
+    tokenizer = _load_tokenizer(source, config)
     if device.type == "cpu" and device_map is None:
         instead = "take a smaller --dtype, or a smaller model"
         require(weights_size(name, revision, dtype), f"{name} with its weights", instead)
-    options: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
     classes = pick_classifier(config) if predicting and not generative else None
+    options = {
+        "config": config,
+        "dtype": "auto" if dtype is None else dtype,
+        "use_safetensors": None if allow_pickle else True,
+        **({} if device_map is None else {"device_map": device_map}),
+    }
     kind = classes or _pick_class(config, generative, predicting)
-    with source.shielded(), _within_weights(source, config, dtype):
-        _try_to_build(source, kind, config)
-        named: dict[str, Any] = {
-            "config": config,
-            "dtype": "auto" if dtype is None else dtype,
-            "use_safetensors": None if allow_pickle else True,
-            "output_loading_info": True,
-        }
-        loaded, loading = kind.from_pretrained(name, **named, **source.options, **options)
-        other = AutoModelForImageTextToText._model_mapping.get(type(config), None)
-        if kind is AutoModel and other is not None and _finds_other(loading, config, other):
-            kind = AutoModelForImageTextToText  # whose names of weights this release knows
-            loaded, loading = kind.from_pretrained(name, **named, **source.options, **options)
+    kind, loaded, missing = _load_weights(source, kind, options)
     if device_map is None:
         loaded.to(device)
     module = loaded if kind is AutoModel else loaded.base_model
     if accepts(loaded, "decoder_input_ids") and not accepts(module, "decoder_input_ids"):
         module = loaded  # the layers that read tokens stand around the base
-    missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
     headless = is_ctc(config) and any(key.startswith(("lm_head", "ctc_head")) for key in missing)
     if kind is not AutoModel and (generative or predicting) and not is_ctc(config):
         _require_head(name, loaded, missing, of_tokens=classes is None)
@@ -102,38 +77,50 @@ def load_huggingface(
     preferred = getattr(loaded, "generation_config", None)
     if preferred is not None and (generative or hears(module)):
         _forget_preferences(loaded)
-    if accepts(module, "input_ids") and no_tokenizer is not None:
-        tokenizer = NoTokenizer(no_tokenizer)
-    made_with: dict[str, Any] = {
-        "positions": find_positions(module),
-        "writer": None if kind is AutoModel or headless else loaded,
-    }
-    if hears(module) and not stands_for_sounds(config):
-        extractor = source.load_extractor
-        return SpeechModel(
-            name, module, tokenizer, notes, **made_with, load_processor=extractor, preferred=preferred
-        )
-    if hears_too(module) and not stands_for_sounds(config) and classes is None:
-        both = {"load_processor": source.load_processor, "load_extractor": source.load_extractor}
-        return HearingModel(name, module, tokenizer, notes, **made_with, **both)
-    make = HuggingFaceModel if classes is None else Classifier
-    if stands_for_sounds(config):
-        make = SoundTextModel
-    return make(name, module, tokenizer, notes, **made_with, load_processor=source.load_processor)
+    if isinstance(tokenizer, NoTokenizer) and not accepts(module, "input_ids"):
+        tokenizer = None  # models of images have none
+    extractor, processor = source.load_extractor, source.load_processor
+    rows: tuple[tuple[bool, type[HuggingFaceModel], dict[str, Any]], ...] = (
+        (stands_for_sounds(config), SoundTextModel, {"load_processor": processor}),
+        (hears(module), SpeechModel, {"load_processor": extractor, "preferred": preferred}),
+        (
+            hears_too(module) and classes is None,
+            HearingModel,
+            {"load_processor": processor, "load_extractor": extractor},
+        ),
+        (classes is not None, Classifier, {"load_processor": processor}),
+        (True, HuggingFaceModel, {"load_processor": processor}),
+    )
+    make, loaders = next((make, loaders) for fits, make, loaders in rows if fits)
+    writer = None if kind is AutoModel or headless else loaded
+    return make(name, module, tokenizer, notes, positions=find_positions(module), writer=writer, **loaders)
 
 
-@contextmanager
-def _within_weights(source: Source, config: Any, dtype: torch.dtype | None) -> Iterator[None]:
-    """Let a model take the memory of its weights, and be built of no more than they can fill."""
-    name, revision = source.name, source.revision
-    with ExitStack() as stack:
-        stack.enter_context(built_within(name, lambda: stored_weights(name, revision)))
-        stored = stored_weights(name, revision).size
-        if stored and getattr(config, "quantization_config", None) is None:
-            size = stored + 2 * max(stored, weights_size(name, revision, dtype))
-            memory = size + SLACK + torch.get_num_threads() * THREAD
-            stack.enter_context(bounded(f"loading {name}", memory))
-        yield
+def _load_tokenizer(source: Source, config: Any) -> Any:
+    """The tokenizer, or what says why there is none as soon as one is needed."""
+    try:
+        return source.load_tokenizer(config)
+    except ModelError as error:
+        return NoTokenizer(error)
+
+
+def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:
+    """The model, the automatic class that loaded it in the end, and the weights that no file has."""
+    from transformers import AutoModel, AutoModelForImageTextToText
+
+    name, config = source.name, options["config"]
+
+    def load(kind: Any) -> Any:
+        return kind.from_pretrained(name, output_loading_info=True, **options, **source.options)
+
+    within = built_within(name, lambda: stored_weights(name, source.revision))
+    with source.shielded(), within, bounded(f"loading {name}"):
+        loaded, loading = load(kind)
+        other = AutoModelForImageTextToText._model_mapping.get(type(config), None)
+        if kind is AutoModel and other is not None and _finds_other(loading, config, other):
+            kind = AutoModelForImageTextToText  # whose names of weights this release knows
+            loaded, loading = load(kind)
+    return kind, loaded, sorted(key for key in loading["missing_keys"] if "pooler" not in key)
 
 
 def _finds_other(loading: Mapping[str, Any], config: Any, other: type[nn.Module]) -> bool:
@@ -142,54 +129,36 @@ def _finds_other(loading: Mapping[str, Any], config: Any, other: type[nn.Module]
     return bool(missing and loading["unexpected_keys"]) and other.__name__ in (config.architectures or ())
 
 
-def _try_to_build(source: Source, kind: Any, config: Any) -> None:
-    """Raise ``ModelError`` if a model takes too long to build, before there is any weight in it."""
-
-    with suppress(KeyError):  # this imports the class, once for both processes
-        kind._model_mapping[type(config)]
-
-    def build() -> None:
-        with torch.device("meta"):
-            kind.from_config(config, trust_remote_code=source.trust_remote_code)
-
-    tensors = stored_weights(source.name, source.revision).tensors
-    try_first(f"building {source.name}", build, TENSOR * tensors)
-
-
 def _pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     """The automatic class that loads what is wanted.
 
     Some types exist as masked and as causal models; what the folder says it was saved from decides, and a
     folder that does not tell holds a masked one.
     """
-    import transformers
+    import transformers as library
 
-    kind = type(config)
-    speech, seeing = transformers.AutoModelForSpeechSeq2Seq, transformers.AutoModelForImageTextToText
-    of_text = kind in transformers.AutoModelForSeq2SeqLM._model_mapping
-    made = speech._model_mapping.get(kind, None)
-    saved_so = made is not None and made.__name__ in (config.architectures or ())
-    if config.is_encoder_decoder and made is not None and (saved_so or not of_text):
-        return speech  # its head says which language it hears
-    if is_ctc(config):
-        return transformers.AutoModelForCTC  # its letters name the frames
-    if kind in transformers.AutoModelForCTC._model_mapping or not (generative or predicting):
-        bare = kind not in transformers.AutoModel._model_mapping and kind in seeing._model_mapping
-        return seeing if bare else transformers.AutoModel  # some have no class without a head
-    if config.is_encoder_decoder and (of_text or kind not in seeing._model_mapping):
-        return transformers.AutoModelForSeq2SeqLM
-    if kind in seeing._model_mapping:
-        return seeing
-    if stands_for_sounds(config):
-        return transformers.AutoModelForMultimodalLM
-    saved = config.architectures or ()
+    def has(automatic: Any) -> bool:
+        return type(config) in automatic._model_mapping
+
+    speech, seeing = library.AutoModelForSpeechSeq2Seq, library.AutoModelForImageTextToText
+    saved, of_text = config.architectures or (), has(library.AutoModelForSeq2SeqLM)
+    made = speech._model_mapping.get(type(config), None)
+    speaks = made is not None and (made.__name__ in saved or not of_text)
+    bare = has(library.AutoModelForCTC) or not (generative or predicting)
     causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in saved)
-    masked = type(config) in transformers.AutoModelForMaskedLM._model_mapping
-    return (
-        transformers.AutoModelForMaskedLM
-        if predicting and masked and not causal
-        else transformers.AutoModelForCausalLM
+    masked = predicting and has(library.AutoModelForMaskedLM) and not causal
+    rows = (
+        (config.is_encoder_decoder and speaks, speech),  # its head says which language it hears
+        (is_ctc(config), library.AutoModelForCTC),  # its letters name the frames
+        (bare and not has(library.AutoModel) and has(seeing), seeing),  # some have no class without a head
+        (bare, library.AutoModel),
+        (config.is_encoder_decoder and (of_text or not has(seeing)), library.AutoModelForSeq2SeqLM),
+        (has(seeing), seeing),
+        (stands_for_sounds(config), library.AutoModelForMultimodalLM),
+        (masked, library.AutoModelForMaskedLM),
+        (True, library.AutoModelForCausalLM),
     )
+    return next(automatic for fits, automatic in rows if fits)
 
 
 def _require_head(name: str, writer: Any, missing: Sequence[str], *, of_tokens: bool) -> None:

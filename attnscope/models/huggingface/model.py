@@ -23,7 +23,6 @@ from attnscope.models.inspection import accepts
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
 from attnscope.models.text.generation import Sampling, describe_generation, strip_end
-from attnscope.text import MOST_CHARACTERS
 
 
 class HuggingFaceModel(Model):
@@ -75,16 +74,6 @@ class HuggingFaceModel(Model):
             note = f"{self.name} joins the two texts without a separator"
             encoded = replace(encoded, notes=(*encoded.notes, note))
         return self._one_side(encoded, "get_text_features" if self._towers else "__call__")
-
-    def prepare_all(
-        self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
-    ) -> list[ModelInput | InputError]:
-        """``prepare`` for many texts or pairs, of which the tokenizer has one trial."""
-        if "input_ids" in self._reads:
-            parts = [tuple(one[:MOST_CHARACTERS] for one in text) for text in texts]
-            alone = [(one,) for text in parts for one in text]
-            self.reader.trial.require(alone if self.encoder_decoder else parts)
-        return super().prepare_all(texts, max_tokens=max_tokens, truncate=truncate)
 
     def prepare_image(
         self, path: Paths, text: str | None = None, chat: Chat | None = None, *, video: bool = False

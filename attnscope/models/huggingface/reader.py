@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.bounds.trial import Trial, tried
+from attnscope.models.foreign import bounded, explained
 from attnscope.models.text.chat import read_messages
 from attnscope.models.text.fit import Fit
 from attnscope.models.text.tokens import mark_unknown, tokens_of, tokens_of_ids
@@ -55,16 +54,11 @@ class FolderReader:
     name: str
     tokenizer: Any
 
-    @cached_property
-    def trial(self) -> Trial:
-        """The texts that the tokenizer came through."""
-        return Trial(f"the tokenizer of {self.name}", lambda texts: self.tokenizer(*texts, verbose=False))
-
     def read(self, texts: Sequence[str], fit: Fit | None = None, *, templated: bool = False) -> Encoded:
         """Tokenize a text or a pair, and keep as many of its tokens as ``fit`` wants.
 
         A ``templated`` text brings its own special tokens. Raises ``InputError`` if there is no token in it,
-        ``ModelError`` if the tokenizer fails, as a damaged one does, or takes too much time or memory.
+        ``ModelError`` if the tokenizer fails, as a damaged one does.
         """
         texts = [text[:MOST_CHARACTERS] for text in texts]
         fields = self._encode(texts, templated)
@@ -88,10 +82,10 @@ class FolderReader:
         return Encoded({name: field[:keep] for name, field in fields.items()}, tokens[:keep], (*notes, *said))
 
     def _encode(self, texts: Sequence[str], templated: bool, keep: int | None = None) -> Any:
-        self.trial.require([tuple(texts)])
         cut = {} if keep is None else {"truncation": True, "max_length": keep}
         try:
-            return self.tokenizer(*texts, verbose=False, add_special_tokens=not templated, **cut)
+            with explained(f"the tokenizer of {self.name}"):
+                return self.tokenizer(*texts, verbose=False, add_special_tokens=not templated, **cut)
         except ModelError:  # there is none, and it says why
             raise
         except Exception as error:
@@ -119,19 +113,7 @@ class FolderReader:
         """
         if not getattr(self.tokenizer, "chat_template", None):
             return None
-        messages = read_messages(text, system)
-
-        def write() -> str:
-            return str(
-                self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply)
-            )
-
-        try:
-            return tried(f"the chat template of {self.name}", write, len(text))
-        except ModelError:
-            raise
-        except Exception as error:  # a template is a program, that may raise whatever it likes
-            raise InputError(f"the chat template of {self.name} refuses this: {first_line(error)}") from error
+        return write_chat(self.name, self.tokenizer, read_messages(text, system), reply)
 
     @property
     def special_ids(self) -> set[int]:
@@ -147,6 +129,20 @@ class FolderReader:
             lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)),
             self.special_ids,
         )
+
+
+def write_chat(name: str, writer: Any, messages: Sequence[Mapping[str, Any]], reply: bool) -> str:
+    """Messages as the chat template of a tokenizer or a processor writes them.
+
+    Raises ``InputError`` for what the template refuses, ``ModelError`` if it takes too much time or memory.
+    """
+    try:
+        with bounded(f"the chat template of {name}", timed=True):
+            return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply))
+    except ModelError:
+        raise
+    except Exception as error:  # a template is a program, that may raise whatever it likes
+        raise InputError(f"the chat template of {name} refuses this: {first_line(error)}") from error
 
 
 def is_beginning(cut: Encoding, whole: Encoding) -> bool:

@@ -1,7 +1,7 @@
 """Where a model comes from: a folder or the hub, and its config, tokenizer and image processor.
 
-A folder chooses no code and no network: it is read with limits, what names a repository in it is refused, and
-nothing that it asks for reaches another machine, unless the caller trusts it by name.
+A folder chooses no code and no network: what names a repository in it is refused, and nothing that it asks
+for reaches another machine, unless the caller trusts it by name.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
-from attnscope.models.bounds.limits import bounded
-from attnscope.models.bounds.trial import spell_all, tried, try_first
-from attnscope.models.huggingface.folder import (
+from attnscope.models.foreign import (
     CONFIGS,
+    bounded,
+    explained,
     read_config,
     require_no_repository,
     require_own_weights,
@@ -31,26 +31,8 @@ from attnscope.offline import network_closed
 WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"
 """What still can be asked of a model without a head."""
 
-LARGE_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt")
-"""The files that make loading an honest tokenizer take long."""
-
-IMPORTED = 2 << 20
-"""As long as so many bytes of them takes what a processor imports when it is first loaded."""
-
 VOCABULARY_FILE = re.compile(r"tokenizer\.json|tekken\.json|vocab\..*|.*\.(model|spm|tiktoken|bpe)")
 """Files of vocabularies, also under names that the tokenizer's class does not say."""
-
-CONFIG_MEMORY = 256 << 20
-"""Bytes that a config may take; honest ones take a thousandth."""
-
-CONFIG_SECONDS = 5.0
-"""Time in which a config is read; honest ones take milliseconds."""
-
-EXTRACTOR_MEMORY = 512 << 20
-"""Bytes that a feature extractor may take, with its filters."""
-
-EXTRACTOR_SECONDS = 30.0
-"""Time in which it is made; honest ones take a hundredth."""
 
 
 @dataclass(frozen=True)
@@ -102,24 +84,15 @@ class Source:
         import transformers
 
         what = f"the config.json of {self.name}"
-        with self.shielded(), bounded(what, CONFIG_MEMORY, CONFIG_SECONDS):
+        with self.shielded(), bounded(what, timed=True):
             return transformers.AutoConfig.from_pretrained(self.name, **self.options)
 
     def load_tokenizer(self, config: Any) -> Any:
         """The tokenizer, as transformers loads it. Raises ``ModelError``."""
-        from transformers import AutoTokenizer  # before the trial: what is imported there is lost
+        from transformers import AutoTokenizer
 
-        def load() -> Any:
-            return AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
-
-        def load_and_spell() -> None:
-            backend = getattr(load(), "backend_tokenizer", None)
-            if backend is not None:
-                spell_all(backend)
-
-        with self.shielded("the tokenizer of "):
-            try_first(f"the tokenizer of {self.name}", load_and_spell, self._large())
-            tokenizer = load()
+        with self.shielded("the tokenizer of "), explained(f"the tokenizer of {self.name}"):
+            tokenizer = AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
         self._require_vocabulary(tokenizer)
         try:
             tokenizer.unk_token_id  # noqa: B018
@@ -146,14 +119,10 @@ class Source:
 
         kind = transformers.AutoProcessor if with_text else transformers.AutoImageProcessor
         what = "the processor of " if with_text else "the image processor of "
-
-        def load() -> Any:
-            return kind.from_pretrained(self.name, **self.options)
-
         with self.shielded(what):
             try:
-                # one with a tokenizer may write texts while it is built, as long as its file says
-                return tried(what + self.name, load, IMPORTED + self._large())
+                with bounded(what + self.name):
+                    return kind.from_pretrained(self.name, **self.options)
             except (OSError, ValueError) as error:
                 if "preprocessor_config" in str(error) or "image processor" in str(error).lower():
                     what = "what stands in a text" if with_text else "images"
@@ -167,14 +136,9 @@ class Source:
         """What prepares sound, as transformers loads it. Raises ``ModelError``."""
         import transformers
 
-        with self.shielded("the feature extractor of "):
-            what = f"the feature extractor of {self.name}"
-            with bounded(what, EXTRACTOR_MEMORY, EXTRACTOR_SECONDS):
-                return transformers.AutoFeatureExtractor.from_pretrained(self.name, **self.options)
-
-    def _large(self) -> int:
-        """Bytes of the files that take long to load."""
-        return sum(file.stat().st_size for file in map(self._find, LARGE_FILES) if file is not None)
+        what = "the feature extractor of "
+        with self.shielded(what), bounded(what + self.name):
+            return transformers.AutoFeatureExtractor.from_pretrained(self.name, **self.options)
 
     def _find(self, name: str) -> Path | None:
         """A file of the model, that is fetched if it is on the hub; ``None`` if there is none."""
@@ -210,34 +174,38 @@ class Source:
 
 def _explain(name: str, error: Exception) -> str:
     """One sentence on why a model did not load."""
-    message = str(error)
-    missing = explain_missing(error)
-    if missing is not None:
-        return f"{name} cannot be loaded: {missing}"
-    if "trust_remote_code" in message:
-        return f"{name} carries code of its own: read it, then pass --trust-remote-code to run it"
-    if "EncoderDecoderConfig'" in message:
-        return (
+    message, missing = str(error), explain_missing(error)
+    unknown = "Unrecognized configuration class" in message
+    rows = (
+        (missing is not None, f"{name} cannot be loaded: {missing}"),
+        (
+            "trust_remote_code" in message,
+            f"{name} carries code of its own: read it, then pass --trust-remote-code to run it",
+        ),
+        (
+            "EncoderDecoderConfig'" in message,
             f"{name} cannot be loaded: a model of its type joins two models, which attnscope does not open "
-            "as one; save its encoder in a folder of its own (save_pretrained), and look at that"
-        )
-    if "Unrecognized configuration class" in message and not _has_plain_model(message):
-        return (
+            "as one; save its encoder in a folder of its own (save_pretrained), and look at that",
+        ),
+        (
+            unknown and not _has_plain_model(message),
             f"{name} cannot be opened as one: transformers has no plain model of its type, which joins "
             "several; save the one that reads and hears in a folder of its own (save_pretrained), and look "
-            "at that"
-        )
-    if "Unrecognized configuration class" in message:
-        return (
+            "at that",
+        ),
+        (
+            unknown,
             f"{name} predicts nothing: it was saved without classes to tell apart, and transformers has no "
-            f"language-model head for a model of its type; {WITHOUT}"
-        )
-    if "no file named" in message or "pytorch_model.bin" in message:
-        return (
+            f"language-model head for a model of its type; {WITHOUT}",
+        ),
+        (
+            "no file named" in message or "pytorch_model.bin" in message,
             f"{name} has no safetensors weights: pass --allow-pickle to load pickled ones, "
-            "if you trust whoever made them"
-        )
-    return f"{name} cannot be loaded: {first_line(error)}"
+            "if you trust whoever made them",
+        ),
+        (True, f"{name} cannot be loaded: {first_line(error)}"),
+    )
+    return next(sentence for met, sentence in rows if met)
 
 
 def _has_plain_model(message: str) -> bool:

@@ -18,7 +18,6 @@ from attnscope.errors import ModelError, SizeError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import HeadFigures, Measurement, fused_request
 from attnscope.measures.words import measure_words
-from attnscope.models.bounds.size import trace_size
 from attnscope.models.inputs import Heard, ModelInput
 from attnscope.models.inspection import find_device
 from attnscope.models.kept.trace import TracedModel, has_short_text, is_short
@@ -82,7 +81,7 @@ def hold_long(model: Model, prepared: ModelInput, *, fused: bool = False) -> Tra
 
     ``fused``: the fused pass measures all heads in the kernels' place. Beside these nothing is measured.
     """
-    size = trace_size(model.module, len(prepared.tokens))
+    size = _trace_size(model.module, len(prepared.tokens))
     if size is None or size > LARGEST:
         return None
     request = fused_request(Measurement().measures, [prepared.tokens]) if fused else None
@@ -237,3 +236,17 @@ def _call(call: SiteRecord, queries: int, keys: int, rows: Rows) -> Call:
         keys=keys,
         rows=rows,
     )
+
+
+def _trace_size(module: nn.Module, tokens: int) -> int | None:
+    """Bytes of the queries and keys of all layers, at most; ``None`` where no config tells it."""
+    config = getattr(module, "config", None)
+    text = getattr(config, "get_text_config", None)
+    config = text() if callable(text) else config
+    width = getattr(config, "hidden_size", getattr(config, "width", None))
+    layers = getattr(config, "num_hidden_layers", getattr(config, "layers", None))
+    if not isinstance(width, int) or not isinstance(layers, int):
+        return None
+    both = 3 if getattr(config, "is_encoder_decoder", False) else 1  # encoder, decoder, across
+    bytes_ = next((weights.itemsize for weights in module.parameters() if weights.is_floating_point()), 4)
+    return 2 * both * layers * width * tokens * bytes_

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
-from attnscope.models.bounds.trial import Trial
+from attnscope.models.foreign import explained
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
 from attnscope.models.text.fit import Fit
@@ -38,25 +38,21 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads text with a ``tokenizers`` tokenizer: a ``foreign`` one has a trial first."""
+    """Reads text with the ``tokenizers`` tokenizer of the model ``name``."""
 
     tokenizer: Tokenizer
-    foreign: str | None = None
+    name: str
 
     def read(self, text: str, second: str | None, fit: Fit) -> Reading:
-        """The tokens of a text or a pair, cut as ``fit`` says; only what is kept becomes tokens.
-
-        Raises ``ModelError`` for a foreign tokenizer that takes too much time or memory for it.
-        """
+        """The tokens of a text or a pair, cut as ``fit`` says; only what is kept becomes tokens."""
         text, second = text[:MOST_CHARACTERS], second and second[:MOST_CHARACTERS]
-        self._try([(text,) if second is None else (text, second)])
-        encoding = self.tokenizer.encode(text, second)
+        encoding = self._encode(text, second)
         keep, notes = fit(len(encoding))
         if keep is not None:
             del encoding  # a million tokens take 400 MB
             self.tokenizer.enable_truncation(keep)
             try:
-                encoding = self.tokenizer.encode(text, second)
+                encoding = self._encode(text, second)
             finally:
                 self.tokenizer.no_truncation()
         reading = self._reading(encoding, [text] if second is None else [text, second])
@@ -65,9 +61,9 @@ class Reader:
     def read_all(self, texts: Sequence[tuple[str, ...]], most: int) -> Iterator[Reading | None]:
         """The tokens of many texts or pairs; of one that has more than ``most``, nothing."""
         texts = [tuple(part[:MOST_CHARACTERS] for part in text) for text in texts]
-        self._try(texts)
         for some in _together(texts):
-            encodings = self.tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in some])
+            with explained(f"the tokenizer of {self.name}"):
+                encodings = self.tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in some])
             for text, encoding in zip(some, encodings, strict=True):
                 yield None if len(encoding) > most else self._reading(encoding, text)
 
@@ -76,17 +72,9 @@ class Reader:
         unknown = None if spelling is None else self.tokenizer.token_to_id(spelling)
         return Reading(*mark_unknown(tokens_of(encoding, texts), unknown, spelling))
 
-    def _try(self, texts: list[tuple[str, ...]]) -> None:
-        if self.foreign is not None:
-            self.trial.require(texts)
-
-    @cached_property
-    def trial(self) -> Trial:
-        """The texts that a foreign tokenizer came through."""
-        return Trial(f"the tokenizer of {self.foreign}", self._encode)
-
-    def _encode(self, texts: tuple[str, ...]) -> None:
-        self.tokenizer.encode(texts[0], texts[1] if len(texts) > 1 else None)
+    def _encode(self, text: str, second: str | None) -> Encoding:
+        with explained(f"the tokenizer of {self.name}"):
+            return self.tokenizer.encode(text, second)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -180,7 +168,7 @@ def load_reader(name: str, **options: Any) -> Reader:
     from attnscope.network.tokenizer import load_tokenizer
 
     if name in BUNDLED:
-        return Reader(load_tokenizer(PRETRAINED / name / TOKENIZER))
+        return Reader(load_tokenizer(PRETRAINED / name / TOKENIZER), name)
     from attnscope.models.huggingface.source import Source
 
     source = Source(name, **options)

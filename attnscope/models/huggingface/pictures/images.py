@@ -16,7 +16,7 @@ from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.places import PICTURED
 from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.bounds.limits import bounded
+from attnscope.models.foreign import bounded
 from attnscope.models.inputs import ModelInput, Picture
 from attnscope.models.inspection import accepts
 
@@ -28,9 +28,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
 MOST_FRAMES = 16
 """Frames of a video that a model is shown; of longer ones, so many are taken evenly."""
-
-PREPARED = 1 << 30
-"""Bytes that preparing an image may take: a folder says how large it is to be."""
 
 BEFORE = {
     "cls_token": "CLS",
@@ -122,7 +119,7 @@ def read_image(
     """An image file as a module reads it, or as its method ``entry`` does. Raises ``InputError``."""
     image = open_image(path)
     try:
-        with bounded(f"what the image processor makes of {path}", PREPARED):
+        with bounded(f"what the image processor makes of {path}"):
             fields = dict(processor(images=image, return_tensors="pt"))
     except ModelError:
         raise
@@ -142,7 +139,7 @@ def ask_processor(name: str, what: str, ask: Callable[[], Mapping[str, Any]]) ->
     Raises ``InputError`` for what it refuses, ``ModelError`` for what takes too much.
     """
     try:
-        with bounded(f"what the processor of {name} makes of the {what}", PREPARED):
+        with bounded(f"what the processor of {name} makes of the {what}"):
             return ask()
     except ModelError:
         raise

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.bounds.trial import tried
+from attnscope.errors import InputError, ModelError
+from attnscope.models.huggingface.reader import write_chat
 from attnscope.models.inputs import Chat
 from attnscope.models.inspection import accepts
 
@@ -97,9 +97,9 @@ class Prompts:
         """What the chat template puts for a picture between two texts, if it has one and puts it there."""
         if not getattr(self.processor, "chat_template", None):
             return None
-        content = [_text("one"), {"type": self.what}, _text("two")]
+        message = {"role": "user", "content": [_text("one"), {"type": self.what}, _text("two")]}
         try:
-            written = self._apply([{"role": "user", "content": content}], Chat(), 6)
+            written = write_chat(self.name, self.processor, [message], reply=False)
         except (InputError, ModelError):
             return None
         between = re.search(r"one(.*)two", written, re.DOTALL)
@@ -120,20 +120,7 @@ class Prompts:
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if chat.system is not None:
             messages.insert(0, {"role": "system", "content": [_text(chat.system)]})
-        return self._apply(messages, chat, len(text))
-
-    def _apply(self, messages: list[dict[str, Any]], chat: Chat, size: int) -> str:
-        def write() -> str:
-            return str(
-                self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=chat.reply)
-            )
-
-        try:
-            return tried(f"the chat template of {self.name}", write, size)
-        except ModelError:
-            raise
-        except Exception as error:  # a template is a program, that may raise whatever it likes
-            raise InputError(f"the chat template of {self.name} refuses this: {first_line(error)}") from error
+        return write_chat(self.name, self.processor, messages, chat.reply)
 
 
 def _text(words: str) -> Mapping[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes.weights import Array
 from attnscope.errors import InputError
-from attnscope.models.bounds.trial import try_first
 from attnscope.models.huggingface.pictures.images import ask_processor, place_fields
 from attnscope.models.huggingface.pictures.parts import find_parts
 from attnscope.models.huggingface.pictures.prompts import IDS, Prompts
@@ -26,9 +24,6 @@ from attnscope.models.text.tokens import tokens_of_ids
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-SHARE = 3
-"""Pixels of a picture that take as long to prepare as a byte of text, at most."""
 
 TYPES = "mm_token_type_ids"
 """What models call the kind of each token, word or picture; some processors give it only if asked."""
@@ -75,18 +70,7 @@ class PictureText:
         return replace(self, settings={**self.settings, **counts})._label(prompt, images, inputs, tokens)
 
     def _process_all(self, prompts: Sequence[str], images: Sequence[Image]) -> dict[str, Mapping[str, Any]]:
-        """What the processor makes of each prompt that it takes. Raises ``InputError`` if it takes none.
-
-        All are tried in a copy of the process first: a folder says how many tokens there are.
-        """
-
-        def work() -> None:
-            for prompt in prompts:
-                with suppress(InputError):
-                    self._process(prompt, images)
-
-        pixels = sum(image.width * image.height for image in images)
-        try_first(f"the processor of {self.name}", work, pixels // SHARE)
+        """What the processor makes of each prompt that it takes. Raises ``InputError`` if it takes none."""
         made: dict[str, Mapping[str, Any]] = {}
         refused: InputError | None = None
         for prompt in prompts:

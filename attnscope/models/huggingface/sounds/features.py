@@ -11,13 +11,9 @@ from torch import Tensor, nn
 
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.memory import require
-from attnscope.models.bounds.limits import bounded
-from attnscope.models.bounds.trial import try_first
+from attnscope.models.foreign import bounded
 from attnscope.models.inspection import takes
 from attnscope.storage.sound import Sound
-
-PREPARED = 2 << 30
-"""Bytes that preparing a sound may take: a folder says how."""
 
 CONVOLVED = 3
 """Times that the numbers behind the first convolution are held at once: before and after their norm."""
@@ -31,18 +27,13 @@ class Features(NamedTuple):
 
 
 def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: Sound) -> Features:
-    """The features of the sound in ``path``, tried in a copy of the process first.
+    """The features of the sound in ``path``.
 
     Raises ``InputError`` for a sound that the extractor refuses, or cuts into pieces.
     """
-
-    def work() -> dict[str, Any]:
-        return ask_extractor(extractor, config, sound)
-
-    try_first(f"the feature extractor of {name}", work, len(sound.samples))
     try:
-        with bounded(f"what the feature extractor of {name} makes of {path}", PREPARED):
-            fields = work()
+        with bounded(f"what the feature extractor of {name} makes of {path}"):
+            fields = ask_extractor(extractor, config, sound)
         mask = fields.get("attention_mask")
         heard = None if mask is None else int(mask[0].sum())
     except ModelError:

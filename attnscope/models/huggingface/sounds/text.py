@@ -14,7 +14,6 @@ from attnscope.attention import Token
 from attnscope.axes.places import HEARD
 from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError
-from attnscope.models.bounds.trial import try_first
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.pictures.images import ask_processor, place_fields
 from attnscope.models.huggingface.reader import FolderReader
@@ -48,8 +47,6 @@ class SoundText:
         """
         sound = read_sound(path, part.begin, part.end).resample(self._rate())
         prompt = self._prompt(text)
-        samples = sound.samples
-        try_first(f"the processor of {self.name}", lambda: self._process(prompt, samples), len(samples))
         fields, notes = self._read_both(prompt, sound)
         inputs = place_fields(fields, self.module, device)
         heard = next((name for name, value in inputs.items() if value.is_floating_point()), None)

@@ -1,0 +1,289 @@
+"""What a foreign model folder may ask for.
+
+It names its own files and no repository, its settings and vocabularies have an honest size, and it builds no
+more than its weights fill. A config or a chat template takes a few seconds at most, and no more memory than
+is free. What a tokenizer does in Rust and C cannot be stopped in this process, and is not limited.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+from attnscope.deadline import OutOfTime, time_limited
+from attnscope.errors import ModelError, first_line
+from attnscope.memory import free_memory, out_of_memory, readable
+
+SECONDS = 5
+"""Processor seconds that a chat template, or reading a config, may take; honest ones take milliseconds."""
+
+LEAST = 512 << 20
+"""Bytes that foreign work may take however little is free: threads reserve some that they never use."""
+
+FEW = 2000
+"""Modules, and tensors, that a model may be built of beyond those that its files can fill."""
+
+ELEMENTS = 1 << 26
+"""Numbers that it may have beyond those."""
+
+CONFIGS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "adapter_config.json",
+)
+"""The files of a model folder that say what is to be built, loaded or called."""
+
+MOST_CONFIG = 8 << 20
+"""Bytes that such a file, or a chat template, may have; the largest have one or two million."""
+
+MOST_VOCABULARY = 128 << 20
+"""Bytes that any other file but one of weights may have; the largest vocabularies have a quarter of it."""
+
+VOCABULARIES = (".json", ".txt", ".model", ".spm", ".tiktoken", ".bpe")
+WEIGHTS = (".safetensors", ".bin")
+
+ACTING = re.compile(
+    r"implementation|backbone|repo|kernel|custom_generate|base_model|checkpoint|tower|index_path|text_model"
+    r"|vision_model|model_id|model_name|[a-z]_name_or_path|auto_map"
+)
+"""Fields whose text the library would fetch or run, if it names a repository."""
+
+REPOSITORY = re.compile(r"(?:\w+\|)?\s*[\w.-]+/[\w.-]+(?:[@:].*)?\s*|[\w.-]+--[\w.]+")
+"""What names a repository on the hub: ``owner/name``, also with a revision, a kernel or a class behind it."""
+
+
+@contextmanager
+def explained(what: str, seconds: float | None = None) -> Iterator[None]:
+    """Raise ``ModelError`` for foreign code that runs out of memory, out of time, or breaks its library."""
+    try:
+        with time_limited(seconds):
+            yield
+    except BaseException as error:
+        rows = (
+            (isinstance(error, OutOfTime), f"takes longer than {seconds} seconds, and was stopped"),
+            (_is_out_of_memory(error), "asks for more memory than is free"),
+            (type(error).__name__ == "PanicException", "breaks the library that runs it"),  # one in Rust
+        )
+        sentence = next((sentence for met, sentence in rows if met), None)
+        if sentence is None:
+            raise
+        raise ModelError(f"{what} {sentence}") from error
+
+
+@contextmanager
+def bounded(what: str, *, timed: bool = False) -> Iterator[None]:
+    """``explained``, with no more memory than is free, and for ``timed`` work with a limit on its time.
+
+    The memory is limited where the system counts it (Linux); the time, on the main thread of any Unix.
+    """
+    with explained(what, SECONDS if timed else None), _memory_limited():
+        yield
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it was raised from, says that there was no memory."""
+    while error is not None:
+        if out_of_memory(error) or "std::bad_alloc" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextmanager
+def _memory_limited() -> Iterator[None]:
+    """Let this process take the memory that is free, and no more."""
+    taken = _taken()
+    if taken is None:
+        yield
+        return
+    import resource
+
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = taken + max(LEAST, free_memory())
+    known = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _taken() -> int | None:
+    """Bytes of private memory that this process has; ``None`` where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def weights_size(name: str, revision: str | None, dtype: torch.dtype | None) -> int:
+    """Bytes of the safetensors weights in a folder, or in the cache of the hub, once they are ``dtype``.
+
+    ``None`` keeps the type they are stored in. 0 where there are none, as before a download.
+    """
+    files = sorted(_folder(name, revision).glob("*.safetensors"))
+    if dtype is None:
+        return sum(file.stat().st_size for file in files)
+    return sum(math.prod(shape) for file in files for shape in _shapes(file)) * dtype.itemsize
+
+
+class Stored(NamedTuple):
+    """What the files of weights hold: bytes, and the number of their tensors."""
+
+    size: int
+    tensors: int
+
+
+def stored_weights(name: str, revision: str | None) -> Stored:
+    """The weights in a folder, or in the cache of the hub; the tensors of pickled files are estimated."""
+    folder = _folder(name, revision)
+    files, pickled = list(folder.glob("*.safetensors")), list(folder.glob("*.bin"))
+    size = sum(file.stat().st_size for file in (*files, *pickled))
+    return Stored(size, sum(len(_shapes(file)) for file in files) or size // 1000)
+
+
+def _folder(name: str, revision: str | None) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    import huggingface_hub as hub
+
+    found = hub.try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else Path(name)
+
+
+def _shapes(file: Path) -> list[list[int]]:
+    """The shapes in a file, of which only the header is read; none if it is damaged, as loading will say."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as tensors:
+            names = tensors.keys()
+            return [tensors.get_slice(name).get_shape() for name in names]
+    except (SafetensorError, OSError):
+        return []
+
+
+@contextmanager
+def built_within(name: str, stored: Callable[[], Stored]) -> Iterator[None]:
+    """Raise ``ModelError`` as soon as more is built on this thread than the files of its weights can fill.
+
+    Counted are modules, tensors and the numbers in them, before there is memory behind them; the library sets
+    each weight twice, and files may join some. ``stored`` is asked when the first module is built.
+    """
+    here = threading.get_ident()
+    counts = {"modules": 0, "tensors": 0, "numbers": 0}
+    most: dict[str, int] = {}
+
+    def count(what: str, number: int) -> None:
+        if threading.get_ident() != here:
+            return
+        if not most:
+            size, tensors = stored()
+            many = FEW + 8 * tensors
+            most.update(modules=many, tensors=many, numbers=ELEMENTS + 8 * size)
+        counts[what] += number
+        if counts[what] > most[what]:
+            raise ModelError(
+                f"{name} cannot be loaded: its config.json asks for more than {most[what]:,} {what}, and the "
+                f"files of its weights do not fill them"
+            )
+
+    def count_module(module: nn.Module, key: str, child: nn.Module | None) -> None:
+        count("modules", 1)
+
+    def count_tensor(module: nn.Module, key: str, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            count("tensors", 1)
+            count("numbers", tensor.numel())
+
+    with ExitStack() as stack:
+        for handle in (
+            hooks.register_module_module_registration_hook(count_module),
+            hooks.register_module_parameter_registration_hook(count_tensor),
+            hooks.register_module_buffer_registration_hook(count_tensor),
+        ):
+            stack.callback(handle.remove)
+        yield
+
+
+def require_plain_files(folder: Path) -> None:
+    """Raise ``ModelError`` for a pipe or a device in a folder, and for a file larger than any honest one."""
+    try:
+        files = [*folder.iterdir(), *(folder / "additional_chat_templates").glob("*")]
+    except OSError as error:
+        raise ModelError(f"the folder {folder} cannot be read: {first_line(error)}") from error
+    for file in sorted(files):
+        if file.is_dir() or file.suffix not in (*VOCABULARIES, *WEIGHTS, ".jinja"):
+            continue
+        if file.exists() and not file.is_file():
+            raise ModelError(f"{folder} holds {file.name}, which is no regular file: take it away")
+        most = MOST_CONFIG if file.name in CONFIGS or file.suffix == ".jinja" else MOST_VOCABULARY
+        if file.suffix not in WEIGHTS and file.stat().st_size > most:
+            size = readable(file.stat().st_size)
+            raise ModelError(f"{folder} holds {file.name} of {size}: at most {readable(most)} are read")
+
+
+def require_own_weights(folder: Path) -> None:
+    """Raise ``ModelError`` for an index of weights that is none, or that leads out of the folder."""
+    for file in sorted(folder.glob("*.index.json")):
+        index = read_config(str(folder), file)
+        parts = index.get("weight_map")
+        if not isinstance(parts, dict) or not isinstance(index.get("metadata"), dict):
+            raise ModelError(f"{folder} holds {file.name} without the objects metadata and weight_map")
+        for part in parts.values():
+            if not isinstance(part, str) or Path(part).name != part:
+                raise ModelError(f"{folder} holds {file.name}, which names {part!r:.80}: no file beside it")
+
+
+def read_config(name: str, file: Path) -> dict[str, Any]:
+    """A JSON file of settings. Raises ``ModelError``."""
+    try:
+        settings = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{name} cannot be loaded: its {file.name} is no JSON ({first_line(error)})"
+        ) from error
+    if not isinstance(settings, dict):
+        raise ModelError(
+            f"{name} cannot be loaded: its {file.name} is {type(settings).__name__}, not an object"
+        )
+    return settings
+
+
+def require_no_repository(name: str, file: str, settings: Mapping[str, Any]) -> None:
+    """Raise ``ModelError`` for a field that names a repository, of which code or weights would be fetched."""
+    for field, text in _texts(settings):
+        if ACTING.search(field) and REPOSITORY.fullmatch(text):
+            raise ModelError(
+                f"the {file} of {name} names {text.strip()!r} ({field}), that would be fetched from the hub "
+                "or run: pass --trust-remote-code if you trust whoever made it"
+            )
+
+
+def _texts(settings: Any, field: str = "") -> Iterator[tuple[str, str]]:
+    """Every text among settings, with its field: ``text_config.attn_implementation``."""
+    pending = [(field, settings)]
+    while pending:  # no recursion: settings may be nested deeper than Python calls
+        field, value = pending.pop()
+        if isinstance(value, str):
+            yield field, value
+        elif isinstance(value, Mapping):
+            pending += [(f"{field}.{key}" if field else str(key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            pending += [(field, inner) for inner in value]

@@ -1,4 +1,4 @@
-"""The last looks of what is no plain text alone: sounds, chats, two texts, two models, neutral texts."""
+"""The last looks of what is no plain text alone: sounds, chats, two texts, two models."""
 
 import json
 
@@ -56,9 +56,6 @@ LOOKS = {
     "two weighed": ["compare", TEXT, "-m", "<gpt2>", "--with-text", "The dog sat.", "--weigh", "norm"],
     "an image": ["find", "mat -> image", ABOUT, "--image", "<picture>", "-m", "<llava>"],
     "two images": ["show", ABOUT, "--image", "<picture>", "--image", "<picture>", "-m", "<llava>"],
-    "beside a neutral text": [
-        "show", ABOUT, "--image", "<picture>", "-m", "<llava>", "--token", "mat", "--relative"
-    ],
 }  # fmt: skip
 
 

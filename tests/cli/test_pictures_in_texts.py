@@ -1,4 +1,4 @@
-"""Pictures in a text at the command line: several, videos, relative attention, and which attention leads."""
+"""Pictures in a text at the command line: several, videos, and which attention leads."""
 
 import json
 
@@ -22,15 +22,6 @@ def picture(tmp_path_factory):
     pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file)
     return file
-
-
-def test_relative_attention_names_its_neutral_text(run, folder, picture):
-    ran = run("show", TEXT, "--image", picture, "-m", folder, "--token", "mat", "--relative")
-    assert ran.code == 0
-    assert ran.out.startswith("relative attention · mean of 4 heads")
-    assert "Write a general description of the image." in " ".join(ran.out.split())
-    assert run("show", "what", "--image", picture, "-m", folder, "--relative").code == 2
-    assert run("show", "what", "--neutral", "is").code == 2
 
 
 def test_two_images_are_drawn_under_each_other_and_listed_with_their_parts(run, folder, picture):

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from attnscope.cli.retired import RETIRED
 from attnscope.registry import docstring
 from attnscope.text import shorten
 
@@ -87,22 +88,22 @@ class Group(TyperGroup):
 
     def make_context(self, *given: Any, **more: Any) -> Any:
         """What was typed before a command, read."""
-        with _shortened_errors():
+        with _readable_errors():
             return super().make_context(*given, **more)
 
     def invoke(self, ctx: Any) -> Any:
         """A command, run."""
-        with _shortened_errors():
+        with _readable_errors():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _shortened_errors() -> Iterator[None]:
-    """Wrong usage is said in a sentence that can be read, however long what was typed is."""
+def _readable_errors() -> Iterator[None]:
+    """Wrong usage is said in a sentence that can be read, however long or old what was typed is."""
     try:
         yield
     except WRONG_USAGE as error:
-        error.message = shorten(error.message)
+        error.message = shorten(RETIRED.get(getattr(error, "option_name", ""), error.message))
         raise
 
 

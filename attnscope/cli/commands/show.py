@@ -11,7 +11,6 @@ import typer
 from attnscope.cli.command import command, repeat
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.looks.ablation import show_ablation
-from attnscope.cli.looks.relative import check_relative, look_relatively
 from attnscope.cli.looks.writes import show_writes
 from attnscope.cli.options.declare import option
 from attnscope.cli.options.heads import ShownHeads
@@ -76,7 +75,6 @@ def show(
     if attention.ablate is not None and output.out is not None:
         raise typer.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
     given = read_source(source, model)
-    check_relative(attention, given, output.out)
     check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
     from attnscope.analysis.head import one_head
     from attnscope.analysis.overview import overview
@@ -86,9 +84,6 @@ def show(
 
     selection = select(attention, axes, head, token=attention.token)
     whole = output.out is not None and output.out.suffix.lower() in WHOLE
-    if attention.relative:
-        answer = of_token(look_relatively(given, selection, attention.neutral))
-        return _give(answer, output, picture, model)
     loaded, prepared = given.open(predicting=attention.ablate is not None, saving=output.out is not None)
     if attention.ablate is not None:
         show_ablation(loaded, prepared, attention, as_json=output.as_json)

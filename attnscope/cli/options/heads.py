@@ -34,13 +34,6 @@ class ShownHeads(HeadOptions):
     token: str | None = option(
         "A word, a token's number, or a patch as row,column: what it looks at, and who looks at it."
     )
-    relative: bool = flag(
-        "With --token, --image and a text: divide by what a neutral text looks at in the picture.",
-        panel=WHERE,
-    )
-    neutral: str | None = option(
-        "With --relative: the neutral text; else it asks for a general description.", panel=WHERE
-    )
     ablate: str | None = option(
         "Set one head's output to zero, and print what changes in the model's predictions.", panel=WHERE
     )

@@ -23,7 +23,7 @@ from attnscope.capture.lineage.pieces import Pieces
 from attnscope.capture.lineage.products import Products
 from attnscope.capture.lineage.settled import Settled
 from attnscope.capture.lineage.standing import doubt_axes, judge
-from attnscope.capture.lineage.written.late import Late
+from attnscope.capture.lineage.unnormalized import MAPPED, UnnormalizedWeights
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.opaque import find_opaque
@@ -33,12 +33,10 @@ from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
 from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.kernels.fuse import fuse
 from attnscope.capture.rows.kernels.interface import Frame, conclude, formula, without_formula
-from attnscope.capture.rows.kernels.mapped_calls import capture_mapped_weighing
 from attnscope.capture.rows.kernels.sdpa import sdpa_call
-from attnscope.capture.rows.mapped import count_hidden
 from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
-from attnscope.capture.rows.weighing import Weighing
+from attnscope.capture.rows.weighing import Weighing, is_mapped
 from attnscope.fused.fused_pass import FusedPass
 
 
@@ -68,7 +66,7 @@ class Recorder:
         self.learned = Learned()
         self.lineage = Lineage(self.learned)
         self.settled = Settled()
-        self.late = Late(self.see_weighing, self.settled.ask)
+        self.unnormalized = UnnormalizedWeights(self.settled.ask)
         self.products = Products()
 
     @property
@@ -141,12 +139,11 @@ class Recorder:
     def see_weighing(self, weighing: Weighing, result: Tensor) -> None:
         """The result of a softmax met its values."""
         stands = judge(self.lineage, weighing, result)
-        if not stands.tokens and weighing.summed:
-            return  # a sum over anything
         owner = weighing.trail.owner(self.path)
         if not stands.tokens:
             self.learned.weigh(self._call_of(owner), weighing.weighed)
             self.settled.ask()
+            self.unnormalized.see_gates(self.stack.calls, weighing)
             return self.see_gate()
         if weighing.trail.mixed or weighing.trail.signed:
             self.see_gate()
@@ -154,9 +151,9 @@ class Recorder:
         if self.frames:
             self.frames[-1].weighings += [weighing] if weighing.trail.softmax else []
             return
+        if is_mapped(weighing.weights):
+            return self.take(Unknown(MAPPED), owner)
         heads = heads_of(getattr(self._call_of(owner), "module", None))
-        if count_hidden(weighing.weights):
-            return self.take(capture_mapped_weighing(weighing, self.stack.calls, heads), owner)
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
         sides = Sides.of_weighing(self.lineage, weighing, batch, heads)
         capture = Capture.of_weighing(weighing, batch, heads, stands.learned)
@@ -180,7 +177,7 @@ class Recorder:
         self._pieces.finish()
         self.record.without_attention += find_opaque(self.model, self.ran)
         self.record.without_attention += self.learned.memories({site.site.name for site in self.record.sites})
-        note_layers(self.record, self.model, self.ran, self.late.mixing)
+        note_layers(self.record, self.model, self.ran, self.unnormalized.reasons)
 
     # what becomes of it
 
@@ -217,7 +214,7 @@ class Recorder:
         self._counts.clear()
         self._pieces.flush()
         self.lineage = Lineage(self.learned)
-        self.late.begin_pass(self.lineage)
+        self.unnormalized.begin_pass(self.lineage)
         self.settled.begin_pass()
         self.notes = None
 
@@ -233,7 +230,6 @@ class Recorder:
 
     def _leave(self, call: Call, output: object) -> None:
         listens, notes = self.listens, self.notes
-        self.late.leave(call)
         self._repeats.leave(call)
         if notes is not None and (layout := layout_of(call.module)) is not None:
             self.notes = None

@@ -8,7 +8,7 @@ from attnscope.capture import Keep, recorder, recording
 from attnscope.capture.hooks import modules as stack
 from attnscope.capture.hooks import outputs, torch_functions
 from attnscope.capture.hooks.handwritten import softmax
-from attnscope.capture.lineage.written import late
+from attnscope.capture.lineage import unnormalized
 from attnscope.capture.placing import sites
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
@@ -87,9 +87,8 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (recorder.Recorder, "take", gpt2),
     (recorder.Repeats, "holds", gpt2),
     (recorder, "note_layers", gpt2),
-    (late, "find_mixing", softmaxed),
-    (late, "find_written", rectified),
-    (late.Sums, "join", rectified),
+    (unnormalized.UnnormalizedWeights, "see", softmaxed),
+    (unnormalized.UnnormalizedWeights, "weigh", rectified),
     (recorder, "layout_of", gpt2),
     (recorder, "from_chunks", chunked),
     (outputs, "find_weights", softmaxed),

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from attnscope.capture.hooks.modules import tensors_in
 from attnscope.capture.record import Failure, Record
-from attnscope.capture.rows.mapped import count_hidden
+from attnscope.capture.rows.weighing import is_mapped
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.memory import out_of_memory
 
@@ -78,8 +78,8 @@ class Guarded:
     watch: Callable[[str, Kernel, Any, Any], Any]
 
     def kernel_call(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``kernel`` once, in any case; of what is mapped, the functions inside are seen."""
-        if count_hidden(*tensors_in(args, kwargs)):
+        """Run ``kernel`` once, in any case; of what is mapped, the functions inside are named."""
+        if is_mapped(*tensors_in(args, kwargs)):
             return kernel(*args, **kwargs)
 
         def watch(kernel: Kernel, args: Any, kwargs: Any) -> Any:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from attnscope.capture.hooks.compiled import is_compiled
 from attnscope.capture.hooks.fast_path import fast_path
 from attnscope.capture.hooks.tap import Tap
-from attnscope.capture.rows.mapped import count_hidden, reveal
 
 PLAIN = (nn.Softmax, nn.Dropout, nn.Identity)
 """Modules that hold one function; what runs in them belongs to the module around them."""
@@ -35,8 +34,7 @@ class Call:
     name: str
     module: nn.Module
     invocation: int
-    tensors: tuple[Tensor, ...]  # with the axes that torch.vmap hides
-    hidden: int  # how many those are
+    tensors: tuple[Tensor, ...]
     cached: bool
     foreign: bool  # was given the states of another sequence by name
     stored: dict[str, weakref.ref[Tensor]]  # the tensors that the module held as attributes before
@@ -119,13 +117,11 @@ def _call(
     name: str, module: nn.Module, invocation: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call:
     """The entry of one call of one module."""
-    tensors = tuple(tensors_in(args, kwargs))
     return Call(
         name=name,
         module=module,
         invocation=invocation,
-        tensors=tuple(reveal(*tensors)),
-        hidden=count_hidden(*tensors),
+        tensors=tuple(tensors_in(args, kwargs)),
         cached=any(kwargs.get(key) is not None for key in CACHES),
         foreign=any(kwargs.get(key) is not None for key in FROM_ELSEWHERE),
         stored=stored(module),

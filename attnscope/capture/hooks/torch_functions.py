@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts, WatchingMode
-from attnscope.capture.hooks.handwritten.pairs import ACTIVATIONS, PAIRING
 from attnscope.capture.hooks.handwritten.softmax import Trails
 from attnscope.capture.lineage.functions import CARRYING, PRODUCTS, SOFTMAX
 from attnscope.capture.lineage.pieces import INSIDE
 from attnscope.capture.lineage.standing import asks_itself
+from attnscope.capture.lineage.unnormalized import MAPPED
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.opaque import why_opaque
 from attnscope.capture.rows.capture import Unknown
 from attnscope.capture.rows.kernels import aten
 from attnscope.capture.rows.kernels.fast_path import capture_fast_path
 from attnscope.capture.rows.kernels.flex import capture_flex
-from attnscope.capture.rows.kernels.mapped_calls import capture_mapped_sdpa
 from attnscope.capture.rows.kernels.projection import bind, capture_projection
-from attnscope.capture.rows.mapped import count_hidden
+from attnscope.capture.rows.weighing import is_mapped
 
 if TYPE_CHECKING:
     from attnscope.capture.recorder import Recorder
-
-FOLLOWED = CARRYING | PAIRING | ACTIVATIONS | {"repeat"}
 
 
 class AttentionMode(WatchingMode):
@@ -44,7 +40,7 @@ class AttentionMode(WatchingMode):
         """Run ``func``; the mode itself is off while this method runs."""
         kwargs, recorder = kwargs or {}, self.recorder
         name = getattr(func, "__name__", "") if recorder.listens else ""
-        if name == "scaled_dot_product_attention" and recorder.notes is None and not count_hidden(*args[:3]):
+        if name == "scaled_dot_product_attention" and recorder.notes is None and not _is_mapped(args, kwargs):
             result = recorder.guard.run(recorder.sdpa, func, args, kwargs)
             if not recorder.settled.rests:
                 with recorder.guard:
@@ -74,21 +70,20 @@ class AttentionMode(WatchingMode):
         if not rests and not any(isinstance(part, Tensor) and part.is_nested for part in (*args, result)):
             recorder.lineage.see(name, func, args, kwargs, result)  # of all that has a shape
             if not recorder.frames:
-                recorder.late.see(recorder.stack.calls, name, func, args, kwargs, result)
-        if name in FOLLOWED:
-            if self.trails.follow(name, func, args, kwargs, result):
-                recorder.lineage.place(result, None)  # of pairs
+                recorder.unnormalized.see(recorder.stack.calls, name, args, kwargs, result)
+        if name in CARRYING:
+            self.trails.follow(name, func, args, kwargs, result)
         elif name in PRODUCTS:
             weighing = self.trails.weighing(name, args, kwargs, result)
-            if weighing is None and not rests and not recorder.frames:
-                weighing = recorder.late.weigh(recorder.stack.calls, name, args, kwargs, result)
             if weighing is not None:
-                recorder.see_weighing(weighing, result)
-            elif not self._see_pooling(name, args, kwargs, result):
-                self.trails.multiply(args, result)
-                recorder.products.see(recorder.stack.calls, name, args, kwargs, result)
-        elif name == "sum":
-            self._see_pooling(name, args, kwargs, result)
+                return recorder.see_weighing(weighing, result)
+            if not rests and not recorder.frames:
+                recorder.unnormalized.weigh(recorder.stack.calls, name, args, kwargs, result)
+                self._see_pooling(name, args, kwargs)
+            self.trails.multiply(args, result)
+            recorder.products.see(recorder.stack.calls, name, args, kwargs, result)
+        elif name == "sum" and not rests:
+            self._see_pooling(name, args, kwargs)
         elif name in SOFTMAX:
             scores = args[0] if args else kwargs["input"]
             axis = args[1] if len(args) > 1 else kwargs.get("dim")
@@ -103,25 +98,16 @@ class AttentionMode(WatchingMode):
             with quietly():
                 self._see_attention(name.partition(".")[0], args, kwargs, result)
 
-    def _see_pooling(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> bool:
-        """One row of weights met its values, if a sum or an einsum is that; say whether."""
-        product = self.trails.pooled(name, args, kwargs, result, self._move)
-        weighing = None if product is None else self.trails.weighing("matmul", product[:2], {}, product[2])
-        if product is not None and weighing is not None:
-            self.recorder.see_weighing(replace(weighing, summed=True), product[2])
-        return weighing is not None
-
-    def _move(self, name: str, func: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Move the entries of a tensor, followed."""
-        result = func(*args)
-        self._see(name, func, args, {}, result)
-        return result
+    def _see_pooling(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+        """Whether a function sums over tokens what a softmax weighed: its module is named."""
+        if (pooled := self.trails.pooled(name, args, kwargs)) is not None:
+            self.recorder.unnormalized.pool(self.recorder.stack.calls, *pooled)
 
     def _see_attention(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function of torch attended all by itself."""
         recorder, calls = self.recorder, self.recorder.stack.calls
-        if name == "scaled_dot_product_attention" and count_hidden(*args[:3]):
-            recorder.take(capture_mapped_sdpa(args, kwargs, result, calls), recorder.owner)
+        if _is_mapped(args, kwargs):
+            recorder.take(Unknown(MAPPED), recorder.owner)
         elif name == "multi_head_attention_forward":
             if not self._sees_gates(name, args, kwargs):
                 recorder.take(capture_projection(bind(args, kwargs), result[0]), recorder.owner)
@@ -147,3 +133,8 @@ class AttentionMode(WatchingMode):
             recorder.settled.ask()
             recorder.take(Unknown(INSIDE), recorder.owner)
         return asks
+
+
+def _is_mapped(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether torch.vmap hides an axis of what a function was given."""
+    return is_mapped(*(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)))

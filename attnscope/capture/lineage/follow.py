@@ -16,14 +16,16 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.hooks.handwritten.pairs import PAIRING
 from attnscope.capture.hooks.handwritten.parameters import Learned, is_parameter
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.lineage.choices import Choices
-from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, RECTIFYING, REDUCING
+from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING
 from attnscope.capture.lineage.nodes import Moved, Node, Origin, Spread
 from attnscope.capture.lineage.products import Projections, spell
 from attnscope.capture.lineage.roots import Filler, Nothing, Root
+from attnscope.capture.rows.weighing import is_mapped
+
+SPREADING = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "mul", "__mul__"})
+"""Functions by which entries meet what the model learned, several numbers each."""
 
 DEEPEST = 100
 """Steps after which a way is given up: models come back to their shortcut long before."""
@@ -36,7 +38,6 @@ class Lineage:
         self._learned = learned
         self._origins: Any = WeakTensorKeyDictionary()
         self._projections = Projections()
-        self.choices = Choices()
         self._states = count()
         self.texts: tuple[int, ...] = ()  # what the model was given first: texts, or positions and texts
         self._numbers = count(1)
@@ -69,8 +70,6 @@ class Lineage:
         result: Any,
     ) -> None:
         """Follow one call."""
-        if (chosen := self.choices.see(name, args, result, self.of)) is not None:
-            return self._set(result, chosen)
         if name in MOVING:
             self._move(name, func, args, kwargs, result)
         if name in MOVING or not isinstance(result, Tensor):
@@ -100,6 +99,10 @@ class Lineage:
         if node is not None:
             self._set(result, Origin(node, next(self._states)))
 
+    def keep(self, result: Tensor, origin: Origin) -> None:
+        """A tensor comes from where another one does."""
+        self._set(result, origin)
+
     def _is_fixed(self, tensor: Tensor) -> bool:
         """Whether a factor is what the model learned: a parameter in some form, or queries made of it."""
         return self._learned.holds(tensor) or (self.of(tensor) is None and self._learned.is_fixed(tensor))
@@ -116,10 +119,8 @@ class Lineage:
             if isinstance(arg, Tensor) and arg.shape == result.shape and arg in self._origins
         ]
         if not shaped:
-            return self._spread(args, result) if name in PAIRING else None
+            return self._spread(args, result) if name in SPREADING else None
         scores = next((origin for origin in shaped if origin.right is not None), None)
-        if scores is not None and name in RECTIFYING:
-            scores = replace(scores, rectified=True)
         best = scores or min(shaped, key=lambda origin: origin.node.depth)
         if best.right is None and any(origin.state != best.state for origin in shaped):
             best = replace(best, state=next(self._states))
@@ -232,6 +233,9 @@ class Lineage:
                 node = Spread(known.node, kept, result.shape, new, number)
                 self._set(result, Origin(node, known.state))
             return
+        if is_mapped(left, right):  # what torch.vmap gives to a function is new
+            self.begin(left)
+            self.begin(right)
         known, other = self.of(left), self.of(right)
         if known is None:
             return

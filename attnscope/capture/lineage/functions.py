@@ -38,5 +38,3 @@ REDUCING = frozenset({"amax", "amin", "mean", "sum"})
 JOINING = frozenset({"cat", "concat", "concatenate", "stack"})
 MIXING = frozenset({"sort", "cumsum", "matrix_exp", "inverse", "multi_head_attention_forward", "fft", "ifft"})
 """Functions whose result may have its argument's shape, with other entries in it."""
-RECTIFYING = frozenset({"relu", "relu_", "relu6", "clamp", "clamp_", "clamp_min", "clamp_min_", "hardtanh"})
-"""Functions that make zeros of numbers, which no mask closed."""

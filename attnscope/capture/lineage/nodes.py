@@ -123,13 +123,12 @@ class Origin:
     """Where a tensor comes from. ``state`` tells whether two came from the same numbers.
 
     Scores have two sides: ``node`` is that of the left factor, ``right`` that of the right one. Their state
-    is that of the left one. Where they are ``rectified``, a zero is no mask.
+    is that of the left one.
     """
 
     node: Node
     state: int
     right: Node | None = None
-    rectified: bool = False
 
 
 def _one(labels: Tensor, axis: int) -> Tensor:

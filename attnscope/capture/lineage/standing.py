@@ -19,7 +19,7 @@ from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import Sides, find_positions, is_constant
 from attnscope.capture.lineage.nodes import Node, Spread, beginnings
 from attnscope.capture.lineage.roots import STRETCH, Root
-from attnscope.capture.rows.weighing import ROUNDING, Weighing
+from attnscope.capture.rows.weighing import ROUNDING, Weighing, is_mapped
 
 MOST = 2**24
 """Weights up to which their labels are looked at."""
@@ -36,7 +36,9 @@ class Standing:
 def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
     """What weights weigh, as far as their lineage tells; what they made is placed by it, too."""
     origin, weights, gates = lineage.of(weighing.operand), weighing.weights, weighing.trail.gates
-    unknown = Standing(tokens=not gates and not weighing.summed)
+    unknown = Standing(tokens=not gates)
+    if is_mapped(weights):
+        return unknown
     if origin is not None and origin.right is not None and weighing.weighed is not None:
         own = lineage.of(weighing.weighed) is None and _weigh_places(origin.node, weighing)
         return Standing(tokens=not own and not gates)
@@ -45,8 +47,6 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
     weighed = lineage.of(weighing.weighed)
     try:
         places = origin.node.labels("position").permute(weighing.axes)
-        if weighing.summed and not all(is_constant(places, axis) for axis in range(1, places.ndim - 2)):
-            return unknown  # parts of a text, each of which is summed by itself, and no heads
         if not is_constant(places, -1):
             whole = not gates or bool(((weights.sum(-1) - 1).abs() < ROUNDING).all())
             stands = Standing(whole, learned=places.ndim < 2 or is_constant(places, -2))
@@ -55,7 +55,7 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
             stands = Standing(tokens and bool(((weights.sum(-1) - 1).abs() < ROUNDING).all()))
         else:
             inside = weighed is not None and _inside(weighed.node, weighing)
-            stands = Standing(tokens=not (gates or inside or weighing.summed))
+            stands = Standing(tokens=not (gates or inside))
     except (RuntimeError, TypeError, IndexError, ValueError):
         return unknown  # a function that moves numbers, and cannot move labels
     if not stands.tokens or stands.learned:

@@ -22,6 +22,8 @@ INSTEAD = (
 
 PAST = "tokens reach each other past the attention that is shown, too: {names}: {details}"
 
+POOLED = "it multiplies values by their weights and sums them itself (pooling): its weights are not shown"
+
 UNSEEN, NO_SOFTMAX = "no attention was seen in it", "no softmax in it weighed values"
 
 ATTENTION = re.compile(r"att(entio)?n|attend", re.I)
@@ -44,7 +46,10 @@ def note_layers(record: Record, model: nn.Module, ran: set[str], mixing: Mapping
     known |= {layer.name for layer in record.without_attention}
     named = {layer.name: layer for layer in find_layers(model, ran, known)}
     shown = {site.site.layer for site in record.sites}
+    in_part = {site.site.name for site in record.sites if site.source != "module"}
     for name, reason in mixing.items():
+        if name in in_part and reason == POOLED:  # a softmax may weigh some values in another way
+            record.note_place(PAST, name, reason)
         around = [path for path in named if f"{name}.".startswith(f"{path}." if path else "")]
         if _inside(name, known) or any(_is_told(named[path].reason) for path in around):
             continue

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 
-from attnscope.capture.rows.mapped import count_hidden
 from attnscope.fused.runs import CLOSED_BELOW
 
 FAR_BELOW = 5e3
@@ -46,7 +46,6 @@ class Weighing:
     axes: tuple[int, ...] = ()  # of the operand, in the order in which the weights have them
     weighed: Tensor | None = None  # the other factor
     key_axis: int = 0  # of the other factor
-    summed: bool = False  # whether it was a sum or an einsum of one row
     values: Tensor | None = None  # [..., key, size], where the product had one such axis
     output: Tensor | None = None  # [..., query, size], what the product gave
 
@@ -133,4 +132,14 @@ def masked_keys(scores: Tensor, axis: int) -> Tensor | None:
     scores = scores.detach()
     highest = scores.amax(axis, keepdim=True)
     masked = (scores <= CLOSED_BELOW) | (scores < highest - FAR_BELOW)
-    return masked if count_hidden(masked) or bool(masked.any()) else None
+    return masked if is_mapped(masked) or bool(masked.any()) else None
+
+
+def is_mapped(*tensors: Tensor) -> bool:
+    """Whether ``torch.vmap`` hides an axis of one of some tensors, so that nobody can ask for its numbers."""
+    for tensor in tensors:
+        while functorch.is_functorch_wrapped_tensor(tensor):
+            if functorch.is_batchedtensor(tensor):
+                return True
+            tensor = functorch.get_unwrapped(tensor)
+    return False

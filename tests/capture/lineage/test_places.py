@@ -7,6 +7,7 @@ from torch import nn
 
 from attnscope.capture import recording
 from attnscope.capture.lineage.pieces import BY_KEYS
+from attnscope.capture.placing.without_attention import POOLED
 
 TEXTS, COUNT, SIZE, HEADS, EACH = 2, 12, 16, 4, 4
 
@@ -54,26 +55,6 @@ def put(weights, places):
     return torch.zeros(TEXTS, HEADS, COUNT, COUNT).scatter_add(-1, places.expand_as(weights), weights)
 
 
-def gathered(m, q, k, v):
-    """Each query chooses three keys, and asks these alone."""
-    places = (q @ k.mT).topk(3, -1).indices  # [text, head, query, slot]
-    whole = (TEXTS, HEADS, COUNT, COUNT, EACH)
-    slots = places[..., None].expand(-1, -1, -1, -1, EACH)
-    keys, values = (part[:, :, None].expand(whole).gather(3, slots) for part in (k, v))
-    weights = torch.einsum("bhie,bhije->bhij", q, keys).softmax(-1)
-    return put(weights, places), torch.einsum("bhij,bhije->bhie", weights, values)
-
-
-def window(m, q, k, v):
-    """Each query asks itself and two neighbours on each side."""
-    keys, values = (F.pad(part, (0, 0, 2, 2)).unfold(2, 5, 1) for part in (k, v))  # [..., query, size, slot]
-    places = torch.arange(COUNT)[:, None] + torch.arange(5) - 2
-    outside = (places < 0) | (places >= COUNT)
-    scores = torch.einsum("bhie,bhiej->bhij", q, keys).masked_fill(outside, -torch.inf)
-    weights = scores.softmax(-1)
-    return put(weights, places.clamp(0, COUNT - 1)), torch.einsum("bhij,bhiej->bhie", weights, values)
-
-
 def neighbours_and_some_for_all(m, q, k, v):
     """One softmax over three neighbours, round a circle, and two keys that all ask: two products."""
     near = [torch.stack([part.roll(step, 2) for step in (1, 0, -1)], 3) for part in (k, v)]
@@ -83,16 +64,6 @@ def neighbours_and_some_for_all(m, q, k, v):
     kept = put(weights[..., :3], places) + F.pad(weights[..., 3:], (0, COUNT - 2))
     mixed = torch.einsum("bhij,bhije->bhie", weights[..., :3], near[1]) + weights[..., 3:] @ v[:, :, :2]
     return kept, mixed
-
-
-def row_by_row(m, q, k, v):
-    """A loop over queries, each without an axis."""
-    rows, mixed = [], []
-    for row in range(COUNT):
-        weights = torch.einsum("bhe,bhje->bhj", q[:, :, row], k[:, :, : row + 1]).softmax(-1)
-        mixed.append(torch.einsum("bhj,bhje->bhe", weights, v[:, :, : row + 1]))
-        rows.append(F.pad(weights, (0, COUNT - 1 - row)))
-    return torch.stack(rows, 2), torch.stack(mixed, 2)
 
 
 def mixed_keys(m, q, k, v):
@@ -142,10 +113,6 @@ def the_mean_of_all_heads(m, q, k, v):
 
 WAYS = [
     the_mean_of_all_heads,
-    gathered,
-    window,
-    neighbours_and_some_for_all,
-    row_by_row,
     mixed_keys,
     values_of_distances,
     values_of_distances_first,
@@ -177,3 +144,9 @@ def test_softmaxes_over_parts_of_the_keys_are_maps_of_parts_and_said_to_be():
     for mine, theirs in zip(maps, kept, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
     assert BY_KEYS.format(names="1") in record.notes
+
+
+def test_a_softmax_that_weighs_some_values_by_a_product_and_some_by_a_sum_is_said_to_be_shown_in_part():
+    _, maps, record = observe(neighbours_and_some_for_all)
+    assert len(maps) == 1
+    assert [note for note in record.notes if POOLED in note and "past the attention that is shown" in note]

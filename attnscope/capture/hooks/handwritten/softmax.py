@@ -4,10 +4,10 @@ A softmax is attention when its result, through views, permutations, slices, cas
 element-wise masks, is one side of a product with something that is no parameter. A router's softmax
 picks experts, an output head's is returned, an indexer's ranks keys: none of them gets there. Gates do
 (the kernels of a dynamic convolution, the mixing of parallel streams), but they come straight from a
-linear layer with several outputs, where attention scores are products of two activations or, in additive
-attention, made of pairs of them (``pairs.py``). So a softmax of such a layer's output is not followed, unless
-the layer mixed the heads of a product (talking heads). A layer that mixes heads behind the softmax leaves
-weights that may be negative: no distribution, which the record names in the place of a picture.
+linear layer with several outputs, where attention scores are products of two activations. So a softmax of
+such a layer's output is followed as gates, unless the layer mixed the heads of a product (talking heads). A
+layer that mixes heads behind the softmax leaves weights that may be negative: no distribution, which the
+record names in the place of a picture.
 
 The weights reported are that operand of the product: what values were truly weighted with. The masked keys
 come from the softmax's input (see ``masked_keys``).
@@ -22,13 +22,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.hooks.handwritten.pairs import PAIRING, Pairs
 from attnscope.capture.hooks.handwritten.parameters import Learned, is_parameter
-from attnscope.capture.hooks.handwritten.pooling import TIMES, Move, Pooling, Product
-from attnscope.capture.lineage.functions import CARRYING, ELEMENTWISE, RESHAPING
+from attnscope.capture.lineage.functions import ELEMENTWISE, RESHAPING
 from attnscope.capture.lineage.products import spell_out
-from attnscope.capture.rows.mapped import reveal
-from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, masked_keys
+from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, is_mapped, masked_keys
+
+TIMES = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
 
 
 class Trails:
@@ -39,8 +38,8 @@ class Trails:
         self._trails: Any = WeakTensorKeyDictionary()
         self._softmaxes = 0
         self._gates: Any = WeakTensorKeyDictionary()
-        self._scores: Any = WeakTensorKeyDictionary()  # products of two activations (four axes), and pairs
-        self._pairs, self._pooling = Pairs(), Pooling()
+        self._scores: Any = WeakTensorKeyDictionary()  # products of two activations (four axes)
+        self._weighed: Any = WeakTensorKeyDictionary()  # values times weights, entry by entry
 
     def project(self, source: Tensor, weight: Tensor, result: Tensor) -> None:
         """Note the output of a linear layer: gates, unless it mixes the heads of scores or of weights."""
@@ -78,17 +77,9 @@ class Trails:
 
     def follow(
         self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
-    ) -> bool:
-        """Carry the trail of the first followed argument on to the result of a harmless function.
-
-        Returns whether the function made pairs.
-        """
-        paired = name in PAIRING and isinstance(result, Tensor) and self._pairs.are_made(args, result)
-        if paired:
-            self._scores[result] = True
-        elif name == "repeat":
-            self._pairs.repeat(args[0], result)
-        elif name in CARRYING and self._gates and _holds_tensors(result) and self._are_gates(args):
+    ) -> None:
+        """Carry the trail of the first followed argument on to the result of a harmless function."""
+        if self._gates and _holds_tensors(result) and self._are_gates(args):
             for part in (result,) if isinstance(result, Tensor) else result:
                 self._gates[part] = True
         if (
@@ -99,7 +90,6 @@ class Trails:
             self._scores[result] = True
         if self._trails:
             self._follow_weights(name, func, args, kwargs, result)
-        return paired
 
     def _follow_weights(
         self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
@@ -117,20 +107,34 @@ class Trails:
                     self._carry(trail, part, None if masked is None else masked[index])
         elif name in ELEMENTWISE and isinstance(result, Tensor) and result.shape == source.shape:
             self._carry(trail, result, trail.masked)
-        elif name in TIMES and isinstance(result, Tensor):
-            self._pooling.weigh(args, result, source)
+        elif (
+            name in TIMES
+            and isinstance(result, Tensor)
+            and not any(
+                isinstance(arg, Tensor) and arg is not source and self._learned.is_fixed(arg) for arg in args
+            )
+        ):
+            self._weighed[result] = source
 
     def pooled(
-        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor, move: Move
-    ) -> Product | None:
-        """One row of weights, values, and what they gave, if a sum or an einsum is such a product."""
-        if not self._trails or not isinstance(result, Tensor):
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Sequence[int]] | None:
+        """The weights of values that a function sums, and their axes (from the last) that it sums over."""
+        if name == "sum":
+            given = dict(zip(("input", "dim"), args, strict=False)) | kwargs
+            source, axes = given.get("input"), given.get("dim", given.get("axis"))
+            if not isinstance(source, Tensor) or source not in self._weighed:
+                return None
+            axes = range(source.ndim) if axes is None else (axes,) if isinstance(axes, int) else axes
+            return self._weighed[source], [axis % source.ndim - source.ndim for axis in axes]
+        if name != "einsum" or len(args) != 3 or not isinstance(args[0], str):
             return None
-        if name == "einsum":
-            given = [arg for arg in args[1:] if isinstance(arg, Tensor)]
-            if sum(arg in self._trails for arg in given) == 1 and len(given) == 2:
-                return self._pooling.contracted(args, kwargs, result, self._trails, move)
-        return self._pooling.summed(args, kwargs, result, move) if name == "sum" else None
+        followed = [part for part in args[1:] if part in self._trails]
+        if len(followed) != 1 or any(self._learned.is_fixed(part) for part in args[1:]):
+            return None
+        inputs, _, out = spell_out(args[0], args[1:]).partition("->")
+        letters = inputs.split(",")[args[1] is not followed[0]]
+        return followed[0], [axis - len(letters) for axis, each in enumerate(letters) if each not in out]
 
     def _are_gates(self, args: Sequence[Any]) -> bool:
         """Whether nothing but gates, parameters and masks went into a function."""
@@ -228,11 +232,11 @@ def _attention(
     weights, masked = operand.permute(axes), None if trail.masked is None else trail.masked.permute(axes)
     if is_parameter(values) or values.ndim < 2:
         return None
-    (whole,) = reveal(weights.detach())
-    if not trail.mixed and float(whole.float().sum(-1).amax()) > 1 + ROUNDING:
-        return None
-    if not trail.mixed and float(whole.amin()) < 0:
-        trail = replace(trail, signed=True)
+    if not trail.mixed and not is_mapped(weights, values):
+        if float(weights.detach().float().sum(-1).amax()) > 1 + ROUNDING:
+            return None
+        if float(weights.detach().amin()) < 0:
+            trail = replace(trail, signed=True)
     if grouped is None:
         grouped = weights.ndim > 4 and (values.ndim < weights.ndim or values.shape[-3] < weights.shape[-3])
     return Weighing(trail, weights.detach(), masked, grouped, operand, axes, values, key_axis)

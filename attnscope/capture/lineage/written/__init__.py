@@ -1,1 +1,0 @@
-"""Weights that no softmax made: found, followed until they are whole, or named."""

@@ -7,5 +7,11 @@ from collections.abc import Mapping
 RETIRED: Mapping[str, str] = {
     "--relative": "--relative was retired: compare what --token looks at under two texts, each with --json",
     "--neutral": "--neutral was retired with --relative: run show --token on the neutral text, too",
+    ".gif": "GIF was retired: export --format apng",
 }
-"""A row for each old spelling of an option."""
+"""A row for each old spelling of an option, or ending of a file."""
+
+
+def tell_retired(sentence: str, *spellings: str) -> str:
+    """What is wrong with these spellings, and what became of those that were once right."""
+    return "; ".join((sentence, *(RETIRED[each] for each in spellings if each in RETIRED)))

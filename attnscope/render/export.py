@@ -29,7 +29,7 @@ from attnscope.render.layers import PAGE, save_layers, save_page
 from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.folder import (
     ALL,
-    FILMS,
+    FILM,
     Contents,
     Name,
     begin_manifest,
@@ -104,7 +104,7 @@ def export(
             path = folder / f"{ALL}.{form}"
             if path.suffix == PAGE:
                 save_page(result, path, cmap)
-            elif form in FILMS:
+            elif form == FILM:
                 film = save_film(_layers(result), path, dpi=dpi, cmap=cmap, width=size, font=font)
                 warnings |= dict.fromkeys(film)
             else:

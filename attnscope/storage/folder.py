@@ -23,10 +23,10 @@ from attnscope.storage.whole import write_whole
 PICTURES = ("png", "svg", "pdf")
 """The formats of pictures."""
 
-FILMS = ("gif", "apng")
-"""The formats of animated images."""
+FILM = "apng"
+"""The format of an animated image."""
 
-FORMATS = (*PICTURES, *FILMS, *DATA, "html")
+FORMATS = (*PICTURES, FILM, *DATA, "html")
 """What a folder can be filled with: a picture a head, or one file of all heads."""
 
 MANIFEST, OVERVIEW, ALL = "manifest.json", "overview", "heads"

@@ -71,8 +71,10 @@ def test_files_that_are_there_stop_it_before_the_model_is_loaded(run, tmp_path):
     [
         (
             ["--format", "png,bmp"],
-            "no format 'bmp': there are png, svg, pdf, gif, apng, npz, safetensors, json, csv, html",
+            "no format 'bmp': there are png, svg, pdf, apng, npz, safetensors, json, csv, html",
         ),
+        (["--format", "png,gif"], "no format 'gif': there are png, svg, pdf, apng"),
+        (["--format", "GIF"], "GIF was retired: export --format apng"),
         (["--cmap", "rainbough"], "no colour map 'rainbough'"),
         (["--font", "No Such Sans"], "no font 'No Such Sans' is installed"),
         (["--layers", "0-9"], "no layer 4-9: this model has layers 0-3"),

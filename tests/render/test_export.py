@@ -272,7 +272,7 @@ def test_what_does_not_exist_is_told_with_what_does(model, text, tmp_path):
         export(model, text, Selection(layers=(0, 7, 9)), tmp_path / "a")
     with pytest.raises(SelectionError, match="no head 8: these layers have heads 0-7"):
         export(model, text, Selection(), tmp_path / "b", heads=(0, 8))
-    with pytest.raises(OutputError, match="no format 'bmp': there are png, svg, pdf, gif, apng, npz"):
+    with pytest.raises(OutputError, match="no format 'bmp': there are png, svg, pdf, apng, npz"):
         export(model, text, Selection(), tmp_path / "c", formats=("bmp",))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="cannot write into"):
@@ -318,10 +318,9 @@ def test_python_without_file_digest_gives_the_same_checksum(tmp_path, monkeypatc
     assert expected["sha256"] == hashlib.sha256(b"x" * 3_000_000).hexdigest()
 
 
-@pytest.mark.parametrize(("form", "most"), [("gif", 4), ("apng", 0)])  # of 255: a GIF has 256 colours
-def test_an_animated_image_shows_layer_after_layer(model, text, tmp_path, form, most):
-    export(model, text, Selection(), tmp_path, formats=(form, "png"), dpi=40)
-    with Image.open(tmp_path / f"heads.{form}") as film:
+def test_an_animated_image_shows_layer_after_layer(model, text, tmp_path):
+    export(model, text, Selection(), tmp_path, formats=("apng", "png"), dpi=40)
+    with Image.open(tmp_path / "heads.apng") as film:
         assert (film.n_frames, film.info["loop"], film.info["duration"]) == (4, 0, 1200)
         for layer in range(4):
             film.seek(layer)
@@ -329,4 +328,4 @@ def test_an_animated_image_shows_layer_after_layer(model, text, tmp_path, form, 
             with Image.open(tmp_path / f"L{layer:02}.png") as still:
                 drawn = np.asarray(still).astype(float)
             shown = shown[: len(drawn), : drawn.shape[1]]
-            assert np.abs(shown - drawn).mean() <= most
+            assert np.array_equal(shown, drawn)

@@ -19,8 +19,10 @@ from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.picture import MapOptions, NumbersOptions, PictureOptions, check_picture
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_answer
+from attnscope.cli.retired import tell_retired
 from attnscope.cli.source import read_source, reading
 from attnscope.cli.waiting import STOPPED
+from attnscope.errors import OutputError
 
 if TYPE_CHECKING:
     from attnscope.storage.folder import Contents
@@ -39,8 +41,8 @@ class ExportOutput(NumbersOptions):
 
     out: Path = option("The folder; it is made if there is none.", "--out", "-o", default=REQUIRED)
     formats: str = option(
-        "Any of png, svg, pdf (a picture a head, a layer, and of all), html (a page of all), gif "
-        "or apng (layer after layer), npz, "
+        "Any of png, svg, pdf (a picture a head, a layer, and of all), html (a page of all), apng "
+        "(layer after layer), npz, "
         "safetensors, json, csv (the weights of all), with commas between them.",
         "--format",
         default="png",
@@ -77,7 +79,11 @@ def export(
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
     from attnscope.storage.folder import Contents, refuse_existing
 
-    contents = Contents(formats, layers, parse_numbers(attention.heads, "--heads"))
+    heads = parse_numbers(attention.heads, "--heads")
+    try:
+        contents = Contents(formats, layers, heads)
+    except OutputError as error:
+        raise OutputError(tell_retired(str(error), *(f".{form}" for form in formats))) from None
     if not output.force:
         refuse_existing(output.out, contents)
     from attnscope.render.export import export as write_all

@@ -6,6 +6,7 @@ from typing import Literal
 
 from attnscope.cli.options.complete import complete_cmap
 from attnscope.cli.options.declare import PICTURE, flag, option
+from attnscope.cli.retired import tell_retired
 from attnscope.errors import OutputError
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -95,7 +96,9 @@ def check_data(out: Path) -> None:
 
 
 def _check_place(out: Path, suffixes: tuple[str, ...]) -> None:
-    if out.suffix.lower() not in suffixes:
-        raise OutputError(f"{out} cannot be written: its name must end in {', '.join(suffixes)}")
+    suffix = out.suffix.lower()
+    if suffix not in suffixes:
+        sentence = f"{out} cannot be written: its name must end in {', '.join(suffixes)}"
+        raise OutputError(tell_retired(sentence, suffix))
     if not out.parent.is_dir():
         raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")

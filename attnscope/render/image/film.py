@@ -22,10 +22,9 @@ def save_film(
     width: float | None = None,
     font: str | None = None,
 ) -> list[str]:
-    """Write views as a GIF or APNG that shows one after the other for ever; return what to warn of.
+    """Write views as an APNG that shows one after the other for ever; return what to warn of.
 
-    What it is says the name's ending: a GIF has 256 colours, an APNG has them all. Smaller pictures stand in
-    the upper left corner of the largest. The options are those of ``save``, and so
+    Smaller pictures stand in the upper left corner of the largest. The options are those of ``save``, and so
     is what it raises.
     """
     from PIL import Image
@@ -40,7 +39,7 @@ def save_film(
     for sheet, frame in zip(sheets, frames, strict=True):
         sheet.paste(frame)
     buffer = io.BytesIO()
-    form = "GIF" if Path(path).suffix == ".gif" else "PNG"  # an APNG is a PNG that holds several pictures
-    sheets[0].save(buffer, form, save_all=True, append_images=sheets[1:], duration=SHOWN, loop=0)
+    # an APNG is a PNG that holds several pictures
+    sheets[0].save(buffer, "PNG", save_all=True, append_images=sheets[1:], duration=SHOWN, loop=0)
     write_whole(path, buffer.getvalue())
     return list(said)

@@ -17,11 +17,10 @@ from attnscope.capture.hooks.compiled import COMPILED
 from attnscope.capture.hooks.guard import Guard
 from attnscope.capture.hooks.handwritten.parameters import Learned
 from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
-from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.follow import Lineage, Settled
+from attnscope.capture.lineage.functions import Products
 from attnscope.capture.lineage.layout import Sides
 from attnscope.capture.lineage.pieces import Pieces
-from attnscope.capture.lineage.products import Products
-from attnscope.capture.lineage.settled import Settled
 from attnscope.capture.lineage.standing import doubt_axes, judge
 from attnscope.capture.lineage.unnormalized import MAPPED, UnnormalizedWeights
 from attnscope.capture.observer import Observer, is_quiet, quietly

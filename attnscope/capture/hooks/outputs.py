@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnscope.capture.hooks.modules import Call, stored
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.products import Products
+from attnscope.capture.lineage.functions import Products
 from attnscope.capture.lineage.standing import are_gates
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import texts_in_batch

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.nodes import Node, beginnings, is_mixed, outputs
-from attnscope.capture.lineage.roots import STRETCH, Filler, Root
+from attnscope.capture.lineage.nodes import STRETCH, Filler, Node, Root, beginnings, is_mixed, outputs
 from attnscope.capture.rows.weighing import Weighing
 
 Arrange = Callable[[Tensor], Tensor]

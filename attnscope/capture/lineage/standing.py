@@ -17,8 +17,7 @@ from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import Sides, find_positions, is_constant
-from attnscope.capture.lineage.nodes import Node, Spread, beginnings
-from attnscope.capture.lineage.roots import STRETCH, Root
+from attnscope.capture.lineage.nodes import STRETCH, Node, Root, Spread, beginnings
 from attnscope.capture.rows.weighing import ROUNDING, Weighing, is_mapped
 
 MOST = 2**24

@@ -17,11 +17,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnscope.capture.hooks.handwritten.parameters import is_parameter
 from attnscope.capture.hooks.modules import PLAIN, Call
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.functions import PRODUCTS, RESHAPING
+from attnscope.capture.lineage.functions import PRODUCTS, RESHAPING, spell
 from attnscope.capture.lineage.layout import find_positions, is_constant
-from attnscope.capture.lineage.nodes import Node, Origin, beginnings, comes_from_projection, is_mixed
-from attnscope.capture.lineage.products import spell
-from attnscope.capture.lineage.roots import STRETCH, Root
+from attnscope.capture.lineage.nodes import (
+    STRETCH,
+    Node,
+    Origin,
+    Root,
+    beginnings,
+    comes_from_projection,
+    is_mixed,
+)
 from attnscope.capture.placing.without_attention import POOLED
 from attnscope.capture.rows.weighing import Weighing, is_mapped
 

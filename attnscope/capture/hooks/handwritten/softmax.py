@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnscope.capture.hooks.handwritten.parameters import Learned, is_parameter
-from attnscope.capture.lineage.functions import ELEMENTWISE, RESHAPING
-from attnscope.capture.lineage.products import spell_out
+from attnscope.capture.lineage.functions import ELEMENTWISE, RESHAPING, spell_out
 from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, is_mapped, masked_keys
 
 TIMES = frozenset({"mul", "__mul__", "__rmul__", "multiply"})

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 RETIRED: Mapping[str, str] = {
     "--relative": "--relative was retired: compare what --token looks at under two texts, each with --json",
     "--neutral": "--neutral was retired with --relative: run show --token on the neutral text, too",
+    "sounds in --gold": "--gold of sounds with timed words was retired: align --rank finds heads that follow one",
     ".gif": "GIF was retired: export --format apng",
 }
-"""A row for each old spelling of an option, or ending of a file."""
+"""A row for each old spelling of an option, ending of a file, or kind of one."""
 
 
 def tell_retired(sentence: str, *spellings: str) -> str:

@@ -11,3 +11,11 @@ def test_a_retired_option_is_answered_with_its_sentence(run, option):
     assert ran.code == 2
     assert RETIRED[option] in " ".join(ran.err.replace("│", " ").split())
     assert "No such option" not in ran.err
+
+
+def test_sounds_with_timed_words_are_answered_with_a_sentence(run, tmp_path):
+    file = tmp_path / "timed.jsonl"
+    file.write_text('\n{"audio": "a.wav", "words": [["The", 0.12, 0.31]]}\n', encoding="utf-8")
+    ran = run("find", "--gold", file)
+    assert (ran.code, ran.out) == (1, "")
+    assert RETIRED["sounds in --gold"] in ran.err

@@ -2,7 +2,7 @@
 
 from attnscope.answers.schemas.align import ALIGN
 from attnscope.answers.schemas.flow import FAITHFUL, FLOW
-from attnscope.answers.schemas.gold import GOLD, TIMED
+from attnscope.answers.schemas.gold import GOLD
 from attnscope.answers.schemas.looks import FIND, INFO, SHOW
 from attnscope.answers.schemas.measured import STATS
 from attnscope.answers.schemas.others import CHECK, COMPARE, EXPORT
@@ -16,7 +16,7 @@ SCHEMAS = {
     "show": SHOW,
     "stats": either(STATS, FAITHFUL),
     "compare": COMPARE,
-    "find": either(FIND, GOLD, TIMED),
+    "find": either(FIND, GOLD),
     "spans": either(*SPANS["anyOf"], FIND),
     "align": ALIGN,
     "flow": either(FLOW, FAITHFUL),

@@ -1,4 +1,4 @@
-"""What ``find --gold`` prints with ``--json``: of words and of timed words."""
+"""What ``find --gold`` prints with ``--json``."""
 
 from attnscope.answers.schemas.looks import NOTED, WHERE
 from attnscope.answers.schemas.shape import COUNT, FLAG, NUMBER, TEXT, WHOLE, absent, listed, record
@@ -33,33 +33,5 @@ GOLD = record(
             )
         ),
         "every label and direction, the most frequent first",
-    ),
-)
-
-TIMED = record(
-    "heads by how many timed words they find (--gold)",
-    notes=NOTED,
-    held_out=(FLAG, "whether heads were ranked on other sounds than those of the figures"),
-    fixed=(NUMBER, "the accuracy of the best straight line from tokens to time"),
-    fixed_off=(NUMBER, "how many seconds its begins and ends lie beside the true ones"),
-    picked=(listed(TEXT), "the heads to align by; none if the line is better"),
-    timed=(
-        listed(
-            record(
-                "a head's moments",
-                **WHERE,
-                words=(COUNT, "words that were asked for"),
-                texts=(COUNT, "sounds with any of them"),
-                accuracy=(NUMBER, "the share of words of which the strongest moment lies inside"),
-                accuracy_error=(absent(NUMBER), "its standard error over sounds"),
-                weight=(NUMBER, "how much goes inside of the words on average"),
-                weight_error=(absent(NUMBER), "its standard error over sounds"),
-                baseline=(NUMBER, "how much goes there of even attention"),
-                off=(NUMBER, "seconds that begins and ends lie beside the true ones, aligned by this head"),
-                off_error=(absent(NUMBER), "its standard error over sounds"),
-                chosen=(NUMBER, "the accuracy on the sounds on which heads are ranked"),
-            )
-        ),
-        "every cross-attention head, the best first",
     ),
 )

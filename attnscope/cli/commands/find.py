@@ -75,7 +75,7 @@ def find(
     relation is a question), JSON lines with pairs of words (.jsonl), or word alignments of translations. A
     head is right where a word's largest weight, special tokens and the word itself aside, goes to the answer.
     Beside it stand the best fixed distance, chosen on the same data, and even attention; ± is the standard
-    error over texts. Of sounds with timed words (.jsonl) it asks which heads look at the word that is said.
+    error over texts.
 
     Examples:
 

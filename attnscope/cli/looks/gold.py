@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import typer
 
-from attnscope.cli.command import write
-from attnscope.cli.corpus import Report, corpus_run, watch_progress
+from attnscope.cli.corpus import corpus_run
 from attnscope.cli.heads import select
 from attnscope.cli.options.gold import GoldOptions
 from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import ModelOptions, WeighedModelOptions
+from attnscope.cli.options.model import WeighedModelOptions
 from attnscope.cli.options.source import SourceOptions
 from attnscope.cli.plain import print_answer
+from attnscope.cli.retired import RETIRED
 from attnscope.cli.source import load_model
-from attnscope.cli.waiting import progress_bar
+from attnscope.errors import InputError
 
-if TYPE_CHECKING:
-    from attnscope.storage.gold import TimedLines
-
-LISTED = 8
-"""Heads that are listed of timed words."""
+SOUNDS = re.compile(r'"audio"\s*:')
+"""What a line has that names a sound."""
 
 
 class Output(Protocol):
@@ -74,13 +73,12 @@ def answer_gold(
     from attnscope.analysis.corpus.processes import torchrun_processes
     from attnscope.analysis.gold.gold import find_gold
     from attnscope.answers import gold as answers
-    from attnscope.storage.gold import TimedLines, read_gold
+    from attnscope.storage.gold import read_gold
 
     assert gold.gold is not None
     file = read_gold(gold.gold, alignments=gold.alignments, coreference=gold.coreference)
-    if isinstance(file, TimedLines):
-        _answer_times(file, gold, source, attention, output, model)
-        return
+    if gold.gold.suffix.lower() in (".jsonl", ".ndjson") and gold.alignments is None:
+        _refuse_sounds(gold.gold)
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
     loaded = load_model(model)
     with corpus_run(source, gold, file.size) as run:
@@ -99,42 +97,10 @@ def answer_gold(
         answers.print_gold(result, output.top or 1, Console(highlight=False))
 
 
-def _answer_times(
-    file: TimedLines,
-    gold: GoldOptions,
-    source: SourceOptions,
-    attention: LayerOptions,
-    output: Output,
-    model: WeighedModelOptions,
-) -> None:
-    """Ask all cross-attention heads when the words of a file are said."""
-    from attnscope.analysis.gold.timed import find_times
-    from attnscope.answers import timed as answers
+def _refuse_sounds(path: Path) -> None:
+    """Say what became of sounds with timed words, rather than that each of their lines is wrong."""
+    from attnscope.storage.lines import read_lines
 
-    if gold.relation is not None:
-        raise typer.BadParameter("timed words have no labels", param_hint="--relation")
-    if gold.checkpoint is not None:
-        raise typer.BadParameter("timed words keep no sums", param_hint="--checkpoint")
-    loaded = load_model(model)
-    with progress_bar() as draw:
-        result = find_times(
-            loaded,
-            file,
-            select(attention),
-            held_out=gold.held_out,
-            limit=gold.limit,
-            truncate=source.truncate,
-            strict=gold.strict,
-            report=Report(),
-            watch=watch_progress(file.size, gold.limit, draw),
-        )
-    if output.as_json:
-        print_answer("find", answers.numbers_of(result) | model.said)
-    elif output.as_csv:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(result))
-    else:
-        from rich.console import Console
-
-        plain = ModelOptions(**{each.name: getattr(model, each.name) for each in fields(ModelOptions)})
-        opening = write("align", plain)
-        answers.print_times(result, output.top or LISTED, opening, Console(highlight=False))
+    first = next((line.text for line in read_lines(path) if line.fault or line.text.strip()), "")
+    if SOUNDS.search(first):
+        raise InputError(RETIRED["sounds in --gold"])

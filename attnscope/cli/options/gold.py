@@ -16,8 +16,7 @@ class GoldOptions:
         "Questions with their answers: a treebank (.conllu), JSON lines (.jsonl), or lines of "
         "'source ||| target' with --alignments. A JSON line is "
         '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}: from, to, label; words are numbered from 0, '
-        'or characters: [4, 7]. With a "target", a translation, from is a word of that. '
-        'Or sounds with timed words: {"audio": "a.wav", "words": [["The", 0.12, 0.31]]}, in seconds.',
+        'or characters: [4, 7]. With a "target", a translation, from is a word of that.',
         panel=GOLD,
     )
     alignments: Path | None = option(

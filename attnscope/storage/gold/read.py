@@ -9,13 +9,10 @@ from attnscope.storage.gold.conllu import Conllu
 from attnscope.storage.gold.json_lines import JsonLines
 from attnscope.storage.gold.pharaoh import Pharaoh
 from attnscope.storage.gold.texts import GoldFile
-from attnscope.storage.gold.timed import TimedLines, has_times
 
 
-def read_gold(
-    path: Path, *, alignments: Path | None = None, coreference: bool = False
-) -> GoldFile | TimedLines:
-    """The questions of a file: ``.conllu``, ``.jsonl``, or texts with ``alignments``; or sounds with times.
+def read_gold(path: Path, *, alignments: Path | None = None, coreference: bool = False) -> GoldFile:
+    """The questions of a file: ``.conllu``, ``.jsonl``, or texts with ``alignments``.
 
     Raises ``InputError`` for what is none of these.
     """
@@ -32,7 +29,7 @@ def read_gold(
             return Conllu(path, ("later → earlier", "earlier → later"), coreference=True)
         return Conllu(path, ("dep → head", "head → dep"))
     if kind in (".jsonl", ".ndjson"):
-        return TimedLines(path) if has_times(path) else JsonLines(path)
+        return JsonLines(path)
     raise InputError(
         f"cannot tell what questions {path} holds: give a .conllu or .jsonl file, or lines of "
         "'source ||| target' with --alignments FILE"

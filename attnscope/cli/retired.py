@@ -7,7 +7,7 @@ from collections.abc import Mapping
 RETIRED: Mapping[str, str] = {
     "--relative": "--relative was retired: compare what --token looks at under two texts, each with --json",
     "--neutral": "--neutral was retired with --relative: run show --token on the neutral text, too",
-    "sounds in --gold": "--gold of sounds with timed words was retired: align --rank finds heads that follow one",
+    "sounds in --gold": "--gold of timed words was retired: align --rank finds the heads that follow a sound",
     ".gif": "GIF was retired: export --format apng",
 }
 """A row for each old spelling of an option, ending of a file, or kind of one."""

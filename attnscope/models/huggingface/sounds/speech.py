@@ -13,19 +13,13 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Axis, Head, Kind, Token
-from attnscope.axes.weights import Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.pictures.images import place_fields
 from attnscope.models.huggingface.reader import start_token
-from attnscope.models.huggingface.sounds.features import (
-    ask_extractor,
-    extract_features,
-    require_room,
-)
+from attnscope.models.huggingface.sounds.features import extract_features, require_room
 from attnscope.models.huggingface.sounds.frames import LOST, find_bands, find_frames
 from attnscope.models.huggingface.sounds.letters import is_ctc, name_letters, spell_letters
-from attnscope.models.huggingface.sounds.paces import Watched, watch_frames
 from attnscope.models.inputs import Heard, ModelInput, Objective, Part
 from attnscope.models.inspection import find_sound_input
 from attnscope.models.text.tokens import tokens_of_ids
@@ -68,14 +62,15 @@ class SpeechModel(HuggingFaceModel):
             inputs["decoder_input_ids"] = self._tensor([token.id for token in said])
             axes["decoder"] = (said, said)
         heard_for, looks = None, dict[Kind, tuple[Token, ...]]()
-        found = self._find_frames(path, inputs, name, heard, sound)
-        if found is None:
+        frames = find_frames(self.name, self.module, values, heard, sound, self._extractor)
+        if frames is None:
             notes += (
-                f"what looks at the sound is numbered: {self.name} does not say how long a frame is, and "
-                "time does not go evenly through what it attends to first",
+                f"what looks at the sound is numbered, without times: {self.name} does not say how long a "
+                "frame is",
             )
         else:
-            frames, looks = found.frames, dict(found.axes)
+            kinds: tuple[Kind, ...] = ("encoder", "cross") if "decoder_input_ids" in inputs else ("encoder",)
+            looks = dict.fromkeys(kinds, frames.tokens)
             end = frames.count * frames.seconds
             if sound.seconds > end + LOST * frames.seconds:  # its extractor cut it, and did not say so
                 notes += self._note_cut(path, sound, end, part)
@@ -90,21 +85,6 @@ class SpeechModel(HuggingFaceModel):
         return (
             self._read_letters(prepared) if heard_for is not None and is_ctc(self.module.config) else prepared
         )
-
-    def _find_frames(
-        self, path: Path, inputs: Mapping[str, Tensor], name: str, heard: int | None, sound: Sound
-    ) -> Watched | None:
-        """The frames that a model says it has, or those that it is seen to have."""
-        frames = find_frames(self.name, self.module, inputs[name], heard, sound, self._extractor)
-        if frames is not None:
-            kinds: tuple[Kind, ...] = ("encoder", "cross") if "decoder_input_ids" in inputs else ("encoder",)
-            return Watched(frames, dict.fromkeys(kinds, frames.tokens))
-
-        def prepare(samples: Array) -> Mapping[str, Tensor]:
-            fields = ask_extractor(self._extractor, self.module.config, Sound(samples, sound.rate))
-            return place_fields(fields, self.module, self.device, self.entry)
-
-        return watch_frames(self.module, inputs, name, prepare, sound, self.entry)
 
     def _read_letters(self, prepared: ModelInput) -> ModelInput:
         """The same with what the CTC head reads at each frame in the names of the frames: one pass."""

@@ -145,10 +145,11 @@ class UnnormalizedWeights:
             return _says_attention(calls)
         if scores.shape[key] < 2:  # one key after another, but for what looks at itself
             return not bool((asking == answering).all())
-        moving = any(scores.shape[axis] < 2 or not is_constant(asking, axis) for axis in queries)
-        if moving and not is_constant(answering, key):
-            return True
-        return _says_attention(calls) or is_mixed(origin.right, origin.node)
+        for rows, columns in ((asking, answering), (answering, asking)):  # scores may lie transposed
+            several = any(scores.shape[axis] < 2 or not is_constant(rows, axis) for axis in queries)
+            if several and not is_constant(columns, key):
+                return True
+        return is_mixed(origin.right, origin.node)
 
     def _follow_chosen(
         self, calls: Sequence[Call], name: str, source: Tensor, rest: Sequence[Any], result: Any

@@ -135,6 +135,10 @@ def one_pair_after_another(self, q, k, v):
     return torch.cat(rows, 2)
 
 
+def lie_transposed(self, q, k, v):
+    return (k @ q.mT).sigmoid().mT @ v
+
+
 def shared_keys(self, q, k, v):
     return torch.einsum("bhij,bjd->bhid", torch.einsum("bhid,bjd->bhij", q, k[:, 0]).relu(), v[:, 0])
 
@@ -237,7 +241,7 @@ def mapped(attend):
 WAYS = [
     *((way, why.NO_SOFTMAX) for scored in SCORED for way in weigh(scored)),
     *((way, why.NO_SOFTMAX) for way in (divide_late, divide_by_a_column_of_ones, go_online(3), go_online(1))),
-    *((way, why.NO_SOFTMAX) for way in (one_pair_after_another, shared_keys, shorten)),
+    *((way, why.NO_SOFTMAX) for way in (one_pair_after_another, lie_transposed, shared_keys, shorten)),
     *((way, why.SIGNED) for way in (decay, weigh_by_cosines)),
     (subtract, "some of its weights are negative when they meet the values: no distribution over keys"),
     *((way, why.SUMMED) for way in (sum_before, sum_before_by_einsum, pool_by_an_einsum)),
@@ -338,7 +342,13 @@ def add_experts(self, q, k, v):
     return (self.many(q).softmax(-1)[..., None] * made).sum(-2)
 
 
-@pytest.mark.parametrize("way", [mix_heads, mix_layers, choose_experts, add_experts])
+def join_scores_of_heads(self, q, k, v):
+    """Scores of all heads become one by weights that each token makes for its heads (an indexer)."""
+    scores = (q @ k.mT).relu().permute(0, 2, 1, 3)  # [text, query, head, key]
+    return (self.one(q).permute(0, 2, 3, 1) @ scores)[:, :, 0].topk(2, -1).values
+
+
+@pytest.mark.parametrize("way", [mix_heads, mix_layers, choose_experts, add_experts, join_scores_of_heads])
 def test_what_mixes_no_tokens_is_neither_shown_nor_named(way):
     record, _ = observe(nn.Sequential(Stream(way)))
     assert (record.sites, record.without_attention, record.notes) == ([], [], [])
@@ -387,6 +397,22 @@ def test_what_mixes_beside_attention_in_one_layer_is_a_note_and_no_layer_without
     assert not record.without_attention
     (note,) = record.notes
     assert note.startswith("tokens reach each other past the attention that is shown, too: layers.*.*")
+
+
+class Attention(nn.Module):
+    """A module whose name says that it attends, around another one."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.attention = Stream(way)
+
+    def forward(self, x):
+        return self.attention(x)
+
+
+def test_an_indexer_inside_of_attention_mixes_no_tokens():
+    record, _ = observe(nn.Sequential(Attention(join_scores_of_heads)))
+    assert (record.sites, record.without_attention, record.notes) == ([], [], [])
 
 
 class LinearAttention(Stream):

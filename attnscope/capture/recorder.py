@@ -148,7 +148,7 @@ class Recorder:
             self.see_gate()
             return self.record.note(no_distribution(owner, weighing.trail.mixed))
         if self.frames:
-            self.frames[-1].weighings += [weighing] if weighing.trail.softmax else []
+            self.frames[-1].weighings.append(weighing)
             return
         if is_mapped(weighing.weights):
             return self.take(Unknown(MAPPED), owner)

@@ -94,8 +94,6 @@ class Capture:
         """
         capture = cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
         capture = replace(capture, crossed=True, apart=True) if learned else capture
-        if not weighing.trail.softmax:
-            capture = replace(capture, source="module", kernel="product")
         product = weighing.product(batch, heads)
         return capture if product is None else capture.proved(*product)
 

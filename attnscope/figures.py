@@ -42,7 +42,7 @@ class Role:
     """What a head does, by the strongest pattern that passes its threshold.
 
     ``score``, ``baseline`` and ``rows`` belong to that pattern (for ``broad`` and ``none`` see
-    ``attnscope.measures.roles.role.role``); ``sentence`` says it in plain words. A role that passes no
+    ``attnscope.measures.roles.role``); ``sentence`` says it in plain words. A role that passes no
     threshold, while hardly another head of the model is like it, has a name that begins with ``WEAK``.
     """
 

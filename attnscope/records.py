@@ -19,7 +19,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnscope.attention import Head
@@ -92,8 +92,8 @@ def shaped(kind: Any, meaning: Meaning) -> Shape:
     return shape | {"description": "; ".join(filter(None, [meaning.text, shape.get("description")]))}
 
 
-@lru_cache(maxsize=256)
-def members(kind: type) -> tuple[tuple[tuple[str, ...], Any, Meaning], ...]:
+@cache
+def members(kind: Any) -> tuple[tuple[tuple[str, ...], Any, Meaning], ...]:
     """What of a record stands in data: the attributes that lead to it, its type and its meaning."""
     hints = get_type_hints(kind, include_extras=True)
     found: list[tuple[tuple[str, ...], Any, Meaning]] = []

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from attnscope import memory
+from attnscope import limits as memory
 from attnscope.errors import SizeError
 
 

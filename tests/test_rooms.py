@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import pytest
 import attnscope
 
 PACKAGE = Path(attnscope.__file__).parent
-FLOORS = [  # from the ground up: a room imports from the rooms below it, and from no other
+FLOORS = [  # from the ground up: a package imports from those below it, and from no other
     {"text"},
     {"errors"},
-    {"registry", "memory", "deadline", "offline", "progress"},
+    {"registry", "limits", "offline", "progress"},
     {"attention"},
     {"records"},
     {"figures"},
@@ -28,9 +27,8 @@ FLOORS = [  # from the ground up: a room imports from the rooms below it, and fr
     {"training"},
     {"models"},
     {"views"},
-    {"analysis"},
+    {"questions"},
     {"render"},
-    {"answers"},
     {"notebook"},
     {"browser"},
     {"cli"},
@@ -43,7 +41,7 @@ BANNED = {
     "views": {"rich", "matplotlib", "torch"},
 }
 MOST_LINES = 600
-MOST_FILES = 12
+LONGER = {"schemas.py"}  # one table, which records replace piece by piece
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -105,16 +103,8 @@ def test_every_file_stands_in_a_room_is_short_and_none_is_named_utils():
     for path in SOURCES:
         assert room_of(path) in FLOOR, path
         assert "utils" not in path.stem
-        assert len(path.read_text("utf-8").splitlines()) <= MOST_LINES, path
-
-
-def test_a_folder_of_more_than_a_dozen_files_has_rooms_in_it():
-    files = Counter(
-        path.parent.relative_to(PACKAGE).as_posix() for path in SOURCES if path.stem != "__init__"
-    )
-    del files["cli/commands"]  # one file a command, however many there are
-    assert files
-    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+        lines = len(path.read_text("utf-8").splitlines())
+        assert lines <= MOST_LINES or path.name in LONGER, path
 
 
 ROOT = PACKAGE.parent

@@ -1,8 +1,7 @@
 """Which picture or sound a token belongs to, and what is printed of it."""
 
 from attnscope.attention import Token
-from attnscope.axes.places import HEARD, PICTURED, SEPARATOR
-from attnscope.axes.senses import find_senses
+from attnscope.axes import HEARD, PICTURED, SEPARATOR, find_senses
 from attnscope.models.text.generation import spell_tokens
 
 

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnscope.capture.observer import Observer
-    from attnscope.capture.observers.coarse_map import CoarseMap
-    from attnscope.capture.observers.coarsen import Coarsen
-    from attnscope.capture.observers.keep import Keep, Kept
-    from attnscope.capture.observers.row_sums import RowSum, RowSums
+    from attnscope.capture.observers.coarsen import CoarseMap, Coarsen
+    from attnscope.capture.observers.rows import Keep, Kept, RowSum, RowSums
     from attnscope.capture.passes import recording
-    from attnscope.capture.record import FUSED, Failure, LayerWithoutAttention, Record, SiteRecord
-    from attnscope.capture.replay import Replay
+    from attnscope.capture.record import FUSED, Failure, LayerWithoutAttention, Record, Replay, SiteRecord
     from attnscope.capture.rows.steps import Steps
 
 __all__ = [
@@ -39,17 +36,17 @@ __all__ = [
 
 _WHERE = {
     "FUSED": "record",
-    "CoarseMap": "observers.coarse_map",
+    "CoarseMap": "observers.coarsen",
     "Coarsen": "observers.coarsen",
     "Failure": "record",
-    "Keep": "observers.keep",
-    "Kept": "observers.keep",
+    "Keep": "observers.rows",
+    "Kept": "observers.rows",
     "LayerWithoutAttention": "record",
     "Observer": "observer",
     "Record": "record",
-    "Replay": "replay",
-    "RowSum": "observers.row_sums",
-    "RowSums": "observers.row_sums",
+    "Replay": "record",
+    "RowSum": "observers.rows",
+    "RowSums": "observers.rows",
     "SiteRecord": "record",
     "Steps": "rows.steps",
     "recording": "passes",

@@ -10,11 +10,11 @@ from torch import nn
 
 from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.compiled import original, uncompiled
-from attnscope.capture.hooks.guard import Guarded
-from attnscope.capture.hooks.interface import attention_functions
+from attnscope.capture.hooks.functions import attention_functions
+from attnscope.capture.hooks.modules import Guarded
 from attnscope.capture.hooks.torch_functions import AttentionMode
 from attnscope.capture.observer import Observer
-from attnscope.capture.placing.emptiness import why_empty
+from attnscope.capture.placing.without_attention import why_empty
 from attnscope.capture.record import Record
 from attnscope.capture.recorder import Recorder
 from attnscope.fused.fused_pass import FusedPass

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from attnscope.attention import Attention, Site, Source
+from attnscope.progress import tell
+
+if TYPE_CHECKING:
+    from attnscope.capture.observer import Observer
+
 
 FUSED = "fused pass"
 """The name of the fused pass in the place of a kernel's."""
@@ -194,3 +201,29 @@ def name_all(names: Iterable[str]) -> str:
 def _say(said: str, known: list[tuple[str, str]]) -> str:
     details = " or ".join(dict.fromkeys(detail for _, detail in known))
     return said.format(names=name_all(name for name, _ in known), details=details)
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """One attention a site, of a trace or of a recorded generation, ready to be observed again and again."""
+
+    attentions: tuple[Attention, ...]
+    record: Record
+
+    def shown_to(self, observers: Sequence[Observer]) -> Record:
+        """Show every attention to each observer, as a recording of one pass would."""
+        if not observers:
+            return self.record
+        with self._inference():
+            for done, attention in enumerate(self.attentions, 1):
+                for observer in observers:
+                    observer.observe(attention)
+                tell("layer", done, len(self.attentions))
+        return self.record
+
+    def _inference(self) -> AbstractContextManager[object]:
+        if all(attention.arrays for attention in self.attentions):
+            return nullcontext()
+        import torch
+
+        return torch.inference_mode()

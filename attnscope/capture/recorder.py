@@ -10,13 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind
-from attnscope.capture.chunked.chunks import Notes, from_chunks
-from attnscope.capture.chunked.layouts import layout_of
 from attnscope.capture.hooks import outputs
 from attnscope.capture.hooks.compiled import COMPILED
-from attnscope.capture.hooks.guard import Guard
 from attnscope.capture.hooks.handwritten.parameters import Learned
-from attnscope.capture.hooks.modules import PLAIN, Call, ModuleStack
+from attnscope.capture.hooks.modules import PLAIN, Call, Guard, ModuleStack
 from attnscope.capture.lineage.follow import Lineage, Settled
 from attnscope.capture.lineage.functions import Products
 from attnscope.capture.lineage.layout import Sides
@@ -24,15 +21,12 @@ from attnscope.capture.lineage.pieces import Pieces
 from attnscope.capture.lineage.standing import doubt_axes, judge
 from attnscope.capture.lineage.unnormalized import MAPPED, UnnormalizedWeights
 from attnscope.capture.observer import Observer, is_quiet, quietly
-from attnscope.capture.placing.kinds import heads_of, texts_in_batch
-from attnscope.capture.placing.opaque import find_opaque
-from attnscope.capture.placing.sites import Sites
-from attnscope.capture.placing.without_attention import no_distribution, note_layers
+from attnscope.capture.placing.chunked import Notes, from_chunks, layout_of
+from attnscope.capture.placing.kinds import Sites, heads_of, texts_in_batch
+from attnscope.capture.placing.without_attention import find_opaque, no_distribution, note_layers
 from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
 from attnscope.capture.rows.capture import Capture, Unknown
-from attnscope.capture.rows.kernels.fuse import fuse
-from attnscope.capture.rows.kernels.interface import Frame, conclude, formula, without_formula
-from attnscope.capture.rows.kernels.sdpa import sdpa_call
+from attnscope.capture.rows.kernels import Frame, conclude, formula, fuse, sdpa_call, without_formula
 from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.weighing import Weighing, is_mapped

@@ -21,7 +21,7 @@ import typer
 from attnscope import __version__
 from attnscope.cli.commands import HELP, Group
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.memory import out_of_memory
+from attnscope.limits import out_of_memory
 from attnscope.text import shorten
 
 TWICE = 1.0

@@ -1,4 +1,12 @@
-"""A command's function takes groups of options as objects; here they become the words that a user types."""
+"""How an option or an argument of a command is declared as the field of a group, and the panels of the help.
+
+    @dataclass(frozen=True, kw_only=True)
+    class CutOptions:
+        line: int | None = option("Take one line of the input.", panel=TEXT)
+        truncate: bool = flag("Cut a text that is too long.", panel=TEXT)
+
+``attnscope.cli.command`` makes parameters of the fields. A name that is not given is the field's.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +15,65 @@ import inspect
 import shlex
 from collections.abc import Callable
 from copy import copy
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo
 
-from attnscope.cli.options.declare import DECLARED, UP_TO
+from attnscope.cli.complete import Complete
 from attnscope.text import LARGEST
+
+TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Picture", "Model"
+"""The panels; an option without one is among those that people use most."""
+
+DECLARED, UP_TO = "declared", "up to"
+"""Under which names a field's metadata hold what Typer is told, and the largest number that can be meant."""
+
+REQUIRED: Any = MISSING
+"""The default of what must be given."""
+
+
+def option(
+    help: str,
+    *names: str,
+    panel: str | None = None,
+    default: Any = None,
+    min: float | None = None,
+    max: float | None = None,
+    largest: int = LARGEST,
+    complete: Complete | None = None,
+) -> Any:
+    """An option with a value; the help prints its default, if it has one, and Tab completes it.
+
+    ``largest`` is no limit of its own, as ``max`` is: nothing that the option counts has more.
+    """
+    shown = default is not None and default is not REQUIRED
+    declared = typer.Option(
+        *names,
+        help=help,
+        rich_help_panel=panel,
+        min=min,
+        max=max,
+        show_default=shown,
+        autocompletion=complete,
+    )
+    return field(default=default, metadata={DECLARED: declared, UP_TO: largest})
+
+
+def flag(
+    help: str, *names: str, panel: str | None = None, callback: Callable[[bool], bool] | None = None
+) -> Any:
+    """An option without a value, which is true where it is typed."""
+    declared = typer.Option(*names, help=help, rich_help_panel=panel, callback=callback)
+    return field(default=False, metadata={DECLARED: declared})
+
+
+def argument(help: str, default: Any = None, metavar: str | None = None) -> Any:
+    """An argument, which is typed without a name."""
+    declared = typer.Argument(help=help, show_default=False, metavar=metavar)
+    return field(default=default, metadata={DECLARED: declared})
+
 
 LONGEST = 240
 """Characters of a command that is still worth copying."""
@@ -23,7 +82,7 @@ LONGEST = 240
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """A function that Typer understands: one parameter for each field of each group in the signature.
 
-    A group is a frozen dataclass of fields that ``attnscope.cli.options.declare`` makes.
+    A group is a frozen dataclass of fields that ``attnscope.cli.command`` makes.
     """
     groups = {
         name: parameter.annotation

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import typer
 
-from attnscope.cli.options.corpus import CorpusOptions
-from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.options import CorpusOptions, SourceOptions
 from attnscope.cli.waiting import STOPPED, Draw, progress_bar
 
 if TYPE_CHECKING:
-    from attnscope.analysis.corpus.corpus_run import CorpusRun
-    from attnscope.analysis.corpus.progress import Progress
-    from attnscope.analysis.figures.stats import Stats
-    from attnscope.analysis.intervention.removal import Way
-    from attnscope.analysis.selection import Selection
     from attnscope.models import Model
+    from attnscope.questions.ablate import Way
+    from attnscope.questions.corpus import CorpusRun, Progress
+    from attnscope.questions.selection import Selection
+    from attnscope.questions.stats import Stats
 
 MOST_REPORTED = 20
 """Texts that are reported one by one when they cannot be read; further ones are only counted."""
@@ -53,7 +51,7 @@ def measure_corpus(
 
     Ctrl-C ends the command; with a checkpoint it says how to go on.
     """
-    from attnscope.analysis.corpus.corpus_stats import corpus_stats
+    from attnscope.questions.corpus_stats import corpus_stats
     from attnscope.storage.corpus import read_corpus
 
     assert asked.texts is not None
@@ -91,7 +89,7 @@ class Asked(Protocol):
 @contextmanager
 def corpus_run(source: SourceOptions, asked: Asked, size: int) -> Iterator[CorpusRun]:
     """What a run over a corpus is told, with a bar while it runs; Ctrl-C says how to go on."""
-    from attnscope.analysis.corpus.corpus_run import CorpusRun
+    from attnscope.questions.corpus import CorpusRun
 
     with progress_bar() as draw:
         try:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attnscope.attention import Head
-from attnscope.cli.options.heads import HeadOptions, LayerOptions
-from attnscope.cli.options.picture import AxisOptions
+from attnscope.cli.options import AxisOptions, HeadOptions, LayerOptions
 from attnscope.errors import SelectionError
 from attnscope.text import read_number
 
 if TYPE_CHECKING:
-    from attnscope.analysis.selection import Selection
+    from attnscope.questions.selection import Selection
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
@@ -58,7 +57,7 @@ def select(
     asked: LayerOptions, axes: AxisOptions | None = None, head: Head | None = None, **more: Any
 ) -> Selection:
     """The attention that options name, and how it is shown; one head says its layer itself."""
-    from attnscope.analysis.selection import Selection
+    from attnscope.questions.selection import Selection
 
     layers = None if head is not None else parse_numbers(asked.layers, "--layer")
     shown = {} if axes is None else vars(axes)

@@ -7,14 +7,13 @@ from dataclasses import asdict
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from attnscope.cli.options.model import WeighedModelOptions
+from attnscope.cli.options import WeighedModelOptions
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
 
 if TYPE_CHECKING:
-    from attnscope.cli.options.model import ModelOptions
-    from attnscope.cli.options.source import SourceOptions
+    from attnscope.cli.options import ModelOptions, SourceOptions
     from attnscope.models import Model, ModelInput
-    from attnscope.models.kept.trace import TracedModel
+    from attnscope.models.kept import TracedModel
 
 UNKEYED = ("text", "second_text", "file", "line", "saved", "keep", "fresh")
 """Options of a source that do not matter beside the texts that were read from them."""
@@ -56,7 +55,7 @@ def find_look(source: Asked, key: str | None, way: Way, *, saving: bool) -> Trac
         trace = None if key is None else find_pass(_name(key, each))
         if trace is None:
             continue
-        from attnscope.models.kept.trace import TracedModel, has_short_text
+        from attnscope.models.kept import TracedModel, has_short_text
 
         when = None if saving else _tell_when(trace.description.kept)
         model = TracedModel(trace, since=when, weigh=weigh)
@@ -69,8 +68,7 @@ def hold_look(
     source: Asked, key: str | None, way: Way, model: Model, prepared: ModelInput
 ) -> tuple[Model, ModelInput]:
     """The input with its pass, if that is small, and who looks at it; it is kept, if nothing has changed."""
-    from attnscope.models.kept.keeping import hold_long, hold_short
-    from attnscope.models.kept.trace import TracedModel, has_short_text, look_at
+    from attnscope.models.kept import TracedModel, has_short_text, hold_long, hold_short, look_at
     from attnscope.models.weighed import WeighedModel
 
     weighed = isinstance(model, WeighedModel)

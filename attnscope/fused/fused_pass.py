@@ -1,21 +1,346 @@
-"""The fused pass: a layer's output and the figures of its heads together, in the kernel's place."""
+"""Heads at work, one after another, each in blocks of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot, scaled_dot_product_attention
 
 from attnscope.attention import AttentionCall
-from attnscope.fused.asked.pairs import Matches, find_matches
-from attnscope.fused.attend import Extras, attend, open_pairs
-from attnscope.fused.digest import digest
+from attnscope.fused.asked import Gaps, Matches, Spots, find_matches
 from attnscope.fused.request import SHORTEST, Request
-from attnscope.fused.runs import Runs, is_plain, open_runs
-from attnscope.fused.statistics import Map, MapAlone
-from attnscope.fused.widened import attend_widened, is_widened
+from attnscope.fused.runs import Runs, digest, is_plain, open_runs
+from attnscope.fused.statistics import Map, MapAlone, PairSums, Statistics
+from attnscope.fused.weigh import BITS, LOWEST, Asked, Block, Figures, Head, Weigh, plan, scripted
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """How scores are made: ``softcap(scale·q·k) + bias`` where ``runs`` are open, with a sink beside them.
+
+    All of it times ``BITS``.
+    """
+
+    query: Tensor  # [batch, head, query, size]
+    key: Tensor  # [batch, key_head, key, size]
+    value: Tensor  # [batch, key_head, key, value size]
+    runs: Runs
+    scale: float
+    offset: int
+    bias: Tensor | None = None  # [batch or 1, head or 1, query, key]
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [head]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that is computed in: float32 at least."""
+        return torch.promote_types(self.query.dtype, torch.float32)
+
+    def head(self, text: int, number: int) -> Head:
+        """One head of one text."""
+        shared = number // (self.query.shape[1] // self.key.shape[1])
+        factor = self.scale * BITS if self.softcap is None else self.scale / self.softcap
+        query = self.query[text, number].to(self.dtype) * factor
+        # heads are interleaved in memory, and products of neighbouring rows are faster
+        key, value = (each[text, shared].to(self.dtype).contiguous() for each in (self.key, self.value))
+        bias = None if self.bias is None else self.bias[text % len(self.bias), number % self.bias.shape[1]]
+        sink = None if self.sinks is None else self.sinks[number].to(self.dtype)
+        farthest = 2 * float(query.norm(dim=-1).amax() * key.norm(dim=-1).amax())
+        steep = bias is not None or self.softcap is not None or not farthest < -LOWEST
+        return Head(query, key, value, steep, self.softcap, bias, sink)
+
+
+@dataclass(frozen=True, eq=False)
+class Sheets:
+    """Where results go. No two heads write to the same place."""
+
+    output: Tensor  # [batch, head, query, value size]
+    entropy: Tensor  # [batch, head, query], as the next two
+    largest: Tensor
+    total: Tensor
+    column: Tensor  # [batch, head, key]
+    at: Tensor  # [batch, head, name, query]
+    gaps: Tensor  # [batch, head, name] float64, as the next
+    pairs: Tensor
+    cells: Tensor | None  # [batch, head, row cell, key cell]
+
+    def figures(self, text: int, number: int) -> Figures:
+        """The places of one head of one text."""
+        at = text, number
+        return Figures(
+            output=self.output[at],
+            entropy=self.entropy[at],
+            largest=self.largest[at],
+            total=self.total[at],
+            column=self.column[at],
+            at=self.at[at],
+            gaps=self.gaps[at],
+            pairs=self.pairs[at],
+            cells=None if self.cells is None else self.cells[at],
+        )
+
+
+@dataclass
+class Worker:
+    """Computes head after head, with scratch memory of its own."""
+
+    scores: Scores
+    sheets: Sheets
+    plans: Sequence[Sequence[Block]]  # one for each text, or one for all
+    spots: Sequence[Spots]  # as the plans
+    matches: Mapping[str, Sequence[Matches]]
+    gaps: Sequence[Gaps]
+    weigh: Weigh
+    scratch: Tensor = field(init=False)  # room for the scores of any tile
+    kept: Tensor = field(init=False)  # room for the weights of any block
+    numbers: Tensor = field(init=False)  # 0, 1, 2 and so on, as far as any block needs
+
+    def __post_init__(self) -> None:
+        """Make room once: memory that grows from block to block is had anew from the system each time."""
+        blocks = [block for plan in self.plans for block in plan]
+        rows = max(block.stop - block.start for block in blocks)
+        width = max(block.tiles[0].stop - block.tiles[0].start for block in blocks)
+        keys = max(block.tiles[-1].stop - block.tiles[0].start for block in blocks)
+        self.scratch = torch.empty(rows * width, dtype=self.scores.dtype)
+        self.kept = torch.empty(rows * keys, dtype=self.scores.dtype)
+        self.numbers = torch.arange(max(rows, keys))
+
+    def run(self, text: int, number: int) -> None:
+        """Weigh all rows of a head of one text."""
+        head, figures = self.scores.head(text, number), self.sheets.figures(text, number)
+        for block in self.plans[text % len(self.plans)]:
+            self._weigh(head, figures, block, text)
+
+    def _weigh(self, head: Head, figures: Figures, block: Block, text: int) -> None:
+        """Weigh the rows of a block."""
+        rows, tiles = slice(block.start, block.stop), block.tiles
+        keys, width = slice(tiles[0].start, tiles[-1].stop), tiles[0].stop - tiles[0].start
+        asked = Asked(
+            *self.spots[text % len(self.spots)].places(rows, keys, width),
+            [gaps.ahead_of(rows, keys, self.scores.dtype) for gaps in self.gaps],
+            [matches[text].places(rows, keys, width) for matches in self.matches.values()],
+            self.numbers,
+        )
+        self.weigh(head, block, asked, figures, self.scratch, self.kept)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What kernels may put between the product and the softmax; see ``ScoredRows`` for each of them."""
+
+    bias: Tensor | None = None  # [batch or 1, head or 1, query, key]
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [head]
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    runs: Runs,
+    scale: float,
+    *,
+    extras: Extras = Extras(),
+    request: Request | None = None,
+    matches: Mapping[str, Sequence[Matches]] | None = None,
+    offset: int = 0,
+) -> tuple[Tensor, Statistics]:
+    """Compute ``softmax(scale·QKᵀ) V`` over the open keys, and the statistics of its weights.
+
+    ``query`` is ``[batch, head, query, size]``, ``key`` and ``value`` are ``[batch, key_head, key, size]``,
+    float32 or float64; query head ``h`` reads key head ``h // (heads / key_heads)``. Every row has an open
+    key. ``matches`` are those of the pairs in the request, found already for each text; ``offset`` is the
+    position of row 0 on the key axis. Returns the output, ``[batch, head, query, value size]``, and the
+    statistics. Memory grows with queries + keys. Works on as many threads as torch does, one for each group
+    of heads.
+    """
+    batch, heads, queries, _ = query.shape
+    keys = key.shape[2]
+    bias = None if extras.bias is None else extras.bias.expand(*extras.bias.shape[:2], queries, keys)
+    scores = Scores(query, key, value, runs, scale, offset, bias, extras.softcap, extras.sinks)
+    request, matches = request or Request(), matches or {}
+    row_edges, key_edges = request.edges(queries), request.edges(keys)
+    plans = [plan(runs, text, row_edges, key_edges) for text in range(len(runs.low))]
+    position = torch.arange(queries) + offset
+    gaps = {name: Gaps.of(function, runs, offset, keys) for name, function in request.gaps.items()}
+    uneven = {name: each for name, each in gaps.items() if each.slope is None}
+    output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
+    whole = query.new_empty(0, dtype=scores.dtype)
+    figures = batch, heads
+    sheets = Sheets(
+        output=output,
+        entropy=whole.new_empty(*figures, queries),
+        largest=whole.new_empty(*figures, queries),
+        total=whole.new_ones(*figures, queries),
+        column=whole.new_zeros(*figures, keys),
+        at=whole.new_zeros(*figures, len(request.at), queries),
+        gaps=torch.zeros(*figures, len(uneven), dtype=torch.float64),
+        pairs=torch.zeros(*figures, len(matches), dtype=torch.float64),
+        cells=whole.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
+    )
+    at = [key_of(position) for key_of in request.at.values()]
+    spots = [Spots.of(at, runs, text) for text in range(len(runs.low))]
+    jobs = [(text, head) for text in range(batch) for head in range(heads)]
+    weigh, tables = scripted(), list(uneven.values())
+    _run(lambda: Worker(scores, sheets, plans, spots, matches, tables, weigh), jobs)
+    sums = dict(zip(uneven, sheets.gaps.unbind(-1), strict=True))
+    ahead = (sheets.column.double() * torch.arange(keys)).sum(-1)
+    ahead -= (sheets.total.double() * position).sum(-1)  # Σ A (j - i), [batch, head]
+    cells = sheets.cells
+    return output, Statistics(
+        runs=runs,
+        offset=offset,
+        entropy=sheets.entropy,
+        largest=sheets.largest,
+        total=sheets.total,
+        column=sheets.column,
+        at=dict(zip(request.at, sheets.at.unbind(2), strict=True)),
+        gaps={name: sums[name] if each.slope is None else ahead * each.slope for name, each in gaps.items()},
+        pairs={
+            name: PairSums(request.pairs[name], torch.stack([each.count for each in matches[name]]), total)
+            for name, total in zip(matches, sheets.pairs.unbind(-1), strict=True)
+        },
+        map=None
+        if cells is None
+        else Map(cells, open_pairs(runs, row_edges, key_edges), row_edges, key_edges),
+    )
+
+
+def _run(worker: Callable[[], Worker], jobs: Sequence[tuple[int, int]]) -> None:
+    """Run the jobs on torch's number of threads, each with one thread inside.
+
+    Threads inside of tile operations are two to three times slower than one: the tiles are too small.
+    """
+    threads = min(torch.get_num_threads(), len(jobs))
+    inference = torch.is_inference_mode_enabled()
+
+    waiting = deque(jobs)
+
+    def take() -> tuple[int, int] | None:
+        try:
+            return waiting.popleft()
+        except IndexError:
+            return None
+
+    def work() -> None:
+        torch.set_num_threads(1)
+        with torch.inference_mode(inference), torch.no_grad():
+            mine = worker()
+            try:
+                for text, head in iter(take, None):
+                    mine.run(text, head)
+            finally:
+                waiting.clear()  # where one thread fails, the others end, too
+
+    with _one_inner_thread(), ThreadPoolExecutor(max(1, threads - 1), "attnscope") as pool:
+        others = [pool.submit(work) for _ in range(threads - 1)]
+        work()
+        for done in others:
+            done.result()
+
+
+@contextmanager
+def _one_inner_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@lru_cache(4)  # the layers of a model share their runs
+def open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> Tensor:
+    """How many open pairs lie in each cell.  -> [batch or 1, row cell, key cell]"""
+    edge = torch.tensor(key_edges)
+    cell = torch.repeat_interleave(torch.tensor(row_edges).diff())  # [row]
+    pairs = torch.zeros(len(runs.low), len(row_edges) - 1, len(key_edges) - 1, dtype=torch.int64)
+    for rows in torch.split(torch.arange(len(cell)), 1024):
+        low, high = runs.low[:, rows, None], runs.high[:, rows, None]
+        before = torch.minimum(high, edge) - torch.minimum(low, edge)  # open keys before each edge
+        pairs.index_add_(1, cell[rows], before.diff(dim=-1))
+    return pairs
+
+
+MOST_CELLS = 48
+"""With more cells of keys than this, tiles cost less."""
+
+LANES = 16
+"""Rows of a width that is a multiple of this are faster."""
+
+NUMBERS = 1 << 17
+"""Numbers in a widened tensor at a time, one head at least: half a megabyte stays near the core."""
+
+
+def is_widened(call: AttentionCall, cells: int) -> bool:
+    """Whether the kernel can tell so many cells, exactly: in full precision, with nothing but a mask."""
+    masks = len(call.biases) + len(call.masks)
+    exact = call.query.dtype in (torch.float32, torch.float64)
+    plain = call.softcap is None and call.sinks is None and (call.diagonal is None or not masks)
+    return exact and plain and cells <= MOST_CELLS
+
+
+def attend_widened(
+    call: AttentionCall, row_edges: tuple[int, ...], key_edges: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """The output of a call, and the sums of its weights in each cell.
+
+    -> [batch, head, query, value size] and [batch, head, row cell, key cell]
+    """
+    assert isinstance(call.scale, float)
+    batch, heads, queries, size = call.query.shape
+    key_heads, keys, own = call.value.shape[1:]
+    cells, shared = len(key_edges) - 1, heads // key_heads
+    width = -(-max(size, own + cells) // LANES) * LANES
+    down = _members(row_edges).to(call.query.dtype).T  # [row cell, row]
+    across = _members(key_edges)  # [key, key cell]
+    mask = next((mask for mask in (*call.biases, *call.masks) if isinstance(mask, Tensor)), None)
+    while mask is not None and mask.ndim < 4:
+        mask = mask[None]
+    output = call.query.new_empty(batch, queries, heads, own).transpose(1, 2)
+    total = call.query.new_empty(batch, heads, len(down), cells)
+    step = max(1, NUMBERS // (batch * shared * max(queries, keys) * width))
+    for first in range(0, key_heads, step):
+        some = slice(first, first + step)
+        mine = slice(first * shared, (first + step) * shared)
+        query = _widen(call.query[:, mine], width)
+        key, value = (_widen(each[:, some], width, shared) for each in (call.key, call.value))
+        value[..., own : own + cells] = across
+        wide = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            mask if mask is None or mask.shape[1] == 1 else mask[:, mine],
+            is_causal=call.diagonal is not None,
+            scale=call.scale,
+        )
+        output[:, mine] = wide[..., :own]
+        total[:, mine] = down @ wide[..., own : own + cells]
+    return output, total
+
+
+@lru_cache(4)  # the layers of a model share their edges
+def _members(edges: tuple[int, ...]) -> Tensor:
+    """Which cell each position belongs to.  -> [position, cell], 0 or 1"""
+    sizes = torch.tensor(edges).diff()
+    return one_hot(torch.repeat_interleave(sizes), len(sizes))
+
+
+def _widen(part: Tensor, width: int, times: int = 1) -> Tensor:
+    """The same with zeros behind, each head so many times.  [batch, head, position, size] -> [..., width]"""
+    batch, heads, positions, size = part.shape
+    wide = part.new_empty(batch, heads, times, positions, width)
+    wide[..., :size] = part[:, :, None]
+    wide[..., size:] = 0
+    return wide.flatten(1, 2)
+
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -8,15 +8,12 @@ for head in measurement.figures():
 """
 
 # The imports of the three families fill the table of measures, in this order.
-from attnscope.measures import distribution, position, tokens  # isort: skip  # noqa: F401
 from attnscope.figures import Figure, HeadFigures, Role
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.explain import explain
 from attnscope.measures.measure import MEASURES, Measure, fused_request, measure
 from attnscope.measures.measurement import DEFAULT, Measurement
-from attnscope.measures.roles.resting import settle_roles
-from attnscope.measures.roles.role import PATTERNS, role, worth_a_look
-from attnscope.measures.roles.weak import ROLES
+from attnscope.measures.roles import PATTERNS, ROLES, role, settle_roles, worth_a_look
 
 __all__ = [
     "DEFAULT",

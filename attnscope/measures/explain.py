@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from attnscope.errors import SelectionError
 from attnscope.figures import WEAK
+from attnscope.measures.flow import METHODS
 from attnscope.measures.measure import MEASURES
-from attnscope.measures.roles.resting import HARDLY, LEVEL
-from attnscope.measures.roles.role import (
+from attnscope.measures.roles import (
+    BEST,
     BROAD,
     CHANCE,
+    FEWEST_HEADS,
     FEWEST_ROWS,
+    HARDLY,
     LEAST_LIFT,
+    LEVEL,
     NONE,
+    OUTLYING,
+    PART,
     PATTERNS,
     POSITION,
     POSITIONAL,
     RESTING,
+    ROLES,
+    TIMES,
 )
-from attnscope.measures.roles.weak import BEST, FEWEST_HEADS, OUTLYING, PART, ROLES, TIMES
-from attnscope.measures.vectors.flow import METHODS
-from attnscope.measures.vectors.weighing import WEIGHINGS
+from attnscope.measures.weighing import WEIGHINGS
 from attnscope.registry import nearest_name
 
 NEEDS = {

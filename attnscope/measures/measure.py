@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from attnscope.attention import Token
 from attnscope.fused.request import Request
 from attnscope.measures.block import Block, TokenFacts
-from attnscope.measures.forms.form import Form, KeySum, PerRow
+from attnscope.measures.forms import Form, KeySum, PerRow
 from attnscope.registry import Registry, docstring
 
 LACKING = {

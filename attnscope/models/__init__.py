@@ -100,7 +100,7 @@ def load(
 
 def prepare_tensors(model: Model, file: Path) -> ModelInput:
     """A model's own inputs, from a file of named tensors. Raises ``InputError``."""
-    from attnscope.storage.arrays.files import read_tensors
+    from attnscope.storage.tensors import read_tensors
 
     return model.prepare_tensors(read_tensors(file))
 

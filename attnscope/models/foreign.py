@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from attnscope.deadline import OutOfTime, time_limited
 from attnscope.errors import ModelError, first_line
-from attnscope.memory import free_memory, out_of_memory, readable
+from attnscope.limits import OutOfTime, free_memory, out_of_memory, readable, time_limited
 
 SECONDS = 5
 """Processor seconds that a chat template, or reading a config, may take; honest ones take milliseconds."""

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from attnscope.attention import Axis, Kind, Token
-from attnscope.axes.places import HEARD
-from attnscope.axes.weights import Array
+from attnscope.axes import HEARD, Array
 from attnscope.figures import HeadFigures
-from attnscope.models.text.vocabulary import Vocabulary
+from attnscope.models.text.tokens import Vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.errors import AttnscopeError
-from attnscope.memory import out_of_memory
+from attnscope.limits import out_of_memory
 
 if TYPE_CHECKING:
     from attnscope.models.inputs import ModelInput

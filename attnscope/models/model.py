@@ -1,24 +1,23 @@
-"""Model: something that reads text, with attention inside."""
+"""What a module says of itself: where it lives, and what it takes."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.figures import Weigh
-from attnscope.memory import out_of_memory, require
+from attnscope.limits import out_of_memory, require
 from attnscope.models.inputs import Chat, ModelInput, Objective, Part, Paths
-from attnscope.models.inspection import find_device
-from attnscope.models.text.fit import fit_tokens
 from attnscope.progress import tell
+from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +26,80 @@ if TYPE_CHECKING:
     from attnscope.attention import Attention
     from attnscope.capture import Observer, Record
     from attnscope.fused.fused_pass import FusedPass
+
+
+def find_device(module: nn.Module) -> torch.device:
+    """Where the first weights live; those that a device map keeps on disk live nowhere."""
+    import torch
+
+    places = (weights.device for weights in module.parameters())
+    return next((place for place in places if place.type != "meta"), torch.device("cpu"))
+
+
+def accepts(module: nn.Module, argument: str, entry: str = "__call__") -> bool:
+    """Whether the module, or a method of it, takes an argument of that name."""
+    method = module.forward if entry == "__call__" else getattr(module, entry)
+    return argument in inspect.signature(method).parameters
+
+
+def takes(function: Callable[..., object], argument: str) -> bool:
+    """Whether a function takes an argument of that name, among whatever else it takes."""
+    parameters = inspect.signature(function).parameters
+    return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+SOUNDS = ("input_features", "input_values")
+"""What modules of transformers call a sound."""
+
+
+def find_sound_input(module: nn.Module) -> str | None:
+    """What a module of transformers, or its encoder, calls the sound that it reads; ``None`` without."""
+    mains = (getattr(part, "main_input_name", None) for part in (module, getattr(module, "encoder", None)))
+    taken = [name for name in SOUNDS if accepts(module, name)]
+    return next((str(name) for name in (*mains, *taken) if name in taken), None)
+
+
+def hears(module: nn.Module) -> bool:
+    """Whether a module of transformers reads sound, and nothing else that could stand alone."""
+    return find_sound_input(module) is not None and not accepts(module, "input_ids")
+
+
+Fit: TypeAlias = Callable[[int], tuple[int | None, tuple[str, ...]]]
+"""How many tokens to keep of so many, or ``None`` for all of them, and what to say of it."""
+
+
+def fit_tokens(
+    name: str,
+    positions: int | None,
+    count: int,
+    characters: int,
+    *,
+    max_tokens: int | None,
+    truncate: bool,
+) -> tuple[int | None, tuple[str, ...]]:
+    """How many of ``count`` tokens to keep (``None``: all), and a note if that cuts the text.
+
+    Of a text of more ``characters`` than are read, ``count`` are the tokens of its beginning. Raises
+    ``InputError`` for a text that is too long, and is not to be cut.
+    """
+    wanted = count if max_tokens is None else min(count, max_tokens)
+    more = "more than " if characters > MOST_CHARACTERS else ""
+    if positions is not None and wanted > positions and not truncate:
+        raise InputError(
+            f"the text has {more}{count:,} tokens and {name} reads at most {positions:,}: "
+            "shorten it, or pass --truncate to cut it"
+        )
+    if more and max_tokens is None and not truncate:
+        raise InputError(
+            f"the text has {characters:,} characters, and at most {MOST_CHARACTERS:,} of one text are read: "
+            "shorten it, or pass --max-tokens to cut it"
+        )
+    limits = [limit for limit in (max_tokens, positions) if limit is not None]
+    if limits and count > min(limits):
+        return min(limits), (f"cut: the first {min(limits):,} of {more}{count:,} tokens are shown",)
+    note = f"cut: the first {MOST_CHARACTERS:,} of {characters:,} characters are read"
+    return None, ((note,) if more else ())
+
 
 SMALL_PASS = 4e9
 """Floating-point operations of a pass below which threads cost more than they bring."""
@@ -216,7 +289,7 @@ class Model(ABC):
 
     def _require_attention(self, record: Record) -> Record:
         """The record, if there is any attention in it. Raises ``ModelError``."""
-        from attnscope.capture.placing.emptiness import why_empty
+        from attnscope.capture.placing.without_attention import why_empty
 
         if not record.sites:
             raise ModelError(f"{self.name} has no attention to show: {why_empty(self.module, record)}")

@@ -15,8 +15,7 @@ from attnscope.models.foreign import explained
 from attnscope.models.inputs import ModelInput, Objective, text_axes
 from attnscope.models.text.reader import Reader, ReaderModel, Reading
 from attnscope.network import Encoder, load, untrained
-from attnscope.network.folder import BUNDLED, PRETRAINED, WEIGHTS
-from attnscope.network.tokenizer import MASK
+from attnscope.network.folder import BUNDLED, MASK, PRETRAINED, WEIGHTS
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:

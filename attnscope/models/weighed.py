@@ -15,20 +15,23 @@ from attnscope.capture.projections import Projection, Projections, head_gradient
 from attnscope.capture.residuals import Residual, Residuals
 from attnscope.errors import InputError, ModelError
 from attnscope.figures import Weigh
-from attnscope.measures.vectors.block_norm import by_block_norm, normed_weight, residual_part, spread_rows
-from attnscope.measures.vectors.weighing import (
+from attnscope.measures.weighing import (
     WEIGHINGS,
     Values,
     WeighedRows,
+    by_block_norm,
     by_gradient,
     by_norm,
     by_zeroing,
+    normed_weight,
+    residual_part,
+    spread_rows,
 )
 from attnscope.models.inputs import ModelInput, Objective, Part, Paths
-from attnscope.models.kept.file import FileModel
+from attnscope.models.kept import FileModel
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
-from attnscope.models.target import score_prediction
+from attnscope.models.targets import score_prediction
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,12 +1,16 @@
 """The own network: a transformer encoder on ``MultiHeadAttention``, its tokenizer and its folder."""
 
-from attnscope.network.attention import MultiHeadAttention
-from attnscope.network.config import EncoderConfig
-from attnscope.network.encoder import Encoder
-from attnscope.network.folder import bundled, is_encoder_folder, load, load_config, save, untrained
-from attnscope.network.layer import EncoderLayer
-from attnscope.network.positions import RotaryAttention, Sinusoidal, sinusoids
-from attnscope.network.tokenizer import load_tokenizer
+from attnscope.network.attention import MultiHeadAttention, RotaryAttention, Sinusoidal, sinusoids
+from attnscope.network.encoder import Encoder, EncoderConfig, EncoderLayer
+from attnscope.network.folder import (
+    bundled,
+    is_encoder_folder,
+    load,
+    load_config,
+    load_tokenizer,
+    save,
+    untrained,
+)
 
 __all__ = [
     "Encoder",

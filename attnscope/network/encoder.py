@@ -1,16 +1,163 @@
-"""The encoder: tokens in, one vector a token out, and a head that guesses tokens from vectors."""
+"""What an encoder looks like: a dataclass that is checked before anything is built from it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnscope.errors import InputError
-from attnscope.network.attention import MultiHeadAttention
-from attnscope.network.config import EncoderConfig
-from attnscope.network.layer import EncoderLayer
-from attnscope.network.positions import RotaryAttention, Sinusoidal
+from attnscope.errors import InputError, ModelError
+from attnscope.network.attention import MultiHeadAttention, RotaryAttention, Sinusoidal
+
+POSITIONS = ("rotary", "sinusoidal", "none")
+ACTIVATIONS = ("gelu", "relu")
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Sizes and kinds of one encoder; a value that makes no sense raises ``ModelError``.
+
+    ``vocabulary`` counts token ids, ``width`` is the size of a token's vector, ``hidden`` that of the
+    feed-forward layer, ``max_positions`` the longest text, ``segments`` the number of texts that can
+    be told apart in one input (0: none). ``causal`` closes the future to every token. ``trained``
+    says whether the weights have seen text, so that output of random weights can say so.
+    """
+
+    vocabulary: int = 8192
+    width: int = 256
+    layers: int = 4
+    heads: int = 8
+    hidden: int = 1024
+    max_positions: int = 512
+    positions: str = "rotary"
+    rotary_base: float = 10000.0
+    segments: int = 2
+    causal: bool = False
+    norm_first: bool = True
+    activation: str = "gelu"
+    dropout: float = 0.0
+    trained: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("vocabulary", 1, 2**31),
+            ("width", 1, 2**16),
+            ("layers", 1, 1024),
+            ("heads", 1, 2**16),
+            ("hidden", 1, 2**20),
+            ("max_positions", 1, 2**20),
+            ("segments", 0, 2),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise ModelError(f"{name} is a whole number from {low} to {high}, not {value!r}")
+        for name in ("causal", "norm_first", "trained"):
+            if type(getattr(self, name)) is not bool:
+                raise ModelError(f"{name} is true or false, not {getattr(self, name)!r}")
+        for name, choices in (("positions", POSITIONS), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in choices:
+                raise ModelError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        for name, least, most in (("dropout", 0.0, 0.9), ("rotary_base", 1.5, 1e9)):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not least <= value <= most:
+                raise ModelError(f"{name} is a number from {least} to {most}, not {value!r}")
+        if self.width % self.heads:
+            raise ModelError(f"{self.heads} heads do not divide a width of {self.width}")
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            raise ModelError(
+                f"rotary positions need an even width a head, not {self.width // self.heads}: "
+                "choose other heads or width, or other positions"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as JSON can hold them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EncoderConfig:
+        """Build from ``as_dict``'s form; unknown fields, and missing sizes, raise ``ModelError``."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ModelError(f"unknown field {unknown[0]!r}: there are {', '.join(sorted(known))}")
+        missing = [
+            name for name in ("vocabulary", "width", "layers", "heads", "hidden") if name not in values
+        ]
+        if missing:
+            raise ModelError(f"the field {missing[0]!r} is missing")
+        return cls(**values)
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+
+
+class EncoderLayer(nn.Module):
+    """A layer with the arguments, parameter names and results of ``torch.nn.TransformerEncoderLayer``.
+
+    ``norm_first`` puts the normalisation before each half (pre-norm) instead of after it.
+    ``attention`` replaces the self-attention, for relative or rotary positions.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str = "relu",
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        attention: MultiHeadAttention | None = None,
+    ) -> None:
+        super().__init__()
+        if activation not in FUNCTIONS:
+            raise ValueError(f"no activation {activation!r}: there are {', '.join(FUNCTIONS)}")
+        self.self_attn = attention or MultiHeadAttention(
+            d_model, nhead, dropout, bias=bias, batch_first=batch_first
+        )
+        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias)
+        self.norm_first = norm_first
+        self.norm1 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias)
+        self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias)
+        self.dropout1 = nn.Dropout(dropout)
+        self.dropout2 = nn.Dropout(dropout)
+        self.activation = FUNCTIONS[activation]
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """[token, batch, width], or [batch, token, width] if batch first -> the same"""
+        x = src
+        if self.norm_first:
+            x = x + self._attend(self.norm1(x), src_mask, src_key_padding_mask, is_causal)
+            return x + self._feed_forward(self.norm2(x))
+        x = self.norm1(x + self._attend(x, src_mask, src_key_padding_mask, is_causal))
+        out: Tensor = self.norm2(x + self._feed_forward(x))
+        return out
+
+    def _attend(self, x: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool) -> Tensor:
+        mixed, _ = self.self_attn(
+            x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask, is_causal=is_causal
+        )
+        dropped: Tensor = self.dropout1(mixed)
+        return dropped
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        hidden = self.dropout(self.activation(self.linear1(x)))  # [batch, token, hidden]
+        out: Tensor = self.dropout2(self.linear2(hidden))
+        return out
 
 
 class Encoder(nn.Module):

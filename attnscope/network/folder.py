@@ -1,4 +1,4 @@
-"""An encoder as a folder: ``config.json``, ``model.safetensors`` and ``tokenizer.json``."""
+"""The tokenizer of an encoder, read from its folder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,32 @@ import torch
 from tokenizers import Tokenizer
 from torch.overrides import TorchFunctionMode
 
-from attnscope.errors import InputError, ModelError, OutputError
-from attnscope.network.config import EncoderConfig
-from attnscope.network.encoder import Encoder
-from attnscope.network.tokenizer import load_tokenizer
-from attnscope.storage.arrays.files import read_safetensors
-from attnscope.storage.regular import read_regular
-from attnscope.storage.whole import write_whole
+from attnscope.errors import AttnscopeError, InputError, ModelError, OutputError
+from attnscope.network.encoder import Encoder, EncoderConfig
+from attnscope.storage.files import read_regular, write_whole
+from attnscope.storage.tensors import read_safetensors
 
-LARGEST = 1 << 20
+PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+LARGEST = 1 << 26
+"""Bytes that a vocabulary may have."""
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read a ``tokenizer.json`` that holds the five special tokens; raises ``ModelError`` otherwise."""
+    try:
+        tokenizer = Tokenizer.from_buffer(read_regular(path, LARGEST))
+    except AttnscopeError as error:
+        raise ModelError(str(error)) from None
+    except Exception as error:  # the library raises bare Exception for every sort of bad file
+        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
+    for token in SPECIAL:
+        if tokenizer.token_to_id(token) is None:
+            raise ModelError(f"{path} has no token {token}, which the encoder needs")
+    return tokenizer
+
+
+LARGEST_FOLDER = 1 << 20
 """Bytes of the config, at most."""
 
 FORMAT = "attnscope-encoder"
@@ -110,7 +127,7 @@ def load_config(folder: str | Path) -> EncoderConfig:
     if not path.is_file():
         raise ModelError(f"{folder} holds no model: there is no {CONFIG} in it")
     try:
-        values = json.loads(read_regular(path, LARGEST))
+        values = json.loads(read_regular(path, LARGEST_FOLDER))
     except (OSError, ValueError, RecursionError, InputError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
@@ -127,7 +144,7 @@ def load_config(folder: str | Path) -> EncoderConfig:
 def is_encoder_folder(folder: str | Path) -> bool:
     """Whether ``save`` wrote this folder, judged by its config alone."""
     try:
-        values = json.loads(read_regular(Path(folder) / CONFIG, LARGEST))
+        values = json.loads(read_regular(Path(folder) / CONFIG, LARGEST_FOLDER))
     except (OSError, ValueError, RecursionError, InputError):
         return False
     return isinstance(values, dict) and values.get("format") == FORMAT

@@ -53,8 +53,7 @@ class Reader:
         so many tokens, and shows them too. Raises ``InputError`` for what the model cannot read,
         ``ModelError`` for a model that fails.
         """
-        from attnscope.models.kept.keeping import keep_trace
-        from attnscope.models.kept.trace import TracedModel
+        from attnscope.models.kept import TracedModel, keep_trace
         from attnscope.models.text.given import Given
 
         model, files = self._model, image if video is None else video
@@ -121,7 +120,7 @@ def wrap(
     A bare module reads tensors by the names of its arguments; with a ``tokenizers.Tokenizer`` it reads texts.
     Whether it trains or rests stays as it is.
     """
-    from attnscope.models.wrapped import wrap_module
+    from attnscope.models.module import wrap_module
 
     with _at_rest(module):
         return Reader(wrap_module(module, tokenizer, processor, name))
@@ -129,7 +128,7 @@ def wrap(
 
 def open(path: str | Path) -> Run:
     """A run from a file: a ``.trace``, or weights that some tool saved. Raises ``InputError``."""
-    from attnscope.models.kept.trace import open_file
+    from attnscope.models.kept import open_file
 
     return Run(open_file(path))
 
@@ -144,7 +143,7 @@ def record(
     generation are shown as one text. Raises ``ModelError`` if no attention ran.
     """
     from attnscope.capture import recording
-    from attnscope.models.kept.recorded import LastPass, label_axes
+    from attnscope.models.kept import LastPass, label_axes
 
     run, last, axes = Run(), LastPass(), label_axes(tokens)
     with recording(module, [last], axes) as record:

@@ -1,20 +1,90 @@
-"""A run: what one pass of a model showed, ready to be looked at from every side."""
+"""What is asked of a run in words: the questions of the commands of the same names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, OutputError
-from attnscope.notebook.questions import Questions, select
-from attnscope.notebook.shown import HeadPicture, Picture
-from attnscope.notebook.tables import Page, Table
+from attnscope.notebook.shown import HeadPicture, Page, Picture, Shown, Table
 
 if TYPE_CHECKING:
-    from attnscope.analysis.all_heads import AllHeads
-    from attnscope.models.kept.file import FileModel
+    from attnscope.models.kept import FileModel
+    from attnscope.questions.check import Verdict
+    from attnscope.questions.layers import AllHeads
+    from attnscope.questions.selection import Selection
+
+
+class Questions(Shown):
+    """A pass that can be asked."""
+
+    @property
+    def _pass(self) -> FileModel:
+        raise NotImplementedError
+
+    def find(self, *questions: str, cmap: str | None = None) -> Picture:
+        """Which heads look from here to there: ``run.find("it -> cat", "* -> -1")``.
+
+        Raises ``SelectionError`` for parts that the text has not.
+        """
+        from attnscope.questions.asked import of_found
+        from attnscope.questions.find import find, parse_questions
+
+        asked = [question for each in questions for question in parse_questions(each)]
+        return Picture(of_found(find(self._pass, self._pass.prepared, asked, select())), cmap)
+
+    def spans(
+        self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
+    ) -> Picture:
+        """Which part of the text looks at which: sentence, line, paragraph, segment, or role of a chat.
+
+        Raises ``InputError`` for what is not cut so.
+        """
+        from attnscope.questions.asked import of_spans
+        from attnscope.questions.parts import cut_input
+        from attnscope.questions.spans import span_maps
+
+        prepared = self._pass.prepared
+        result = span_maps(self._pass, prepared, cut_input(prepared, by), select(head=head))
+        return Picture(of_spans(result, one=head is not None), cmap)
+
+    def flow(
+        self,
+        method: Literal["rollout", "flow"] = "rollout",
+        *,
+        token: str | int | None = None,
+        words: bool = False,
+        hide_special: bool = False,
+        cmap: str | None = None,
+    ) -> Picture:
+        """What the tokens of the last layer are made of, through all layers and heads; or one token."""
+        from attnscope.questions.asked import of_flow
+        from attnscope.questions.flow import follow_flow
+
+        prepared, asked = self._pass.prepared, select(words=words, hide_special=hide_special)
+        named = None if token is None else str(token)
+        result = follow_flow(self._pass, prepared, method, asked, token=named)
+        return Picture(of_flow(result, token=named, pictures=prepared.pictures), cmap)
+
+    def check(self, *claims: str) -> tuple[Verdict, ...]:
+        """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""
+        from attnscope.measures import DEFAULT
+        from attnscope.questions.check import claim
+        from attnscope.questions.stats import stats
+
+        asked = [claim(each) for each in claims]
+        names = tuple(dict.fromkeys((*DEFAULT, *(name for each in asked for name in each.names))))
+        heads = stats(self._pass, self._pass.prepared, select(), names=names).heads
+        return tuple(each.judge(heads) for each in asked)
+
+
+def select(head: Head | str | None = None, **asked: Any) -> Selection:
+    """What is looked at; a head by its address, or as it is written. Raises ``SelectionError``."""
+    from attnscope.questions.selection import Selection, head_of
+
+    return Selection(None if head is None else head_of(head), **asked)
 
 
 @dataclass(eq=False, repr=False)
@@ -60,8 +130,8 @@ class Run(Questions):
         self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None
     ) -> Picture:
         """Every head as a thumbnail, and those most worth a look."""
-        from attnscope.analysis.overview import overview
-        from attnscope.answers.answer import of_overview
+        from attnscope.questions.answer import of_overview
+        from attnscope.questions.overview import overview
 
         result = overview(self._pass, self._pass.prepared, select(words=words, hide_special=hide_special))
         return Picture(of_overview(result, None, lambda head: f'run.head("{head}")'), cmap)
@@ -76,8 +146,8 @@ class Run(Questions):
         cmap: str | None = None,
     ) -> HeadPicture:
         """One head, by its address: ``"L2H1"``, ``"cross L0H3"``. Raises ``SelectionError``."""
-        from attnscope.analysis.head import one_head
-        from attnscope.answers.answer import of_head
+        from attnscope.questions.answer import of_head
+        from attnscope.questions.head import one_head
 
         asked = select(head=head, words=words, hide_special=hide_special, scale=scale)
         result = one_head(self._pass, self._pass.prepared, asked)
@@ -98,15 +168,15 @@ class Run(Questions):
 
         Raises ``SelectionError``.
         """
-        from attnscope.analysis.token import one_token
-        from attnscope.answers.answer import of_token
+        from attnscope.questions.answer import of_token
+        from attnscope.questions.token import one_token
 
         asked = select(head=head, token=str(token), words=words, hide_special=hide_special)
         return Picture(of_token(one_token(self._pass, self._pass.prepared, asked)), cmap)
 
     def stats(self) -> Table:
         """The figures of every head."""
-        from attnscope.analysis.figures.stats import stats
+        from attnscope.questions.stats import stats
 
         return Table(stats(self._pass, self._pass.prepared, select()))
 
@@ -118,9 +188,9 @@ class Run(Questions):
         ``head`` adds the difference of one head's two maps, where the runs are of two texts. Raises
         ``SelectionError`` or ``InputError`` for what cannot be compared.
         """
-        from attnscope.analysis.comparison.compare import compare
-        from attnscope.answers.across import compare_passes
-        from attnscope.answers.compared import of_heads
+        from attnscope.questions.across import compare_passes
+        from attnscope.questions.compare import compare
+        from attnscope.questions.compared import of_heads
 
         mine = self._pass
         if other is None:
@@ -141,9 +211,8 @@ class Run(Questions):
 
         Raises ``OutputError``.
         """
-        from attnscope.analysis.layers import whole_layers
-        from attnscope.models.kept.keeping import keep_trace
-        from attnscope.models.kept.trace import TracedModel
+        from attnscope.models.kept import TracedModel, keep_trace
+        from attnscope.questions.layers import whole_layers
         from attnscope.render.image import FORMATS
         from attnscope.render.layers import PAGE, save_layers, save_page
         from attnscope.storage.arrays import FORMATS as DATA
@@ -166,7 +235,7 @@ class Run(Questions):
             raise OutputError(f"{path} cannot be written: its name must end in one of {known}")
 
     def _all(self, **asked: Any) -> AllHeads:
-        from attnscope.analysis.all_heads import all_heads
+        from attnscope.questions.layers import all_heads
 
         return all_heads(self._pass, self._pass.prepared, select(**asked))
 

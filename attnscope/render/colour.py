@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from attnscope.axes.weights import Array
+from attnscope.axes import Array
 from attnscope.errors import SelectionError
 from attnscope.registry import nearest_name
 

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from attnscope import __version__
-from attnscope.analysis.all_heads import AllHeads, all_heads
-from attnscope.analysis.figures.numbers import site_numbers
-from attnscope.analysis.selection import Selection
-from attnscope.analysis.sentences import number_ranges
 from attnscope.attention import Axis, Token
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.kept.keeping import describe_model
+from attnscope.models.kept import describe_model
 from attnscope.progress import tell
-from attnscope.render.image import DPI, Album, Drawable
+from attnscope.questions.answer import site_numbers
+from attnscope.questions.layers import AllHeads, all_heads
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import number_ranges
+from attnscope.render.image import DPI, Album
 from attnscope.render.image.film import save_film
 from attnscope.render.layers import PAGE, save_layers, save_page
 from attnscope.storage.checkpoint import fingerprint
@@ -38,6 +38,7 @@ from attnscope.storage.folder import (
     refuse_existing,
     write_manifest,
 )
+from attnscope.views import Drawable
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "matplotlib")
 """What the bytes of an export may depend on; the manifest has their versions."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnscope.analysis.all_heads import AllHeads
-from attnscope.analysis.layers import WholeLayers
 from attnscope.errors import OutputError
-from attnscope.storage.whole import write_whole
+from attnscope.questions.layers import AllHeads, WholeLayers
+from attnscope.storage.files import write_whole
 
 PAGE = ".html"
 """The suffix of a page."""
@@ -35,7 +34,7 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
         raise OutputError(
             "a page shows weights from 0 up, and there are negative ones; save a picture or .npz"
         )
-    from attnscope.render.page import page
+    from attnscope.render.page.page import page
 
     return page(
         layers.kinds,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnscope.axes.weights import Array
+from attnscope.axes import Array
 from attnscope.render.colour import STEPS, table
-from attnscope.views.overlay import Overlay
+from attnscope.views.focus import Overlay
 
 DIMMED = 0.3
 """How much of a picture's own light a patch without any attention keeps."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from rich.console import Console
 
-    from attnscope.render.image import Drawable
+    from attnscope.views import Drawable
 
 Way: TypeAlias = Literal["auto", "kitty", "sixel", "iterm", "cells"]
 """How pixels reach a terminal; ``cells`` are coloured characters, and no pixels."""

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.storage.trace.file import SUFFIX, read_trace, trace_bytes
-from attnscope.storage.trace.trace import Trace
-from attnscope.storage.whole import write_whole
+from attnscope.storage.files import write_whole
+from attnscope.storage.trace.file import SUFFIX, Trace, read_trace, trace_bytes
 
 VARIABLE = "ATTNSCOPE_CACHE"
 """The environment variable that names another folder, or says ``off``."""

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
-from attnscope.storage.regular import read_regular
-from attnscope.storage.whole import write_whole
+from attnscope.storage.files import read_regular, write_whole
 from attnscope.text import Untrusted
 
 if TYPE_CHECKING:

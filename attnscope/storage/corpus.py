@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnscope.errors import InputError
-from attnscope.storage.lines import LONGEST, read_lines
+from attnscope.storage.files import LONGEST, read_lines
 
 HASHED = 1 << 20
 """Bytes at the beginning of a file that tell it from others, beside its size."""

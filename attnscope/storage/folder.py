@@ -17,8 +17,7 @@ from typing import Any
 
 from attnscope.errors import InputError, OutputError
 from attnscope.storage.arrays import FORMATS as DATA
-from attnscope.storage.regular import read_regular
-from attnscope.storage.whole import write_whole
+from attnscope.storage.files import read_regular, write_whole
 
 PICTURES = ("png", "svg", "pdf")
 """The formats of pictures."""

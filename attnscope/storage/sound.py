@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.axes.weights import Array
+from attnscope.axes import Array
 from attnscope.errors import AttnscopeError, InputError, first_line
-from attnscope.storage.regular import name_other
+from attnscope.storage.files import name_other
 
 BEGINS = ((b"RIFF", b"WAVE"), (b"RIFX", b"WAVE"), (b"RF64", b"WAVE"), (b"fLaC", b""))
 """The first four bytes of a file, and those from the ninth on; nothing else is handed to a decoder."""

@@ -14,16 +14,11 @@ import torch
 from tokenizers import Tokenizer
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, OutputError
-from attnscope.network.config import EncoderConfig
-from attnscope.network.encoder import Encoder
-from attnscope.network.folder import TOKENIZER, load, save
-from attnscope.network.tokenizer import load_tokenizer
-from attnscope.storage.whole import write_whole
-from attnscope.training.checkpoint import Progress
-from attnscope.training.data import Cutter, Lines, read_stream, split, write_stream
-from attnscope.training.guide import parse_guides
-from attnscope.training.tokenizer import train_tokenizer
-from attnscope.training.train import Settings, evaluate, train
+from attnscope.network.encoder import Encoder, EncoderConfig
+from attnscope.network.folder import TOKENIZER, load, load_tokenizer, save
+from attnscope.storage.files import write_whole
+from attnscope.training.data import Cutter, Lines, read_stream, split, train_tokenizer, write_stream
+from attnscope.training.train import Progress, Settings, evaluate, parse_guides, train
 
 WORK = "training"
 """What a run needs to resume, inside the model's folder; gone when the run is over."""

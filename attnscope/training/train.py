@@ -1,15 +1,18 @@
-"""Training: AdamW on a cosine, checkpoints that appear whole, and a stop that loses nothing."""
+"""How weights are moved: AdamW, or Muon for the matrices of the layers and AdamW for the rest."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +21,212 @@ from torch.nn import functional as F
 from attnscope.errors import ModelError
 from attnscope.network.attention import MultiHeadAttention
 from attnscope.network.encoder import Encoder
-from attnscope.text import LARGEST_SEED
-from attnscope.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from attnscope.network.folder import SPECIAL
+from attnscope.storage.files import write_whole
+from attnscope.storage.tensors import read_safetensors
+from attnscope.text import LARGEST_SEED, MOST_DIGITS
 from attnscope.training.data import IGNORED, Cutter, Rows
-from attnscope.training.guide import guiding, parse_guides
-from attnscope.training.optimizer import NAMES, Both, optimizer_for
+
+BETAS = (0.9, 0.98)
+NAMES = ("adamw", "muon")
+
+
+class Both:
+    """Two optimizers as one."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
+        self.param_groups = [group for part in parts for group in part.param_groups]
+
+    def state(self, parameter: Tensor) -> dict[str, Any]:
+        """What the optimizer that owns ``parameter`` remembers of it; empty before the first step."""
+        for part in self.parts:
+            if any(parameter is p for group in part.param_groups for p in group["params"]):
+                state: dict[str, Any] = part.state[parameter]
+                return state
+        raise KeyError("no optimizer owns this parameter")
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of all parameters."""
+        for part in self.parts:
+            part.zero_grad()
+
+    def step(self) -> None:
+        """Update all parameters."""
+        for part in self.parts:
+            part.step()
+
+
+def optimizer_for(encoder: Encoder, name: str, rate: float, decay: float) -> Both:
+    """AdamW (Loshchilov & Hutter 2019) that shrinks matrices, and leaves biases and norms alone.
+
+    With ``muon`` the matrices of the layers are updated by Muon (Jordan et al. 2024) instead, scaled so that
+    one learning rate serves both.
+    """
+    muon = name == "muon"
+    if muon and not hasattr(torch.optim, "Muon"):
+        raise ModelError(f"muon needs torch 2.9 or later, and this is {torch.__version__}: choose adamw")
+    layers: list[Tensor] = []
+    matrices: list[Tensor] = []
+    vectors: list[Tensor] = []
+    for name, parameter in encoder.named_parameters():
+        if parameter.dim() < 2:
+            vectors.append(parameter)
+        else:
+            (layers if muon and name.startswith("layers.") else matrices).append(parameter)
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
+    if not muon:
+        return Both(adam)
+    return Both(adam, torch.optim.Muon(layers, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
+
+
+@dataclass
+class Progress:
+    """Where a run stands: what is shown, and, with the weights, what it resumes from.
+
+    ``loss`` is a running mean over the training steps, ``held_out`` holds pairs of a step and a loss, both in
+    nats a token; ``tokens`` counts those that went in.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    loss: float = math.nan
+    held_out: list[tuple[int, float]] = field(default_factory=list)
+
+
+def save_checkpoint(path: Path, encoder: Encoder, optimizer: Both, progress: Progress) -> None:
+    """Weights, moments and progress in one safetensors file, that appears whole or not at all."""
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in encoder.named_parameters():
+        tensors[f"weights.{name}"] = parameter.detach().cpu().contiguous()
+        for key, value in optimizer.state(parameter).items():
+            tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
+    metadata = {"progress": json.dumps(asdict(progress)), "config": json.dumps(encoder.config.as_dict())}
+    write_whole(path, save(tensors, metadata=metadata))
+
+
+def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> Progress:
+    """Bring encoder and optimizer back to where ``save_checkpoint`` left them.
+
+    Raises ``ModelError`` if there is nothing to resume, or the checkpoint is of another shape.
+    """
+    if not path.is_file():
+        raise ModelError(f"there is nothing to resume: {path} does not exist")
+    try:
+        tensors, metadata = read_safetensors(path)
+        progress: dict[str, Any] = json.loads(metadata["progress"])
+        config = json.loads(metadata["config"])
+    except Exception as error:
+        raise ModelError(f"{path} cannot be read as a checkpoint: {error}") from error
+    wanted = encoder.config.as_dict()
+    for name, value in wanted.items():
+        if config.get(name) != value:
+            raise ModelError(f"{path} was made with {name} {config.get(name)}, not {value}: resume with that")
+    with torch.no_grad():
+        for name, parameter in encoder.named_parameters():
+            parameter.copy_(tensors[f"weights.{name}"])
+            kept = {
+                key: tensors[f"{key}.{name}"].to(parameter.device)
+                for key in MOMENTS
+                if f"{key}.{name}" in tensors
+            }
+            optimizer.state(parameter).update(kept)
+    progress["held_out"] = [(step, loss) for step, loss in progress["held_out"]]
+    return Progress(**progress)
+
+
+PATTERNS = ("previous", "next", "duplicate")
+
+
+@dataclass(frozen=True)
+class Guide:
+    """One head and the pattern it is asked for."""
+
+    layer: int
+    head: int
+    pattern: str
+
+
+def parse_guide(text: str) -> Guide:
+    """Read ``L0H3=duplicate``; raises ``ModelError``."""
+    match = re.fullmatch(rf"L(\d{{1,{MOST_DIGITS}}})H(\d{{1,{MOST_DIGITS}}})=(\w+)", text, re.ASCII)
+    if match is None or match[3] not in PATTERNS:
+        raise ModelError(
+            f"a guide reads like L0H3=duplicate, with one of {', '.join(PATTERNS)}, not {text!r}"
+        )
+    return Guide(int(match[1]), int(match[2]), match[3])
+
+
+def parse_guides(texts: Sequence[str], layers: int, heads: int) -> list[Guide]:
+    """Read several; raises ``ModelError`` for a head that the encoder does not have."""
+    guides = [parse_guide(text) for text in texts]
+    for guide in guides:
+        if guide.layer >= layers or guide.head >= heads:
+            raise ModelError(
+                f"no head L{guide.layer}H{guide.head} to guide: there are layers 0-{layers - 1}, "
+                f"heads 0-{heads - 1}"
+            )
+    return guides
+
+
+@contextmanager
+def guiding(encoder: Encoder, guides: Sequence[Guide], ids: Tensor, causal: bool) -> Iterator[list[Tensor]]:
+    """Collect, during a forward pass on ``ids``, one loss for each guide.  ids [batch, token]"""
+    losses: list[Tensor] = []
+    handles = []
+    for layer in sorted({guide.layer for guide in guides}):
+        module = encoder.layers[layer].self_attn
+        assert isinstance(module, MultiHeadAttention)
+        wanted = [guide for guide in guides if guide.layer == layer]
+
+        def watch(
+            module: MultiHeadAttention, arguments: tuple[Tensor, ...], wanted: list[Guide] = wanted
+        ) -> None:
+            x = arguments[0]
+            q, k, _ = module.project(x, x, x)
+            heads = [guide.head for guide in wanted]
+            scores = module.scores(q[:, heads], k[:, heads]).float()  # [batch, guide, query, key]
+            if causal:
+                size = scores.shape[-1]
+                future = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
+                scores = scores.masked_fill(future, -torch.inf)
+            weights = scores.softmax(-1)
+            for number, guide in enumerate(wanted):
+                keys = pattern_keys(guide.pattern, ids, causal)  # [batch or 1, query, key]
+                asked = keys.any(-1).expand(len(ids), -1)  # [batch, query]
+                mass = (weights[:, number] * keys).sum(-1)[asked]
+                losses.append(-mass.clamp_min(1e-6).log().mean() if len(mass) else mass.sum())
+
+        handles.append(module.register_forward_pre_hook(watch))
+    try:
+        yield losses
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def pattern_keys(pattern: str, ids: Tensor, causal: bool) -> Tensor:
+    """The keys that a pattern means.  [batch, token] -> bool [batch or 1, query, key]
+
+    A duplicate is another place with the token of the query, and special tokens have none.
+    """
+    size = ids.shape[1]
+    if pattern == "previous":
+        return torch.ones(size, size, dtype=torch.bool, device=ids.device).tril(-1).triu(-1)[None]
+    if pattern == "next":
+        following = torch.ones(size, size, dtype=torch.bool, device=ids.device).triu(1).tril(1)[None]
+        return following & (not causal)
+    same = (ids[:, :, None] == ids[:, None]) & (ids >= len(SPECIAL))[:, :, None]
+    same &= ~torch.eye(size, dtype=torch.bool, device=ids.device)
+    return same.tril(-1) if causal else same
+
 
 PRECISIONS = ("float32", "bfloat16")
 FEWER_SHAPES = 64

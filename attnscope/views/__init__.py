@@ -6,17 +6,22 @@ A view is built once by its function and drawn by any room of ``attnscope.render
     picture = heatmap(field, title="L5H3")
 """
 
-from attnscope.views.focus import Bar, Bars, Focus, focus, rank_places
-from attnscope.views.grid import Grid, GridLayer, grid
-from attnscope.views.heads import Described, HeadMap, Ranked, Ranking, head_map
-from attnscope.views.heatmap import SCALES, Heatmap, Reading, Scale, heatmap
-from attnscope.views.overlay import Overlay
+from typing import TypeAlias
+
+from attnscope.views.charts import Curves, Faithful, Stack, Terms
+from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
+from attnscope.views.focus import Bar, Bars, Focus, Overlay, focus, rank_places
+from attnscope.views.grid import Grid, GridLayer, Strip, grid
+from attnscope.views.heads import AlignedTexts, Described, HeadMap, Ranked, Ranking, head_map
+from attnscope.views.heatmap import SCALES, HeadPair, Heatmap, Reading, Scale, heatmap
+from attnscope.views.table import Table
 
 __all__ = [
     "SCALES",
     "Bar",
     "Bars",
     "Described",
+    "Drawable",
     "Focus",
     "Grid",
     "GridLayer",
@@ -27,9 +32,22 @@ __all__ = [
     "Ranking",
     "Reading",
     "Scale",
+    "View",
     "focus",
     "grid",
     "head_map",
     "heatmap",
     "rank_places",
 ]
+
+View: TypeAlias = (
+    "Heatmap | Grid | Focus | HeadMap | Ranking | DistanceMap | HeadPlane | Strip | HeadPair | AlignedTexts"
+    " | Curves | Stack | Terms | Table"
+)
+"""What is printed in a terminal."""
+
+Drawable: TypeAlias = (
+    "Heatmap | Grid | Focus | HeadMap | DistanceMap | HeadDistances | Strip | HeadPair | Terms | Curves"
+    " | Stack | Faithful"
+)
+"""What is saved as a picture."""

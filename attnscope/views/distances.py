@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attnscope.axes.weights import Array
+from attnscope.axes import Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,18 +1,69 @@
-"""One token: what it looks at, and who looks at it."""
+"""A picture, and the attention between one place and each of its patches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from attnscope.axes.places import Place
-from attnscope.axes.weights import Array, Weights
+from attnscope.axes import Array, Place, Weights
 from attnscope.errors import SelectionError
-from attnscope.views.overlay import Overlay
+
+
+@dataclass(frozen=True, eq=False)
+class Overlay:
+    """What a place looks at in a picture, and which patches look at it.
+
+    ``looks_at`` and ``looked_at_by`` hold a weight a patch, ``[patch row, patch column]``; either is ``None``
+    where there is no such row or column. ``patch`` is the place itself, ``None`` for a special token;
+    ``name`` tells the picture from others, ``verbs`` say what the two maps are.
+    """
+
+    pixels: Array  # [row, column, 3], uint8
+    looks_at: Array | None  # [patch row, patch column]
+    looked_at_by: Array | None  # [patch row, patch column]
+    patch: tuple[int, int] | None = None
+    name: str = ""
+    verbs: tuple[str, str] = ("looks at", "is looked at by")
+
+    @property
+    def maps(self) -> tuple[tuple[str, Array], ...]:
+        """Each map that there is, with the words that lead to it."""
+        both = zip(self.verbs, (self.looks_at, self.looked_at_by), strict=True)
+        return tuple((verb, weights) for verb, weights in both if weights is not None)
+
+
+class Part(NamedTuple):
+    """What a token stands for, in shares of the whole picture; ``fine`` unless finer parts lie over it."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    fine: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What a model saw or heard. ``parts`` are by the ids of tokens; none where they are not known.
+
+    ``heard`` tells a spectrogram, low tones at the bottom, from a picture.
+    """
+
+    pixels: Array  # [row, column, 3], uint8
+    parts: Mapping[int, Part] = field(default_factory=dict)
+    heard: bool = False
+
+    def ids_of(self, place: Place) -> tuple[int, ...]:
+        """The tokens of a place that have a part, one or some neighbours."""
+        if place.id is None:
+            return ()
+        ids = range(place.id, place.id + place.stop - place.start)
+        return tuple(id_ for id_ in ids if id_ in self.parts)
+
 
 Edges: TypeAlias = tuple[float, float, float, float]
 

@@ -1,4 +1,4 @@
-"""Every head of a model as a thumbnail, layers down and heads across."""
+"""The weights on the keys next to each row: what tells heads apart where a cell holds many tokens."""
 
 from __future__ import annotations
 
@@ -8,9 +8,40 @@ from functools import cached_property
 
 import numpy as np
 
-from attnscope.axes.weights import Array, Weights, fit, shrink
+from attnscope.axes import Array, Weights, averaging, fit, shrink
 from attnscope.views.heatmap import EACH_ROW, FAINT, Scale, choosing_rows, levels
-from attnscope.views.near import NEAR, near_weights, pool_near
+
+NEAR = 4
+"""How many keys before a row, and behind it, are shown one by one."""
+
+
+def near_weights(weights: Weights, cells: int) -> Array | None:
+    """Mean weights of at most ``cells`` groups of rows on the keys ``NEAR`` back to ``NEAR`` ahead.
+
+    Not a number where none is open. ``None`` where rows and columns are different places, or were pooled.
+    -> [head, row, offset]
+    """
+    if not weights.square or any(place.pooled for place in weights.queries):
+        return None
+    size = len(weights.queries)
+    keys = np.arange(size)[:, None] + np.arange(-NEAR, NEAR + 1)  # [query, offset]
+    rows, inside = np.arange(size)[:, None], (keys >= 0) & (keys < size)
+    keys = keys.clip(0, max(size - 1, 0))
+    values = weights.values[..., rows, keys]
+    open_ = np.broadcast_to(weights.allowed, weights.values.shape)[..., rows, keys]
+    near = np.where(open_ & inside & np.isfinite(values), values, np.nan)
+    return pool_near(near, [1] * size, cells)
+
+
+def pool_near(near: Array, sizes: Sequence[int], rows: int) -> Array:
+    """The mean of those that are open, rows brought together.  [head, row, offset] -> [head, part, offset]"""
+    open_ = np.isfinite(near)
+    averaged = averaging(sizes, rows)  # [part, row]
+    share = averaged @ open_.astype(np.float32)
+    total = averaged @ np.where(open_, near, 0).astype(np.float32)
+    mean: Array = np.where(share > 1e-6, total / np.where(share > 1e-6, share, 1), np.nan)
+    return mean
+
 
 CELLS = 48
 """Rows and columns of a thumbnail, at most."""
@@ -233,3 +264,30 @@ def describe(drawn: Grid, cells: tuple[int, ...], mark: str = "", line: str = "l
         where = " where most keys are open" if aside else ""
         said.append(f"{why}full colour is each head's largest weight{where}{not_one}")
     return said
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One number of each layer; ``None`` where a layer has none."""
+
+    name: str
+    unit: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """One head number in every layer that has it.
+
+    ``thumbnails`` has one head a layer. The first of ``series`` is the distance of each layer's head from
+    that of the layer before; ``apart`` has those of all pairs.
+    """
+
+    names: tuple[str, ...]
+    roles: tuple[str, ...]
+    thumbnails: Grid
+    series: tuple[Series, ...]
+    apart: Array  # [layer, layer]
+    title: str = ""
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()

@@ -8,8 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from attnscope.axes import Place, Weights
-from attnscope.axes.places import join_places
+from attnscope.axes import Place, Weights, join_places
 from attnscope.errors import SelectionError
 
 

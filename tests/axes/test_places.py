@@ -1,7 +1,7 @@
 """What places are called when several become one."""
 
 from attnscope.attention import Token
-from attnscope.axes.places import HEARD, join_places, places
+from attnscope.axes import HEARD, join_places, places
 
 
 def test_moments_that_follow_each_other_are_named_from_the_first_to_the_last():

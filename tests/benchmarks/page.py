@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from attnscope.render import page
+from attnscope.render.page import page
 from tests.benchmarks.pictures import made
 from tests.render.page.browser import browser
 

@@ -22,13 +22,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from rich.console import Console
 
-from attnscope.analysis.head import pick_head
 from attnscope.attention import Token
 from attnscope.axes import Weights, weights
-from attnscope.render import page
+from attnscope.questions.head import pick_head
 from attnscope.render.image import DPI, Album, drawing, save
+from attnscope.render.page import page
 from attnscope.render.terminal import lines, print_view
-from attnscope.render.terminal.sheet.surface import Surface
+from attnscope.render.terminal.surface import Surface
 from attnscope.views import Grid, Heatmap, Reading, grid, heatmap
 
 LAYERS = HEADS = 12

@@ -22,11 +22,10 @@ SENTENCE = "The cat sat on the mat because it was tired. "
 
 def measure(tokens: int, layers: int, rounds: int) -> dict[str, float]:
     """The share of each way in the processor time of the pass."""
-    from attnscope.analysis.questions.cut import Span
-    from attnscope.analysis.questions.find import find
-    from attnscope.analysis.questions.question import parse_questions
-    from attnscope.analysis.questions.spans import span_maps
     from attnscope.models import load
+    from attnscope.questions.find import find, parse_questions
+    from attnscope.questions.parts import Span
+    from attnscope.questions.spans import span_maps
     from tests.models.folders import gpt2
 
     with tempfile.TemporaryDirectory() as folder:

@@ -27,13 +27,13 @@ def ways(folder: str, tokens: int) -> dict[str, Callable[[], object]]:
     """Each way of looking, the plain passes first."""
     import torch
 
-    from attnscope.analysis.flow.flow import follow_flow
-    from attnscope.analysis.head import one_head
-    from attnscope.analysis.selection import Selection
     from attnscope.figures import Weigh
     from attnscope.models import load
-    from attnscope.models.target import score_prediction
+    from attnscope.models.targets import score_prediction
     from attnscope.models.weighed import WeighedModel
+    from attnscope.questions.flow import follow_flow
+    from attnscope.questions.head import one_head
+    from attnscope.questions.selection import Selection
 
     model = load(folder, predicting=True)
     prepared = model.prepare(

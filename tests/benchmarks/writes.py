@@ -13,8 +13,7 @@ import transformers as hf
 
 from attnscope.capture import recording
 from attnscope.capture.stream.parts import sum_parts
-from attnscope.capture.stream.rows import StreamRows
-from attnscope.capture.stream.walk import Stream
+from attnscope.capture.stream.walk import Stream, StreamRows
 
 TOKENS = 256
 

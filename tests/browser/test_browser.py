@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("textual", reason="Textual is not installed: there is nothing to browse with")
 
-from attnscope.analysis.all_heads import all_heads
-from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Selection
 from attnscope.browser import Browser
 from attnscope.models import load
-from attnscope.models.kept.weights_file import WeightsFile
+from attnscope.models.kept import WeightsFile
+from attnscope.questions.head import one_head
+from attnscope.questions.layers import all_heads
+from attnscope.questions.selection import Selection
 from attnscope.render.image import save
 from tests.models.folders import t5
 

@@ -10,10 +10,10 @@ pytest.importorskip("textual", reason="Textual is not installed: there is nothin
 from PIL import Image
 from textual.widgets import Static
 
-from attnscope.analysis.all_heads import all_heads
-from attnscope.analysis.selection import Selection
 from attnscope.browser import Browser
 from attnscope.models import load
+from attnscope.questions.layers import all_heads
+from attnscope.questions.selection import Selection
 from tests.models import speech
 from tests.models.vision_folders import vision_language
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from attnscope.capture import recording
-from attnscope.capture.circuits import Circuits
+from attnscope.capture.projections import Circuits
 from attnscope.models import load
 from tests.capture.test_projections import ALL
 from tests.capture.tiny import inputs

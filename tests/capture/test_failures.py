@@ -9,7 +9,7 @@ from attnscope.capture.hooks import modules as stack
 from attnscope.capture.hooks import outputs, torch_functions
 from attnscope.capture.hooks.handwritten import softmax
 from attnscope.capture.lineage import unnormalized
-from attnscope.capture.placing import sites
+from attnscope.capture.placing import kinds as sites
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
 from tests.capture.tiny import FAMILIES, inputs

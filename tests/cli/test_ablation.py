@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.intervention.ablation import ablate
-from attnscope.analysis.selection import Selection
 from attnscope.models import load
+from attnscope.questions.ablate import ablate
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
 from tests.models.folders import minilm
 
 TEXT = "The cat sat on the mat because it was tired."

@@ -5,9 +5,7 @@ import re
 
 import pytest
 
-from attnscope.analysis.questions.align import Alignment
-from attnscope.analysis.questions.said import Word
-from attnscope.answers.aligned import write_textgrid, write_vtt
+from attnscope.questions.align import Alignment, Word, write_textgrid, write_vtt
 from tests.models import folders, speech
 
 TEXT = "The cat sat on the mat."

@@ -16,8 +16,7 @@ from safetensors.numpy import save as save_arrays
 
 from attnscope.cli import last_look
 from attnscope.cli import source as cli_source
-from attnscope.cli.options.model import ModelOptions, WeighedModelOptions
-from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.options import ModelOptions, SourceOptions, WeighedModelOptions
 from attnscope.cli.source import Source
 from attnscope.models import identity
 from attnscope.storage import cache
@@ -166,7 +165,7 @@ def test_what_the_fused_pass_measured_answers_for_no_kernel(run, looks, long_tex
 
 
 def test_a_long_text_whose_pass_is_large_is_not_kept(run, monkeypatch, looks, long_text):
-    monkeypatch.setattr("attnscope.models.kept.keeping.LARGEST", 1 << 20)
+    monkeypatch.setattr("attnscope.models.kept.LARGEST", 1 << 20)
     assert not came_from_there(run("show", *long_text))
     assert not looks.exists()
 

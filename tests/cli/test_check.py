@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.models import load
+from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.storage.corpus import Listed
 
 TEXTS = ["The cat sat on the mat because it was tired.", "It slept.", "The dog barked at the cat on the mat."]

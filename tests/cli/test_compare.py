@@ -7,13 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from attnscope.analysis.comparison.compare import compare
-from attnscope.analysis.comparison.depth import through_layers
-from attnscope.analysis.comparison.models import compare_models
-from attnscope.analysis.comparison.texts import compare_texts
-from attnscope.analysis.comparison.two_heads import compare_heads
-from attnscope.analysis.selection import Selection
 from attnscope.models import load
+from attnscope.questions.across import compare_models, compare_texts
+from attnscope.questions.compare import compare, compare_heads, through_layers
+from attnscope.questions.selection import Selection
 from tests.models.folders import minilm
 
 TEXT = "The cat sat on the mat because it was tired."

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnscope.cli.options import complete
+from attnscope.cli import complete
 from attnscope.measures import MEASURES, ROLES
 from attnscope.render.colour import choose_map
 from tests.models.folders import gpt2

@@ -7,7 +7,7 @@ import json
 import jsonschema
 import pytest
 
-from tests.analysis.gold import treebank
+from tests.questions.gold import treebank
 
 ANSWERS = '{"text": "The cat sat on the mat.", "pairs": [[1, 0, "article"], [5, 4, "article"], [2, 1]]}\n'
 

@@ -5,7 +5,7 @@ import typer
 
 from attnscope.attention import Head
 from attnscope.cli.heads import parse_head
-from attnscope.cli.options.heads import LayerOptions
+from attnscope.cli.options import LayerOptions
 
 
 @pytest.mark.parametrize("spelling", ["L5H3", "l5h3", "5.3", "5-3", " L5H3 ", "L05H03"])

@@ -115,8 +115,8 @@ def test_rows_with_a_sink_sum_to_less_than_one(run, saved):
 
 
 def test_the_attention_implementation_is_as_it_was(tmp_path):
-    from attnscope.analysis.survey import survey
     from attnscope.models import load
+    from attnscope.questions.info import survey
 
     model = load(gpt2(tmp_path))
     before = model.module.config._attn_implementation

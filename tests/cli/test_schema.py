@@ -6,9 +6,9 @@ import jsonschema
 import pytest
 from typer.main import get_command
 
-from attnscope.answers.schemas import SCHEMAS
-from attnscope.answers.version import VERSION
 from attnscope.cli import app
+from attnscope.questions.answer import VERSION
+from attnscope.questions.schemas import SCHEMAS
 from tests.models.folders import t5
 from tests.models.images import picture, vision
 

@@ -100,7 +100,7 @@ def test_what_finds_words_in_the_sound_is_shown_first(run, whisper, tone, tmp_pa
 
 
 def test_the_spectrogram_stands_above_the_picture(whisper, tone):
-    from attnscope.analysis.head import one_head
+    from attnscope.questions.head import one_head
     from attnscope.render.image import drawing
 
     model = load(whisper)
@@ -121,9 +121,8 @@ def test_the_spectrogram_stands_above_the_picture(whisper, tone):
 
 def test_long_sounds_have_round_seconds_along_their_axis():
     from attnscope.attention import Token
-    from attnscope.axes import places
-    from attnscope.axes.places import HEARD
-    from attnscope.render.image.sheet.axis import labels
+    from attnscope.axes import HEARD, places
+    from attnscope.render.image.sheet import labels
 
     axis = places(tuple(Token(f"{20 + 0.02 * at:.2f} s", HEARD + at) for at in range(1500)))
     shown, texts, _ = labels(axis, 0.005)

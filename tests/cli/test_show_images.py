@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.analysis.selection import Selection
-from attnscope.analysis.token import one_token
 from attnscope.attention import Head
 from attnscope.models import load
+from attnscope.questions.selection import Selection
+from attnscope.questions.token import one_token
 from attnscope.render.overlay import blend, resize
 from attnscope.render.terminal import print_view
 from tests.models import images

@@ -9,11 +9,10 @@ import pytest
 import torch
 import transformers
 
-from attnscope.analysis.figures.conditions import parse_conditions
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.selection import Selection
 from attnscope.errors import SelectionError
 from attnscope.models import load
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import parse_conditions, stats
 from tests.models.folders import gpt2, minilm
 
 TEXT = "The cat sat on the mat because it was tired."

@@ -5,8 +5,8 @@ import io
 import pytest
 import typer
 
-from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.text import read_text
+from attnscope.cli.options import SourceOptions
+from attnscope.cli.source import read_text
 from attnscope.errors import InputError
 
 

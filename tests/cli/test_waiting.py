@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.selection import Selection
 from attnscope.cli.waiting import waiting
 from attnscope.models import load
 from attnscope.progress import listening, tell
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
 
 TEXT = "The cat sat on the mat because it was tired."
 

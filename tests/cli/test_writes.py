@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 from attnscope.render.page.terms import terms_page
-from attnscope.views.charts.terms import Moved, Term, Terms
-from tests.analysis.test_writes import CAUSAL, TEXT, saved
+from attnscope.views.charts import Moved, Term, Terms
+from tests.questions.test_writes import CAUSAL, TEXT, saved
 
 
 @pytest.fixture(scope="module")

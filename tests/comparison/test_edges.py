@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist, squareform
 
-from attnscope.comparison import align, average_over_texts, embed_in_plane, group_heads
-from attnscope.comparison.alignment import find_shared_words
-from attnscope.comparison.groups import silhouette
+from attnscope.comparison import (
+    align,
+    average_over_texts,
+    embed_in_plane,
+    find_shared_words,
+    group_heads,
+    silhouette,
+)
 
 
 def test_words_in_common_keep_their_places_in_both_texts():

@@ -55,7 +55,7 @@ def test_agrees_with_scipy(count, rows, keys, sharpness):
 def test_blocks_change_nothing(monkeypatch):
     weights = heads(6, 40, 31)
     whole = measure_distances(weights)
-    monkeypatch.setattr("attnscope.comparison.jensen_shannon.BLOCK", 500)
+    monkeypatch.setattr("attnscope.comparison.BLOCK", 500)
     parts = measure_distances(weights)
     assert parts.mean == pytest.approx(whole.mean, abs=1e-9)
     assert parts.deviation == pytest.approx(whole.deviation, abs=1e-9)

@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import spearmanr
 
-from attnscope.comparison import align, average_over_texts, embed_in_plane, group_heads, match_heads
-from attnscope.comparison.groups import silhouette
+from attnscope.comparison import (
+    align,
+    average_over_texts,
+    embed_in_plane,
+    group_heads,
+    match_heads,
+    silhouette,
+)
 
 
 def clouds(sizes, seed=0, far=10.0):

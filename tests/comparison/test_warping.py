@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
-from attnscope.comparison.warping import first_columns, most_on_way
+from attnscope.comparison import first_columns, most_on_way
 
 
 def theirs(cost):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnscope.fused import plan
+from attnscope.fused import weigh as plan
 from tests.fused.combinations import Verdict, check
 
 

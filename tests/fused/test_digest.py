@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnscope.fused.digest import digest
+from attnscope.fused.runs import digest
 
 HEADS, SIZE = 3, 300
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from attnscope.attention import AttentionCall
 from attnscope.axes import edges
-from attnscope.fused import fused_pass, plan, weigh, widened
-from attnscope.fused.asked.pairs import find_matches
-from attnscope.fused.attend import Extras, attend
-from attnscope.fused.fused_pass import FusedPass, Refusal
+from attnscope.fused import fused_pass, weigh
+from attnscope.fused import fused_pass as widened
+from attnscope.fused import weigh as plan
+from attnscope.fused.asked import find_matches
+from attnscope.fused.fused_pass import Extras, FusedPass, Refusal, Worker, attend
 from attnscope.fused.request import Pairs, Request
 from attnscope.fused.runs import open_runs
 from attnscope.fused.statistics import MapAlone, Statistics
-from attnscope.fused.tiles import Worker
 
 BATCH, HEADS, SIZE = 2, 4, 16
 PLAIN = Extras()

@@ -10,9 +10,8 @@ from torch import nn
 
 from attnscope.attention import Token
 from attnscope.capture import FUSED, Keep, recording
-from attnscope.capture.observers.shared_rows import SharedRows
-from attnscope.fused.attend import Extras
-from attnscope.fused.fused_pass import FusedPass, Refusal
+from attnscope.capture.observers.coarsen import SharedRows
+from attnscope.fused.fused_pass import Extras, FusedPass, Refusal
 from attnscope.measures import DEFAULT, Measurement, fused_request
 from tests.fused.test_fused_pass import call_of, check, inputs, request_of, weights_of
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from attnscope.measures.vectors.flow import (
+from attnscope.measures.flow import (
     add_up_relevance,
     as_crossed_shares,
     as_shares,

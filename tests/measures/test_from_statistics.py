@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attnscope.attention import Attention, AttentionCall, HeldRows, Site, Token
-from attnscope.fused import plan
+from attnscope.fused import weigh as plan
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import DEFAULT, MEASURES, Measurement, fused_request
 

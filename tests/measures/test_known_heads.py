@@ -12,10 +12,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.selection import Selection
 from attnscope.models import load
 from attnscope.network import Encoder, EncoderConfig, save
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
 from tests.cli.run import runner
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -9,8 +9,7 @@ import torch
 
 from attnscope.measures import MEASURES, fused_request, measure
 from attnscope.measures.block import Block
-from attnscope.measures.forms.over_keys import AtKey
-from attnscope.measures.forms.over_rows import OfWeights
+from attnscope.measures.forms import AtKey, OfWeights
 from tests.cli.run import runner
 from tests.models.folders import gpt2
 

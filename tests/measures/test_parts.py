@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.selection import Selection
 from attnscope.attention import Attention, HeldRows, Site
 from attnscope.measures import Measurement
 from attnscope.models import load
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
 from tests.cli.run import runner
 
 TEXT = "The cat sat on the mat because it was tired, and the dog sat on the cat."

@@ -6,7 +6,7 @@ import pytest
 
 from attnscope.attention import Site
 from attnscope.measures import PATTERNS, Figure, HeadFigures, role, worth_a_look
-from attnscope.measures.roles.role import BROAD, FEWEST_ROWS, LEAST_LIFT
+from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT
 
 
 def figures(**scores: tuple[float, float]) -> dict[str, Figure]:

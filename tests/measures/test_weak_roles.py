@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.selection import Selection
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.figures import Figure, HeadFigures, Role
 from attnscope.measures import Measurement, role, settle_roles
 from attnscope.models import load
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
 
 SAMPLES = Path(__file__).parents[2] / "sample_inputs"
 DULL = {"previous": 0.02, "next": 0.02, "induction": 0.01, "first": 0.2}

@@ -7,7 +7,7 @@ import transformers
 
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
-from attnscope.models.target import score_prediction
+from attnscope.models.targets import score_prediction
 from attnscope.models.weighed import WeighedModel
 from tests.models.folders import gpt2, minilm, save
 from tests.models.images import VIT, WHOLE, picture, save_images

@@ -2,12 +2,12 @@
 
 import pytest
 
-from attnscope.analysis.corpus.corpus_stats import corpus_stats
-from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
 from attnscope.errors import ModelError
 from attnscope.models import load
+from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.head import one_head
+from attnscope.questions.selection import Selection
 from attnscope.storage.corpus import Listed
 from tests.models.folders import gpt2
 

@@ -11,7 +11,7 @@ from attnscope.attention import Token
 from attnscope.capture import Keep
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
-from attnscope.models.text.vocabulary import Vocabulary
+from attnscope.models.text.tokens import Vocabulary
 from tests.models import folders
 
 TEXT = "The cat sat on the mat"

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from attnscope.capture import Keep
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
-from attnscope.models.huggingface.sounds.frames import find_frames
+from attnscope.models.huggingface.sounds import find_frames
 from attnscope.storage.sound import Sound
 from tests.models import speech
 from tests.tools import sound_folders

@@ -5,11 +5,11 @@ import soundfile
 import torch
 import transformers
 
-from attnscope.analysis.questions.letters import align_letters
-from attnscope.axes.places import join_places, places
+from attnscope.axes import join_places, places
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.inputs import Part
+from attnscope.questions.align import align_letters
 from tests.models import speech
 
 SHAKEN = 15
@@ -117,7 +117,7 @@ def test_a_part_of_a_sound_keeps_the_times_of_its_file(folder, noise):
 
 def test_joined_moments_read_as_one_word_would():
     from attnscope.attention import Token
-    from attnscope.axes.places import HEARD
+    from attnscope.axes import HEARD
 
     names = ("0.00 s · l", "0.02 s · l", "0.04 s", "0.06 s · l", "0.08 s · |", "0.10 s")
     axis = places(tuple(Token(name, HEARD + at) for at, name in enumerate(names)))

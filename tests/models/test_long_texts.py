@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.huggingface.reader import FolderReader
+from attnscope.models.model import fit_tokens
 from attnscope.models.text import reader
-from attnscope.models.text.fit import fit_tokens
 from attnscope.models.text.given import Given
 from attnscope.text import MOST_CHARACTERS
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attnscope.analysis.head import one_head
-from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Selection
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load, prepare_tensors
-from attnscope.storage.arrays.files import read_tensors
+from attnscope.questions.head import one_head
+from attnscope.questions.overview import overview
+from attnscope.questions.selection import Selection
+from attnscope.storage.tensors import read_tensors
 from tests.models.folders import gpt2, minilm
 
 SOURCE = '''

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.selection import Selection
 from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput
 from attnscope.models.module import ModuleModel
 from attnscope.models.weighed import WeighedModel
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
 from tests.capture.test_projections import ALL
 from tests.capture.test_residuals import MORE
 from tests.capture.tiny import inputs

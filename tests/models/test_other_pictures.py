@@ -6,11 +6,11 @@ import torch
 import transformers
 from PIL import Image
 
-from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models import load
+from attnscope.questions.head import one_head
+from attnscope.questions.selection import Selection
 from tests.models.images import save_noise
 from tests.models.vision_recipes import make_folder
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from PIL import Image
 
-from attnscope.analysis.selection import Selection
-from attnscope.analysis.token import one_token
 from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models import load
+from attnscope.questions.selection import Selection
+from attnscope.questions.token import one_token
 from tests.models.vision_folders import NEED_TORCHVISION
 from tests.models.vision_language import FAMILIES
 

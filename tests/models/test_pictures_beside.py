@@ -5,11 +5,11 @@ import pytest
 import torch
 import transformers
 
-from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
 from attnscope.errors import ModelError
 from attnscope.models import load
+from attnscope.questions.head import one_head
+from attnscope.questions.selection import Selection
 from tests.models.vision_recipes import make_folder
 from tests.models.written import vision_encoder_decoder
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnscope import memory
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.selection import Selection
+from attnscope import limits as memory
 from attnscope.errors import SizeError
 from attnscope.models import load
 from attnscope.models.foreign import weights_size
 from attnscope.models.model import pass_size
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
 from tests.models.folders import gpt2
 
 

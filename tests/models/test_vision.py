@@ -14,7 +14,7 @@ from PIL import Image
 from attnscope.capture import Keep
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
-from attnscope.models.huggingface.pictures.images import open_image
+from attnscope.models.huggingface.images import open_image
 from tests.models import folders, images
 
 

@@ -10,14 +10,14 @@ import torch
 import transformers
 from PIL import Image
 
-from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Selection
-from attnscope.analysis.survey import survey
-from attnscope.analysis.token import one_token
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
 from attnscope.models.inputs import Chat
+from attnscope.questions.head import one_head
+from attnscope.questions.info import survey
+from attnscope.questions.selection import Selection
+from attnscope.questions.token import one_token
 from tests.models.images import save_noise
 from tests.models.more_vision_language import MORE, NUMBERED
 from tests.models.vision_folders import ALL, NEED_TORCHVISION, vision_language

@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Selection
 from attnscope.capture import Keep, recording
 from attnscope.capture.projections import Projections, head_gradients
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.vectors.weighing import Values
+from attnscope.measures.weighing import Values
 from attnscope.models import load
 from attnscope.models.module import ModuleModel
 from attnscope.models.weighed import WeighedModel
+from attnscope.questions.head import one_head
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
 from tests.capture.test_projections import ALL
 from tests.capture.tiny import inputs, own_attentions
 from tests.models.folders import minilm

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnscope.analysis.head import one_head, pick_head
-from attnscope.analysis.layers import whole_layers
-from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Selection
-from attnscope.analysis.token import one_token
 from attnscope.attention import Head
 from attnscope.axes import Weights, places
 from attnscope.errors import InputError
 from attnscope.models import load
-from attnscope.models.kept.weights_file import WeightsFile
+from attnscope.models.kept import WeightsFile
+from attnscope.questions.head import one_head, pick_head
+from attnscope.questions.layers import whole_layers
+from attnscope.questions.overview import overview
+from attnscope.questions.selection import Selection
+from attnscope.questions.token import one_token
 from attnscope.render.layers import save_layers
 from tests.models.folders import gpt2, t5
 

@@ -5,7 +5,7 @@ import torch
 
 from attnscope.capture import recording
 from attnscope.capture.projections import Projections
-from attnscope.measures.vectors.weighing import STILL
+from attnscope.measures.weighing import STILL
 from attnscope.models.inputs import ModelInput
 from attnscope.models.weighed import WeighedModel
 from tests.capture.test_projections import ALL

@@ -22,7 +22,7 @@ from attnscope.network import (
     save,
     untrained,
 )
-from attnscope.training.tokenizer import train_tokenizer
+from attnscope.training.data import train_tokenizer
 
 CONFIG = EncoderConfig(vocabulary=64, width=16, layers=2, heads=2, hidden=32, max_positions=24)
 

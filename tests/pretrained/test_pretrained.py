@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnscope.analysis.corpus.corpus_stats import corpus_stats
 from attnscope.attention import Token
 from attnscope.capture import recording
 from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import load as load_model
 from attnscope.network import bundled, load
+from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.storage.corpus import Listed
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnscope.axes import weights
-from attnscope.axes.places import Place
+from attnscope.axes import Place, weights
 from attnscope.views import grid
-from attnscope.views.aligned import AlignedTexts
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane, distance_map
-from attnscope.views.pair import HeadPair, Parting, head_pair
-from attnscope.views.strip import Series, Strip
+from attnscope.views.grid import Series, Strip
+from attnscope.views.heads import AlignedTexts
+from attnscope.views.heatmap import HeadPair, Parting, head_pair
 from tests.render.screen import random_head
 
 

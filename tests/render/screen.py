@@ -12,8 +12,7 @@ from attnscope.attention import Token
 from attnscope.axes import Weights, weights
 from attnscope.render.colour import STEPS, table
 from attnscope.render.terminal import Picture, View, lines
-from attnscope.render.terminal.sheet.surface import TONES, Surface
-from attnscope.render.terminal.sheet.text import clusters
+from attnscope.render.terminal.surface import TONES, Surface, clusters
 
 
 def printed(

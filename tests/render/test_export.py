@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Selection
 from attnscope.errors import OutputError, SelectionError
 from attnscope.models import load
 from attnscope.progress import listening
+from attnscope.questions.head import one_head
+from attnscope.questions.selection import Selection
 from attnscope.render.export import export
 from attnscope.render.image import save
 from attnscope.storage import folder as room

@@ -16,13 +16,11 @@ from torch import Tensor
 
 from attnscope.attention import Attention, HeldRows, Site
 from attnscope.axes import weights
-from attnscope.capture.observers.coarsen import Coarsen, cells
+from attnscope.capture.observers.coarsen import Coarsen, SharedRows, cells
 from attnscope.capture.observers.near import Near
-from attnscope.capture.observers.shared_rows import SharedRows
 from attnscope.render.image.grid import fit_image, mosaic
 from attnscope.views import Grid, grid, heatmap
-from attnscope.views.grid import CELLS, thumbnail_levels
-from attnscope.views.near import NEAR, near_weights
+from attnscope.views.grid import CELLS, NEAR, near_weights, thumbnail_levels
 from tests.render.screen import pixels, printed
 
 KINDS = ("previous", "next", "two back", "first", "broad")

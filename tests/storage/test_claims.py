@@ -14,7 +14,7 @@ import torch
 
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.storage.arrays import read
-from attnscope.storage.arrays.files import read_tensors
+from attnscope.storage.tensors import read_tensors
 
 REFUSED = r"unpack to|of memory are free"
 MOST = 1 << 30

@@ -4,7 +4,7 @@ import pytest
 
 from attnscope.errors import InputError
 from attnscope.storage.gold import read_gold
-from tests.analysis.gold import treebank
+from tests.questions.gold import treebank
 
 ENTITY = """# newdoc id = one
 # global.Entity = eid-etype-head-other

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from attnscope.storage import lines
+from attnscope.storage import files as lines
 from attnscope.storage.corpus import read_corpus
+from attnscope.storage.files import Line, read_lines
 from attnscope.storage.gold import read_gold
-from attnscope.storage.lines import Line, read_lines
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import textwrap
 
 import pytest
 
-from attnscope.analysis.layers import whole_layers
-from attnscope.analysis.selection import Selection
 from attnscope.models import load
+from attnscope.questions.layers import whole_layers
+from attnscope.questions.selection import Selection
 from attnscope.render.layers import save_layers
 from attnscope.storage import arrays as data
 

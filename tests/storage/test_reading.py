@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attnscope import memory
+from attnscope import limits as memory
 from attnscope.errors import InputError, SizeError
 from attnscope.storage.arrays import read, save
 from tests.storage.test_data import kinds

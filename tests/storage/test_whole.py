@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from attnscope.errors import OutputError
-from attnscope.storage import whole
-from attnscope.storage.whole import write_whole
+from attnscope.storage import files as whole
+from attnscope.storage.files import write_whole
 
 STORAGE = str(Path(whole.__file__).parent)
 

@@ -108,9 +108,9 @@ def audit_type(model_type: str, removed: bool = False) -> dict[str, Any]:
 
     ``removed``: and whether it names each captured layer that is taken out of the capture.
     """
-    from attnscope.analysis.audit.audit import audit
     from attnscope.models import ModelInput
-    from tests.analysis.audit.tiny import Bare, missing
+    from attnscope.questions.audit import audit
+    from tests.questions.audit.tiny import Bare, missing
 
     model, given = built(model_type)
     if model is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from attnscope.fused import plan
+from attnscope.fused import weigh as plan
 from tests.fused.combinations import Verdict, check
 
 

@@ -21,10 +21,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.selection import Selection
 from attnscope.figures import Figure
 from attnscope.models import load
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
 
 MONTHS = [
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october",

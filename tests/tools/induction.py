@@ -11,10 +11,10 @@ import torch
 import transformers as hf
 from torch.nn import functional as F
 
-from attnscope.analysis.comparison.feeds import find_feeds
 from attnscope.attention import Head
 from attnscope.models import ModelInput
-from tests.analysis.audit.tiny import Bare
+from attnscope.questions.composition import find_feeds
+from tests.questions.audit.tiny import Bare
 
 WORDS, STEPS, RATE = 48, 1000, 3e-3
 SIZES = {

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Selection
-from attnscope.answers.answer import of_overview
-from attnscope.cli.answers import save
-from attnscope.cli.options.picture import PrintedOptions
+from attnscope.cli.deliver import save
+from attnscope.cli.options import PrintedOptions
 from attnscope.models import load
+from attnscope.questions.answer import of_overview
+from attnscope.questions.overview import overview
+from attnscope.questions.selection import Selection
 
 TEXT = "The cat sat on the mat because it was tired."
 PICTURES = Path(__file__).parents[2] / ".pictures"

@@ -24,11 +24,11 @@ import torch
 import transformers
 from PIL import Image
 
-from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
+from attnscope.questions.head import one_head
+from attnscope.questions.selection import Selection
 from tests.models.images import save_noise
 from tests.models.torchvision_parts import can_import_torchvision
 from tests.models.vision_folders import ALL, vision_language

@@ -28,7 +28,7 @@ import torch
 import transformers
 
 from attnscope.attention import Token
-from attnscope.axes.places import HEARD
+from attnscope.axes import HEARD
 from attnscope.capture import Keep
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
@@ -124,7 +124,7 @@ def check(name: str, sound: Path) -> list[str]:
 
 def reads_both(model: Model) -> bool:
     """Whether a model reads a text beside the sound."""
-    from attnscope.models.huggingface.sounds.text import SoundTextModel
+    from attnscope.models.huggingface.sound_texts import SoundTextModel
 
     return isinstance(model, SoundTextModel)
 

@@ -17,8 +17,7 @@ import torch
 
 from attnscope.capture import recording
 from attnscope.capture.stream.parts import Effects, sum_parts
-from attnscope.capture.stream.rows import StreamRows
-from attnscope.capture.stream.walk import Lost, Stream
+from attnscope.capture.stream.walk import Lost, Stream, StreamRows
 from tests.tools.coverage.attempt import accepted, first_line
 from tests.tools.coverage.feed import feedings
 from tests.tools.coverage.recipe import Recipe

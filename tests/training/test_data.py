@@ -9,8 +9,7 @@ from tokenizers import Tokenizer
 
 from attnscope.errors import InputError
 from attnscope.training import data
-from attnscope.training.data import IGNORED, Cutter, Lines, read_stream, split, write_stream
-from attnscope.training.tokenizer import train_tokenizer
+from attnscope.training.data import IGNORED, Cutter, Lines, read_stream, split, train_tokenizer, write_stream
 from tests.training.corpus import sentences, write_corpus
 
 CLS, SEP, MASK = 2, 3, 4

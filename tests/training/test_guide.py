@@ -9,8 +9,7 @@ import torch
 from attnscope.errors import ModelError
 from attnscope.network import Encoder, EncoderConfig
 from attnscope.training.data import Cutter
-from attnscope.training.guide import Guide, guiding, parse_guide, parse_guides, pattern_keys
-from attnscope.training.train import Settings, train
+from attnscope.training.train import Guide, Settings, guiding, parse_guide, parse_guides, pattern_keys, train
 from tests.training.corpus import sentences
 
 CONFIG = EncoderConfig(vocabulary=40, width=32, layers=2, heads=4, hidden=64, max_positions=32)
@@ -61,7 +60,7 @@ def test_a_text_without_the_pattern_asks_for_nothing() -> None:
 def test_a_guided_head_learns_its_pattern_and_the_rest_goes_on(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    from attnscope.training.tokenizer import train_tokenizer
+    from attnscope.training.data import train_tokenizer
 
     tokenizer = train_tokenizer(sentences(100, 0), 64)
     stream = np.array(

@@ -13,9 +13,8 @@ import torch
 
 from attnscope.errors import InputError, ModelError, OutputError
 from attnscope.network import EncoderConfig, load
-from attnscope.training.checkpoint import Progress
 from attnscope.training.run import Outcome, Recipe, held_out_loss, train_on_files
-from attnscope.training.train import Settings
+from attnscope.training.train import Progress, Settings
 from tests.training.corpus import write_corpus
 
 CONFIG = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=64)

@@ -6,7 +6,7 @@ import pytest
 
 from attnscope.errors import ModelError
 from attnscope.network import load_tokenizer
-from attnscope.training.tokenizer import train_tokenizer
+from attnscope.training.data import train_tokenizer
 
 LINES = ["The cat sat on the mat.", "“The café isn’t open,” said the cat.", "the cats sat at the cafe"] * 3
 KINDS = ["wordpiece", "bpe"]

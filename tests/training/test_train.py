@@ -13,10 +13,8 @@ import torch
 
 from attnscope.errors import ModelError
 from attnscope.network import Encoder, EncoderConfig
-from attnscope.training.checkpoint import Progress
-from attnscope.training.data import Cutter, Lines, read_stream, write_stream
-from attnscope.training.tokenizer import train_tokenizer
-from attnscope.training.train import Settings, evaluate, rows_loss, schedule, train
+from attnscope.training.data import Cutter, Lines, read_stream, train_tokenizer, write_stream
+from attnscope.training.train import Progress, Settings, evaluate, rows_loss, schedule, train
 from tests.training.corpus import sentences, write_corpus
 
 CONFIG = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=32)

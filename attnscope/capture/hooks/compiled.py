@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnscope.capture.hooks.tap import Tap
+from attnscope.capture.hooks.functions import Tap
 
 COMPILED = "compiled modules were watched uncompiled: what they compute when compiled may differ in rounding"
 

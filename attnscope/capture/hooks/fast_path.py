@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from attnscope.capture.hooks.tap import Tap
+from attnscope.capture.hooks.functions import Tap
 
 ASKING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 FUSED_FUNCTIONS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})

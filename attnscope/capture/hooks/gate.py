@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from attnscope.capture.hooks.interface import attention_functions
-from attnscope.capture.rows.kernels.projection import bind
+from attnscope.capture.hooks.functions import attention_functions
+from attnscope.capture.rows.kernels import bind
 
 Gate: TypeAlias = Callable[[int, int], "Tensor | None"]
 """From the number of an attention call, and its heads, to factors ``[batch or 1, head]``, or None."""

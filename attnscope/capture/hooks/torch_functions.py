@@ -1,29 +1,102 @@
-"""Step 2: see softmax, products and attention functions of torch as the pass calls them."""
+"""The attention inside of torch's fused encoder layers, from the products around it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from attnscope.attention import AttentionCall, OpenKeys
 from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts, WatchingMode
 from attnscope.capture.hooks.handwritten.softmax import Trails
+from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.functions import CARRYING, PRODUCTS, SOFTMAX
 from attnscope.capture.lineage.pieces import INSIDE
 from attnscope.capture.lineage.standing import asks_itself
 from attnscope.capture.lineage.unnormalized import MAPPED
 from attnscope.capture.observer import quietly
-from attnscope.capture.placing.opaque import why_opaque
-from attnscope.capture.rows.capture import Unknown
-from attnscope.capture.rows.kernels import aten
-from attnscope.capture.rows.kernels.fast_path import capture_fast_path
-from attnscope.capture.rows.kernels.flex import capture_flex
-from attnscope.capture.rows.kernels.projection import bind, capture_projection
+from attnscope.capture.placing.without_attention import why_opaque
+from attnscope.capture.rows import kernels as aten
+from attnscope.capture.rows.capture import Capture, Unknown
+from attnscope.capture.rows.kernels import bind, capture_flex, capture_projection
 from attnscope.capture.rows.weighing import is_mapped
 
 if TYPE_CHECKING:
     from attnscope.capture.recorder import Recorder
+
+
+UNSEEN = "it ran inside of torch's fused encoder layer, which is not watched under a TorchDispatchMode"
+
+# fmt: off
+LAYER = (
+    "src", "embed_dim", "num_heads", "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias",
+    "use_gelu", "norm_first", "eps", "norm1_weight", "norm1_bias", "norm2_weight", "norm2_bias",
+    "linear1_weight", "linear1_bias", "linear2_weight", "linear2_bias", "mask", "mask_type",
+)
+ATTENTION = (
+    "src", "key", "value", "embed_dim", "num_heads", "in_proj_weight", "in_proj_bias", "out_proj_weight",
+    "out_proj_bias", "mask", "need_weights", "average_attn_weights", "mask_type",
+)
+# fmt: on
+"""The arguments of the two functions, in their order; the query of the second is its states."""
+
+
+@torch.no_grad()
+def capture_fast_path(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], products: FusedProducts, calls: Sequence[Call]
+) -> tuple[Capture | Unknown, str]:
+    """The attention of one of the two functions, and the path of the module that would have computed it."""
+    alone = name == "_native_multi_head_attention"
+    given = dict(zip(ATTENTION if alone else LAYER, args, strict=False)) | kwargs
+    path = calls[-1].name if alone else f"{calls[-1].name}.self_attn".lstrip(".")
+    if products.mixed is None:
+        return Unknown(UNSEEN), path
+    own = len(products.projected) == 1
+    projected = products.projected[0] if own else torch.cat(products.projected, -1)
+    if products.bare:
+        projected = projected + given["in_proj_bias"]
+    texts = _Texts(given["src"], calls)
+    query, key, value = (texts.split(part, given["num_heads"]) for part in projected.chunk(3, -1))
+    masks: list[OpenKeys] = [] if texts.real is None else [texts.open_rows]
+    if given.get("mask") is not None:  # True says masked: of keys, or of pairs
+        mask = given["mask"].bool()
+        masks.append(~(mask[:, None, None] if given.get("mask_type") == 1 else mask))
+    call = AttentionCall(query, key, value, 1 / math.sqrt(query.shape[-1]), (), tuple(masks))
+    capture = Capture.of_call(call, name.removeprefix("_"))
+    mixed = texts.split(products.mixed, given["num_heads"], math.nan)
+    return replace(capture.proved(value, mixed), crossed=False if own else None), path
+
+
+class _Texts:
+    """The texts of some states, and which positions are real; None where all may be."""
+
+    def __init__(self, states: Tensor, calls: Sequence[Call]) -> None:
+        """Nested states are padded as long as the texts that the modules around them were given."""
+        self.real: Tensor | None = None  # bool, [batch, position]
+        self.shape = states.size(0), -1
+        if states.is_nested:
+            lengths = torch.tensor([len(text) for text in states.unbind()], device=states.device)
+            around = (call.first for call in reversed(calls))
+            length = next((int(first.shape[1]) for first in around if first is not None), int(lengths.max()))
+            self.real = torch.arange(length, device=states.device) < lengths[:, None]
+            self.shape = len(lengths), length
+
+    def split(self, tokens: Tensor, heads: int, padding: float = 0.0) -> Tensor:
+        """[token, head·size] -> [batch, head, position, size]"""
+        if self.real is not None:
+            padded = tokens.new_full((*self.real.shape, tokens.shape[-1]), padding)
+            padded[self.real] = tokens
+            tokens = padded
+        return tokens.reshape(*self.shape, heads, tokens.shape[-1] // heads).transpose(1, 2)
+
+    def open_rows(self, start: int, stop: int) -> Tensor:
+        """Padded positions neither look nor are looked at.  -> [batch, 1, row, key]"""
+        assert self.real is not None
+        return (self.real[:, start:stop, None] & self.real[:, None])[:, None]
 
 
 class AttentionMode(WatchingMode):

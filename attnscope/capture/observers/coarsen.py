@@ -1,19 +1,197 @@
-"""An observer that keeps every head with fewer rows and columns than it has."""
+"""Show each row of an attention call to several observers at once, so that it is computed once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from attnscope.attention import Attention
-from attnscope.axes import Array, Coarsening, coarsen_axis
-from attnscope.capture.observers.coarse_map import BLOCK, CoarseMap, ReadArrays
-from attnscope.capture.observers.shared_rows import Reading, SharedRows, rows_at_a_time
-from attnscope.memory import require
+import numpy as np
+
+from attnscope.attention import Attention, Site
+from attnscope.axes import Array, Coarsening, Weights, coarsen_axis, label_map
+from attnscope.limits import require
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+NEAR = 8
+"""Rows between two wanted ones that are computed too: as many cost no more than another call."""
+
+
+class Reading(Protocol):
+    """One observer's reading of the rows of one call."""
+
+    @property
+    def step(self) -> int:
+        """How many rows it reads at a time, at most."""
+        ...
+
+    @property
+    def wanted(self) -> Sequence[int] | None:
+        """The rows that it reads, ``None`` for all."""
+        ...
+
+    def add(self, rows: Any, allowed: Any, start: int) -> None:
+        """Read the rows from ``start`` on, with others between them that are not wanted.
+
+        [batch, head, row, key], and the keys left open, [batch or 1, head or 1, row, key]: tensors, or arrays
+        where the attention has those.
+        """
+        ...
+
+    def end(self) -> None:
+        """All rows were read."""
+        ...
+
+
+class RowObserver(Protocol):
+    """An observer that reads rows in their order."""
+
+    def begin(self, attention: Attention) -> Reading | None:
+        """Begin to read a call; ``None`` where no rows are needed."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows:
+    """Computes rows in blocks, and shows each block to all observers that want one of its rows.
+
+    ``select`` is asked once a call with its site and its number of heads, and names the heads that are
+    shown, numbered anew from 0; for ``None`` or no head nothing is shown, nor computed. Without it, all are.
+    """
+
+    observers: Sequence[RowObserver]
+    select: Callable[[Site, int], Sequence[int] | None] | None = None
+
+    def observe(self, attention: Attention) -> None:
+        """Read one call."""
+        if self.select is not None:
+            heads = self.select(attention.site, attention.heads)
+            if not heads:
+                return
+            if list(heads) != list(range(attention.heads)):  # what is picked is copied
+                attention = attention.only(heads)
+        readings = [reading for each in self.observers if (reading := each.begin(attention)) is not None]
+        if not readings:
+            return
+        step = max(1, min(reading.step for reading in readings))
+        for start, stop in _blocks(len(attention.queries), readings, step):
+            rows, allowed = attention.rows(start, stop), attention.allowed(start, stop)
+            for reading in readings:
+                reading.add(rows, allowed, start)
+        for reading in readings:
+            reading.end()
+
+
+def rows_at_a_time(attention: Attention, weights: int) -> int:
+    """How many rows of all heads make up so many weights, one at least."""
+    return max(1, weights // max(1, attention.batch * attention.heads * len(attention.keys)))
+
+
+def _blocks(size: int, readings: Sequence[Reading], step: int) -> Iterator[tuple[int, int]]:
+    """Where blocks begin and end that hold all wanted rows, and few others."""
+    wanted: set[int] = set()
+    for reading in readings:
+        if reading.wanted is None:
+            yield from ((start, min(size, start + step)) for start in range(0, size, step))
+            return
+        wanted.update(reading.wanted)
+    start = last = min(wanted, default=0)
+    for row in sorted(wanted):
+        if row - last > NEAR or row - start >= step:
+            yield start, last + 1
+            start = row
+        last = row
+    if wanted:
+        yield start, last + 1
+
+
+BLOCK = 1 << 23
+"""Weights computed at a time: 32 MB of float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class CoarseMap:
+    """The heads of one attention call with fewer rows and columns: tensors, or arrays if the rows were.
+
+    ``open`` is False where everything in a cell is masked; its value is 0 there. ``broken`` counts the
+    weights that were not finite numbers; they count as 0, and as masked. ``tokens`` says whether keys are
+    tokens, not bare positions.
+    """
+
+    site: Site
+    values: Tensor | Array  # [batch, head, row, column]
+    open: Tensor | Array  # bool, [batch or 1, head or 1, row, column]
+    queries: Coarsening
+    keys: Coarsening
+    tokens: bool
+    broken: int = 0
+
+    @property
+    def mean(self) -> Array:
+        """The mean over the batch, as figures are over all of it.  -> [head, row, column]"""
+        return _array(self.values.mean(0))
+
+    @property
+    def opened(self) -> Array:
+        """Where the mask leaves something open in any of the batch.  -> [head or 1, row, column]"""
+        return _array(np.any(self.open, 0) if isinstance(self.open, np.ndarray) else self.open.any(0))
+
+    def label(self) -> tuple[Weights, float]:
+        """The mean over the batch with its labels, and the share of attention that was left aside."""
+        return label_map(self.mean, self.opened, self.queries, self.keys)
+
+
+class ReadArrays:
+    """One call whose rows come as arrays: keys summed and queries averaged, as its blocks come."""
+
+    def __init__(
+        self, keep: Callable[[CoarseMap], None], attention: Attention, queries: Coarsening, keys: Coarsening
+    ) -> None:
+        self.keep, self.attention, self.queries, self.keys = keep, attention, queries, keys
+        self.step = rows_at_a_time(attention, BLOCK)
+        self.wanted: Sequence[int] | None = None
+        if queries.partial:
+            self.wanted = sorted(queries.tokens(*range(len(queries.places))))
+        self.down, self.across = queries.averaging(), keys.summing()
+        rows = queries.size if self.down is None else len(self.down)
+        columns = keys.size if self.across is None else len(self.across)
+        heads = attention.batch, attention.heads
+        self.values = np.zeros((*heads, rows, columns), np.float32)
+        self.open = np.zeros((*heads, rows, columns), np.float32)
+        self.broken = 0
+
+    def add(self, rows: Array, allowed: Array, start: int) -> None:
+        """Add a block of rows."""
+        rows, finite = rows.astype(np.float32, copy=False), np.isfinite(rows)
+        if not finite.all():
+            self.broken += int((~finite).sum())
+            allowed = allowed & finite
+        stop = start + rows.shape[2]
+        groups = slice(start, stop) if self.down is None else slice(None)
+        down = None if self.down is None else self.down[:, start:stop]
+        self.values[:, :, groups] += self._coarser(np.where(allowed, rows, 0), down)
+        self.open[:, :, groups] += self._coarser(allowed.astype(np.float32), down)
+
+    def end(self) -> None:
+        """Keep the map."""
+        tokens = not isinstance(self.attention.keys, range)
+        opened = self.open > 0
+        self.keep(
+            CoarseMap(self.attention.site, self.values, opened, self.queries, self.keys, tokens, self.broken)
+        )
+
+    def _coarser(self, rows: Array, down: Array | None) -> Array:
+        """[..., row, key] -> [..., row group, column]"""
+        rows = rows if down is None else down @ rows
+        return rows if self.across is None else rows @ self.across.T
+
+
+def _array(values: Tensor | Array) -> Array:
+    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
+
 
 BYTES = 16
 """What a cell takes while it is being made: its weight and how open it is, in blocks and put together."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from attnscope.attention import Attention, Site
 from attnscope.axes import Array, edges
-from attnscope.capture.observers.shared_rows import Reading, SharedRows, rows_at_a_time
+from attnscope.capture.observers.coarsen import Reading, SharedRows, rows_at_a_time
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,13 +7,15 @@ from the model's config, which lies or raises for mixed models.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Attention, Kind
+from attnscope.attention import Attention, Axis, Kind, Site
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.rows.capture import Capture
 
@@ -156,3 +158,98 @@ def _lengths(states: Tensor, batch: int) -> list[int]:
     if batch in axes[:2] and len(axes) > 1:
         axes.remove(batch)
     return axes
+
+
+@dataclass
+class LayerNumbers:
+    """Hands out layer numbers in one pass over the model; the rule is this file's docstring."""
+
+    _starts: dict[tuple[Kind, str], int] = field(default_factory=dict)
+    _ends: dict[Kind, int] = field(default_factory=dict)
+    _given: dict[tuple[Kind, str, int], int] = field(default_factory=dict)
+    _taken: set[tuple[Kind, int]] = field(default_factory=set)
+
+    def number(self, kind: Kind, name: str, invocation: int, width: int) -> int:
+        """The layer of one call of module ``name``, whose module list has ``width`` entries."""
+        key = (kind, name, invocation)
+        if key not in self._given:
+            self._given[key] = self._next(kind, name, width)
+            self._taken.add((kind, self._given[key]))
+            self._ends[kind] = max(self._ends.get(kind, 0), self._given[key] + 1)
+        return self._given[key]
+
+    def _next(self, kind: Kind, name: str, width: int) -> int:
+        numbers = [int(part) for part in name.split(".") if part.isdigit()]
+        if len(numbers) == 1:
+            stack = (kind, ".".join("*" if part.isdigit() else part for part in name.split(".")))
+            start = self._starts.setdefault(stack, self._ends.get(kind, 0))
+            self._ends[kind] = max(self._ends.get(kind, 0), start + width)
+            if (kind, start + numbers[0]) not in self._taken:
+                return start + numbers[0]
+        return self._ends.get(kind, 0)
+
+
+class Sites:
+    """The sites of one recording; ``axes`` labels the queries and keys of a kind where the lengths agree."""
+
+    def __init__(self, model: nn.Module, axes: Mapping[Kind, tuple[Axis, Axis]]) -> None:
+        self.model = model
+        self.axes = axes
+        self._kinds = shown_kinds(model)  # for calls of one query, which show nothing themselves
+        self.begin_pass()
+
+    def begin_pass(self) -> None:
+        """Count calls and layers anew."""
+        self._numbers = LayerNumbers()
+        self._calls: Counter[str] = Counter()
+
+    def place(self, capture: Capture, name: str, calls: Sequence[Call]) -> Attention:
+        """The attention of one call of the module ``name``; ``calls`` are running, outermost first."""
+        attention = Attention(
+            site=Site(name, self._calls[name], "cross", 0),
+            source=capture.source,
+            kernel=capture.kernel,
+            batch=capture.batch,
+            heads=capture.heads,
+            key_heads=capture.key_heads,
+            queries=range(capture.queries),
+            keys=range(capture.keys),
+            offset=None,
+            dtype=capture.dtype,
+            read=capture.read,
+            statistics=capture.statistics,
+            values=capture.values,
+        )
+        call = next((call for call in reversed(calls) if call.name == name), None)
+        around = [entry for entry in calls if not entry.name or f"{name}.".startswith(f"{entry.name}.")]
+        kind: Kind = "cross"
+        if not is_cross(capture, name, around):
+            known = capture.offset
+            if known is None and not capture.apart:
+                known = offset_of(attention, any(entry.cached for entry in calls))
+            attention = replace(attention, offset=known)
+            kind, shows = self_kind(attention, call)
+            if shows:
+                self._kinds[name] = kind
+            kind = self._kinds.get(name, kind)
+        invocation = self._calls[name] if call is None else call.invocation
+        layer = self._numbers.number(kind, name, invocation, self._width(name))
+        site = Site(name, self._calls[name], kind, layer)
+        self._calls[name] += 1
+        return self._label(replace(attention, site=site))
+
+    def _label(self, attention: Attention) -> Attention:
+        queries, keys = self.axes.get(attention.site.kind, (range(0), range(0)))
+        if (len(queries), len(keys)) == (len(attention.queries), len(attention.keys)):
+            return attention.with_axes(queries, keys)
+        start = attention.offset or 0
+        return attention.with_axes(range(start, start + len(attention.queries)), attention.keys)
+
+    def _width(self, name: str) -> int:
+        """The length of the module list that the last number in a path counts in."""
+        parts = name.split(".")
+        numbers = [index for index, part in enumerate(parts) if part.isdigit()]
+        if not numbers:
+            return 1
+        owner = self.model.get_submodule(".".join(parts[: numbers[-1]]))
+        return sum(1 for _ in owner.children())

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, HeldRows, Kind, RowSource, Site
-from attnscope.capture.record import Record, SiteRecord
-from attnscope.capture.replay import Replay
+from attnscope.capture.record import Record, Replay, SiteRecord
 from attnscope.capture.rows.scores import ScoredRows
-from attnscope.fused.digest import digest
+from attnscope.fused.runs import digest
 
 
 @dataclass(eq=False)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Head
-from attnscope.capture.stream.rows import StreamRows, Written
-from attnscope.capture.stream.walk import Parts, Stream
+from attnscope.capture.stream.walk import Parts, Stream, StreamRows, Written
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)", re.ASCII)
 

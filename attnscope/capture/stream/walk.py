@@ -1,32 +1,275 @@
-"""From a score back along the residual stream, to all that was added to it.
+"""How a gradient passes one node of torch's graph, what multiplies the stream being held.
 
-The stream is what leads from the score to the embeddings through nothing but sums, linear maps and factors
-that are held. What is added to it and does not lead there is a part: what heads mixed, found by its
-numbers, or else the output of whatever added it. The score is linear in all of them, so that each part times
-its gradient is what it writes, and these sum to the score.
+Torch's own nodes are called where they are linear. Of a product one side is followed and the other held as it
+was in the pass: a norm's spread, a gate, a weight. So is the slope ``f(x) / x`` of an activation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.nn import functional as F
 
-from attnscope.capture.stream.rows import Edge, StreamRows
-from attnscope.capture.stream.rules import (
-    ACTIVATIONS,
-    LINEAR,
-    NORMS,
-    PRODUCTS,
-    SIDES,
-    is_spread,
-    kind,
-    pull,
-    shape_of,
-)
+from attnscope.attention import Attention, Site
+from attnscope.capture.hooks.fast_path import WatchingMode
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.observer import is_quiet, quietly
+from attnscope.capture.projections import Projections
+from attnscope.capture.record import tolerance
+from attnscope.capture.rows.proof import mix
+
+# fmt: off
+LINEAR = frozenset((
+    "Add", "Sub", "Rsub", "Neg", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "T", "Permute",
+    "Unsqueeze", "Squeeze", "Slice", "Select", "Index", "IndexSelect", "Gather", "Expand", "Repeat", "Clone",
+    "ToCopy", "Cat", "Stack", "Split", "SplitWithSizes", "Unbind", "Sum", "Mean", "Alias", "AsStrided",
+    "Narrow", "Flip", "Roll", "MaskedFill", "Unfold", "Diagonal", "Copy", "MaskedScatter", "LiftFresh",
+    "ConstantPadNd", "UnsafeSplit", "CopySlices", "IndexAdd", "IndexPut", "IndexCopy", "Scatter",
+    "ScatterAdd",
+))
+# fmt: on
+"""Nodes that are linear in all that goes into them."""
+
+PRODUCTS = frozenset(("Mul", "Div", "Mm", "Addmm", "Bmm", "Mv", "NativeLayerNorm", "FusedRmsNorm"))
+"""Nodes of which one side is followed; what is held must not be the stream, too."""
+
+ACTIVATIONS = frozenset(("Gelu", "Silu", "Relu", "Tanh"))
+"""Functions of single numbers that are 0 at 0."""
+
+SIDES = {"Addmm": 1}
+"""How many of a node's first inputs are added to its product."""
+
+NORMS = frozenset(("NativeLayerNorm", "FusedRmsNorm"))
+"""Nodes whose first input is divided by its own spread; their weights are held, their bias is added."""
+
+
+def kind(node: Node) -> str:
+    """The function that a node is of: ``Mul`` of ``MulBackward0``."""
+    return re.sub(r"(Backward\d*)$", "", node.name().rpartition("::")[2])
+
+
+def shape_of(node: Node, output: int) -> tuple[int, ...]:
+    """The shape of what a node made."""
+    return tuple(node._input_metadata[output].shape)
+
+
+def is_spread(node: Node, side: int) -> bool:
+    """Whether a side of a product is one number for each row, as a norm's spread is."""
+    if kind(node) in ("Mul", "Div"):
+        held = getattr(node, "_saved_self" if side == 0 else "_saved_other", None)
+        if not isinstance(held, Tensor):
+            return True
+        return held.ndim == 0 or held.shape[-1] == 1 or held.stride(-1) == 0
+    return False
+
+
+def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
+    """The gradients of what went into a node, from those of what it made; what is held has none."""
+    name, saved = kind(node), cast(Any, node)
+    given = next((grad for grad in grads if grad is not None), None)
+    if given is None:
+        return [None] * len(node.next_functions)
+    if name == "Mul":
+        return [_times(given, saved._saved_other), _times(given, saved._saved_self)]
+    if name == "Div":
+        return [given / saved._saved_other, None]
+    if name == "Mm":
+        return [_product(given, saved._saved_mat2), _turned(saved._saved_self, given)]
+    if name == "Addmm":
+        left = _product(given, saved._saved_mat2)
+        right = _turned(saved._saved_mat1, given)
+        alpha = saved._saved_alpha
+        return [
+            given * saved._saved_beta,
+            None if left is None else left * alpha,
+            None if right is None else right * alpha,
+        ]
+    if name == "Bmm":
+        return [_product(given, saved._saved_mat2), _turned(saved._saved_self, given)]
+    if name in NORMS:
+        return _pull_norm(name, saved, given)
+    if name in ACTIVATIONS:
+        return [given * _slope(name, saved)]
+    pulled = saved(*grads)
+    return list(pulled) if isinstance(pulled, tuple) else [pulled]
+
+
+def _times(given: Tensor, other: object) -> Tensor | None:
+    return None if other is None else given * other  # type: ignore[operator]
+
+
+def _product(given: Tensor, right: Tensor | None) -> Tensor | None:
+    """A gradient behind ``x @ right`` as that of x; where one row alone has any, of that row alone."""
+    if right is None:
+        return None
+    if given.ndim == 2 and len(given) > 1:
+        some = given.detach().abs().amax(-1).nonzero().flatten()
+        if len(some) == 1:
+            row = given[some] @ right.mT
+            return row.new_zeros(len(given), row.shape[-1]).index_copy(0, some, row)
+    return given @ right.mT
+
+
+def _turned(left: Tensor | None, given: Tensor) -> Tensor | None:
+    return None if left is None or left.ndim == 2 else left.mT @ given
+
+
+def _pull_norm(name: str, saved: Any, given: Tensor) -> list[Tensor | None]:
+    weight = saved._saved_weight
+    axes = tuple(range(-len(saved._saved_normalized_shape), 0))
+    inner = given if weight is None else given * weight
+    if name == "FusedRmsNorm":
+        return [inner * saved._saved_result1, None]
+    inner = inner * saved._saved_result2
+    return [inner - inner.mean(axes, keepdim=True), None, given]
+
+
+def _slope(name: str, saved: Any) -> Tensor:
+    """f(x) / x of an activation; 1 at 0 of those that are steep as that there."""
+    if name == "Tanh":
+        made = saved._saved_result.double()
+        return torch.where(made == 0, 1.0, made / torch.atanh(made)).to(saved._saved_result.dtype)
+    if name == "Relu":
+        made = saved._saved_result
+        return torch.where(made > 0, torch.ones_like(made), torch.zeros_like(made))
+    given: Tensor = saved._saved_self
+    if name == "Silu":
+        return given.sigmoid()
+    made = F.gelu(given, approximate=saved._saved_approximate)
+    return torch.where(given == 0, torch.full_like(given, 0.5), made / given)
+
+
+Edge: TypeAlias = "tuple[Node, int]"
+"""Where a gradient reaches a tensor: the node of torch's graph that made it, and which output of it."""
+
+
+class Row(NamedTuple):
+    """One tensor at one token, along each axis as long as the text, and the module that it is of."""
+
+    at: Mapping[int, Tensor]  # by axis; its place is cut out
+    module: str
+
+
+class Written(NamedTuple):
+    """What the heads of one call mixed at the token, as it goes on, or with the projection behind it."""
+
+    site: Site
+    mixed: Tensor  # [head, size]
+    weight: Tensor | None = None  # [head, size, width]
+    bias: Tensor | None = None  # [width]
+
+
+@dataclass(eq=False)
+class StreamRows(Projections):
+    """An observer that keeps one token's row of every tensor of a pass that kept gradients.
+
+    ``length`` is the number of tokens, ``at`` the token. The functions of the pass must be watched, before a
+    recording is begun:
+
+    >>> with rows.watching(model), recording(model, [rows]):
+    ...     score = model(**inputs)
+    """
+
+    length: int = 0
+    at: int = 0
+    rows: dict[Edge, Row] = field(default_factory=dict)
+    _mixed: dict[Site, Tensor] = field(default_factory=dict)  # [head, size]
+    _near: dict[Site, float] = field(default_factory=dict)
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Watch which modules and functions run inside the block."""
+        with super().watching(model), _Functions(self):
+            yield
+
+    def observe(self, attention: Attention) -> None:
+        """Keep what the heads mixed at the token, and look for the projection."""
+        if attention.values is not None and attention.batch == 1 and len(attention.queries) == self.length:
+            rows = attention.rows(self.at, self.at + 1)
+            self._mixed[attention.site] = mix(rows, attention.values)[0, :, 0]
+            self._near[attention.site] = tolerance(attention.dtype)
+        super().observe(attention)
+
+    def keep(self, output: object) -> None:
+        """Note the rows of what a function or a module gave."""
+        given = output if isinstance(output, (tuple, list)) else (output,)
+        for each in given:
+            if isinstance(each, Tensor) and each.grad_fn is not None and not each.is_nested:
+                axes = [axis for axis, size in enumerate(each.shape[:-1]) if size == self.length]
+                if axes:
+                    with torch.no_grad():
+                        cut = {axis: each.detach().select(axis, self.at).clone() for axis in axes}
+                    module = self._running[-1].name if self._running else ""
+                    self.rows[each.grad_fn, each.output_nr] = Row(cut, module)
+
+    def written(self) -> dict[Edge, Written]:
+        """Where what heads mixed, or what their projection made of it, stands in the graph."""
+        edges: dict[Edge, Written] = {}
+        for site, mixed in self._mixed.items():
+            projection = self.found.get(site)
+            if projection is not None and projection.edge is not None:
+                edge = projection.edge.node, projection.edge.output_nr
+                edges[edge] = Written(site, mixed, projection.weight, projection.bias)
+                continue
+            near = self._near[site] * float(mixed.abs().amax())
+            for edge, row in self.rows.items():
+                if row.module.startswith(site.name) and edge not in edges:
+                    for cut in row.at.values():
+                        if cut.numel() == mixed.numel() and _gap(cut.reshape(mixed.shape), mixed) <= near:
+                            edges[edge] = Written(site, mixed)
+        return edges
+
+    def times(self, edge: Edge, grad: Tensor) -> float | None:
+        """What was computed at an edge times its gradient; ``None`` where no row of it was kept."""
+        row = self.rows.get(edge)
+        if row is None:
+            return None
+        axis = self._axis(grad, row.at)
+        return float((row.at[axis].double() * grad.detach().select(axis, self.at).double()).sum())
+
+    def cut(self, grad: Tensor, size: int) -> Tensor:
+        """The token's row of a gradient that has so many numbers for each token."""
+        axes = [axis for axis, length in enumerate(grad.shape[:-1]) if length == self.length]
+        fits = [axis for axis in axes if grad.numel() == size * self.length]
+        return grad.select(self._axis(grad, fits), self.at)
+
+    def _axis(self, grad: Tensor, axes: Collection[int]) -> int:
+        """Along which axis the tokens lie: where the gradient is one row's alone."""
+        return max(axes, key=lambda axis: float(grad.detach().select(axis, self.at).abs().sum()))
+
+    def _leave(self, call: Call, output: object) -> None:
+        super()._leave(call, output)
+        self.keep(output)
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().amax())
+
+
+class _Functions(WatchingMode):
+    """Hands what each function of torch gave to the rows."""
+
+    def __init__(self, rows: StreamRows) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func``; the mode itself is off while this method runs."""
+        result = func(*args, **(kwargs or {}))
+        if not is_quiet() and torch.is_grad_enabled():
+            with quietly():
+                self.rows.keep(result)
+        return result
+
 
 Key = TypeVar("Key", Edge, Node)
 Ways: TypeAlias = "Callable[[tuple[Node | None, int]], bool]"

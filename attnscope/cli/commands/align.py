@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from attnscope.cli.command import command
+from attnscope.cli.command import REQUIRED, TEXT, WHERE, argument, command, flag, option
+from attnscope.cli.deliver import print_answer
 from attnscope.cli.heads import parse_head
-from attnscope.cli.options.declare import REQUIRED, TEXT, WHERE, argument, flag, option
-from attnscope.cli.options.model import ModelOptions
-from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_answer
-from attnscope.cli.source import load_model, reading
-from attnscope.cli.text import read_text
+from attnscope.cli.options import ModelOptions, SourceOptions
+from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
 
 if TYPE_CHECKING:
-    from attnscope.analysis.questions.align import Alignment, MonotoneHead
     from attnscope.attention import Head
     from attnscope.models import Model, ModelInput
+    from attnscope.questions.align import Alignment, MonotoneHead
 
 LONGEST = 24
 """Letters of a word that a column has room for; longer ones push their bar away."""
@@ -85,17 +82,20 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
         raise typer.BadParameter("it ranks all heads, as a table or JSON", param_hint="--rank")
     if output.as_json and output.format != "table":
         raise typer.BadParameter("it is a format of its own: leave out --format", param_hint="--json")
-    from attnscope.analysis.questions.align import align_words, rank_monotone
-    from attnscope.analysis.questions.letters import align_letters, reads_letters
-    from attnscope.analysis.questions.windows import align_windows, is_long
-    from attnscope.answers.aligned import (
+    from attnscope.models.inputs import Part
+    from attnscope.questions.align import (
+        align_letters,
+        align_windows,
+        align_words,
         alignment_numbers,
+        is_long,
+        rank_monotone,
         rank_numbers,
+        reads_letters,
         write_srt,
         write_textgrid,
         write_vtt,
     )
-    from attnscope.models.inputs import Part
 
     loaded, text = _open(asked, model)
     part = Part(asked.from_second, asked.to_second, asked.truncate)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnscope.cli.command import command
+from attnscope.cli.command import command, option
 from attnscope.cli.heads import select
-from attnscope.cli.options.declare import option
-from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import WeighedModelOptions
-from attnscope.cli.options.picture import MapOptions, PictureOptions, check_picture
-from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.options import (
+    LayerOptions,
+    MapOptions,
+    PictureOptions,
+    SourceOptions,
+    WeighedModelOptions,
+    check_picture,
+)
 from attnscope.cli.source import read_source, reading
 from attnscope.errors import AttnscopeError, OutputError
 
@@ -57,7 +60,7 @@ def browse(
         raise AttnscopeError(
             "browsing needs Textual, which is not installed: pip install 'attnscope[browse]'"
         ) from None
-    from attnscope.analysis.all_heads import all_heads
+    from attnscope.questions.layers import all_heads
 
     loaded, prepared = given.open(saving=True)
     with reading(loaded, prepared):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from attnscope.cli.command import command
-from attnscope.cli.options.declare import flag
+from attnscope.cli.command import command, flag
 
 if TYPE_CHECKING:
     from attnscope.storage.cache import Entry
@@ -63,7 +62,7 @@ def _print_table(entries: list[Entry]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from attnscope.models.kept.trace import TracedModel
+    from attnscope.models.kept import TracedModel
     from attnscope.text import visible
 
     table = Table(box=None, pad_edge=False, header_style="bold", expand=True)

@@ -9,24 +9,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attnscope.cli.command import command
+from attnscope.cli.command import argument, command, option
 from attnscope.cli.corpus import check_texts, measure_corpus
+from attnscope.cli.deliver import print_answer
 from attnscope.cli.heads import select
-from attnscope.cli.options.corpus import CorpusOptions
-from attnscope.cli.options.declare import argument, option
-from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import WeighedModelOptions
-from attnscope.cli.options.picture import NumbersOptions
-from attnscope.cli.options.source import TextNamed
-from attnscope.cli.plain import print_answer
+from attnscope.cli.options import CorpusOptions, LayerOptions, NumbersOptions, TextNamed, WeighedModelOptions
 from attnscope.cli.source import load_model, read_source, reading
 
 if TYPE_CHECKING:
-    from attnscope.analysis.figures.claims import Verdict
-    from attnscope.analysis.figures.snapshot import Change
-    from attnscope.analysis.figures.stats import Stats
-    from attnscope.analysis.selection import Selection
     from attnscope.cli.last_look import Way
+    from attnscope.questions.check import Change, Verdict
+    from attnscope.questions.selection import Selection
+    from attnscope.questions.stats import Stats
 
 AGAINST = "Snapshots"
 MOST = 10
@@ -71,10 +65,9 @@ def check(
 
     attnscope check --texts corpus.txt --against before.json --tolerance 0.02
     """
-    from attnscope.analysis.corpus.processes import torchrun_processes
-    from attnscope.analysis.figures.claims import claim
-    from attnscope.analysis.figures.snapshot import changes, save_snapshot
     from attnscope.measures import DEFAULT
+    from attnscope.questions.check import changes, claim, save_snapshot
+    from attnscope.questions.corpus import torchrun_processes
 
     claims = [claim(each) for each in asked.claims or ()]
     if not claims and asked.save is None and asked.against is None:
@@ -92,7 +85,7 @@ def check(
         _print_verdicts(verdicts)
     differences = None if asked.against is None else changes(result, asked.against, asked.tolerance)
     if first and output.as_json:
-        from attnscope.answers.questions import verdict_numbers
+        from attnscope.questions.asked import verdict_numbers
 
         print_answer("check", verdict_numbers(verdicts, differences) | model.said)
     elif first and differences is not None:
@@ -107,8 +100,8 @@ def _measure(
     source: TextNamed, model: WeighedModelOptions, selection: Selection, names: tuple[str, ...]
 ) -> Stats:
     """The figures of one text."""
-    from attnscope.analysis.figures.stats import stats
     from attnscope.measures import DEFAULT
+    from attnscope.questions.stats import stats
 
     if not source.names_one:
         raise typer.BadParameter("give --texts CORPUS, --text or --file", param_hint="--texts")

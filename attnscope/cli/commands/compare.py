@@ -1,36 +1,210 @@
-"""``attnscope compare``: heads across layers, two heads, two texts, two models."""
+"""What is compared with what, and where the comparison goes."""
 
 from __future__ import annotations
 
 import csv
 import sys
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from attnscope.attention import Head
-from attnscope.cli.command import command, repeat
+from attnscope.cli.command import argument, command, flag, option, repeat
+from attnscope.cli.deliver import print_answer
 from attnscope.cli.heads import parse_head, select
-from attnscope.cli.looks.feeds import show_feeds
-from attnscope.cli.options.compare import ComparedHeads, CompareOutput, Contrast
-from attnscope.cli.options.corpus import TextsOptions
-from attnscope.cli.options.model import Said, WeighedModelOptions
-from attnscope.cli.options.picture import (
+from attnscope.cli.options import (
     PICTURES,
     AxisOptions,
+    LayerOptions,
+    NumbersOptions,
     PrintedOptions,
+    Said,
+    SecondNamed,
+    TextsOptions,
+    WeighedModelOptions,
     check_picture,
 )
-from attnscope.cli.options.source import SecondNamed
 from attnscope.cli.source import Source, open_two, read_source, reading, reopen
 from attnscope.errors import InputError, OutputError, SelectionError
 from attnscope.text import read_number
 
 if TYPE_CHECKING:
-    from attnscope.analysis.selection import Selection
-    from attnscope.answers.compared import Compared
+    from attnscope.questions.compared import Compared
+    from attnscope.questions.composition import Feed, Feeds
+    from attnscope.questions.selection import Selection
+    from attnscope.views import HeadMap
+
+
+WITH = "What to compare with"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """What is compared with what."""
+
+    heads: list[str] | None = argument("Two heads, L1H2 L5H3, to be compared with each other.")
+    with_text: str | None = option("The same model on another text: what changes in which head.", panel=WITH)
+    with_model: str | None = option(
+        "Another model on the same text: how far each head drifted, or its best match.", panel=WITH
+    )
+    with_trace: Path | None = option(
+        "A file that --keep made, of another text, model or checkpoint.", panel=WITH
+    )
+    feeds: bool = flag(
+        "Which earlier heads write what one head, L1H2, reads, or any: by the weights, without a text.",
+        panel=WITH,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedHeads(LayerOptions):
+    """Layers, or one head number."""
+
+    head: str | None = option(
+        "3: this head number through all layers. L5H3: with --with-text, its difference map."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOutput(NumbersOptions):
+    """Where the comparison goes."""
+
+    as_csv: bool = flag("Print the distances as CSV.", "--csv")
+    everything: bool = flag(
+        "Of all heads, print also a plane with every head on it, and singletons.", "--all"
+    )
+    out: Path | None = option(
+        "Save a picture (.png, .svg, .pdf), or the numbers as arrays (.npz).", "--out", "-o"
+    )
+
+
+ANY = "The quick brown fox jumps over the lazy dog."
+"""A text that the model runs on, to see which of its weights are whose; any will do."""
+
+MOST = 10
+"""Ways that are listed; --csv has all of them."""
+
+
+def show_feeds(
+    source: SecondNamed,
+    contrast: Contrast,
+    output: CompareOutput,
+    picture: PrintedOptions,
+    model: WeighedModelOptions,
+) -> None:
+    """Compose the weights of all heads, and print or save what feeds the head that is named, or any."""
+    named = list(contrast.heads or ())
+    if len(named) > 1:
+        raise typer.BadParameter("name one head, or none: compare L1H2 --feeds", param_hint="HEADS")
+    if model.said:
+        raise typer.BadParameter("the weights alone tell: nothing is weighed", param_hint="--weigh")
+    fed = parse_head(named[0]) if named else None
+    check_picture(output.out, picture.cmap, one=True, signed=True)
+    if output.out is not None and fed is None:
+        raise typer.BadParameter("name the head whose map is saved: compare L1H2 --feeds", param_hint="--out")
+    given = read_source(source if source.names_one else replace(source, text=ANY), model)
+    from attnscope.questions.composition import find_feeds
+
+    loaded, prepared = given.open(looking=False)
+    with reading(loaded, prepared):
+        result = find_feeds(loaded, prepared, fed)
+    if output.as_json:
+        print_answer("compare", _numbers(result))
+    elif output.as_csv:
+        _print_csv(result)
+    elif output.out is not None:
+        from attnscope.cli import deliver as answers
+        from attnscope.questions.answer import of_maps
+
+        answers.save(of_maps(_maps(result)), output.out, picture)
+    else:
+        _print(result, picture)
+
+
+def _numbers(result: Feeds) -> dict[str, object]:
+    """All ways of all pairs as plain data."""
+    return {
+        "title": result.title,
+        "notes": list(result.notes),
+        "feeds": [asdict(each) for each in result.feeds],
+    }
+
+
+def _print_csv(result: Feeds) -> None:
+    """A line for each way of each pair."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["kind", "head", "fed", "way", "score", "baseline", "scatter"])
+    for each in result.feeds:
+        figures = each.score, each.baseline, each.scatter
+        writer.writerow([each.head.kind, each.head.name, each.fed.name, each.way, *figures])
+
+
+def _maps(result: Feeds) -> dict[str, HeadMap]:
+    """Of each way, how far all earlier heads stand above the baseline; one colour scale for all."""
+    from attnscope.questions.composition import WAYS
+    from attnscope.views import head_map
+
+    tables = {way: table for way in WAYS if (table := result.by(way))}
+    top = max(abs(lift) for table in tables.values() for row in table.values() for lift in row) or 1.0
+    title = "what feeds the {} of {} · {}-composition"
+    return {
+        way: head_map(
+            table,
+            "above random weights",
+            limits=(-top, top),
+            signed=True,
+            title=title.format(WAYS[way], result.fed and result.fed.name, way),
+            subtitle=result.title,
+        )
+        for way, table in tables.items()
+    }
+
+
+def _beside(feed: Feed) -> str:
+    """The baseline of a score, and the standard deviation of what it is the mean of."""
+    return f"{feed.baseline:.3f} ±{feed.scatter:.3f}"
+
+
+def _print(result: Feeds, picture: PrintedOptions) -> None:
+    """A map for each way into the head that is named, and the ways farthest above their baselines."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from attnscope.cli import deliver as answers
+    from attnscope.questions.answer import of_maps
+    from attnscope.questions.composition import WAYS
+
+    console = Console(highlight=False)
+    console.print(Text(result.title), style="dim")
+    print()
+    if result.fed is not None:
+        maps = {way: replace(each, subtitle="") for way, each in _maps(result).items()}
+        answers.print_views(of_maps(maps), picture)
+        print()
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for name in ("head", "feeds the"):
+        table.add_column(name, no_wrap=True)
+    for name in ("score", "baseline"):
+        table.add_column(name, justify="right", no_wrap=True)
+    several = len({each.head.kind for each in result.feeds}) > 1
+    for each in result.feeds[:MOST]:
+        head, other = (str(one) if several else one.name for one in (each.head, each.fed))
+        table.add_row(head, f"{WAYS[each.way]} of {other}", f"{each.score:.3f}", _beside(each))
+    console.print(table)
+    rest = len(result.feeds) - MOST
+    notes = [f"--csv has {rest:,} more"] if rest > 0 else []
+    notes += [
+        "score: how much of what a head writes is what the later one reads, from the weights alone; norms "
+        "and feed-forward parts between them are left out"
+    ]
+    notes += ["baseline: random matrices of the same shapes, ± how far their scores scatter", *result.notes]
+    for note in notes:
+        console.print(Text(f"· {note}"), style="dim")
+
 
 SAVED = (*PICTURES, ".npz")
 
@@ -88,7 +262,7 @@ def compare(
     result = _compare(
         given, selection, pair, contrast, opening, one=one, everything=output.everything, saving=saving
     )
-    _print(result, output, picture, model.said)
+    _print_compare(result, output, picture, model.said)
 
 
 def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -> bool:
@@ -170,14 +344,11 @@ def _compare(
     *, one: bool, everything: bool, saving: bool,
 ) -> Compared:  # fmt: skip
     """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
-    from attnscope.analysis.comparison.compare import compare as compare_all
-    from attnscope.analysis.comparison.depth import through_layers
-    from attnscope.analysis.comparison.models import compare_models
-    from attnscope.analysis.comparison.texts import compare_texts
-    from attnscope.analysis.comparison.two_heads import compare_heads
-    from attnscope.answers.across import compare_passes, of_models, of_texts
-    from attnscope.answers.compared import of_depth, of_heads, of_two_heads
-    from attnscope.models.kept.trace import open_file
+    from attnscope.models.kept import open_file
+    from attnscope.questions.across import compare_models, compare_passes, compare_texts, of_models, of_texts
+    from attnscope.questions.compare import compare as compare_all
+    from attnscope.questions.compare import compare_heads, through_layers
+    from attnscope.questions.compared import of_depth, of_heads, of_two_heads
 
     first, rival = given[0], _rival(given[0], contrast)
     if one and rival is not None:
@@ -217,9 +388,9 @@ def _rival(first: Source, contrast: Contrast) -> Source | None:
     return None
 
 
-def _print(compared: Compared, output: CompareOutput, picture: PrintedOptions, said: Said) -> None:
+def _print_compare(compared: Compared, output: CompareOutput, picture: PrintedOptions, said: Said) -> None:
     """Print a comparison, or save it."""
-    from attnscope.cli import answers
+    from attnscope.cli import deliver as answers
 
     if output.as_json:
         answers.print_json("compare", compared.answer, said)
@@ -230,7 +401,7 @@ def _print(compared: Compared, output: CompareOutput, picture: PrintedOptions, s
     elif output.out.suffix.lower() != ".npz":
         answers.save(compared.answer, output.out, picture)
     else:
-        from attnscope.storage.arrays.write import save_arrays
+        from attnscope.storage.arrays import save_arrays
 
         save_arrays(compared.arrays, output.out)
         print(f"saved {output.out}", file=sys.stderr)

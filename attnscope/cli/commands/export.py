@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attnscope.cli.command import command, write
+from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, write
+from attnscope.cli.deliver import print_answer
 from attnscope.cli.heads import parse_numbers, select
-from attnscope.cli.options.declare import REQUIRED, WHERE, flag, option
-from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import WeighedModelOptions
-from attnscope.cli.options.picture import MapOptions, NumbersOptions, PictureOptions, check_picture
-from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_answer
+from attnscope.cli.options import (
+    LayerOptions,
+    MapOptions,
+    NumbersOptions,
+    PictureOptions,
+    SourceOptions,
+    WeighedModelOptions,
+    check_picture,
+)
 from attnscope.cli.retired import tell_retired
 from attnscope.cli.source import read_source, reading
 from attnscope.cli.waiting import STOPPED

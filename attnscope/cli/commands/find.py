@@ -1,31 +1,156 @@
-"""``attnscope find``: which heads look from here to there."""
+"""Questions with known answers, read from a file."""
 
 from __future__ import annotations
 
 import csv
+import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from attnscope.cli.command import command, repeat
+from attnscope.cli.command import argument, command, flag, option, repeat
+from attnscope.cli.corpus import corpus_run
+from attnscope.cli.deliver import print_answer
 from attnscope.cli.heads import select
-from attnscope.cli.looks.gold import answer_gold, check_gold
-from attnscope.cli.options.declare import argument, flag, option
-from attnscope.cli.options.gold import GoldOptions
-from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import Said, WeighedModelOptions
-from attnscope.cli.options.picture import NumbersOptions, PrintedOptions, check_picture
-from attnscope.cli.options.source import SourceOptions, TextNamed
-from attnscope.cli.plain import print_answer
-from attnscope.cli.source import read_source, reading
+from attnscope.cli.options import (
+    LayerOptions,
+    NumbersOptions,
+    PrintedOptions,
+    Said,
+    SourceOptions,
+    TextNamed,
+    WeighedModelOptions,
+    check_picture,
+)
+from attnscope.cli.retired import RETIRED
+from attnscope.cli.source import load_model, read_source, reading
+from attnscope.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from attnscope.analysis.questions.find import Answer, Answers
+    from attnscope.questions.find import Answer, Answers
+
+
+GOLD = "Questions with known answers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldOptions:
+    """The file, and which of its questions are asked."""
+
+    gold: Path | None = option(
+        "Questions with their answers: a treebank (.conllu), JSON lines (.jsonl), or lines of "
+        "'source ||| target' with --alignments. A JSON line is "
+        '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}: from, to, label; words are numbered from 0, '
+        'or characters: [4, 7]. With a "target", a translation, from is a word of that.',
+        panel=GOLD,
+    )
+    alignments: Path | None = option(
+        "With --gold: a line of links for each of its lines, in Pharaoh format: 0-0 1-2, source first; "
+        "2?3 is a possible link.",
+        panel=GOLD,
+    )
+    relation: str | None = option(
+        "Ask for these labels alone, nsubj,obj; nsubj is nsubj:pass, too.", panel=GOLD
+    )
+    coreference: bool = flag(
+        "Ask a treebank which earlier mention is meant (Entity in MISC), up to 128 words at a time.",
+        panel=GOLD,
+    )
+    held_out: bool = flag("Choose heads on every other text, and score them on the rest.", panel=GOLD)
+    limit: int | None = option("Stop after so many texts.", min=1, panel=GOLD)
+    strict: bool = flag("End at the first text that cannot be read, not skip it.", panel=GOLD)
+    checkpoint: Path | None = option(
+        "Keep the sums in this file; the same command goes on from there.", panel=GOLD
+    )
+
+
+SOUNDS = re.compile(r'"audio"\s*:')
+"""What a line has that names a sound."""
+
+
+class Output(Protocol):
+    """Where an answer goes."""
+
+    @property
+    def top(self) -> int | None:
+        """How many heads of each label are listed."""
+
+    @property
+    def as_json(self) -> bool:
+        """Whether all figures are printed as JSON."""
+
+    @property
+    def as_csv(self) -> bool:
+        """Whether all figures are printed as CSV."""
+
+    @property
+    def out(self) -> Any:
+        """The picture file that was asked for."""
+
+
+def check_gold(gold: GoldOptions, words: list[str], source: SourceOptions, output: Output) -> bool:
+    """Whether answers are read from a file; what goes together badly is wrong usage."""
+    if gold.gold is None:
+        default = GoldOptions()
+        for each in fields(gold):
+            if getattr(gold, each.name) != getattr(default, each.name):
+                name = f"--{each.name.replace('_', '-')}"
+                raise typer.BadParameter("it goes with --gold FILE", param_hint=name)
+        return False
+    if words or source.names_one:
+        raise typer.BadParameter("the file has the texts: give no text and no question", param_hint="--gold")
+    if output.out is not None:
+        raise typer.BadParameter("there is no picture of --gold: use --json or --csv", param_hint="--out")
+    return True
+
+
+def answer_gold(
+    gold: GoldOptions,
+    source: SourceOptions,
+    attention: LayerOptions,
+    output: Output,
+    model: WeighedModelOptions,
+) -> None:
+    """Ask all heads the questions of a file, and print how well they do."""
+    from attnscope.questions import gold_answer as answers
+    from attnscope.questions.corpus import torchrun_processes
+    from attnscope.questions.gold import find_gold
+    from attnscope.storage.gold import read_gold
+
+    assert gold.gold is not None
+    file = read_gold(gold.gold, alignments=gold.alignments, coreference=gold.coreference)
+    if gold.gold.suffix.lower() in (".jsonl", ".ndjson") and gold.alignments is None:
+        _refuse_sounds(gold.gold)
+    relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
+    loaded = load_model(model)
+    with corpus_run(source, gold, file.size) as run:
+        result = find_gold(
+            loaded, file, select(attention), relations=relations, held_out=gold.held_out, run=run
+        )
+    if torchrun_processes().number:
+        return
+    if output.as_json:
+        print_answer("find", answers.numbers_of(result) | model.said)
+    elif output.as_csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(result))
+    else:
+        from rich.console import Console
+
+        answers.print_gold(result, output.top or 1, Console(highlight=False))
+
+
+def _refuse_sounds(path: Path) -> None:
+    """Say what became of sounds with timed words, rather than that each of their lines is wrong."""
+    from attnscope.storage.files import read_lines
+
+    first = next((line.text for line in read_lines(path) if line.fault or line.text.strip()), "")
+    if SOUNDS.search(first):
+        raise InputError(RETIRED["sounds in --gold"])
 
 
 MOST = 500
@@ -89,7 +214,7 @@ def find(
 
     attnscope find --gold pairs.txt --alignments links.txt -m my-translator
     """
-    from attnscope.analysis.questions.question import is_question, parse_questions
+    from attnscope.questions.find import is_question, parse_questions
 
     given_words = asked.asked or []
     if check_gold(gold, given_words, source, output):
@@ -111,7 +236,7 @@ def find(
     given = read_source(source, model)
     loaded, prepared = given.open(saving=output.out is not None)
     with reading(loaded, prepared):
-        from attnscope.analysis.questions.find import find as find_heads
+        from attnscope.questions.find import find as find_heads
 
         answers = find_heads(loaded, prepared, questions, select(attention))
     meant = LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
@@ -129,7 +254,7 @@ def write_answers(
 ) -> None:
     """Print or save the answers; ``said`` goes into JSON, ``opening`` is a command that shows a head."""
     if output.as_json:
-        from attnscope.answers.questions import found_numbers
+        from attnscope.questions.asked import found_numbers
 
         print_answer(command, found_numbers(answers) | said)
     elif output.as_csv:
@@ -142,7 +267,7 @@ def write_answers(
 
 def _print_csv(answers: Answers) -> None:
     """A line for each head of each question."""
-    from attnscope.answers.questions import looking_numbers
+    from attnscope.questions.asked import looking_numbers
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["question", "kind", "layer", "head", "weight", "baseline", "rank", "rows"])
@@ -156,9 +281,9 @@ def _print_csv(answers: Answers) -> None:
 
 def _save(answers: Answers, out: Path, picture: PrintedOptions) -> None:
     """The maps as picture files, several of them numbered."""
-    from attnscope.answers.answer import of_maps
-    from attnscope.answers.questions import maps_of
-    from attnscope.cli import answers as output
+    from attnscope.cli import deliver as output
+    from attnscope.questions.answer import of_maps
+    from attnscope.questions.asked import maps_of
 
     for number, answer in enumerate(answers.answers, 1):
         path = out if len(answers.answers) == 1 else out.with_stem(f"{out.stem}-{number}")
@@ -170,9 +295,9 @@ def _print(answers: Answers, top: int | None, picture: PrintedOptions, opening: 
     from rich.console import Console
     from rich.text import Text
 
-    from attnscope.answers.answer import of_maps
-    from attnscope.answers.questions import LISTED, maps_of
-    from attnscope.cli import answers as output
+    from attnscope.cli import deliver as output
+    from attnscope.questions.answer import of_maps
+    from attnscope.questions.asked import LISTED, maps_of
 
     console = Console(highlight=False)
     console.print(Text(answers.title), style="dim")

@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from attnscope.cli.command import command
+from attnscope.cli.command import command, flag, option
+from attnscope.cli.deliver import print_answer
+from attnscope.cli.faithful import check_alone, show_methods
 from attnscope.cli.heads import parse_numbers, select
-from attnscope.cli.looks.faithful import check_alone, show_methods
-from attnscope.cli.options.declare import flag, option
-from attnscope.cli.options.heads import LayerOptions
-from attnscope.cli.options.model import ModelOptions
-from attnscope.cli.options.picture import WHOLE, MapOptions, NumbersOptions, PrintedOptions, check_picture
-from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_answer
+from attnscope.cli.options import (
+    WHOLE,
+    LayerOptions,
+    MapOptions,
+    ModelOptions,
+    NumbersOptions,
+    PrintedOptions,
+    SourceOptions,
+    check_picture,
+)
 from attnscope.cli.source import read_source, reading
 from attnscope.errors import OutputError
 
 if TYPE_CHECKING:
-    from attnscope.analysis.flow.flow import Flow
+    from attnscope.questions.flow import Flow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +100,9 @@ def flow(
     if asked.faithful:
         check_alone(asked.token is None and not attention.layers and source.saved is None)
         return show_methods(given, asked.target, output.out, picture, as_json=output.as_json)
-    from attnscope.analysis.flow.flow import follow_flow
-    from attnscope.answers.questions import flow_numbers, of_flow
-    from attnscope.cli import answers
+    from attnscope.cli import deliver as answers
+    from attnscope.questions.asked import flow_numbers, of_flow
+    from attnscope.questions.flow import follow_flow
 
     loaded, prepared = given.open(
         predicting=asked.method == "relevance",

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnscope.cli.command import command
-from attnscope.cli.options.declare import REQUIRED, argument, option
-from attnscope.cli.options.model import ModelOptions
+from attnscope.cli.command import REQUIRED, argument, command, option
+from attnscope.cli.options import ModelOptions
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import waiting
 from attnscope.text import LARGEST_SEED
@@ -72,7 +71,7 @@ def _ours(asked: LossOptions) -> tuple[float, str, int]:
 
 def _of_any(asked: LossOptions) -> tuple[float, str, int]:
     """The same of any other model that predicts."""
-    from attnscope.analysis.corpus.loss import measure_loss
+    from attnscope.questions.loss import measure_loss
     from attnscope.training.data import Lines
 
     lines = list(Lines(tuple(asked.files)))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from attnscope.cli.command import command
-from attnscope.cli.options.declare import REQUIRED, argument
-from attnscope.cli.plain import print_plain
+from attnscope.cli.command import REQUIRED, argument, command
+from attnscope.cli.deliver import print_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +31,6 @@ def schema(asked: SchemaOptions) -> None:
 
     attnscope schema stats
     """
-    from attnscope.answers.schemas import schema_of
+    from attnscope.questions.schemas import schema_of
 
     print_plain(schema_of(asked.of))

@@ -1,26 +1,202 @@
-"""``attnscope show``: every head of a text at a glance, one head in full, or one token's view."""
+"""``attnscope show --writes``: what each head writes to the score of a token."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnscope.cli.command import command, repeat
+from attnscope.cli.command import command, option, repeat
+from attnscope.cli.deliver import print_answer
 from attnscope.cli.heads import parse_head, select
-from attnscope.cli.looks.ablation import show_ablation
-from attnscope.cli.looks.writes import show_writes
-from attnscope.cli.options.declare import option
-from attnscope.cli.options.heads import ShownHeads
-from attnscope.cli.options.model import WeighedModelOptions
-from attnscope.cli.options.picture import WHOLE, MapOptions, NumbersOptions, PrintedOptions, check_picture
-from attnscope.cli.options.source import SourceOptions
+from attnscope.cli.options import (
+    WHOLE,
+    MapOptions,
+    NumbersOptions,
+    PrintedOptions,
+    ShownHeads,
+    SourceOptions,
+    WeighedModelOptions,
+    check_picture,
+)
 from attnscope.cli.source import read_source, reading, reopen
+from attnscope.cli.waiting import waiting
+from attnscope.errors import OutputError
 
 if TYPE_CHECKING:
-    from attnscope.answers.answer import Answer
+    from rich.text import Text
+
+    from attnscope.models import Model, ModelInput
+    from attnscope.questions.ablate import Ablation, Changed
+    from attnscope.questions.answer import Answer
+    from attnscope.questions.logits import Word, Writes
+
+
+PAGE = ".html"
+
+
+def show_writes(
+    source: SourceOptions,
+    asked: ShownHeads,
+    out: Path | None,
+    picture: PrintedOptions,
+    model: WeighedModelOptions,
+    *,
+    as_json: bool,
+) -> None:
+    """Print or save the direct effects of all parts of a model on one score."""
+    if asked.token or asked.ablate or model.weigh != "raw" or (asked.layers and not asked.head):
+        raise typer.BadParameter(
+            "it is of all parts of the model: with --head, --target and --against alone",
+            param_hint="--writes",
+        )
+    paged = out is not None and out.suffix.lower() == PAGE
+    if out is not None and out.suffix.lower() in WHOLE and not paged:
+        raise OutputError(
+            "save a picture (.png, .svg, .pdf) or a page (.html), or take the numbers with --json"
+        )
+    head = None if asked.head is None else parse_head(asked.head, asked)
+    check_picture(out, picture.cmap, one=not paged, signed=True)
+    given = read_source(source, replace(model, target=None))
+    from attnscope.cli import deliver as answers
+    from attnscope.questions.logits import direct_effects, of_writes
+
+    loaded, prepared = given.open(predicting=True)
+    with reading(loaded, prepared):
+        result = direct_effects(loaded, prepared, model.target, asked.against, head)
+    if as_json:
+        print_answer("show", _numbers(result))
+    elif out is not None and paged:
+        _save_page(of_writes(result, head), out, picture)
+    elif out is not None:
+        answers.save(of_writes(result, head), out, picture)
+    else:
+        answers.print_views(of_writes(result, head), picture)
+
+
+def _save_page(answer: Answer, out: Path, picture: PrintedOptions) -> None:
+    """All of it as one page."""
+    from attnscope.cli import deliver as answers
+    from attnscope.render.page.terms import terms_page
+    from attnscope.storage.files import write_whole
+    from attnscope.views import HeadMap
+
+    view: Any = answers.dress(answer.pictures["writes"], picture)
+    maps = [each for each in answer.views if isinstance(each, HeadMap)]
+    write_whole(out, terms_page(view, maps, picture.cmap).encode())
+    print(f"saved {out}", file=sys.stderr)
+
+
+def _numbers(result: Writes) -> dict[str, Any]:
+    """All parts as plain data."""
+    effects = result.effects
+    return {
+        "title": result.title,
+        "prediction": result.said,
+        "notes": list(result.notes),
+        "score": result.score,
+        "heads": [
+            {"kind": head.kind, "layer": head.layer, "head": head.head, "effect": effect}
+            for head, effect in effects.heads.items()
+        ],
+        "feed_forward": [
+            {"layer": layer, "effect": effect} for layer, effect in sorted(effects.feed_forward.items())
+        ],
+        "mixers": [
+            {"layer": layer, "module": module, "effect": effect}
+            for (layer, module), effect in sorted(effects.mixers.items())
+        ],
+        "embeddings": effects.embeddings,
+        "biases": effects.biases,
+        "rest": result.rest,
+        "words": [
+            {
+                "kind": head.kind,
+                "layer": head.layer,
+                "head": head.head,
+                "raised": [_word(word) for word in favours.raised],
+                "lowered": [_word(word) for word in favours.lowered],
+            }
+            for head, favours in result.words.items()
+        ],
+    }
+
+
+def _word(word: Word) -> dict[str, Any]:
+    return {"text": word.text, "moved": word.moved}
+
+
+MOST = 8
+"""Tokens whose prediction changed most that are listed."""
+
+
+def show_ablation(model: Model, prepared: ModelInput, asked: ShownHeads, *, as_json: bool) -> None:
+    """Take the head of --ablate away, and print what changes in the model's predictions."""
+    from attnscope.questions.ablate import ablate
+
+    assert asked.ablate is not None
+    head = parse_head(asked.ablate, asked)
+    with waiting(f"{model.name} predicts with and without {asked.ablate}"):
+        result = ablate(model, prepared, select(asked, head=head))
+    if as_json:
+        print_answer("show", asdict(result))
+    else:
+        _print(result)
+
+
+def _print(result: Ablation) -> None:
+    """The change on average, and the predictions that changed most."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(Text(f"{result.head} taken away · {result.title}"), style="bold")
+    was, is_ = result.losses
+    console.print(
+        f"the predictions change by {result.divergence:.3g} nats on average (KL divergence), "
+        f"their loss goes from {was:.3f} to {is_:.3f}\n"
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("token", justify="right", no_wrap=True, overflow="ellipsis")
+    table.add_column("change", justify="right", no_wrap=True)
+    for name in ("predicted with it", "without it"):
+        table.add_column(name)
+    for one in result.changed[:MOST]:
+        before, after = _predictions(one, one.before), _predictions(one, one.after)
+        table.add_row(_name_change(one), f"{one.divergence:.3f}", before, after)
+    console.print(table)
+    more = len(result.changed) - MOST
+    notes = [f"and {more:,} more predictions, each changed less"] if more > 0 else []
+    notes += ["[in brackets]: the token that stands in the text", *result.notes]
+    for note in notes:
+        console.print(Text(f"· {note}"), style="dim")
+
+
+def _name_change(one: Changed) -> Text:
+    from rich.text import Text
+
+    from attnscope.axes import visible
+
+    return Text(f"{visible(one.token)} {one.position}")
+
+
+def _predictions(one: Changed, top: tuple[tuple[str, float], ...]) -> Text:
+    """The likeliest tokens, each with its probability in per cent, the right one in bold and in brackets."""
+    from rich.text import Text
+
+    from attnscope.axes import visible
+
+    line = Text()
+    for token, share in top:
+        right = token == one.wanted
+        words = f"[{visible(token)}]" if right else visible(token)
+        line.append(f"{words} ", style="bold" if right else "")
+        line.append(f"{share:.0%}  ", style="dim")
+    return line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +252,11 @@ def show(
         raise typer.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
     given = read_source(source, model)
     check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
-    from attnscope.analysis.head import one_head
-    from attnscope.analysis.overview import overview
-    from attnscope.analysis.token import one_token
-    from attnscope.answers.answer import of_head, of_overview, of_token
-    from attnscope.cli import answers
+    from attnscope.cli import deliver as answers
+    from attnscope.questions.answer import of_head, of_overview, of_token
+    from attnscope.questions.head import one_head
+    from attnscope.questions.overview import overview
+    from attnscope.questions.token import one_token
 
     selection = select(attention, axes, head, token=attention.token)
     whole = output.out is not None and output.out.suffix.lower() in WHOLE
@@ -107,7 +283,7 @@ def show(
 
 def _give(answer: Answer, output: ShowOutput, picture: PrintedOptions, model: WeighedModelOptions) -> None:
     """Print an answer, its numbers, or save it."""
-    from attnscope.cli import answers
+    from attnscope.cli import deliver as answers
 
     if output.as_json:
         answers.print_json("show", answer, model.said)

@@ -1,36 +1,165 @@
-"""``attnscope stats``: the figures of every head."""
+"""What is measured of the heads, which of them are listed, and where the figures go."""
 
 from __future__ import annotations
 
 import csv
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from attnscope.answers import figures
-from attnscope.answers.figure_table import print_table
-from attnscope.cli.command import command
+from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option
+from attnscope.cli.complete import complete_explained, complete_measure
 from attnscope.cli.corpus import check_texts, measure_corpus
-from attnscope.cli.heads import select
-from attnscope.cli.looks.by_position import check_parts, parse_rows, show_curves
-from attnscope.cli.looks.faithful import check_alone, show_heads
-from attnscope.cli.options.corpus import CorpusOptions
-from attnscope.cli.options.measured import MeasuredHeads, StatsOptions, StatsOutput
-from attnscope.cli.options.model import WeighedModelOptions
-from attnscope.cli.options.picture import PrintedOptions, check_data, check_picture
-from attnscope.cli.options.source import SourceOptions
-from attnscope.cli.plain import print_answer
+from attnscope.cli.deliver import print_answer
+from attnscope.cli.faithful import check_alone, show_heads
+from attnscope.cli.heads import parse_numbers, select
+from attnscope.cli.options import (
+    CorpusOptions,
+    LayerOptions,
+    NumbersOptions,
+    PrintedOptions,
+    Said,
+    SourceOptions,
+    WeighedModelOptions,
+    check_data,
+    check_picture,
+)
 from attnscope.cli.source import Source, load_model, read_source, reading
+from attnscope.questions import figures
+from attnscope.render.terminal.figure_table import print_table
 
 if TYPE_CHECKING:
-    from attnscope.analysis.figures.conditions import Condition
-    from attnscope.analysis.figures.stats import Stats
-    from attnscope.analysis.selection import Selection
     from attnscope.cli.last_look import Way
     from attnscope.measures import HeadFigures
     from attnscope.models import Model, ModelInput
+    from attnscope.questions.selection import Selection
+    from attnscope.questions.stats import Condition, Stats
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredHeads(LayerOptions):
+    """The heads that are listed, and in which order."""
+
+    where: str | None = option('Only heads that meet "entropy<1 and role=previous".')
+    sort: str | None = option(
+        "The largest of a measure first; layer by layer if not given.", complete=complete_measure
+    )
+    top: int | None = option("Only so many heads.", min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatsOptions:
+    """What is measured beside the figures of the table, and how."""
+
+    importance: bool = flag(
+        "Also an estimate of how much the model's predictions depend on each head, at the cost of a pass or "
+        "two; it needs an output head.",
+        panel=WHERE,
+    )
+    ablation: Literal["zero", "mean"] | None = option(
+        "Also how much the loss of the model's predictions rises without each head, set to zero or, over a "
+        "corpus, to its mean output: a pass for each head.",
+        panel=WHERE,
+    )
+    faithful: bool = flag(
+        "Instead: which head ranks first the tokens that a prediction really needs, that of --target; flow "
+        "--faithful compares ways of weighing.",
+        panel=WHERE,
+    )
+    pooled: Path | None = option(
+        "Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. show, "
+        "export and browse read the first three with --from.",
+        panel=PICTURE,
+    )
+    cell: Literal["share", "mean", "max"] = option(
+        "With --pooled: the share of its queries' attention that a cell's keys get, or the mean or "
+        "the largest of its weights.",
+        panel=PICTURE,
+        default="share",
+    )
+    rows: str | None = option(
+        "Figures of some rows alone, one run of tokens as they are numbered: 30-46.", panel=WHERE
+    )
+    by_position: str | None = option(
+        "How one measure of the heads changes along the text, as a curve a head.",
+        panel=WHERE,
+        complete=complete_measure,
+    )
+    exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatsOutput(NumbersOptions):
+    """Where the figures go."""
+
+    as_csv: bool = flag("Print all figures as CSV.", "--csv")
+    head_map: str | None = option(
+        "Draw one measure of all heads, layers down and heads across.", "--map", complete=complete_measure
+    )
+    out: Path | None = option("Save the map or the curves as .png, .svg or .pdf.", "--out", "-o")
+    explain: str | None = option(
+        "Say what a measure, a role or a weighing means, and stop.", complete=complete_explained
+    )
+    list: bool = flag("List all measures, and stop.")
+
+
+PARTS = 48
+"""Runs of rows that a curve has, at most."""
+
+TOP = 8
+"""Heads whose curves are drawn, unless another number is asked for."""
+
+
+def check_parts(rows: str | None, by_position: str | None, *, one: bool) -> None:
+    """Refuse parts of more than one text, both parts and curves, and a measure that does not exist."""
+    from attnscope.measures import MEASURES
+
+    parse_rows(rows)
+    if not one and (rows or by_position):
+        asked = "--rows" if rows else "--by-position"
+        raise typer.BadParameter("it goes with one text, not with --texts", param_hint=asked)
+    if rows and by_position:
+        raise typer.BadParameter("a curve has all rows: leave --rows away", param_hint="--by-position")
+    if by_position is not None:
+        MEASURES[by_position]
+
+
+def parse_rows(spelling: str | None) -> range | None:
+    """One run of rows, ``30-46``, both ends in it; ``None`` stays ``None``. Anything else is wrong usage."""
+    rows = parse_numbers(spelling, "--rows")
+    if rows is None:
+        return None
+    if rows != tuple(range(rows[0], rows[-1] + 1)):
+        raise typer.BadParameter(f"{spelling!r}: name one run of rows, like 30-46", param_hint="--rows")
+    return range(rows[0], rows[-1] + 1)
+
+
+def show_curves(
+    given: Source,
+    selection: Selection,
+    name: str,
+    top: int | None,
+    out: Path | None,
+    picture: PrintedOptions,
+    said: Said | None,
+) -> None:
+    """One measure of the heads along the text, as curves, or as plain data with what is ``said`` of it."""
+    from attnscope.cli import deliver as answers
+    from attnscope.questions.answer import Answer
+    from attnscope.questions.stats import curves_by_position
+
+    loaded, prepared = given.open(way="kernel")
+    with reading(loaded, prepared):
+        result = curves_by_position(loaded, prepared, selection, name, parts=PARTS, top=top or TOP)
+    if said is not None:
+        print_answer("stats", asdict(result) | said)
+    elif out is not None:
+        answers.save(Answer((result,), {"": result}, dict), out, picture)
+    else:
+        answers.print_views(Answer((result,), {}, dict), picture)
 
 
 @command
@@ -83,9 +212,9 @@ def stats(
         shown = select(attention)
         show_heads(given, shown, model, attention.top, output.out, picture, as_json=output.as_json)
         return
-    from attnscope.analysis.corpus.processes import torchrun_processes
-    from attnscope.analysis.figures.conditions import parse_conditions
     from attnscope.measures import DEFAULT
+    from attnscope.questions.corpus import torchrun_processes
+    from attnscope.questions.stats import parse_conditions
 
     met = parse_conditions(attention.where) if attention.where is not None else ()
     if asked.ablation == "mean" and corpus.texts is None:
@@ -169,8 +298,8 @@ def _measure(
     given: Source, selection: Selection, names: tuple[str, ...], asked: StatsOptions, *, saving: bool
 ) -> Stats:
     """The figures of one text; its maps are saved where they are asked for."""
-    from attnscope.analysis.figures.stats import stats as measure
     from attnscope.measures import DEFAULT
+    from attnscope.questions.stats import stats as measure
 
     way: Way = "fused" if names == DEFAULT else "other"
     loaded, prepared = given.open(
@@ -198,7 +327,7 @@ def _measure(
 
 def _save_maps(result: Stats, out: Path, model: Model, prepared: ModelInput, selection: Selection) -> None:
     """Write the pooled map of every head, as data or as a page."""
-    from attnscope.analysis.all_heads import by_layer, of_layers
+    from attnscope.questions.layers import by_layer, of_layers
     from attnscope.render.layers import PAGE, save_layers, save_page
 
     assert result.maps is not None
@@ -211,8 +340,8 @@ def _save_maps(result: Stats, out: Path, model: Model, prepared: ModelInput, sel
 
 def _draw(result: Stats, name: str, out: Path | None, picture: PrintedOptions) -> None:
     """One measure of all heads as a map, printed or saved."""
-    from attnscope.answers.answer import of_maps
-    from attnscope.cli import answers
+    from attnscope.cli import deliver as answers
+    from attnscope.questions.answer import of_maps
 
     maps = of_maps(figures.maps(result, name))
     if out is not None:

@@ -1,8 +1,4 @@
-"""Load a Hugging Face model: from the hub, its cache or a folder.
-
-Nothing in a model folder is trusted: weights are read from safetensors files, and code that a folder
-carries is not run, unless the caller asks for either by name.
-"""
+"""A Hugging Face model that sorts texts, images, sounds or tokens into classes."""
 
 from __future__ import annotations
 
@@ -11,20 +7,64 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnscope.errors import ModelError
-from attnscope.memory import require
+from attnscope.limits import require
 from attnscope.models.foreign import bounded, built_within, stored_weights, weights_size
-from attnscope.models.huggingface.classifier import Classifier, pick_classifier
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import NoTokenizer
-from attnscope.models.huggingface.sounds.hearing import HearingModel, hears_too
-from attnscope.models.huggingface.sounds.letters import is_ctc
-from attnscope.models.huggingface.sounds.speech import SpeechModel
-from attnscope.models.huggingface.sounds.text import SoundTextModel, stands_for_sounds
+from attnscope.models.huggingface.sound_texts import (
+    HearingModel,
+    SoundTextModel,
+    hears_too,
+    stands_for_sounds,
+)
+from attnscope.models.huggingface.sounds import SpeechModel, is_ctc
 from attnscope.models.huggingface.source import WITHOUT, Source
-from attnscope.models.inspection import accepts, hears
+from attnscope.models.inputs import ModelInput, Objective
+from attnscope.models.model import accepts, hears
+
+AUTOMATIC = (
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForImageClassification",
+)
+
+
+def pick_classifier(config: Any) -> Any:
+    """The automatic class of a model that was saved with a head for classes; ``None`` for any other."""
+    import transformers
+
+    saved = set(config.architectures or ())
+    for name in AUTOMATIC:
+        automatic = getattr(transformers, name)
+        made = automatic._model_mapping.get(type(config), ())
+        made = made if isinstance(made, tuple) else (made,)
+        if saved & {each.__name__ for each in made} and not config.is_encoder_decoder:
+            return automatic
+    return None
+
+
+class Classifier(HuggingFaceModel):
+    """``writer`` is the model with the head that tells classes apart."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The classes as the folder names them."""
+        named = getattr(self.module.config, "id2label", None) or {}
+        count = int(getattr(self.module.config, "num_labels", len(named)))
+        return tuple(str(named.get(number, number)) for number in range(count))
+
+    def class_scores(self, prepared: ModelInput) -> Tensor:
+        """One pass: the score of each class.  -> [text, class] or [text, token, class]"""
+        scores: Tensor = self.writer(**prepared.inputs).logits
+        return scores
+
+    @property
+    def objective(self) -> Objective:
+        """Raises ``ModelError``: it predicts no tokens."""
+        raise ModelError(f"{self.name} predicts no tokens: it has a head for {len(self.labels):,} classes")
 
 
 def load_huggingface(

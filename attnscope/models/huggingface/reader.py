@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.foreign import bounded, explained
-from attnscope.models.text.chat import read_messages
-from attnscope.models.text.fit import Fit
-from attnscope.models.text.tokens import mark_unknown, tokens_of, tokens_of_ids
-from attnscope.models.text.vocabulary import Vocabulary
+from attnscope.models.model import Fit
+from attnscope.models.text.given import read_messages
+from attnscope.models.text.tokens import Vocabulary, mark_unknown, tokens_of, tokens_of_ids
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:

@@ -1,16 +1,14 @@
-"""Where a model comes from: a folder or the hub, and its config, tokenizer and image processor.
-
-A folder chooses no code and no network: what names a repository in it is refused, and nothing that it asks
-for reaches another machine, unless the caller trusts it by name.
-"""
+"""Whether the hub has a model, in one sentence and without long waits."""
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,129 @@ from attnscope.models.foreign import (
     require_own_weights,
     require_plain_files,
 )
-from attnscope.models.huggingface.hub import require_on_hub
-from attnscope.models.huggingface.missing import explain_missing
+from attnscope.network.folder import BUNDLED
 from attnscope.offline import network_closed
+from attnscope.registry import nearest_name
+
+TIMEOUT = 10.0
+"""Seconds to wait for the hub's first answer."""
+
+ANSWERS = {
+    "HFValidationError": (
+        "no model {name!r}: {near}it is neither a folder here nor a hub id such as 'openai-community/gpt2'"
+    ),
+    "GatedRepoError": (
+        "{name} is on the hub, but its authors ask for consent: accept its terms there, then log in with "
+        "'hf auth login'"
+    ),
+    "RevisionNotFoundError": "{name} has no revision {revision!r} on the hub",
+    "RepositoryNotFoundError": (
+        "no model {name!r}: {near}there is no such folder here, and no public model of that name on the hub"
+    ),
+    "OfflineModeIsEnabled": (
+        "no model {name!r}: {near}there is no such folder here, it is not in the cache, and the hub is "
+        "switched off (--offline, or HF_HUB_OFFLINE)"
+    ),
+}
+"""What each exception of the hub's library says; the first that fits counts."""
+
+
+def require_on_hub(name: str, revision: str | None) -> None:
+    """Raise ``ModelError`` at once if ``name`` is neither in the cache nor on a hub that answers.
+
+    The library would try five times, half a minute in all, before it says so.
+    """
+    import huggingface_hub as hub
+    from huggingface_hub import errors
+
+    try:
+        if isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
+            return
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        hub.HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
+    except Exception as error:  # every transport has its own exceptions for "nobody answers"
+        near = nearest_name(name, (*BUNDLED, *_cached()))
+        for kind, sentence in ANSWERS.items():
+            if isinstance(error, getattr(errors, kind)):
+                raise ModelError(sentence.format(name=name, revision=revision, near=near)) from None
+        raise ModelError(
+            f"no model {name!r}: {near}there is no such folder here, it is not in the cache, and the hub "
+            f"cannot be reached ({first_line(error)})"
+        ) from None
+
+
+def _cached() -> Iterator[str]:
+    """The models of the hub that are on this machine."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    for folder in sorted(Path(HF_HUB_CACHE).glob("models--*")):
+        yield folder.name.removeprefix("models--").replace("--", "/")
+
+
+PIP = re.compile(r"pip install ([^`]+)`")
+"""What transformers says to install, once its lines are joined."""
+
+NAMED = (
+    re.compile(r"requires (?:the )?(?:🤗 )?([\w.-]+?) library"),
+    re.compile(r"need to install ([\w.-]+)"),
+    re.compile(r"([\w.-]+) is (?:required|not installed)"),
+)
+"""How it names what it gives no line of pip for."""
+
+BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchcodec")
+"""Packages that are compiled for one release of torch."""
+
+IMPORTERS = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
+"""Modules that stand between the one that imports and the one that is imported."""
+
+
+def explain_missing(error: BaseException) -> str | None:
+    """What is not installed, or does not load, and what to do; ``None`` if an error says no such thing."""
+    if not isinstance(error, ImportError):
+        return None
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    packages = _find_named(" ".join(str(root).split()))
+    if packages:
+        verb = "is" if len(packages) == 1 else "are"
+        return f"it needs {' and '.join(packages)}, which {verb} not installed: {_advise('', packages)}"
+    if isinstance(root, ModuleNotFoundError) and root.name is not None:
+        return f"it needs the Python module {root.name}: install the package that has it"
+    broken = _find_broken(root)
+    if broken is None:
+        return None
+    return f"the {broken} that is installed does not load ({first_line(root)}): {_advise('-U ', [broken])}"
+
+
+def _find_named(message: str) -> list[str]:
+    """The packages that a message of transformers says to install, each once."""
+    words = [word for command in PIP.findall(message) for word in command.split()]
+    packages = [word for word in words if not word.startswith("-") and "://" not in word]
+    for pattern in () if packages else NAMED:
+        packages += [name.lower() for name in pattern.findall(message)]
+    return list(dict.fromkeys(packages))
+
+
+def _find_broken(root: BaseException) -> str | None:
+    """The package that transformers imported and that raised, as pip calls it."""
+    broken, trace = None, root.__traceback__
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        if module == "transformers":
+            broken = None
+        elif module not in IMPORTERS:
+            broken = broken or module
+        trace = trace.tb_next
+    return packages_distributions().get(broken, [broken])[0] if broken else None
+
+
+def _advise(options: str, packages: list[str]) -> str:
+    """The line of pip, and which release is meant."""
+    fitting = any(package in BUILT_FOR_TORCH for package in packages)
+    release = f", the release that fits torch {version('torch')}" if fitting else ""
+    return f"pip install {options}{' '.join(packages)}{release}"
+
 
 WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"
 """What still can be asked of a model without a head."""

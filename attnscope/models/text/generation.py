@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from attnscope.attention import Token
-from attnscope.axes import visible
-from attnscope.axes.senses import find_senses
+from attnscope.axes import find_senses, visible
 from attnscope.progress import tell
 
 if TYPE_CHECKING:

@@ -15,15 +15,14 @@ from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
 from attnscope.models.foreign import explained
 from attnscope.models.inputs import ModelInput
-from attnscope.models.model import Model
-from attnscope.models.text.fit import Fit
+from attnscope.models.model import Fit, Model
 from attnscope.models.text.generation import Sampling, describe_generation, generate_ids, strip_end
-from attnscope.models.text.tokens import mark_unknown, tokens_of
-from attnscope.models.text.vocabulary import Vocabulary
+from attnscope.models.text.tokens import Vocabulary, mark_unknown, tokens_of
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
+
 
 END_NAMES = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
 """What tokenizers call the token that ends a text."""
@@ -164,8 +163,7 @@ class ReaderModel(Model):
 
 def load_reader(name: str, **options: Any) -> Reader:
     """The tokenizer of ``own``, a folder, or a hub id. Raises ``ModelError``."""
-    from attnscope.network.folder import BUNDLED, PRETRAINED, TOKENIZER
-    from attnscope.network.tokenizer import load_tokenizer
+    from attnscope.network.folder import BUNDLED, PRETRAINED, TOKENIZER, load_tokenizer
 
     if name in BUNDLED:
         return Reader(load_tokenizer(PRETRAINED / name / TOKENIZER), name)

@@ -11,6 +11,6 @@ style says. Token text is literal (no formulas), and characters that no font has
 """
 
 from attnscope.render.image.album import Album
-from attnscope.render.image.draw import DPI, FORMATS, Drawable, drawing, encode, save
+from attnscope.render.image.draw import DPI, FORMATS, drawing, encode, save
 
-__all__ = ["DPI", "FORMATS", "Album", "Drawable", "drawing", "encode", "save"]
+__all__ = ["DPI", "FORMATS", "Album", "drawing", "encode", "save"]

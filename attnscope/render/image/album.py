@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.axes.weights import Array
+from attnscope.axes import Array
 from attnscope.render.image.draw import (
     DPI,
-    Drawable,
     encode_png,
     figure_of,
     save,
@@ -25,8 +24,7 @@ from attnscope.render.image.draw import (
     texts,
 )
 from attnscope.render.image.maps import image_values
-from attnscope.render.image.sheet.fonts import families
-from attnscope.render.image.sheet.sheet import (
+from attnscope.render.image.sheet import (
     BELOW,
     LARGE,
     NAME,
@@ -35,10 +33,12 @@ from attnscope.render.image.sheet.sheet import (
     TITLE,
     VALUE,
     Style,
+    families,
     value_of,
+    wrap_title,
 )
-from attnscope.render.image.sheet.wrapping import wrap_title
-from attnscope.storage.whole import write_whole
+from attnscope.storage.files import write_whole
+from attnscope.views import Drawable
 from attnscope.views.heatmap import Heatmap
 
 if TYPE_CHECKING:

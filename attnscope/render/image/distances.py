@@ -6,12 +6,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.axes.weights import Array
+from attnscope.axes import Array
 from attnscope.render.colour import table
-from attnscope.render.image.sheet import axis
-from attnscope.render.image.sheet.colour_bar import ROOM, colour_bar
-from attnscope.render.image.sheet.sheet import GREY, NORMAL, SMALL, Margins, Style, colour_map, frame, sheet
-from attnscope.render.image.sheet.wrapping import POINT
+from attnscope.render.image import sheet as axis
+from attnscope.render.image.sheet import (
+    GREY,
+    NORMAL,
+    POINT,
+    ROOM,
+    SMALL,
+    Margins,
+    Style,
+    colour_bar,
+    colour_map,
+    frame,
+    sheet,
+)
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Any view as a figure, and a figure as the bytes of a file."""
+"""A figure in exactly the width that is asked for: what needs more room to be legible is made smaller."""
 
 from __future__ import annotations
 
@@ -10,46 +10,63 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.errors import OutputError
 from attnscope.render.colour import choose_map
 from attnscope.render.image.bars import focus_figure
-from attnscope.render.image.charts.curves import curves_figure
-from attnscope.render.image.charts.faithful import faithful_figure
-from attnscope.render.image.charts.stack import stack_figure
-from attnscope.render.image.charts.terms import terms_figure
+from attnscope.render.image.charts import curves_figure, faithful_figure, stack_figure, terms_figure
 from attnscope.render.image.distances import distance_figure, distances_figure
-from attnscope.render.image.grid import grid_figure
-from attnscope.render.image.maps import WEIGHT, head_map_figure, heatmap_figure
-from attnscope.render.image.pair import pair_figure
-from attnscope.render.image.sheet.fonts import families
-from attnscope.render.image.sheet.sheet import Style
-from attnscope.render.image.sheet.width import fit_width
-from attnscope.render.image.strip import strip_figure
+from attnscope.render.image.grid import grid_figure, strip_figure
+from attnscope.render.image.maps import WEIGHT, head_map_figure, heatmap_figure, pair_figure
+from attnscope.render.image.sheet import Style, families
+from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
-from attnscope.storage.whole import write_whole
-from attnscope.views.charts.curves import Curves
-from attnscope.views.charts.faithful import Faithful
-from attnscope.views.charts.stack import Stack
-from attnscope.views.charts.terms import Terms
+from attnscope.views import Drawable
+from attnscope.views.charts import Curves, Faithful, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances
 from attnscope.views.focus import Focus
-from attnscope.views.grid import Grid
+from attnscope.views.grid import Grid, Strip
 from attnscope.views.heads import HeadMap
-from attnscope.views.heatmap import Heatmap
-from attnscope.views.pair import HeadPair
-from attnscope.views.strip import Strip
+from attnscope.views.heatmap import HeadPair, Heatmap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Drawable: TypeAlias = (
-    "Heatmap | Grid | Focus | HeadMap | DistanceMap | HeadDistances | Strip | HeadPair | Terms | Curves"
-    " | Stack | Faithful"
-)
+
+def fit_width(figure: Figure, width: float) -> None:
+    """Bring a figure to so many inches, with its letters, lines and dots; its height follows."""
+    from matplotlib.collections import PathCollection
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+    from matplotlib.text import Annotation, Text
+
+    wide, tall = figure.get_size_inches()
+    share = width / wide
+    if abs(share - 1) < 1e-6:
+        return
+    figure.set_size_inches(width, tall * share)
+    ticks: set[int] = set()
+    for side in (side for axes in figure.axes for side in (axes.xaxis, axes.yaxis) if side.get_visible()):
+        labels = side.get_ticklabels()
+        ticks |= set(map(id, labels))
+        if labels:  # those that are made while drawing take over what stands here
+            side.set_tick_params(labelsize=labels[0].get_fontsize() * share, pad=3 * share)
+    for artist in figure.findobj():
+        if isinstance(artist, Text) and id(artist) not in ticks:
+            artist.set_fontsize(artist.get_fontsize() * share)
+        if isinstance(artist, Annotation):
+            across, up = artist.xyann
+            artist.xyann = (across * share, up * share)
+        elif isinstance(artist, Line2D):
+            artist.set(linewidth=artist.get_linewidth() * share, markersize=artist.get_markersize() * share)
+        elif isinstance(artist, Patch):
+            artist.set_linewidth(artist.get_linewidth() * share)
+        elif isinstance(artist, PathCollection):
+            artist.set_sizes(artist.get_sizes() * share**2)
+
 
 DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Heatmap: heatmap_figure,

@@ -6,8 +6,9 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from attnscope.render.image.draw import DPI, Drawable, drawing, encode
-from attnscope.storage.whole import write_whole
+from attnscope.render.image.draw import DPI, drawing, encode
+from attnscope.storage.files import write_whole
+from attnscope.views import Drawable
 
 SHOWN = 1200
 """Milliseconds that each picture stays."""

@@ -7,18 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.render.colour import steps, table
-from attnscope.render.image.sheet import axis
-from attnscope.render.image.sheet.colour_bar import BAR, ROOM, colour_bar, stacked
-from attnscope.render.image.sheet.sheet import NORMAL, SMALL, Margins, Style, colour_map, frame, hatch, sheet
+from attnscope.axes import Place
+from attnscope.render.colour import DIVERGING, choose_map, steps, table
+from attnscope.render.image import sheet as axis
+from attnscope.render.image.sheet import (
+    BAR,
+    NORMAL,
+    ROOM,
+    SMALL,
+    Margins,
+    Style,
+    colour_bar,
+    colour_map,
+    frame,
+    hatch,
+    sheet,
+    short,
+    stacked,
+)
 from attnscope.views.heads import HeadMap, number
-from attnscope.views.heatmap import EACH_ROW, Heatmap
+from attnscope.views.heatmap import EACH_ROW, HeadPair, Heatmap, Parting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from attnscope.axes.weights import Array
+    from attnscope.axes import Array
+
 
 WRITTEN = 0.1
 """Inches of a cell from which a weight can be read in it."""
@@ -161,3 +176,94 @@ def _write_numbers(axes: Axes, view: HeadMap, style: Style, size: float) -> None
             axes.text(
                 head, row, number(value), size=max(size, SMALL - 2), color=ink, ha="center", va="center"
             )
+
+
+SIDE = 2.9  # inches of a map's longer side
+BETWEEN = 0.15
+
+
+def pair_figure(view: HeadPair, style: Style) -> Figure:
+    """Both heads, then the first minus the second in the diverging colours; rows are labelled once."""
+    rows, columns = view.difference.values.shape
+    queries, keys = view.difference.weights.queries, view.difference.weights.keys
+    cell = SIDE / max(rows, columns)
+    left = axis.room(axis.labels(queries, cell)[1], NORMAL)
+    between = ROOM + BETWEEN
+    if style.width is not None:
+        cell = max(style.width - left - ROOM - 2 * between, 3.6) / (3 * columns)
+    width, height = cell * columns, cell * rows
+    whole = 3 * width + 2 * between
+    _, texts, size = axis.labels(keys, cell)
+    figure, axes = sheet(
+        whole,
+        height,
+        Margins(left, ROOM, axis.room(texts, size), 0.3),
+        title=view.title,
+        subtitle=view.subtitle,
+        notes=(*(_said(view.names, parting) for parting in view.partings), *view.notes),
+    )
+    box = axes.get_position()
+    inch = box.width / whole
+    for place, each in enumerate((*view.maps, view.difference)):
+        if place:
+            axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_position((box.x0 + place * (width + between) * inch, box.y0, width * inch, box.height))
+        _draw(figure, axes, each, cell, Style(None, DIVERGING) if each.signed else style, first=place == 0)
+    return figure
+
+
+def _draw(figure: Figure, axes: Axes, view: Heatmap, cell: float, style: Style, *, first: bool) -> None:
+    """One map with its name, its columns' labels and its colour bar."""
+    by_row = view.scale == "row"
+    low, high = (0.0, 1.0) if by_row else view.limits
+    hatch(axes)
+    axes.imshow(
+        image_values(view),
+        cmap=colour_map(style.cmap),
+        vmin=low,
+        vmax=high,
+        interpolation="nearest",
+        aspect="auto",
+    )
+    axis.put(axes, view.weights.queries if first else (), view.weights.keys, (cell, cell))
+    frame(axes)
+    axes.text(0, -0.02, view.title, transform=axes.transAxes, size=NORMAL, weight="bold", va="top")
+    top = stacked(EACH_ROW) if by_row else f"{high:.2g}"
+    colour_bar(figure, axes, style, [(0, f"{low:.2g}"), (1, top)])
+
+
+def _said(names: tuple[str, str], parting: Parting) -> str:
+    looks = " · ".join(
+        f"{name} looks at {key} ({weight:.2f})"
+        for name, key, weight in zip(names, parting.keys, parting.weights, strict=True)
+    )
+    return f"{parting.label} {parting.position}: {parting.distance:.2f} nats apart; {looks}"
+
+
+LABELLED = 60
+"""Places of an axis that are labelled one by one, at most."""
+
+
+def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
+    """Draw a head's weights: rows down, columns across, closed cells hatched; token text is literal."""
+    low, high = (0.0, 1.0) if view.scale == "row" else view.limits
+    hatch(axes)
+    axes.imshow(
+        image_values(view),
+        cmap=colour_map(choose_map(cmap, signed=view.signed)),
+        vmin=low,
+        vmax=high,
+        interpolation="nearest",
+    )
+    axes.set_title(view.title, parse_math=False)
+    for ticks, places, turned in (
+        (axes.set_yticks, view.weights.queries, 0),
+        (axes.set_xticks, view.weights.keys, 90),
+    ):
+        shown = _labelled(places)
+        ticks(shown, [short(places[at].label) for at in shown], rotation=turned, parse_math=False)
+
+
+def _labelled(places: tuple[Place, ...]) -> list[int]:
+    """The places that are labelled: all, or evenly some."""
+    return list(range(0, len(places), -(-len(places) // LABELLED)))

@@ -12,10 +12,10 @@ from importlib.resources import files
 import numpy as np
 
 from attnscope.render.colour import STEPS, choose_map, steps, table
-from attnscope.render.page import digest
+from attnscope.render.page.page import digest
 from attnscope.text import clean
 from attnscope.views import HeadMap
-from attnscope.views.charts.terms import Moved, Term, Terms
+from attnscope.views.charts import Moved, Term, Terms
 
 CELL = 26
 """Pixels of one head."""

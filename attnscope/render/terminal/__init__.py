@@ -13,44 +13,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
-from attnscope.render.terminal.aligned import aligned_lines
-from attnscope.render.terminal.bars import focus_lines, ranking_lines
-from attnscope.render.terminal.charts.curves import curves_lines
-from attnscope.render.terminal.charts.stack import stack_lines
-from attnscope.render.terminal.charts.terms import terms_lines
-from attnscope.render.terminal.distances import distance_lines
+from attnscope.render.terminal.bars import aligned_lines, focus_lines, ranking_lines
+from attnscope.render.terminal.charts import curves_lines, stack_lines, terms_lines
+from attnscope.render.terminal.distances import distance_lines, plane_lines
 from attnscope.render.terminal.grid import grid_lines
-from attnscope.render.terminal.head_map import head_map_lines
-from attnscope.render.terminal.heatmap import heatmap_lines
-from attnscope.render.terminal.pair import pair_lines
-from attnscope.render.terminal.plane import plane_lines
-from attnscope.render.terminal.sheet.surface import ASCII, CONTROLS, Line, Surface
-from attnscope.render.terminal.strip import strip_lines
-from attnscope.views.aligned import AlignedTexts
-from attnscope.views.charts.curves import Curves
-from attnscope.views.charts.stack import Stack
-from attnscope.views.charts.terms import Terms
+from attnscope.render.terminal.heatmap import head_map_lines, heatmap_lines, pair_lines, strip_lines
+from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface
+from attnscope.render.terminal.table import table_parts
+from attnscope.views import View
+from attnscope.views.charts import Curves, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadPlane
 from attnscope.views.focus import Focus
-from attnscope.views.grid import Grid
-from attnscope.views.heads import HeadMap, Ranking
-from attnscope.views.heatmap import Heatmap
-from attnscope.views.pair import HeadPair
-from attnscope.views.strip import Strip
+from attnscope.views.grid import Grid, Strip
+from attnscope.views.heads import AlignedTexts, HeadMap, Ranking
+from attnscope.views.heatmap import HeadPair, Heatmap
+from attnscope.views.table import Table
 
 TEXT_OF = itemgetter(0)
 """The text of a segment; this is asked ten thousand times a frame."""
 
-View: TypeAlias = (
-    "Heatmap | Grid | Focus | HeadMap | Ranking | DistanceMap | HeadPlane | Strip | HeadPair | AlignedTexts"
-    " | Curves | Stack | Terms"
-)
 
 DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
     Heatmap: heatmap_lines,
@@ -130,4 +117,9 @@ def print_view(
     view: View, console: Console | None = None, *, cmap: str | None = None, plain: bool = False
 ) -> None:
     """Print a view to a console, or to standard output."""
-    (console or Console(highlight=False)).print(Picture(view, cmap, plain, printed=True), crop=False)
+    console = console or Console(highlight=False)
+    if isinstance(view, Table):
+        for part in table_parts(view):
+            console.print(part)
+    else:
+        console.print(Picture(view, cmap, plain, printed=True), crop=False)

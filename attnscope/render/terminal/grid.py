@@ -7,11 +7,22 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from rich.segment import Segment
 
-from attnscope.axes.weights import Array
-from attnscope.render.terminal.escapes import escaped_lines
-from attnscope.render.terminal.sheet.strokes import colour_bar, footing, half_block_lines, heading
-from attnscope.render.terminal.sheet.surface import BRACKET, DIM, MARK, TONES, Line, Palette, Surface
-from attnscope.render.terminal.sheet.text import wrap
+from attnscope.axes import Array
+from attnscope.render.terminal.surface import (
+    BRACKET,
+    DIM,
+    MARK,
+    TONES,
+    Line,
+    Palette,
+    Surface,
+    colour_bar,
+    escaped_lines,
+    footing,
+    half_block_lines,
+    heading,
+    wrap,
+)
 from attnscope.views.grid import CELLS, SCALE_ENDS, Grid, GridLayer, describe, thumbnail_levels
 
 SMALLEST, SMALLEST_SHADED = 5, 9

@@ -6,18 +6,17 @@ cells (two rows a line of text); what still does not fit is pooled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 
-from attnscope.axes.places import Place
-from attnscope.axes.weights import Array
-from attnscope.render.terminal.sheet.strokes import colour_bar, footing, half_block_lines, heading, readings
-from attnscope.render.terminal.sheet.surface import (
+from attnscope.axes import Array, Place
+from attnscope.render.terminal.grid import columns_of, half_lines, legend, rows_of, thumbnails
+from attnscope.render.terminal.surface import (
     BOLD,
     DIM,
     MARK,
@@ -26,11 +25,24 @@ from attnscope.render.terminal.sheet.surface import (
     Line,
     Palette,
     Surface,
+    centre,
+    colour_bar,
+    cut,
+    fit,
+    flow,
+    footing,
+    half_block_lines,
+    heading,
+    number_label,
+    readings,
     style_on,
+    upright,
+    wrap,
 )
-from attnscope.render.terminal.sheet.text import centre, fit, flow, number_label, upright, wrap
 from attnscope.text import isolate
-from attnscope.views.heatmap import EACH_ROW, Heatmap
+from attnscope.views.grid import Series, Strip
+from attnscope.views.heads import HeadMap, number
+from attnscope.views.heatmap import EACH_ROW, HeadPair, Heatmap
 
 NUMBERED = 4
 """Columns of a cell that has its number in it."""
@@ -240,3 +252,165 @@ def _legend(view: Heatmap, layout: Layout, surface: Surface, palette: Palette) -
 
 def _column_label(place: Place) -> str:
     return place.label if place.pooled else f"{place.start} {place.label}"
+
+
+BESIDE = 110
+"""Columns from which the two heads stand beside each other."""
+
+LABEL = 18
+
+
+def pair_lines(view: HeadPair, surface: Surface) -> Iterator[Line]:
+    """Both heads, the first minus the second, and the tokens where they part most."""
+    yield from heading(view.title, view.subtitle, surface)
+    if surface.width >= BESIDE:
+        half = (surface.width - 4) // 2
+        columns = [list(heatmap_lines(each, replace(surface, width=half))) for each in view.maps]
+        yield from _beside(columns[0], columns[1], half)
+    else:
+        for each in view.maps:
+            yield from heatmap_lines(each, surface)
+            yield []
+    yield from heatmap_lines(view.difference, surface)
+    yield []
+    yield from _partings(view, surface)
+    yield from footing(view.notes, surface)
+
+
+def _beside(left: list[Line], right: list[Line], width: int) -> Iterator[Line]:
+    for line in range(max(len(left), len(right))):
+        first = left[line] if line < len(left) else []
+        space = width - sum(segment.cell_length for segment in first) + 4
+        yield [*first, Segment(" " * space), *(right[line] if line < len(right) else [])]
+    yield []
+
+
+def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
+    """One token a line: how far its rows are apart, and the heaviest key of each."""
+    one, other = view.names
+    label = min(max((cell_len(f"{each.label} {each.position}") for each in view.partings), default=0), LABEL)
+    longest = max((cell_len(key) + 6 for each in view.partings for key in each.keys), default=0)
+    longest = max(longest, *(cell_len(f"{name} looks at") for name in view.names)) + 2
+    room = min(longest, max((surface.width - label - 8) // 2, 12))
+    yield [Segment("where they part most", BOLD)]
+    yield [
+        Segment(fit("token", label, right=True) + "  nats  ", DIM),
+        Segment(fit(f"{one} looks at", room) + fit(f"{other} looks at", room).rstrip(), DIM),
+    ]
+    for each in view.partings:
+        cells = [
+            fit(f"{isolate(cut(key, room - 7))} {weight:.2f}", room)
+            for key, weight in zip(each.keys, each.weights, strict=True)
+        ]
+        yield [
+            Segment(number_label(each.label, each.position, label, right=True)),
+            Segment(f"  {each.distance:.2f}  {cells[0]}{cells[1].rstrip()}"),
+        ]
+
+
+NARROWEST, WIDEST = 9, 17
+"""Columns of a thumbnail; a figure and a role have room in the first."""
+
+SPARKS, ASCII_SPARKS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
+
+
+def strip_lines(view: Strip, surface: Surface) -> Iterator[Line]:
+    """Layers from left to right, with their figures below; those that do not fit follow in a second row."""
+    yield from heading(view.title, view.subtitle, surface)
+    label = max([len("change"), *(len(series.name) for series in view.series)]) + 2
+    count = len(view.names)
+    room = surface.width - label
+    beside = min(count, max(1, room // (NARROWEST + 1)))
+    beside = -(-count // -(-count // beside))
+    width = columns_of(view.thumbnails, min(max(room // beside - 1, 1), WIDEST))
+    height = half_lines(view.thumbnails, width)
+    small = view.thumbnails.fit(rows_of(height, surface), width)
+    palette = surface.palette(signed=False)
+    drawn = [thumbnails(layer, small, width, height, surface, palette)[0] for layer in small.layers]
+    for start in range(0, count, beside):
+        shown = range(start, min(start + beside, count))
+        if start:
+            yield []
+        yield _cells("", [view.names[i] for i in shown], label, width, BOLD)
+        for row in range(len(drawn[0])):
+            line: Line = [Segment(" " * label)]
+            for i in shown:
+                line += [*drawn[i][row], Segment(" ")]
+            yield line[:-1]
+        if any(view.roles):
+            yield _cells("role", [view.roles[i] for i in shown], label, width)
+        for series in view.series:
+            yield _cells(series.name, [_number_strip(series.values[i]) for i in shown], label, width)
+    yield []
+    yield [Segment("with depth", BOLD)]
+    for series in view.series:
+        known = [value for value in series.values if value is not None]
+        ends = f"{min(known):.2f} to {max(known):.2f} {series.unit}" if known else ""
+        sparks = _sparks(series, surface)
+        name = Segment(fit(series.name, label), DIM)
+        if label + len(sparks) + 2 + len(ends) <= surface.width:
+            yield [name, Segment(sparks), Segment(f"  {ends}", DIM)]
+            continue
+        yield [name, Segment(ends, DIM)]
+        for start in range(0, len(sparks), room):
+            yield [Segment(" " * label), Segment(sparks[start : start + room])]
+    yield []
+    yield from legend(view.thumbnails, small, surface, palette)
+    yield from footing(view.notes, surface)
+
+
+def _cells(name: str, texts: Sequence[str], label: int, width: int, style: object = None) -> Line:
+    """A name, and a text below each thumbnail."""
+    cells = " ".join(fit(cut(text, width), width) for text in texts)
+    return [Segment(fit(name, label), DIM), Segment(cells, BOLD if style is BOLD else None)]
+
+
+def _number_strip(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _sparks(series: Series, surface: Surface) -> str:
+    """One character a layer, the taller the larger, from the smallest value to the largest."""
+    marks = ASCII_SPARKS if surface.ascii else SPARKS
+    known = np.array([np.nan if value is None else value for value in series.values])
+    if np.isnan(known).all():
+        return " " * len(known)
+    low, high = np.nanmin(known), np.nanmax(known)
+    levels = (known - low) / ((high - low) or 1.0)
+    return "".join(
+        " " if np.isnan(level) else marks[round(level * (len(marks) - 1))] for level in levels.tolist()
+    )
+
+
+def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
+    """The whole table; where it is too wide, heads follow below in a second one."""
+    palette = surface.palette(signed=view.signed)
+    yield from heading(view.title or view.name, view.subtitle, surface)
+    texts = [[number(value) for value in row] for row in view.values]
+    label = max((len(f"L{layer}") for layer in view.layers), default=0) + 1
+    heads = view.values.shape[1]
+    cell = max([4, *(len(text) + 2 for row in texts for text in row), len(f"H{heads - 1}") + 1])
+    beside = max(1, (surface.width - label) // cell)
+    beside = -(-heads // -(-heads // beside)) if heads else 1  # equal halves rather than a remainder
+    tones = np.round(np.nan_to_num(view.levels()) * (TONES - 1)).astype(int)
+    for start in range(0, heads, beside):
+        shown = range(start, min(start + beside, heads))
+        if start:
+            yield []
+        names = "".join(f"H{head} ".rjust(cell) for head in shown)
+        yield [Segment(" " * label + names.rstrip(), DIM)]
+        for row, layer in enumerate(view.layers):
+            line = [Segment(f"L{layer}".ljust(label), DIM)]
+            for head in shown:
+                text = texts[row][head]
+                style = style_on(palette, int(tones[row, head])) if text and surface.colour else None
+                line.append(Segment(f"{text or '·'} ".rjust(cell), style or (None if text else DIM)))
+            yield line
+    yield []
+    unit = f" {view.unit}" if view.unit else ""
+    low, high = f"{view.limits[0]:.3g}", f"{view.limits[1]:.3g}{unit}"
+    if surface.colour:
+        yield colour_bar(low, high, surface, palette)
+    else:
+        yield [Segment(f"{view.name}: {low} to {high}", DIM)]
+    yield from footing(view.notes, surface)

@@ -10,12 +10,10 @@ from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 
-from attnscope.axes.weights import Array
+from attnscope.axes import Array
 from attnscope.render.overlay import blend, full_light, levels_of, resize
-from attnscope.render.terminal.sheet.strokes import colour_bar
-from attnscope.render.terminal.sheet.surface import BOLD, DIM, Line, Surface
-from attnscope.render.terminal.sheet.text import fit
-from attnscope.views.overlay import Overlay
+from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface, colour_bar, fit
+from attnscope.views.focus import Overlay
 
 WIDEST = 64
 """Columns of a picture, where there is room for more."""

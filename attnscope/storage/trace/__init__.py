@@ -7,7 +7,6 @@ A trace is a description (``layout``) and arrays by name. ``keep`` makes one whi
 shows one to observers as a model would; those two need torch.
 """
 
-from attnscope.storage.trace.file import SUFFIX, read_trace, write_trace
-from attnscope.storage.trace.trace import Trace
+from attnscope.storage.trace.file import SUFFIX, Trace, read_trace, write_trace
 
 __all__ = ["SUFFIX", "Trace", "read_trace", "write_trace"]

@@ -1,23 +1,344 @@
-"""A trace in its file: safetensors, with the description as metadata. Written whole, read with suspicion."""
+"""Dataclasses from JSON that somebody else wrote: every field is there, no other, each of its own type."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+import types
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from attnscope.errors import InputError, first_line
-from attnscope.memory import require
-from attnscope.storage.arrays.files import PARSED
-from attnscope.storage.regular import name_other
-from attnscope.storage.trace.arrays import FileArrays
-from attnscope.storage.trace.check import check_trace
-from attnscope.storage.trace.layout import FORMAT, Description
-from attnscope.storage.trace.restore import restore
-from attnscope.storage.trace.trace import Trace
-from attnscope.storage.whole import write_whole
+from attnscope.attention import Axis, Head
+from attnscope.axes import Array
+from attnscope.errors import InputError, SelectionError, first_line
+from attnscope.limits import require
+from attnscope.storage.arrays import MOST_HEADS, MOST_LAYERS
+from attnscope.storage.files import name_other, write_whole
+from attnscope.storage.tensors import LONGEST, PARSED
+from attnscope.storage.trace.layout import (
+    FORMAT,
+    Bias,
+    Call,
+    Description,
+    Held,
+    Joined,
+    Mask,
+    Positions,
+    Rows,
+    Scores,
+    Sound,
+    Stepped,
+    allowed_of,
+    rows_of,
+)
+
+LARGEST = 1 << 40
+"""No number in a description is larger."""
+
+
+def restore(kind: Any, value: Any, where: str = "it") -> Any:
+    """A value of JSON as the type that is meant. Raises ``ValueError`` that says where it is none."""
+    origin, inside, made = _parts(kind)
+    if made:
+        return _restore_fields(kind, value, where)
+    if origin in (Union, types.UnionType):
+        return _restore_one_of(inside, value, where)
+    if origin is Literal and isinstance(value, str) and value in inside:
+        return value
+    if origin is tuple and isinstance(value, list) and (inside[-1] is ... or len(value) == len(inside)):
+        kinds = [inside[0]] * len(value) if inside[-1] is ... else inside
+        return tuple(restore(one, each, where) for one, each in zip(kinds, value, strict=True))
+    if origin is Mapping and isinstance(value, dict):
+        return {name: restore(inside[1], each, f"{where}.{name:.40}") for name, each in value.items()}
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if kind is int and type(value) is int and abs(value) <= LARGEST:
+        return value
+    if kind in (str, bool, type(None)) and type(value) is kind:
+        return value
+    raise ValueError(f"{where} is {str(value)[:60]!r}, which it cannot be")
+
+
+def _restore_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    """The type of a union that a value fits; of several objects the one with its ``form``, or its fields."""
+    for kind in kinds:
+        origin, _, made = _parts(kind)
+        if made:
+            if isinstance(value, dict) and _fits(kind, value):
+                return restore(kind, value, where)
+        elif kind is type(None):
+            if value is None:
+                return None
+        elif (origin is tuple) == isinstance(value, list) and not isinstance(value, dict):
+            try:
+                return restore(kind, value, where)
+            except ValueError:
+                if isinstance(value, list):
+                    raise
+    raise ValueError(f"{where} is {str(value)[:60]!r}, which it cannot be")
+
+
+def _fits(kind: Any, value: Mapping[str, Any]) -> bool:
+    form = _hints(kind).get("form")
+    return set(value) == set(_hints(kind)) if form is None else value.get("form") in get_args(form)
+
+
+def _restore_fields(kind: Any, value: Any, where: str) -> Any:
+    hints = _hints(kind)
+    if not isinstance(value, dict) or set(value) != set(hints):
+        raise ValueError(f"{where} has other fields than {', '.join(hints)}")
+    return kind(**{name: restore(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+
+
+@lru_cache(maxsize=256)
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """What a type is of, what it has inside, and whether it is a dataclass."""
+    return get_origin(kind), get_args(kind), is_dataclass(kind)
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+HELD = 8
+"""Arrays that stay in memory: those of a layer or two."""
+
+KINDS = {"F64": "f", "F32": "f", "F16": "f", "U16": "f", "I32": "i", "U8": "u"}
+"""What an array of each type can be: numbers, runs of keys, bits or pixels. Bits of bfloat16 lie as U16."""
+
+
+class FileArrays(Mapping[str, Array]):
+    """What a file holds by name. Raises ``ValueError`` for a damaged file, ``SizeError`` for a huge one."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        reader: Any = safe_open
+        require(path.stat().st_size, f"what {path.name} holds", "keep a shorter text")
+        try:
+            self._file = reader(path, framework="np")
+        except SafetensorError as error:
+            raise ValueError(f"it is no trace, or a damaged one ({error})") from error
+        self.metadata: Mapping[str, str] = self._file.metadata() or {}
+        self._names = tuple(self._file.keys())
+        self._read = lru_cache(maxsize=HELD)(self._file.get_tensor)
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(name)
+        array: Array = self._read(name)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def shape(self, name: str, kind: str, axes: int | None = None) -> tuple[int, ...]:
+        """The shape of an array that has to be there, of one of ``KINDS``, without reading the array.
+
+        Raises ``ValueError`` for one that is not, or has other than so many axes.
+        """
+        if name not in self._names:
+            raise ValueError(f"it has no array {name!r:.40}")
+        view = self._file.get_slice(name)
+        shape = tuple(view.get_shape())
+        if KINDS.get(view.get_dtype()) != kind or 0 in shape or axes not in (None, len(shape)):
+            raise ValueError(
+                f"its array {name!r:.40} is {view.get_dtype()} {list(shape)}, which it cannot be"
+            )
+        return shape
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A description and the arrays that it names, in memory or read from a file when they are asked for."""
+
+    description: Description
+    arrays: Mapping[str, Array]
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What else its file says; nothing in memory."""
+        found: Mapping[str, str] = getattr(self.arrays, "metadata", {})
+        return found
+
+    def axis(self, number: int) -> Axis:
+        """The tokens of an axis, or its bare positions."""
+        axis = self.description.axes[number]
+        return range(axis.start, axis.stop) if isinstance(axis, Positions) else axis
+
+    def call(self, head: Head) -> Call:
+        """The call that a head is of; the first where several kinds have it. Raises ``SelectionError``."""
+        calls = self.description.calls
+        for call in calls:
+            if head.kind in (None, call.kind) and call.layer == head.layer and head.head < call.heads:
+                return call
+        kinds = " and ".join(dict.fromkeys(call.kind for call in calls))
+        raise SelectionError(
+            f"no head {head}: this trace has layers 0-{max(call.layer for call in calls)}, "
+            f"heads 0-{max(call.heads for call in calls) - 1}, {kinds} attention"
+        )
+
+    def weights(self, head: Head) -> Array:
+        """All rows of one head, the mean where the call had a batch.  -> [query, key]"""
+        call = self.call(head)
+        rows = rows_of(call.rows, self.arrays, 0, self.size(call)[0], [head.head])
+        mean: Array = rows[0, 0] if len(rows) == 1 else rows.mean(0)[0]
+        return mean
+
+    def allowed(self, head: Head) -> Array:
+        """Where the mask left something open to a head, bool.  -> [query, key]"""
+        call = self.call(head)
+        opened = allowed_of(call.rows, self.arrays, 0, self.size(call)[0])
+        mask: Array = opened[:, 0 if opened.shape[1] == 1 else head.head].max(0)
+        return mask
+
+    def size(self, call: Call) -> tuple[int, int]:
+        """How many queries and keys a call has."""
+        return len(self.axis(call.queries)), len(self.axis(call.keys))
+
+
+Shape = tuple[int, int, int, int]
+
+MOST_TRACED = 1 << 15
+"""Heads of all layers together; the largest models have half as many. Layers may share their arrays, so that
+the size of a file does not bound them."""
+
+
+def check_trace(trace: Trace, arrays: FileArrays) -> None:
+    """Raise ``ValueError`` that says what does not fit."""
+    said = trace.description
+    for axis in said.axes:
+        size = axis.stop - axis.start if isinstance(axis, Positions) else len(axis)
+        if not 0 <= size <= LONGEST or (isinstance(axis, Positions) and not 0 <= axis.start <= LONGEST):
+            raise ValueError(f"an axis has {size:,} rows or columns, and at most {LONGEST:,} are read")
+    axes = [said.tokens] + [number for each in said.labels for number in (each.queries, each.keys)]
+    axes += [number for call in said.calls for number in (call.queries, call.keys)]
+    axes += [image.tokens for image in said.images]
+    if not all(0 <= number < len(said.axes) for number in axes):
+        raise ValueError(f"it speaks of an axis that it has not; there are {len(said.axes)}")
+    for image in said.images:
+        arrays.shape(image.array, "u", 3)
+        if not all(abs(edge) <= LONGEST for box in image.boxes for edge in box.edges):
+            raise ValueError("a box lies outside of any picture")
+    if said.heard is not None:
+        _check_sound(said.heard, arrays)
+    if not said.calls:
+        raise ValueError("it holds no attention")
+    heads = sum(call.heads for call in said.calls)
+    if heads > MOST_TRACED:
+        raise ValueError(f"its layers have {heads:,} heads together, and at most {MOST_TRACED:,} are read")
+    (kind, layer), times = Counter((call.kind, call.layer) for call in said.calls).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"it holds the {kind} layer {layer} {times:,} times")
+    for call in said.calls:
+        _check_call(call, trace, arrays)
+
+
+def _check_sound(sound: Sound, arrays: FileArrays) -> None:
+    frames = LONGEST if sound.array is None else arrays.shape(sound.array, "f", 2)[1]
+    if not 0 < sound.frames <= frames or not 0 < sound.seconds < LONGEST or not 0 <= sound.begin < LONGEST:
+        raise ValueError(f"{sound.frames:,} moments of {sound.seconds:g} s each are no sound")
+
+
+def _check_call(call: Call, trace: Trace, arrays: FileArrays) -> None:
+    if not 0 <= call.layer < MOST_LAYERS or not 0 < call.heads <= MOST_HEADS or not 0 < call.batch <= LONGEST:
+        raise ValueError(f"{call.kind} layer {call.layer}, {call.heads} heads: such a layer cannot be")
+    if call.dtype not in DTYPES:
+        raise ValueError(f"{call.dtype!r:.40} is no type of numbers: there are {', '.join(DTYPES)}")
+    _check_rows(call.rows, arrays, (call.batch, call.heads, *trace.size(call)))
+
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+"""The types that a model computes in."""
+
+
+def _check_rows(rows: Rows, arrays: FileArrays, shape: Shape) -> None:
+    batch, heads, queries, keys = shape
+    if isinstance(rows, Held):
+        if arrays.shape(rows.array, "f", 4) != shape:
+            raise ValueError(f"{rows.array} is not weights of {queries} × {keys} in {heads} heads")
+        _check_mask(rows.open, arrays, shape)
+    elif isinstance(rows, Joined):
+        if len(rows.parts) != len(rows.counts) or sum(rows.counts) != heads or min(rows.counts) < 1:
+            raise ValueError(f"its parts do not make up {heads} heads")
+        for part, count in zip(rows.parts, rows.counts, strict=True):
+            _check_rows(part, arrays, (batch, count, queries, keys))
+    elif isinstance(rows, Stepped):
+        _check_steps(rows, arrays, shape)
+    else:
+        _check_scores(rows, arrays, shape)
+
+
+def _check_steps(rows: Stepped, arrays: FileArrays, shape: Shape) -> None:
+    batch, heads, queries, keys = shape
+    starts = rows.starts
+    fits = len(starts) - 1 == len(rows.parts) == len(rows.shifts) and starts[0] == 0 and starts[-1] == queries
+    if not fits or any(one >= other for one, other in pairwise(starts)) or rows.keys != keys:
+        raise ValueError(f"its steps do not make up {queries} × {keys}")
+    for part, start, stop in zip(rows.parts, starts, starts[1:], strict=False):
+        _check_rows(part, arrays, (batch, heads, stop - start, _keys_of(part, arrays, keys)))
+
+
+def _keys_of(rows: Rows, arrays: FileArrays, keys: int) -> int:
+    """How many keys a step has."""
+    if isinstance(rows, Scores):
+        return arrays.shape(rows.key, "f", 4)[2] if rows.stop is None else rows.stop
+    return arrays.shape(rows.array, "f", 4)[3] if isinstance(rows, Held) else keys
+
+
+def _check_scores(rows: Scores, arrays: FileArrays, shape: Shape) -> None:
+    batch, heads, queries, keys = shape
+    query, key = (arrays.shape(name, "f", 4) for name in (rows.query, rows.key))
+    groups = heads // key[1] * key[1] if key[1] else 0
+    whole = key[2] == keys if rows.stop is None else 0 < keys == rows.stop <= key[2]
+    if query[1:3] != (heads, queries) or groups != heads or query[3] != key[3] or not whole:
+        raise ValueError(f"{rows.query} and {rows.key} do not make up {queries} × {keys} in {heads} heads")
+    if isinstance(rows.scale, str) and not _widens(arrays.shape(rows.scale, "f"), query):
+        raise ValueError(f"{rows.scale} is no scale of {rows.query}")
+    if rows.sinks is not None:
+        sinks = arrays.shape(rows.sinks, "f")
+        if sinks != (heads,) and not (len(sinks) == 4 and _widens(sinks, (batch, heads, 1, 1))):
+            raise ValueError(f"{rows.sinks} is no sink of {heads} heads")
+    batches = {query[0], key[0], *(_check_mask(mask, arrays, shape) for mask in rows.masks)}
+    batches |= {_check_bias(bias, arrays, shape) for bias in rows.biases}
+    if not {1, batch} >= batches or max(query[0], key[0]) != batch:
+        raise ValueError(f"{rows.query} and {rows.key} are not of a batch of {batch}")
+
+
+def _check_bias(bias: Bias, arrays: FileArrays, shape: Shape) -> int:
+    """The texts that a bias is for."""
+    values = arrays.shape(bias.array, "f", 4)
+    if not _widens(values, shape if bias.open is None else (1, 1, 1, 1)):
+        raise ValueError(f"{bias.array} is {list(values)}, and cannot be added to {list(shape)}")
+    return max(values[0], _check_mask(bias.open, arrays, shape))
+
+
+def _check_mask(mask: Mask | None, arrays: FileArrays, shape: Shape) -> int:
+    """The texts that a mask is for; 1 for none."""
+    if mask is None:
+        return 1
+    packed = arrays.shape(mask.array, "i" if mask.form == "runs" else "u", 4)
+    width = 2 if mask.form == "runs" else -(-mask.keys // 8)
+    if packed[3] != width or mask.keys < 1 or not _widens((*packed[:3], mask.keys), shape):
+        raise ValueError(f"{mask.array} is {list(packed)}, and no mask of {list(shape)}")
+    return packed[0]
+
+
+def _widens(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether an array of a shape broadcasts to another without making that larger."""
+    return len(shape) <= len(to) and all(
+        one in (1, other) for one, other in zip(reversed(shape), reversed(to), strict=False)
+    )
+
 
 SUFFIX = ".trace"
 KEY = "attnscope trace"

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 from attnscope.capture import Keep, recording
-from attnscope.capture.chunked.layouts import LAYOUTS
+from attnscope.capture.placing.chunked import LAYOUTS
 
 HEADS, SIZE, LENGTH = 2, 24, 16
 WIDTH = HEADS * SIZE

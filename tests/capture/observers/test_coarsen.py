@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from attnscope import memory
+from attnscope import limits as memory
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Coarsening, edges, group_places, places
 from attnscope.capture import Coarsen

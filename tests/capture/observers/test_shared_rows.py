@@ -3,18 +3,17 @@
 import pytest
 import torch
 
-from attnscope.analysis.all_heads import all_heads
-from attnscope.analysis.comparison.depth import through_layers
-from attnscope.analysis.head import one_head
-from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Selection
-from attnscope.analysis.token import one_token
 from attnscope.attention import Attention
 from attnscope.capture import Coarsen, RowSums
-from attnscope.capture.observers.coarsen import cells
-from attnscope.capture.observers.sample import Rows, Sample
-from attnscope.capture.observers.shared_rows import SharedRows
+from attnscope.capture.observers.coarsen import SharedRows, cells
+from attnscope.capture.observers.rows import Rows, Sample
 from attnscope.models import load
+from attnscope.questions.compare import through_layers
+from attnscope.questions.head import one_head
+from attnscope.questions.layers import all_heads
+from attnscope.questions.overview import overview
+from attnscope.questions.selection import Selection
+from attnscope.questions.token import one_token
 from tests.capture.observers.test_sample import attention
 
 

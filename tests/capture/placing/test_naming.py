@@ -4,7 +4,7 @@ import torch
 import transformers as hf
 
 from attnscope.capture import recording
-from attnscope.capture.placing.layers import LayerNumbers
+from attnscope.capture.placing.kinds import LayerNumbers
 from tests.capture.tiny import FAMILIES, SIZES
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attnscope.attention import AttentionCall
 from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.kernels.sdpa import sdpa_call
+from attnscope.capture.rows.kernels import sdpa_call
 from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
 
 

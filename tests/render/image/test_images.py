@@ -15,7 +15,7 @@ from attnscope.errors import OutputError, SelectionError
 from attnscope.render.colour import steps, table
 from attnscope.render.image import FORMATS, drawing, encode, save
 from attnscope.render.image.grid import MASKED, mosaic
-from attnscope.render.image.sheet.axis import READABLE, labels
+from attnscope.render.image.sheet import READABLE, labels
 from attnscope.views import Reading, focus, grid, head_map, heatmap
 from tests.render.screen import random_head, tokens
 
@@ -210,7 +210,7 @@ def test_the_users_own_style_changes_nothing_and_stays() -> None:
 
 
 def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypatch) -> None:
-    from attnscope.render.image.sheet import fonts
+    from attnscope.render.image import sheet as fonts
 
     monkeypatch.setattr(fonts, "_font_files", lambda: {})
     head = weights(np.eye(2), tokens("猫", "b"), tokens("a", "b"))
@@ -224,7 +224,7 @@ def test_a_script_that_no_font_has_is_named_and_raises_no_other_warning(monkeypa
 
 
 def test_lacking_fonts_are_told_by_script(monkeypatch) -> None:
-    from attnscope.render.image.sheet import fonts
+    from attnscope.render.image import sheet as fonts
 
     monkeypatch.setattr(fonts, "_font_files", lambda: {})
     chosen, warned = fonts.families(["猫が", "Straße", "\U0001f408"])
@@ -237,7 +237,7 @@ def test_lacking_fonts_are_told_by_script(monkeypatch) -> None:
 def test_a_font_of_the_system_that_has_the_script_is_found_by_itself_and_draws(tmp_path, monkeypatch) -> None:
     from matplotlib import font_manager
 
-    from attnscope.render.image.sheet import fonts
+    from attnscope.render.image import sheet as fonts
 
     path = square_font(tmp_path / "tiny.ttf", "Tiny Sans", "猫犬")
     manager = font_manager.fontManager
@@ -284,7 +284,7 @@ def square_font(path, family: str, characters: str):
 
 
 def test_a_font_that_has_the_script_is_chosen(monkeypatch) -> None:
-    from attnscope.render.image.sheet import fonts
+    from attnscope.render.image import sheet as fonts
 
     monkeypatch.setattr(fonts, "_font_files", lambda: {"Some Sans": "sans", "A Serif": "serif"})
     real = fonts._characters

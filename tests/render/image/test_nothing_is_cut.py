@@ -11,14 +11,13 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from attnscope.axes import weights
-from attnscope.cli.answers import dress
-from attnscope.cli.options.picture import PrintedOptions
+from attnscope.cli.deliver import dress
+from attnscope.cli.options import PrintedOptions
 from attnscope.render.image import Album, drawing, save
 from attnscope.views import Focus, Reading, focus, grid, head_map, heatmap
-from attnscope.views.charts.curves import Curve, Curves
-from attnscope.views.charts.stack import Stack
+from attnscope.views.charts import Curve, Curves, Stack
 from attnscope.views.distances import DistanceMap, distance_map
-from attnscope.views.overlay import Overlay
+from attnscope.views.focus import Overlay
 from tests.render.compared import all_heads, pair, strip
 from tests.render.screen import random_head, tokens
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from attnscope.render.image import drawing
-from attnscope.views.charts.curves import Curve, Curves
-from attnscope.views.charts.stack import Stack
+from attnscope.views.charts import Curve, Curves, Stack
 from tests.cli.run import runner
 
 TEXT = "The king said that the queen"

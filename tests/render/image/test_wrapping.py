@@ -5,8 +5,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attnscope.render.image.sheet.fonts import sets_letters
-from attnscope.render.image.sheet.wrapping import BOLD, LINES, wrap, wrap_title
+from attnscope.render.image.sheet import BOLD, LINES, sets_letters, wrap, wrap_title
 
 BY_ITSELF = "this matplotlib sets every letter by itself"
 TITLE = "L2H1 · own · “The cat sat on the mat because…” · encoder attention"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from attnscope.analysis.head import one_head
-from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Selection
 from attnscope.models import load
+from attnscope.questions.head import one_head
+from attnscope.questions.overview import overview
+from attnscope.questions.selection import Selection
 from attnscope.render.image.draw import drawing
-from attnscope.render.image.sheet.axis import COLUMN, ROW
+from attnscope.render.image.sheet import LABEL_COLUMN, ROW
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def generated():
 def test_the_tokens_that_a_model_wrote_are_bold(generated):
     view = one_head(*generated, Selection().of("L1H1")).heatmap
     with drawing(view) as (figure, _):
-        labels = [text for text in figure.axes[0].texts if text.get_gid() in (ROW, COLUMN)]
+        labels = [text for text in figure.axes[0].texts if text.get_gid() in (ROW, LABEL_COLUMN)]
         bold = [text.get_fontweight() == "bold" for text in labels]
         assert bold == [place.start >= 7 for place in view.weights.queries] * 2
         assert any("bold tokens: written by the model" in text.get_text() for text in figure.texts)

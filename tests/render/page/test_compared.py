@@ -13,8 +13,7 @@ from matplotlib.image import imread
 from attnscope.attention import Head
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page import page
-from attnscope.render.page.encode import Code
+from attnscope.render.page.page import Code, page
 from attnscope.views import Described, Reading
 from tests.render.page.browser import CHROMIUM
 from tests.render.screen import random_head, tokens

@@ -12,8 +12,7 @@ from matplotlib.image import imread
 
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page import save
-from attnscope.render.page.encode import UP, Code, pack
+from attnscope.render.page.page import UP, Code, pack, save
 from tests.render.page.browser import CHROMIUM
 from tests.render.screen import random_head, tokens
 

@@ -15,8 +15,7 @@ from hypothesis.extra.numpy import arrays
 
 from attnscope.axes import weights
 from attnscope.errors import OutputError, SelectionError
-from attnscope.render.page import page, save
-from attnscope.render.page.encode import MASKED, Code, pack, unpack
+from attnscope.render.page.page import MASKED, Code, pack, page, save, unpack
 from tests.render.screen import random_head, tokens
 
 
@@ -155,9 +154,9 @@ def test_each_layer_says_how_its_weights_were_proved() -> None:
 
 
 def test_a_page_of_a_model_carries_the_largest_difference_of_each_layer() -> None:
-    from attnscope.analysis.all_heads import all_heads
-    from attnscope.analysis.selection import Selection
     from attnscope.models import load
+    from attnscope.questions.layers import all_heads
+    from attnscope.questions.selection import Selection
     from attnscope.render.layers import page_of
 
     model = load("own")

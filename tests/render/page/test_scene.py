@@ -13,11 +13,10 @@ import pytest
 from PIL import Image
 
 from attnscope.attention import Token
-from attnscope.axes import weights
-from attnscope.axes.places import HEARD, PICTURED, places
-from attnscope.render.page import page as html_page
-from attnscope.render.page.picture import LOSSLESS, SIDE, data_uri
-from attnscope.views.scene import Part, Scene
+from attnscope.axes import HEARD, PICTURED, places, weights
+from attnscope.render.page.page import LOSSLESS, SIDE, data_uri
+from attnscope.render.page.page import page as html_page
+from attnscope.views.focus import Part, Scene
 from tests.render.page.browser import CHROMIUM
 
 browsed = [
@@ -243,7 +242,7 @@ def test_a_picture_in_a_page_is_bounded_and_drawn_anew():
 
 
 def test_places_of_several_neighbours_have_the_parts_of_all():
-    from attnscope.axes.places import join_places
+    from attnscope.axes import join_places
 
     scene = Scene(WHITE, QUARTERS)
     joined = join_places(places(tuple(PATCHES))[1:3], pooled=True)

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from attnscope.axes import weights
-from attnscope.axes.weights import shrink
+from attnscope.axes import shrink, weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page import save
-from attnscope.render.page.encode import Code
+from attnscope.render.page.page import Code, save
 from tests.render.page.browser import CHROMIUM
 from tests.render.screen import tokens
 

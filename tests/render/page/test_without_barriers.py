@@ -9,12 +9,12 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from attnscope.analysis.all_heads import all_heads
-from attnscope.analysis.selection import Selection
 from attnscope.axes import weights
 from attnscope.models import load
+from attnscope.questions.layers import all_heads
+from attnscope.questions.selection import Selection
 from attnscope.render.layers import save_page
-from attnscope.render.page import page as html_page
+from attnscope.render.page.page import page as html_page
 from tests.render.page.browser import CHROMIUM, browser
 from tests.render.screen import tokens
 

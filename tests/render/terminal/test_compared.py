@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnscope.render.terminal import lines
-from attnscope.render.terminal.sheet.surface import Surface
+from attnscope.render.terminal.surface import Surface
 from attnscope.views.distances import distance_map
 from tests.render.compared import aligned, all_heads, pair, plane, strip, table
 from tests.render.screen import expected_colours, pixels, printed

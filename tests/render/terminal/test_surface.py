@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnscope.render.colour import OFFERED, TWO_SIDED
-from attnscope.render.terminal.sheet.surface import TONES, Palette, style_on
+from attnscope.render.terminal.surface import TONES, Palette, style_on
 
 
 def luminance(triplet: tuple[int, int, int]) -> float:

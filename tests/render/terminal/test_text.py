@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from attnscope.axes import visible
-from attnscope.render.terminal.sheet.text import balance, clusters, cut, fit, flow, number_label, upright
+from attnscope.render.terminal.surface import balance, clusters, cut, fit, flow, number_label, upright
 from attnscope.text import isolate, isolate_lines, isolate_quotes
 
 

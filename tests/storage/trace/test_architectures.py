@@ -8,22 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.analysis.comparison.compare import compare
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.head import one_head
-from attnscope.analysis.overview import overview
-from attnscope.analysis.selection import Selection
-from attnscope.analysis.token import one_token
-from attnscope.answers.answer import head_numbers, of_head, of_overview
-from attnscope.answers.compared import of_heads
 from attnscope.attention import Head
 from attnscope.errors import SizeError
 from attnscope.fused.request import SHORTEST
 from attnscope.models import Model, ModelInput
-from attnscope.models.kept.keeping import keep_trace
-from attnscope.models.kept.trace import look_at, open_file
+from attnscope.models.kept import keep_trace, look_at, open_file
+from attnscope.questions.answer import head_numbers, of_head, of_overview
+from attnscope.questions.compare import compare
+from attnscope.questions.compared import of_heads
+from attnscope.questions.head import one_head
+from attnscope.questions.overview import overview
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
+from attnscope.questions.token import one_token
 from attnscope.storage.trace import write_trace
-from attnscope.storage.trace.rows import allowed_of, rows_of
+from attnscope.storage.trace.layout import allowed_of, rows_of
 from tests.capture.tiny import FAMILIES, inputs
 from tests.tools.coverage.attempt import accepted
 from tests.tools.coverage.feed import feedings
@@ -188,7 +187,7 @@ def plain(numbers, came: str) -> str:
 
 def test_weights_that_would_not_fit_are_refused_before_they_are_made(monkeypatch):
     model, prepared = tiny("longformer")
-    monkeypatch.setattr("attnscope.memory.free_memory", lambda: 1000)
-    monkeypatch.setattr("attnscope.memory.UNNOTICED", 0)
+    monkeypatch.setattr("attnscope.limits.free_memory", lambda: 1000)
+    monkeypatch.setattr("attnscope.limits.UNNOTICED", 0)
     with pytest.raises(SizeError, match="the trace of this text"):
         keep_trace(model, prepared)

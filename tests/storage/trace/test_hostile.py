@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from attnscope.analysis.figures.stats import stats
-from attnscope.analysis.head import one_head
-from attnscope.analysis.selection import Selection
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
-from attnscope.models.kept.keeping import keep_trace
-from attnscope.models.kept.trace import open_file
+from attnscope.models.kept import keep_trace, open_file
+from attnscope.questions.head import one_head
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.file import KEY, SUFFIX
 from attnscope.storage.trace.layout import FORMAT

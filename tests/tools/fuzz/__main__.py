@@ -64,7 +64,7 @@ def main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # a made-up model name must not ask the network
     warnings.simplefilter("ignore")
     logging.disable()
-    for library in ("torch", "transformers.models.auto", "matplotlib.figure", "attnscope.analysis.overview"):
+    for library in ("torch", "transformers.models.auto", "matplotlib.figure", "attnscope.questions.overview"):
         import_module(library)  # before any clock ticks
     failed = False
     print("| kind | inputs | what it is | outcome |\n|---|---|---|---|")

@@ -23,12 +23,12 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.text import Text
 
-from attnscope.analysis.all_heads import all_heads
-from attnscope.analysis.selection import Selection
 from attnscope.cli import main as attnscope
 from attnscope.models import load
-from attnscope.render import page
+from attnscope.questions.layers import all_heads
+from attnscope.questions.selection import Selection
 from attnscope.render.layers import save_page
+from attnscope.render.page import page
 from tests.benchmarks.pictures import made
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools.gallery.plates import INCHES, TEXTS, WIDTHS, Plate, plates

@@ -1,1 +1,0 @@
-"""Whether all mixing between tokens goes through the attention that is shown."""

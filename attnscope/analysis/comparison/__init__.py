@@ -1,1 +1,0 @@
-"""Heads, texts and models compared."""

@@ -1,1 +1,0 @@
-"""Figures over many texts: in batches of equal length, on several threads and processes."""

@@ -1,1 +1,0 @@
-"""The figures of heads: measured, kept, claimed, and as plain data."""

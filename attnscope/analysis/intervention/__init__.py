@@ -1,1 +1,0 @@
-"""What a model's predictions lose when a head is gated or taken away."""

@@ -1,1 +1,0 @@
-"""Where in a picture or a sound attention lies."""

@@ -1,1 +1,0 @@
-"""Questions about a text: which head looks from here to there."""

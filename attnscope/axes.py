@@ -1,0 +1,418 @@
+"""Places on an axis, and token text made visible: what a label says, before anybody draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from attnscope.errors import SelectionError
+from attnscope.text import visible
+
+if TYPE_CHECKING:
+    from attnscope.attention import Axis, Token
+
+
+Array = NDArray[Any]
+
+PICTURED = 1 << 20
+"""The first id of tokens that stand for a part of a picture; no vocabulary has so many."""
+
+SEPARATOR = PICTURED // 2
+"""The first id of tokens that stand between those of a picture."""
+
+HEARD = PICTURED << 1
+"""The first id of tokens that stand for a moment of a sound."""
+
+READ = " s · "
+"""What stands between the time of a moment and what the model reads in it, as in ``0.42 s · h``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One row or column: its text and the tokens ``start`` to ``stop - 1`` that it stands for.
+
+    ``word`` is the (segment, word) that the token is a piece of, ``None`` where it is no piece of any.
+    ``pooled`` tells a range of tokens from a token or a word. ``id`` is a single token's number in the
+    vocabulary, or that of the first of some neighbours in a picture or a sound, whose numbers follow each
+    other; ``count`` is how many tokens or words a row is the mean of.
+    """
+
+    text: str
+    start: int
+    stop: int
+    special: bool = False
+    word: tuple[int, int] | None = None
+    pooled: bool = False
+    id: int | None = None
+    count: int = 1
+
+    @property
+    def pictured(self) -> bool:
+        """Whether it stands for a part of a picture."""
+        return self.id is not None and PICTURED <= self.id < HEARD
+
+    @property
+    def heard(self) -> bool:
+        """Whether it stands for a moment of a sound, or for some that follow each other."""
+        return self.id is not None and self.id >= HEARD
+
+    @property
+    def moment(self) -> str:
+        """When it begins, of one that is heard."""
+        return self.text.partition(READ)[0].partition("–")[0].removesuffix(" s") + " s"
+
+    @property
+    def letters(self) -> str:
+        """What the model reads in it, of one that is heard."""
+        return self.text.partition(READ)[2] if self.heard else ""
+
+    @property
+    def label(self) -> str:
+        """The text with nothing invisible in it; a range is led by its tokens' numbers."""
+        if not self.pooled or self.heard:
+            return visible(self.text)
+        numbers = f"{self.start}-{self.stop - 1}" if self.stop > self.start + 1 else f"{self.start}"
+        return f"{numbers} {visible(self.text)}" if self.text else numbers
+
+
+def places(axis: Axis) -> tuple[Place, ...]:
+    """The places of an axis of tokens, or of bare positions, one for each."""
+    if isinstance(axis, range):
+        return tuple(Place(str(position), i, i + 1) for i, position in enumerate(axis))
+    return tuple(_place(token, i) for i, token in enumerate(axis))
+
+
+def _place(token: Token, position: int) -> Place:
+    if token.span is not None:
+        start, stop = token.span
+        return Place(token.text, start, stop, special=token.special, pooled=True, count=stop - start)
+    word = None if token.special or token.word is None else (token.segment, token.word)
+    return Place(token.text, position, position + 1, special=token.special, word=word, id=token.id)
+
+
+def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Place:
+    """One place for neighbours; pieces of one word are written together, everything else apart."""
+    text = ""
+    for before, place in zip((None, *group), group, strict=False):
+        glued = before is None or (place.word is not None and place.word == before.word)
+        text += place.text if glued else " " + place.text.removeprefix(" ")
+    first = group[0]
+    heard, pictured = all(place.heard for place in group), all(place.pictured for place in group)
+    if heard and len(group) > 1:  # from one moment to another
+        last, reads, _ = group[-1].text.partition(READ)
+        end = last.rpartition("–")[-1].removesuffix(" s")
+        read = "".join(letters for letters, _ in groupby(place.letters for place in group))
+        seconds = " s" * bool(reads or last.endswith(" s"))
+        text = f"{first.moment.removesuffix(' s')}–{end}{READ + read if read else seconds}"
+    return Place(
+        text,
+        first.start,
+        group[-1].stop,
+        special=all(place.special for place in group),
+        word=first.word if not pooled else None,
+        pooled=pooled,
+        id=first.id if heard or pictured else None,
+        count=count,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Coarsening:
+    """The places that remain of an axis, and the places that each of them stands for.
+
+    ``parts`` holds, for each place, its words, each as numbers along the axis. ``aside`` are those that were
+    left out, ``counts`` how many rows each of the axis is the mean of, 1 unless it was pooled before.
+    """
+
+    places: tuple[Place, ...]
+    parts: tuple[tuple[tuple[int, ...], ...], ...]
+    aside: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How long the axis is."""
+        return len(self.counts)
+
+    def averaging(self, dtype: DTypeLike = np.float32) -> Array | None:
+        """What averages queries; ``None`` if there is nothing to do.  -> [place, query]"""
+        if len(self.places) == self.size:
+            return None
+        matrix = np.zeros((len(self.places), self.size), dtype)
+        for row, words in enumerate(self.parts):
+            total = sum(self.counts[word[0]] for word in words)
+            for word in words:
+                matrix[row, list(word)] = self.counts[word[0]] / (total * len(word))
+        return matrix
+
+    def summing(self, dtype: DTypeLike = np.float32) -> Array | None:
+        """What adds up keys, with what was left out as one more place; ``None`` if there is nothing to do.
+
+        -> [place, key], or [place + 1, key] if anything was left out
+        """
+        if len(self.places) == self.size:
+            return None
+        matrix = np.zeros((len(self.places) + bool(self.aside), self.size), dtype)
+        for row in range(len(self.places)):
+            matrix[row, self.tokens(row)] = 1
+        if self.aside:
+            matrix[-1, list(self.aside)] = 1
+        return matrix
+
+    @cached_property
+    def partial(self) -> bool:
+        """Whether some of the axis belongs to no place."""
+        return sum(len(word) for words in self.parts for word in words) < self.size
+
+    @cached_property
+    def edges(self) -> tuple[int, ...]:
+        """Where each place begins and ends on the axis; empty where words were joined or some left out."""
+        if self.partial or any(len(word) > 1 for words in self.parts for word in words):
+            return ()
+        return (0, *np.cumsum([len(words) for words in self.parts]).tolist())
+
+    def tokens(self, *rows: int) -> list[int]:
+        """What some places stand for, as numbers along the axis."""
+        return [token for row in rows for word in self.parts[row] for token in word]
+
+    def only(self, row: int) -> Coarsening:
+        """One place alone, and nothing of the others."""
+        return Coarsening((self.places[row],), (self.parts[row],), (), self.counts)
+
+
+def group_places(
+    every: Sequence[Place],
+    *,
+    words: bool = False,
+    hide_special: bool = False,
+    most: int | None = None,
+    even: bool = False,
+) -> Coarsening:
+    """How to coarsen an axis: special tokens aside, pieces of words together, then ``most`` places at most.
+
+    Neighbours come in blocks of one size, of which the last may be smaller, so that labels are easy to read;
+    or ``even``, in as many cells as may be, whose sizes differ by one at most. Neighbouring tokens of one
+    segment with one word number are one word. Raises ``SelectionError`` where nothing but special tokens
+    exists.
+    """
+    shown = [(at, place) for at, place in enumerate(every) if not (hide_special and place.special)]
+    if not shown:
+        raise SelectionError("special tokens cannot be hidden: this text has no other tokens")
+    runs = groupby(shown, key=lambda one: (one[0],) if one[1].word is None else (-1, *one[1].word))
+    groups = [list(run) for _, run in runs] if words else [[one] for one in shown]
+    most = min(most or len(groups), len(groups))
+    size = -(-len(groups) // most)
+    cut = edges(len(groups), most) if even else (*range(0, len(groups), size), len(groups))
+    blocks = [groups[start:stop] for start, stop in pairwise(cut)]
+    return Coarsening(
+        places=tuple(_join_block(block, pooled=size > 1) for block in blocks),
+        parts=tuple(tuple(tuple(at for at, _ in word) for word in block) for block in blocks),
+        aside=tuple(at for at, place in enumerate(every) if hide_special and place.special),
+        counts=tuple(place.count for place in every),
+    )
+
+
+@lru_cache(8)  # the layers of a model share their axes
+def coarsen_axis(
+    axis: Axis,
+    *,
+    words: bool = False,
+    hide_special: bool = False,
+    most: int | None = None,
+    even: bool = False,
+) -> Coarsening:
+    """How to coarsen an axis of tokens or bare positions; see ``group_places``."""
+    return group_places(places(axis), words=words, hide_special=hide_special, most=most, even=even)
+
+
+def edges(length: int, cells: int) -> tuple[int, ...]:
+    """Where up to ``cells`` cells of nearly equal size begin and end along an axis of ``length``."""
+    count = min(cells, length)
+    return tuple(cell * length // count for cell in range(count + 1)) if count else (0,)
+
+
+def _join_block(block: list[list[tuple[int, Place]]], *, pooled: bool) -> Place:
+    if not pooled and len(block[0]) == 1:
+        return block[0][0][1]
+    count = sum(word[0][1].count for word in block)
+    return join_places([place for word in block for _, place in word], pooled=pooled, count=count)
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Weights of one head or several, between queries and keys that have labels.
+
+    ``values`` is ``[..., query, key]``, ``allowed`` (bool, the keys that mask and causality left open)
+    has the same two last axes and broadcasts over the others.
+    """
+
+    values: Array  # [..., query, key]
+    allowed: Array  # [..., query, key]
+    queries: tuple[Place, ...]
+    keys: tuple[Place, ...]
+
+    def __post_init__(self) -> None:
+        size = (len(self.queries), len(self.keys))
+        whole = self.values.shape[-2:] == self.allowed.shape[-2:] == size
+        if not whole or not _spreads(self.allowed.shape, self.values.shape):
+            raise ValueError(
+                f"weights {self.values.shape} and mask {self.allowed.shape} do not fit "
+                f"{size[0]} queries × {size[1]} keys"
+            )
+
+    @property
+    def square(self) -> bool:
+        """Whether rows and columns are the same places, so that the diagonal means something."""
+        return self.queries == self.keys
+
+
+def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
+    """Whether an array of one shape broadcasts to another."""
+    return len(shape) <= len(over) and all(
+        mine in (1, other) for mine, other in zip(shape[::-1], over[::-1], strict=False)
+    )
+
+
+def weights(values: Array, queries: Axis, keys: Axis, allowed: Array | None = None) -> Weights:
+    """Label ``values`` ``[..., query, key]`` with tokens or bare positions.
+
+    Without ``allowed`` every key counts as open. Raises ``ValueError`` where sizes disagree.
+    """
+    values = np.asarray(values)
+    open_keys = np.ones(values.shape[-2:], bool) if allowed is None else np.asarray(allowed, bool)
+    open_keys = np.broadcast_to(open_keys, (*open_keys.shape[:-2], *values.shape[-2:]))
+    return Weights(values, open_keys, places(queries), places(keys))
+
+
+def coarsen(field: Weights, queries: Coarsening, keys: Coarsening) -> tuple[Weights, float]:
+    """The same attention between fewer places, and the share of it that went to what was left out.
+
+    [..., query, key] -> [..., query place, key place]. A cell is open where any part of it was.
+    """
+    values, opened = field.values, field.allowed.astype(np.float32)
+    across, down = keys.summing(values.dtype), queries.averaging(values.dtype)
+    if across is not None:
+        values, opened = values @ across.T, opened @ across.T
+    if down is not None:
+        values, opened = down @ values, down @ opened
+    return label_map(values, opened > 0, queries, keys)
+
+
+def fit(field: Weights, rows: int, columns: int, *, even: bool = False) -> Weights:
+    """The same attention on at most so many rows and columns, in blocks, or in ``even`` cells.
+
+    Blocks are as many on both axes where these are the same places, so that a diagonal stays one.
+    """
+    if field.square:
+        rows = columns = min(rows, columns)
+    if len(field.queries) <= rows and len(field.keys) <= columns:
+        return field
+    queries = group_places(field.queries, most=max(rows, 1), even=even)
+    keys = group_places(field.keys, most=max(columns, 1), even=even)
+    return coarsen(field, queries, keys)[0]
+
+
+def label_map(values: Array, allowed: Array, queries: Coarsening, keys: Coarsening) -> tuple[Weights, float]:
+    """A coarse map with its labels, and the share of the attention that went to what was left out.
+
+    ``values`` and ``allowed`` are ``[..., query place, key place]`` as ``averaging`` and ``summing`` made
+    them; rows count by the tokens that they stand for.
+    """
+    shown = len(keys.places)
+    counts = np.array(
+        [sum(queries.counts[at] for at in queries.tokens(row)) for row in range(len(queries.places))]
+    )
+    total = float((values * counts[:, None]).sum(dtype=np.float64))
+    hidden = float((values[..., shown:] * counts[:, None]).sum(dtype=np.float64))
+    field = Weights(values[..., :shown], allowed[..., :shown], queries.places, keys.places)
+    return field, hidden / total if total else 0.0
+
+
+def shrink(
+    values: Array,
+    allowed: Array,
+    rows: int,
+    columns: int,
+    sizes: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> tuple[Array, Array]:
+    """Values and mask on at most ``rows`` × ``columns`` equal cells, without labels, for thumbnails.
+
+    [..., query, key] -> [..., row, column]. Cells that a border cuts count with the share that lies
+    on either side; keys are summed, queries averaged; a cell is open where any part of it was. ``sizes`` are
+    the counts of tokens that rows and columns stand for, one each if not given.
+    """
+    queries, keys = sizes or ([1] * values.shape[-2], [1] * values.shape[-1])
+    down = averaging(queries, rows)  # [row, query]
+    across = _overlap(tuple(keys), columns)  # [column, key]
+    small = down @ values.astype(np.float32, copy=False) @ across.T
+    return small, down @ allowed.astype(np.float32) @ across.T > 1e-6
+
+
+def averaging(sizes: Sequence[int], wanted: int) -> Array:
+    """What averages rows, that stand for so many tokens each, in at most ``wanted`` parts.  -> [part, row]"""
+    averaged = _overlap(tuple(sizes), wanted) * np.asarray(sizes, np.float32)
+    averaged /= averaged.sum(1, keepdims=True)
+    return averaged
+
+
+@lru_cache(maxsize=8)
+def _overlap(sizes: tuple[int, ...], wanted: int) -> Array:
+    """The share of each cell that lies in each of ``wanted`` equal parts.  -> [part, cell]
+
+    The layers of a model ask for the same one after the other; nothing may be written into it.
+    """
+    ends = np.cumsum(sizes)
+    cut = np.linspace(0, ends[-1], max(min(len(sizes), wanted), 1) + 1)
+    shared = np.minimum(cut[1:, None], ends) - np.maximum(cut[:-1, None], ends - sizes)
+    share: Array = np.clip(shared / sizes, 0, 1).astype(np.float32)
+    share.flags.writeable = False
+    return share
+
+
+__all__ = [
+    "Array",
+    "Coarsening",
+    "Place",
+    "Weights",
+    "coarsen",
+    "coarsen_axis",
+    "edges",
+    "fit",
+    "group_places",
+    "label_map",
+    "places",
+    "shrink",
+    "visible",
+    "weights",
+]
+
+
+def find_senses(tokens: Sequence[Token]) -> list[str | None]:
+    """ "image 1", "frame 2" or "sound" for each token of one, ``None`` for words.
+
+    Special tokens between two of one picture belong to it: they tell its tiles and rows apart. A picture that
+    is alone has no number.
+    """
+    names = [_name(token) for token in tokens]
+    at = [position for position, name in enumerate(names) if name is not None]
+    for one, two in pairwise(at):
+        if names[one] == names[two] and all(token.special for token in tokens[one + 1 : two]):
+            names[one:two] = [names[one]] * (two - one)
+    alone = len({name for name in names if name is not None and name.startswith("image")}) == 1
+    return ["image" if alone and name and name.startswith("image") else name for name in names]
+
+
+def _name(token: Token) -> str | None:
+    """The picture of a token, of which "thumbnail 1 · 0,0" is one of image 1, or the sound."""
+    if token.id < SEPARATOR:
+        return None
+    if token.id >= HEARD:
+        return "sound"
+    word, _, number = token.text.partition(" · ")[0].rpartition(" ")
+    return f"image {number}" if word in ("image", "thumbnail") else f"{word} {number}" if word else "image"

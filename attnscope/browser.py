@@ -1,0 +1,357 @@
+"""What each key of the browser does, on a screen of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import ClassVar
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.events import Click, Resize
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Footer, Static
+
+from attnscope.axes import visible
+from attnscope.errors import AttnscopeError
+from attnscope.questions.layers import AllHeads
+from attnscope.render.colour import OFFERED, SEQUENTIAL
+from attnscope.render.image import save
+from attnscope.render.terminal import Picture
+from attnscope.render.terminal.heatmap import token_at
+from attnscope.render.terminal.overlay import patch_under
+from attnscope.render.terminal.surface import Surface
+from attnscope.views import SCALES, Drawable, Focus
+
+KEYS = (
+    ("← →", "the head before, the next head"),
+    ("↑ ↓", "the layer before, the next layer"),
+    ("Enter", "open the head in brackets"),
+    ("Esc", "let go of the token, then back to the overview"),
+    ("j k", "pin the next token, the one before: what it looks at, and who looks at it"),
+    ("click", "pin the token of a row, or of a patch of the picture or a moment of the sound"),
+    ("Tab", "the next kind of attention: encoder, decoder, cross"),
+    ("x", "full colour is 1 (of a faint head its largest), always 1, each row's largest, or the head's"),
+    ("c", "the next colour map"),
+    ("d", "light or dark"),
+    ("s", "save what is in view as PNG"),
+    ("q", "quit"),
+)
+
+
+MEANING = {
+    "auto": "full colour is 1, or a faint head's largest",
+    "fixed": "full colour is 1",
+    "row": "full colour is each row's largest",
+    "head": "full colour is the head's largest",
+}
+"""What each scale says."""
+
+
+class Keys(ModalScreen[None]):
+    """A list of keys; any of Esc, ? and q closes it."""
+
+    CSS = """
+    Keys { align: center middle; }
+    Keys > VerticalScroll { width: 66; max-width: 90%; height: auto; max-height: 90%; padding: 1 2;
+        background: $panel; border: round $primary; }
+    Keys Static { height: auto; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,q,enter", "dismiss", "Close"),
+    ]
+
+    def compose(self) -> ComposeResult:
+        """The table of keys."""
+        table = Table.grid(padding=(0, 2))
+        table.add_column(justify="right", no_wrap=True, style="bold")
+        table.add_column()
+        for key, does in KEYS:
+            table.add_row(Text(key), Text(does))
+        with VerticalScroll():
+            yield Static(table)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the browser shows of a head: the pinned token, if any, and whether it has a row; and how."""
+
+    heads: AllHeads
+    head: tuple[str, int, int]
+    pinned: int | None
+    row: bool
+    focus: Focus | None
+    console: Console
+    cmap: str
+    plain: bool
+
+
+def halves_of(focus: Focus) -> Mapping[str, Focus]:
+    """What a token looks at, and who looks at it, each with its pictures, by the widgets that show them."""
+    bare = replace(focus, title="", notes=(), full=focus.full_bar)
+    at = tuple(replace(each, looked_at_by=None) for each in focus.overlays if each.looks_at is not None)
+    by = tuple(replace(each, looks_at=None) for each in focus.overlays if each.looked_at_by is not None)
+    return {
+        "#looks-at": replace(bare, looked_at_by=None, overlays=at),
+        "#looked-at-by": replace(bare, looks_at=None, overlays=by),
+    }
+
+
+def token_under(shown: Shown, widget: Widget, x: int, y: int) -> tuple[int, bool] | None:
+    """The number of the token at a place of the screen, and whether it has a row; ``None`` for none."""
+    x, y = x - widget.content_region.x, y - widget.content_region.y
+    options = shown.console.options.update_width(widget.content_region.width)
+    surface = Surface.of(shown.console, options, shown.cmap, shown.plain)
+    if widget.id == "picture":
+        found = token_at(shown.heads.head(*shown.head), surface, shown.pinned if shown.row else None, x, y)
+        return None if found is None else (found, True)
+    if shown.focus is None or not surface.colour:
+        return None
+    half = halves_of(shown.focus).get(f"#{widget.id}")
+    patch = patch_under(half.overlays, surface, x, y) if half is not None else None
+    return None if patch is None else shown.heads.token_of(shown.head[0], patch[0].name, *patch[1:])
+
+
+def save_new(view: Drawable, folder: Path, name: str, cmap: str | None) -> tuple[Path, list[str]]:
+    """Save as ``name.png``, or ``name-2.png`` and so on where that exists; return where, and what to warn of.
+
+    Raises ``OutputError`` where the folder does not exist or cannot be written to.
+    """
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    path = next(path for path in (folder / f"{stem}.png" for stem in names) if not path.exists())
+    return path, save(view, path, cmap=cmap)
+
+
+BESIDE = 110
+"""Columns from which a pinned token's lists stand beside the map instead of below it."""
+
+
+class Browser(App[None]):
+    """Browses heads. ``folder`` is where ``s`` saves to.
+
+    ``place`` is the position in the list of ``layers``, and the number of the head; ``opened`` tells a head
+    from the overview, ``pinned`` is a token's number, and ``row`` whether it has a row here.
+    """
+
+    CSS = """
+    #title { height: 1; padding: 0 1; background: $panel; color: $foreground; text-style: bold; }
+    #said { height: auto; max-height: 2; padding: 0 1; color: $text-muted; }
+    #map { width: 1fr; padding: 0 1; }
+    #token { width: 48; padding: 0 1; border-left: vkey $primary; display: none; }
+    #token Static { width: 1fr; margin-bottom: 1; }
+    Screen.pinned #token { display: block; }
+    Screen.narrow #body { layout: vertical; }
+    Screen.narrow #token {
+        layout: horizontal; width: 1fr; height: 9; border-left: none; border-top: hkey $primary;
+    }
+    Screen.narrow #token Static { margin: 0 1 0 0; }
+    """
+    TITLE = "attnscope"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,h", "move(0, -1)", "Head", key_display="←→"),
+        Binding("right,l", "move(0, 1)", "", show=False),
+        Binding("up", "move(-1, 0)", "Layer", key_display="↑↓"),
+        Binding("down", "move(1, 0)", "", show=False),
+        Binding("enter,space", "open", "Open"),
+        Binding("escape,backspace", "back", "Back"),
+        Binding("j", "pin(1)", "Token", key_display="jk"),
+        Binding("k", "pin(-1)", "", show=False),
+        Binding("x", "scale", "Scale", show=False),
+        Binding("c", "colours", "Colours", show=False),
+        Binding("d", "light", "Light", show=False),
+        Binding("tab", "kind", "Kind", priority=True),
+        Binding("s", "save", "Save"),
+        Binding("question_mark", "keys", "Keys", key_display="?"),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    def __init__(self, heads: AllHeads, folder: Path | str = ".", cmap: str | None = None) -> None:
+        super().__init__()
+        self.heads, self.folder = heads, Path(folder)
+        self.cmap = cmap or SEQUENTIAL
+        self.kinds = list(heads.layers.kinds)
+        self.kind, self.place = self.kinds[0], (0, 0)
+        self.opened, self.pinned, self.row = False, None, True
+        self.plain = bool(os.environ.get("NO_COLOR"))
+
+    kind: str
+    place: tuple[int, int]
+    opened: bool
+    pinned: int | None
+    row: bool
+
+    def compose(self) -> ComposeResult:
+        """A title, a sentence, the map beside a token's lists, and the keys."""
+        yield Static(id="title")
+        yield Static(id="said")
+        with Horizontal(id="body"):
+            with VerticalScroll(id="map", can_focus=False):
+                yield Static(id="picture")
+            with VerticalScroll(id="token", can_focus=False):
+                yield Static(id="looks-at")
+                yield Static(id="looked-at-by")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Draw for the first time."""
+        self.draw()
+
+    def on_resize(self, event: Resize) -> None:
+        """Choose the arrangement for a width."""
+        self.screen.set_class(event.size.width < BESIDE, "narrow")
+
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the layers of the kind in view."""
+        return [layer for layer, _ in self.heads.layers.kinds[self.kind]]
+
+    @property
+    def head(self) -> tuple[str, int, int]:
+        """The chosen head as (kind, layer, head)."""
+        return self.kind, self.layers[self.place[0]], self.place[1]
+
+    def count(self, layer: int) -> int:
+        """How many heads a layer has."""
+        return len(self.heads.weights[self.kind, layer].values)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave out of the footer what has nothing to do here."""
+        return not (action == "kind" and len(self.kinds) == 1)
+
+    def draw(self) -> None:
+        """Show what is chosen."""
+        kind, layer, head = self.head
+        figures = self.heads.figures[kind, layer][head]
+        named = f"{figures.name} · {visible(self.heads.layers.title)} · {kind} attention"
+        self.query_one("#title", Static).update(Text(named, no_wrap=True, overflow="ellipsis"))
+        said = figures.role.sentence if figures.role else "no role: its figures are no finite numbers"
+        self.query_one("#said", Static).update(Text(said))
+        if self.opened:
+            view, marked = self.heads.head(kind, layer, head), self.pinned if self.row else None
+            picture = Picture(replace(view, title="", subtitle=""), self.cmap, self.plain, marked)
+        else:
+            grid = replace(self.heads.overview(kind), title="", subtitle="")
+            picture = Picture(grid, self.cmap, self.plain, (layer, head))
+        self.query_one("#picture", Static).update(picture)
+        self.screen.set_class(self.pinned is not None, "pinned")
+        if self.pinned is not None:
+            for side, half in halves_of(self.focus_of(self.pinned)).items():
+                empty = half.looks_at is None and half.looked_at_by is None
+                self.query_one(side, Static).update("" if empty else Picture(half, self.cmap, self.plain))
+        self.call_after_refresh(self._reveal)
+
+    def focus_of(self, token: int) -> Focus:
+        """What a token looks at and who looks at it, in the chosen head; in cross-attention one of them."""
+        if self.heads.weights[self.head[:2]].square:
+            return self.heads.token(*self.head, token, token)
+        return self.heads.token(*self.head, *((token, None) if self.row else (None, token)))
+
+    def on_click(self, event: Click) -> None:
+        """Pin the token whose row is clicked on, or whose patch of a picture is."""
+        if event.widget is None or not self.opened:
+            return
+        focus = None if self.pinned is None else self.focus_of(self.pinned)
+        shown = Shown(
+            self.heads, self.head, self.pinned, self.row, focus, self.console, self.cmap, self.plain
+        )
+        found = token_under(shown, event.widget, event.screen_x, event.screen_y)
+        if found is not None:
+            self.pinned, self.row = found
+            self.draw()
+
+    def _reveal(self) -> None:
+        """Scroll to the line that is marked: the chosen head's first, or the pinned token's row."""
+        picture, scroll = self.query_one("#picture", Static), self.query_one("#map", VerticalScroll)
+        lines = [picture.render_line(y) for y in range(picture.size.height)]
+        marked = [y for y, line in enumerate(lines) if any(s.style and s.style.reverse for s in line)]
+        if marked and (self.pinned is not None or not self.opened):
+            scroll.scroll_to(y=max(0, marked[-1] - scroll.size.height // 2), animate=False)
+
+    def action_move(self, layers: int, heads: int) -> None:
+        """Go to a neighbour, and on to the other end after the last one."""
+        row = (self.place[0] + layers) % len(self.layers)
+        count = self.count(self.layers[row])
+        self.place = (row, (self.place[1] + heads) % count if heads else min(self.place[1], count - 1))
+        self.draw()
+
+    def action_open(self) -> None:
+        """From the overview to the chosen head."""
+        self.opened = True
+        self.query_one("#map", VerticalScroll).scroll_home(animate=False)
+        self.draw()
+
+    async def action_back(self) -> None:
+        """Let go of the token, or else go from the head to the overview."""
+        if self.pinned is not None:
+            self.pinned = None
+        else:
+            self.opened = False
+        self.draw()
+
+    def action_pin(self, step: int) -> None:
+        """Pin the next token, or the first or last one if none is pinned; this opens the head."""
+        places = self.heads.weights[self.head[:2]].queries
+        at = next((i for i, place in enumerate(places) if place.start == self.pinned), None)
+        row = (at + step) % len(places) if at is not None else (0 if step > 0 else len(places) - 1)
+        self.opened, self.pinned, self.row = True, places[row].start, True
+        self.draw()
+
+    def action_kind(self) -> None:
+        """The next kind of attention."""
+        self.kind = self.kinds[(self.kinds.index(self.kind) + 1) % len(self.kinds)]
+        self.place, self.pinned = (0, 0), None
+        self.draw()
+
+    def action_scale(self) -> None:
+        """The next thing that full colour stands for."""
+        scale = SCALES[(SCALES.index(self.heads.selection.scale) + 1) % len(SCALES)]
+        self.heads = replace(self.heads, selection=replace(self.heads.selection, scale=scale))
+        self.notify(MEANING[scale], timeout=2)
+        self.draw()
+
+    def action_colours(self) -> None:
+        """The next colour map."""
+        at = OFFERED.index(self.cmap) + 1 if self.cmap in OFFERED else 0
+        self.cmap = OFFERED[at % len(OFFERED)]
+        self.notify(self.cmap, timeout=2)
+        self.draw()
+
+    def action_light(self) -> None:
+        """Light or dark."""
+        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
+
+    def action_save(self) -> None:
+        """Save what is in view as PNG, under a name that is not taken yet."""
+        kind, layer, head = self.head
+        led = f"{kind}-" if len(self.kinds) > 1 else ""
+        view: Drawable
+        if self.pinned is not None:
+            view, name = self.focus_of(self.pinned), f"{led}L{layer:02}H{head:02}-token{self.pinned}"
+        elif self.opened:
+            view, name = self.heads.head(kind, layer, head), f"{led}L{layer:02}H{head:02}"
+        else:
+            view, name = self.heads.overview(kind), f"{led}overview"
+        try:
+            path, warnings = save_new(view, self.folder, name, self.cmap)
+        except AttnscopeError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
+        for warning in warnings:
+            self.notify(warning, severity="warning", markup=False)
+        self.notify(f"saved {path}", markup=False)
+
+    def action_keys(self) -> None:
+        """Say what each key does."""
+        self.push_screen(Keys())
+
+
+__all__ = ["Browser"]

@@ -1,0 +1,204 @@
+"""An observer that keeps some rows of every head, with their keys summed in groups if that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Attention, Axis, Site
+from attnscope.axes import Array
+from attnscope.capture.observers.coarsen import BLOCK, SharedRows, rows_at_a_time
+
+SAMPLED = 1 << 22
+"""Weights computed at a time: 16 MB of float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Which rows to keep: each the mean over some queries. ``across`` adds up keys, ``[key group, key]``."""
+
+    queries: Sequence[Sequence[int]]
+    across: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """Rows of every head of one attention call.
+
+    ``broken`` counts the weights that were not finite numbers; they count as 0. ``highest`` is the largest
+    sum of a row before its keys were summed in groups.
+    """
+
+    site: Site
+    values: Tensor  # float32, [batch, head, row, key or key group]
+    queries: Axis
+    keys: Axis
+    broken: int
+    highest: float
+
+
+@dataclass(eq=False)
+class Sample:
+    """Keeps the rows that ``choose`` names, of every head of every call that it has an answer for.
+
+    ``choose`` is asked once a call; ``None`` keeps nothing of it. Only the queries that it names are
+    computed, and those that lie close between them, so memory and time are those of the rows that are kept.
+    """
+
+    choose: Callable[[Attention], Rows | None]
+    maps: list[Sampled] = field(default_factory=list)
+
+    def observe(self, attention: Attention) -> None:
+        """Compute and keep the chosen rows of one call in ``maps``."""
+        SharedRows([self]).observe(attention)
+
+    def begin(self, attention: Attention) -> _Sampled | None:
+        """Begin to read a call, if it was chosen."""
+        chosen = self.choose(attention)
+        return None if chosen is None else _Sampled(self, attention, chosen)
+
+
+class _Sampled:
+    """The chosen rows of one call, as they come."""
+
+    def __init__(self, observer: Sample, attention: Attention, chosen: Rows) -> None:
+        self.observer, self.attention, self.chosen = observer, attention, chosen
+        self.step = rows_at_a_time(attention, SAMPLED)
+        self.wanted = sorted({query for queries in chosen.queries for query in queries})
+        self.across = None if chosen.across is None else torch.from_numpy(chosen.across)
+        self.blocks: list[Tensor] = []
+        self.broken, self.highest = 0, 0.0
+
+    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+        """Keep the chosen ones of these rows."""
+        here = [query - start for query in self.wanted if start <= query < start + rows.shape[2]]
+        if not here:
+            return
+        rows = rows[:, :, here].float()
+        finite = rows.isfinite()
+        if not finite.all():
+            self.broken += int((~finite).sum())
+            rows = rows.where(finite, 0)
+        self.highest = max(self.highest, float(rows.sum(-1).max()))
+        self.blocks.append(rows if self.across is None else rows @ self.across.to(rows).mT)
+
+    def end(self) -> None:
+        """Average the rows that belong together, and keep them."""
+        values = torch.cat(self.blocks, 2)  # [batch, head, wanted query, key group]
+        if [list(queries) for queries in self.chosen.queries] != [[query] for query in self.wanted]:
+            values = _averaging(self.chosen.queries, self.wanted).to(values) @ values
+        call = self.attention
+        self.observer.maps.append(
+            Sampled(call.site, values, call.queries, call.keys, self.broken, self.highest)
+        )
+
+
+def _averaging(parts: Sequence[Sequence[int]], wanted: Sequence[int]) -> Tensor:
+    """What averages the queries of each row.  -> [row, wanted query]"""
+    place = {query: number for number, query in enumerate(wanted)}
+    matrix = torch.zeros(len(parts), len(wanted))
+    for row, queries in enumerate(parts):
+        matrix[row, [place[query] for query in queries]] = 1 / len(queries)
+    return matrix
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The weights of some heads of one attention call.
+
+    ``allowed`` has one entry in its head axis where the mask is the same for all heads. ``attention`` names
+    the call's other properties; it holds no tensors of the pass.
+    """
+
+    site: Site
+    heads: tuple[int, ...]
+    weights: Tensor  # [batch, head, query, key], one entry a kept head
+    allowed: Tensor  # bool, [batch or 1, kept head or 1, query, key]
+    queries: Axis
+    keys: Axis
+    offset: int | None
+
+
+@dataclass(eq=False)
+class Keep:
+    """Keeps whole maps of the heads that ``select`` names, in ``maps``, in the order they ran.
+
+    ``select`` is asked once a site and call; None or an empty answer keeps nothing. A kept head costs its N²
+    numbers, the others cost nothing.
+    """
+
+    select: Callable[[Site], Sequence[int] | None]
+    maps: list[Kept] = field(default_factory=list)
+
+    def observe(self, attention: Attention) -> None:
+        """Compute and keep the chosen heads."""
+        heads = tuple(self.select(attention.site) or ())
+        if not heads:
+            return
+        weights = attention.weights(heads)
+        allowed = attention.allowed(0, len(attention.queries))
+        if allowed.shape[1] > 1:
+            allowed = allowed[:, list(heads)]
+        shape = (*allowed.shape[:2], *weights.shape[2:])
+        self.maps.append(
+            Kept(
+                site=attention.site,
+                heads=heads,
+                weights=weights.detach().clone(),
+                allowed=allowed.expand(shape).clone(),
+                queries=attention.queries,
+                keys=attention.keys,
+                offset=attention.offset,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class RowSum:
+    """The smallest and the largest row sum of one attention call, over its rows with an open key.
+
+    Less than 1: the rest went to a sink that no token owns. Not 1 and no sink: the model scales its weights
+    after the softmax.
+    """
+
+    site: Site
+    low: float
+    high: float
+
+
+@dataclass(eq=False)
+class RowSums:
+    """Notes the range of row sums of every call in ``sums``; computes all rows once, in blocks."""
+
+    sums: list[RowSum] = field(default_factory=list)
+
+    def observe(self, attention: Attention) -> None:
+        """Sum every row of every head."""
+        SharedRows([self]).observe(attention)
+
+    def begin(self, attention: Attention) -> _Sums:
+        """Begin to read a call."""
+        return _Sums(self.sums, attention.site, rows_at_a_time(attention, BLOCK))
+
+
+@dataclass(eq=False)
+class _Sums:
+    sums: list[RowSum]
+    site: Site
+    step: int
+    wanted: None = None
+    low: float = torch.inf
+    high: float = -torch.inf
+
+    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+        sums = rows.float().sum(-1)  # [batch, head, row]
+        alive = allowed.any(-1).expand_as(sums)
+        if bool(alive.any()):
+            self.low = min(self.low, float(sums[alive].min()))
+            self.high = max(self.high, float(sums[alive].max()))
+
+    def end(self) -> None:
+        self.sums.append(RowSum(self.site, self.low, self.high))

@@ -1,0 +1,507 @@
+"""The arguments of torch's own kernel, with a batch and a head axis, as one ``AttentionCall``."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnscope.attention import AttentionCall, OpenKeys
+from attnscope.capture.record import LayerWithoutAttention, tolerance
+from attnscope.capture.rows.capture import Capture, Unknown
+from attnscope.capture.rows.proof import compare_rows
+from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.rows.weighing import ROUNDING, Weighing
+from attnscope.fused.fused_pass import FusedPass, Refusal
+from attnscope.fused.runs import opens
+
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""Those that may be given without their names."""
+
+
+def sdpa_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], batch: int, heads: int | None = None
+) -> AttentionCall:
+    """One call of ``torch.nn.functional.scaled_dot_product_attention``.
+
+    ``batch`` splits [batch·head, query, size] inputs. ``heads`` is the count of query heads that the
+    module's attention function received: with a single query, grouped heads may have been moved into the
+    query axis, ``[batch, key_head, group, size]``, and are moved back.
+    """
+    given = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
+    query, key, value = (cast(given[name]) for name in ARGUMENTS[:3])
+    mask: Tensor | None = given.get("attn_mask")
+    if heads is not None and query.ndim == 4 and query.shape[1] != heads:
+        grouped = query.shape[1:3]
+        query = query.flatten(1, 2).unsqueeze(2)  # [batch, head, 1, size]
+        if mask is not None and mask.ndim == 4 and mask.shape[1:3] == grouped:
+            mask = mask.flatten(1, 2).unsqueeze(2)
+    elif query.ndim != 4:
+        shape = _four_axes(query, batch)
+        mask = None if mask is None else _with_four_axes(mask, query.ndim, shape)
+        key, value = (part.reshape(*_four_axes(part, batch), *part.shape[-2:]) for part in (key, value))
+        query = query.reshape(*shape, *query.shape[-2:])
+    scale = given.get("scale")
+    biases: tuple[Tensor, ...] = ()
+    masks: tuple[OpenKeys, ...] = ()
+    if mask is not None and mask.dtype == torch.bool:
+        masks = (mask,)
+    elif mask is not None:
+        biases = (cast(mask),)
+    return AttentionCall(
+        query,
+        key,
+        value,
+        scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        biases=biases,
+        masks=masks,
+        diagonal=0 if given.get("is_causal") else None,
+        dropout=given.get("dropout_p") or 0.0,
+    )
+
+
+def cast(states: Tensor) -> Tensor:
+    """What the kernel sees under autocast."""
+    device = states.device.type
+    if states.dtype == torch.float32 and torch.is_autocast_enabled(device):
+        return states.to(torch.get_autocast_dtype(device))
+    return states
+
+
+def _four_axes(states: Tensor, batch: int) -> tuple[int, int]:
+    """Batch and heads of states with other than four axes, [..., position, size]."""
+    count = math.prod(states.shape[:-2])
+    if states.ndim > 4:
+        return states.shape[0], count // states.shape[0]
+    return (batch, count // batch) if batch and count % batch == 0 else (count, 1)
+
+
+def _with_four_axes(mask: Tensor, ndim: int, shape: tuple[int, int]) -> Tensor:
+    """A mask that broadcasts to [..., query, key], with a batch and a head axis."""
+    leading = mask.shape[:-2]
+    if math.prod(leading) == math.prod(shape):
+        return mask.reshape(*shape, *mask.shape[-2:])
+    if ndim > 4 and mask.ndim == ndim:
+        return mask.expand(shape[0], *(mask.shape[1:-2]), -1, -1).flatten(1, -3)
+    return mask
+
+
+KERNELS = frozenset(
+    {
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_attention_math",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_fused_attention_overrideable",
+    }
+)
+"""Those whose queries, keys and values are [batch, head, position, size]."""
+
+PACKED = frozenset({"_flash_attention_forward", "_efficient_attention_forward"})
+"""Those that are given texts one behind the other, in an order of their own."""
+
+
+def capture_aten(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Capture | Unknown:
+    """The attention of one call, proved by the first thing that it returned."""
+    if name in PACKED:
+        return Unknown(f"it calls torch.ops.aten.{name}, whose texts are packed, and which is not read")
+    schema = getattr(torch.ops.aten, name).default._schema
+    given = dict(zip((each.name for each in schema.arguments), args, strict=False)) | dict(kwargs)
+    given.setdefault("attn_mask", given.pop("attn_bias", None))
+    call = sdpa_call((), given, len(given["query"]))
+    output: Tensor = result if isinstance(result, Tensor) else result[0]
+    capture = Capture.of_call(call, name.lstrip("_"))
+    return capture if call.dropout else capture.proved(call.value, output)
+
+
+_signature = inspect.signature(F.multi_head_attention_forward)
+
+
+def bind(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The function's arguments by name, defaults filled in."""
+    given = _signature.bind(*args, **kwargs)
+    given.apply_defaults()
+    return given.arguments
+
+
+def capture_projection(given: Mapping[str, Any], output: Tensor) -> Capture:
+    """The attention of one call, [query, batch, size] or unbatched [query, size], proved."""
+    query, key, static = given["query"], given["key"], given["static_k"]
+    heads = given["num_heads"]
+    own = key.shape[0] if static is None else static.shape[1]
+    call = project(given)
+    difference = None
+    if output.numel() and not (given["training"] and given["dropout_p"]):
+        weight, bias = given["out_proj_weight"], given["out_proj_bias"]
+        batched = output.unsqueeze(1) if output.ndim == 2 else output  # [query, batch, size]
+        difference = compare_rows(
+            ScoredRows(call),
+            call.value,
+            batched.transpose(0, 1).unsqueeze(1),
+            lambda heads, rows: F.linear(heads.transpose(1, 2).flatten(2).to(weight.dtype), weight, bias),
+        )
+    return Capture(
+        source="recomputed",
+        kernel="multi_head_attention_forward",
+        batch=query.shape[1] if query.ndim == 3 else 1,
+        heads=heads,
+        key_heads=heads,
+        queries=query.shape[0],
+        keys=own + (given["bias_k"] is not None) + bool(given["add_zero_attn"]),
+        dtype=query.dtype,
+        read=ScoredRows(call),
+        crossed=None if query is key or torch.equal(query, key) else True,
+        difference=difference,
+        values=call.value,
+    )
+
+
+@torch.no_grad()
+def project(given: Mapping[str, Any]) -> AttentionCall:
+    """The call behind the function's own projections."""
+    heads = given["num_heads"]
+    inputs = [given[name] for name in ("query", "key", "value")]  # each [position, batch, size]
+    inputs = [states[:, None] if states.ndim == 2 else states for states in inputs]
+    batch = inputs[0].shape[1]
+    weights, biases = _weights(given), (None,) * 3
+    if given["in_proj_bias"] is not None:
+        biases = given["in_proj_bias"].chunk(3)
+    query = _split(F.linear(inputs[0], weights[0], biases[0]), heads)
+    sides = []
+    for part, letter in enumerate("kv", start=1):
+        static, more = given[f"static_{letter}"], given[f"bias_{letter}"]
+        if static is not None:
+            side = static.reshape(batch, heads, *static.shape[1:])
+        else:
+            states = F.linear(inputs[part], weights[part], biases[part])
+            if more is not None:
+                states = torch.cat([states, more.expand(1, batch, -1)])
+            side = _split(states, heads)
+        sides.append(F.pad(side, (0, 0, 0, 1)) if given["add_zero_attn"] else side)
+    additive, masks, diagonal = _masks(given, batch, sides[0].shape[2])
+    scale = 1 / math.sqrt(query.shape[-1])
+    return AttentionCall(query, sides[0], sides[1], scale, additive, masks, diagonal)
+
+
+def _weights(given: Mapping[str, Any]) -> Sequence[Tensor]:
+    """The projections of queries, keys and values, each [embed, size]."""
+    if given["use_separate_proj_weight"]:
+        return [given[f"{letter}_proj_weight"] for letter in "qkv"]
+    weights: Sequence[Tensor] = given["in_proj_weight"].chunk(3)
+    return weights
+
+
+def _split(states: Tensor, heads: int) -> Tensor:
+    """[position, batch, head·size] -> [batch, head, position, size]"""
+    positions, batch, _ = states.shape
+    return states.reshape(positions, batch, heads, -1).permute(1, 2, 0, 3)
+
+
+def _masks(
+    given: Mapping[str, Any], batch: int, keys: int
+) -> tuple[tuple[Tensor, ...], tuple[OpenKeys, ...], int | None]:
+    """Additive masks, open keys and causality; torch's boolean masks say True for masked."""
+    mask, padding = given["attn_mask"], given["key_padding_mask"]
+    hint = given["is_causal"] and padding is None and not given["need_weights"]  # then no mask is read
+    masks: list[Tensor] = []
+    if mask is not None and not hint:
+        masks.append(mask if mask.ndim == 2 else mask.reshape(batch, -1, *mask.shape[-2:]))
+    if padding is not None:
+        masks.append(padding.reshape(batch, 1, 1, -1))
+    wide = [
+        F.pad(mask, (0, keys - mask.shape[-1])) for mask in masks
+    ]  # bias_k and the zero key are open to all
+    additive = tuple(mask for mask in wide if mask.dtype != torch.bool)
+    return additive, tuple(~mask for mask in wide if mask.dtype == torch.bool), 0 if hint else None
+
+
+ARGUMENTS_FLEX = ("query", "key", "value", "score_mod", "block_mask", "scale")
+"""Those of torch's operator, in their order; a block mask is a tuple here, with its function at the end."""
+
+
+def capture_flex(args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor) -> Capture:
+    """The attention of one call, proved by its output, [batch, head, query, size]."""
+    given = dict(zip(ARGUMENTS_FLEX, args, strict=False)) | dict(kwargs)
+    query, key, value = (cast(given[name]) for name in ARGUMENTS_FLEX[:3])
+    key, value = (side.expand(len(query), -1, -1, -1) for side in (key, value))
+    rows = FlexRows(query, key, given["scale"], given["score_mod"], given["block_mask"][-1])
+    capture = Capture(
+        source="recomputed",
+        kernel="flex_attention",
+        batch=len(query),
+        heads=query.shape[1],
+        key_heads=key.shape[1],
+        queries=query.shape[2],
+        keys=key.shape[2],
+        dtype=query.dtype,
+        read=rows,
+    )
+    return capture.proved(value, output)
+
+
+@dataclass(frozen=True, eq=False)
+class FlexRows:
+    """Rows of one call; a row without an open key is zero, as in the kernel.
+
+    ``change`` makes another score of a score and its place (text, head, query, key), ``open_key`` says of a
+    place whether the mask leaves it open.
+    """
+
+    query: Tensor  # [batch, head, query, size]
+    key: Tensor  # [batch, key_head, key, size]
+    scale: float
+    change: Callable[..., Tensor]
+    open_key: Callable[..., Tensor]
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
+        scores = self._scores(start, stop, heads)
+        dead = scores.amax(-1, keepdim=True) == -torch.inf  # [batch, head, row, 1]
+        return torch.softmax(scores, -1).masked_fill(dead, 0.0)
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """Keys that the mask, and what changes the scores, left open.  -> [batch, head, row, key]"""
+        return opens(self._scores(start, stop, None))
+
+    @torch.no_grad()
+    def _scores(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """What goes into the softmax.  -> [batch, head, row, key]"""
+        kind = torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        chosen = list(range(self.query.shape[1]) if heads is None else heads)
+        groups = self.query.shape[1] // self.key.shape[1]
+        key = self.key[:, [head // groups for head in chosen]].to(kind)
+        scores = (self.query[:, chosen, start:stop].to(kind) @ key.mT) * self.scale
+        places = _places(len(self.query), chosen, range(start, stop), self.key.shape[2], scores.device)
+        with _indexed_by_tensors():
+            changed = _at_every_place(self.change, scored=True)(scores, *places)
+            is_open = _at_every_place(self.open_key, scored=False)(*places)
+        return changed.masked_fill(~is_open, -torch.inf)
+
+
+def open_rows(
+    open_key: Callable[..., Tensor], batch: int, heads: int, keys: int, device: torch.device
+) -> OpenKeys:
+    """Keys that a function of places leaves open, for a block of rows.  -> [batch, head, row, key]"""
+
+    def open_keys(start: int, stop: int) -> Tensor:
+        places = _places(batch, range(heads), range(start, stop), keys, device)
+        with _indexed_by_tensors():
+            return _at_every_place(open_key, scored=False)(*places)
+
+    return open_keys
+
+
+def _places(
+    batch: int, heads: Sequence[int], rows: range, keys: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """The numbers of texts, heads, queries and keys."""
+    return tuple(torch.tensor(list(axis), device=device) for axis in (range(batch), heads, rows, range(keys)))
+
+
+def _at_every_place(function: Callable[..., Tensor], scored: bool) -> Callable[..., Tensor]:
+    """A function of one place, and of its score before that, over all texts, heads, queries and keys."""
+    for axis in reversed(range(4)):
+        own = (None,) * axis + (0,) + (None,) * (3 - axis)
+        function = torch.vmap(function, in_dims=(0, *own) if scored else own)
+    return function
+
+
+def _indexed_by_tensors() -> Any:
+    """Lets a function read ``tensor[place]`` while it is mapped over places."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    return TransformGetItemToIndex()
+
+
+def fuse(fused: FusedPass | None, capture: Capture) -> tuple[Tensor | None, Capture]:
+    """The output and statistics of the fused pass; no output, and why, where the kernel has to run."""
+    if fused is None or not isinstance(capture.read, ScoredRows):
+        return None, capture
+    call = capture.read.call
+    try:
+        output, statistics = fused.attend(call)
+    except Refusal as refusal:
+        return None, replace(capture, refusal=str(refusal))
+    computed = capture.fused(statistics).proved(call.value, output)
+    if computed.difference is not None and computed.difference > tolerance(call.query.dtype):
+        reason = f"rows of its output differ from their formula by {computed.difference:.2g}"
+        return None, replace(capture, refusal=reason)
+    return output, computed
+
+
+RECEIVED = ("module", "query", "key", "value", "attention_mask")
+
+
+@dataclass(eq=False)
+class Frame:
+    """One call of an attention function while it runs."""
+
+    kernel: str
+    module: Any
+    query: Tensor  # [batch, head, query, size]
+    key: Tensor  # [batch, key_head, key, size]
+    value: Tensor
+    mask: Any  # bool, additive, [batch, key] padding (flash), BlockMask (flex) or None
+    options: dict[str, Any]
+    sdpa: list[Capture] = field(default_factory=list)  # what torch's own kernel did inside of it
+    weighings: list[Weighing] = field(default_factory=list)
+
+    @staticmethod
+    def of(kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+        """The call by the names that all attention functions of the library share."""
+        given = dict(zip(RECEIVED, args, strict=False)) | kwargs
+        module, query, key, value, mask = (given.pop(name, None) for name in RECEIVED)
+        return Frame(kernel, module, query, key, value, mask, given)
+
+    @property
+    def has_fused_form(self) -> bool:
+        """Whether the fused pass may stand for the function: an eager one that caps scores or has sinks.
+
+        Torch's own kernel does neither; whatever calls it is fused there.
+        """
+        learns = torch.is_grad_enabled() and self.query.requires_grad
+        extras = self.options.get("softcap"), self.options.get("s_aux")
+        return self.kernel == "eager" and not learns and any(extra is not None for extra in extras)
+
+
+def conclude(frame: Frame, result: Any) -> Capture | None:
+    """The attention of a call that has returned.
+
+    First choice are the weights that the function returned, if they are weights: some return scores.
+    Then what torch's kernel received inside of it, after all that was done to mask and heads on the way.
+    Then a softmax inside of it. Last, the formula applied to what the function received; it must
+    reproduce what the function returned, or the answer is None.
+    """
+    weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+    output = _output(frame, result)
+    if isinstance(weights, Tensor) and _are_weights(weights, frame.query):
+        capture = Capture.of_weights(weights, _open_keys(frame, weights), "kernel", frame.kernel)
+        capture = capture.proved(frame.value, output)
+    elif len(frame.sdpa) == 1:
+        capture = frame.sdpa[0]
+        if capture.statistics is None:
+            capture = replace(capture, kernel=frame.kernel)
+    elif frame.weighings:
+        capture = Capture.of_weighing(frame.weighings[-1], frame.query.shape[0])
+        capture = replace(capture, kernel=frame.kernel)
+    else:
+        calls = (Capture.of_call(formula(frame, causal), frame.kernel) for causal in _causalities(frame))
+        captures = (capture.proved(frame.value, output) for capture in calls)
+        within = tolerance(frame.query.dtype)
+        best = next(
+            (each for each in captures if each.difference is not None and each.difference <= within), None
+        )
+        if best is None:
+            return None
+        capture = best
+    key_heads = frame.key.shape[1] if capture.heads % frame.key.shape[1] == 0 else capture.key_heads
+    window = frame.options.get("sliding_window")
+    return replace(capture, key_heads=key_heads, window=window if isinstance(window, int) else None)
+
+
+def without_formula(frame: Frame, name: str) -> LayerWithoutAttention:
+    """The note of a call whose weights cannot be had."""
+    reason = (
+        f"the attention function {frame.kernel!r} computes no softmax of scaled products, "
+        "or one of more terms, so its weights cannot be recomputed"
+    )
+    return LayerWithoutAttention.at(name, reason)
+
+
+def _output(frame: Frame, result: Any) -> Tensor | None:
+    """What the function returned, [batch, query, head, size], with heads before queries."""
+    output = result[0] if isinstance(result, (tuple, list)) else result
+    heads, queries = frame.query.shape[1:3]
+    if not isinstance(output, Tensor) or output.ndim < 3 or output.shape[1] != queries:
+        return None
+    if output.ndim == 3 and output.shape[2] % heads == 0:
+        output = output.view(*output.shape[:2], heads, -1)
+    return output.transpose(1, 2) if output.ndim == 4 and output.shape[2] == heads else None
+
+
+def _are_weights(weights: Tensor, query: Tensor) -> bool:
+    """Whether a returned tensor is [batch, head, query, key], not negative, its rows at most 1."""
+    if weights.ndim != 4 or weights.shape[1:3] != query.shape[1:3] or not weights.is_floating_point():
+        return False
+    rows = weights.detach().float()
+    return bool((rows >= 0).all()) and float(rows.sum(-1).amax()) <= 1 + ROUNDING
+
+
+def _open_keys(frame: Frame, weights: Tensor) -> Tensor | None:
+    """The open keys of returned weights, from the softmax that made them."""
+    if not frame.weighings or frame.weighings[-1].masked is None:
+        return None
+    return ~frame.weighings[-1].masked.expand(frame.weighings[-1].weights.shape).reshape(weights.shape)
+
+
+def _causalities(frame: Frame) -> tuple[bool, ...]:
+    """Whether the function was causal: as its caller says, else as its module says, else the other way."""
+    said = frame.options.get("is_causal")
+    if said is not None:
+        return (bool(said),)
+    says = bool(getattr(frame.module, "is_causal", False))
+    return (says, not says)
+
+
+def formula(frame: Frame, causal: bool) -> AttentionCall:
+    """What a function was given, as a call: of eager ones, and of those that show nothing inside."""
+    options = frame.options
+    scale, bias = options.get("scaling"), options.get("position_bias")
+    biases: tuple[Tensor, ...] = ()
+    masks: tuple[OpenKeys, ...] = ()
+    queries, keys = frame.query.shape[2], frame.key.shape[2]
+    diagonal = None
+    if "flash" in frame.kernel:
+        masks, diagonal = _flash_masks(frame), keys - queries if causal else None
+    elif isinstance(frame.mask, Tensor):
+        mask = frame.mask[..., :keys]
+        masks, biases = ((mask,), ()) if mask.dtype == torch.bool else ((), (mask,))
+    elif frame.mask is not None:
+        masks = (
+            open_rows(frame.mask.mask_mod, len(frame.query), frame.query.shape[1], keys, frame.key.device),
+        )
+    elif causal and queries > 1:
+        diagonal = 0
+    return AttentionCall(
+        frame.query,
+        frame.key,
+        frame.value,
+        scale=1 / math.sqrt(frame.query.shape[-1]) if scale is None else scale,
+        biases=biases if bias is None else (*biases, bias),
+        masks=masks,
+        diagonal=diagonal,
+        softcap=options.get("softcap"),
+        sinks=options.get("s_aux"),
+        dropout=options.get("dropout") or 0.0,
+    )
+
+
+def _flash_masks(frame: Frame) -> tuple[OpenKeys, ...]:
+    """Padding and window as flash attention applies them: the last query is the last key."""
+    queries, keys = frame.query.shape[2], frame.key.shape[2]
+    window = frame.options.get("sliding_window")
+    masks: list[OpenKeys] = []
+    if isinstance(frame.mask, Tensor):
+        padding = frame.mask.bool()
+        masks += [padding[:, None, None, -keys:], padding[:, None, -queries:, None]]
+    if window is not None and keys > window:
+        masks.append(_band(window, keys, keys - queries, frame.key.device))
+    return tuple(masks)
+
+
+def _band(window: int, keys: int, offset: int, device: torch.device) -> Callable[[int, int], Tensor]:
+    """Keys less than ``window`` away, to either side.  -> [1, 1, row, key]"""
+
+    def open_keys(start: int, stop: int) -> Tensor:
+        row = torch.arange(start, stop, device=device)[:, None] + offset
+        return ((torch.arange(keys, device=device) - row).abs() < window)[None, None]
+
+    return open_keys

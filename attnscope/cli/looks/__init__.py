@@ -1,1 +1,0 @@
-"""What an option makes a command look at instead: one file a look."""

@@ -1,0 +1,329 @@
+"""Many texts: where they are read from, and what is done with those that cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from attnscope.cli.command import MANY, MODEL, PICTURE, TEXT, WHERE, argument, flag, option
+from attnscope.cli.complete import complete_cmap, complete_head, complete_kind, complete_layer, complete_model
+from attnscope.cli.retired import tell_retired
+from attnscope.errors import OutputError
+from attnscope.figures import Weigh
+from attnscope.text import LARGEST_SEED
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextsOptions:
+    """A corpus, or the first texts of one."""
+
+    texts: Path | None = option(
+        "Read a corpus: a text a line (.txt), JSON lines (.jsonl), .parquet, or a folder of .txt files.",
+        panel=MANY,
+    )
+    field: str = option(
+        "Where .jsonl and .parquet keep the text; text if not given.", panel=MANY, default="text"
+    )
+    limit: int | None = option("Stop after so many texts.", min=1, panel=MANY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(TextsOptions):
+    """A corpus that is measured as a whole, and may be stopped and gone on with."""
+
+    strict: bool = flag("End at the first text that cannot be read, not skip it.", panel=MANY)
+    checkpoint: Path | None = option(
+        "Keep the sums in this file; the same command goes on from there.", panel=MANY
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOptions:
+    """Layers by their number and kind."""
+
+    layers: str | None = option(
+        "Layers, counted from 0: 5, or several, like 0-3,7.",
+        "--layer",
+        "--layers",
+        panel=WHERE,
+        complete=complete_layer,
+    )
+    kind: str | None = option("encoder, decoder or cross.", panel=WHERE, complete=complete_kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions(LayerOptions):
+    """Layers, or one head."""
+
+    head: str | None = option("One head: L5H3, 5.3, 5-3, or its number with --layer.", complete=complete_head)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownHeads(HeadOptions):
+    """All heads, one head, or one token of them."""
+
+    token: str | None = option(
+        "A word, a token's number, or a patch as row,column: what it looks at, and who looks at it."
+    )
+    ablate: str | None = option(
+        "Set one head's output to zero, and print what changes in the model's predictions.", panel=WHERE
+    )
+    writes: bool = flag(
+        "What each head writes to the score of the next token, or of --target, with all else that the score "
+        "is the sum of. With --head: the words that it favours.",
+        panel=WHERE,
+    )
+    against: str | None = option("With --writes: another word, whose score is taken away.", panel=WHERE)
+
+
+Said: TypeAlias = dict[str, Any]
+"""What JSON says of all its numbers."""
+
+
+def _stay_offline(asked: bool) -> bool:
+    if asked:
+        from attnscope.offline import close_network
+
+        close_network()
+    return asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """A model's name, and what may be done to load it."""
+
+    model: str | None = option(
+        "own (the default), own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs that file).",
+        "--model",
+        "-m",
+        complete=complete_model,
+    )
+    tokenizer: str = option(
+        "For FILE.py:NAME: the model whose tokenizer to use, or its folder.", panel=MODEL, default="own"
+    )
+    device: str = option("auto, cpu, cuda or mps.", panel=MODEL, default="auto")
+    device_map: str | None = option(
+        "auto: spread a model too large for one device over all there are; needs accelerate.", panel=MODEL
+    )
+    dtype: str = option("auto, float32, float16 or bfloat16.", panel=MODEL, default="auto")
+    revision: str | None = option("Branch, tag or commit on the hub.", panel=MODEL)
+    trust_remote_code: bool = flag(
+        "Run Python code that comes with the model. It can do anything you can.", panel=MODEL
+    )
+    allow_pickle: bool = flag("Load pickled weights where there are no safetensors.", panel=MODEL)
+    offline: bool = flag(
+        "Use models that are already here; nothing goes to the network.", panel=MODEL, callback=_stay_offline
+    )
+
+    @property
+    def name(self) -> str:
+        """The model that is meant."""
+        return "own" if self.model is None else self.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeighedModelOptions(ModelOptions):
+    """Which model, and what its attention is weighed by."""
+
+    weigh: Weigh = option(
+        "A cell is the weight itself (raw), or its share in what the head adds (norm), in the same with the "
+        "residual and behind the layer norm (norm-residual), in how far it turns without the key (zeroing), "
+        "or in what raises a prediction (gradient); stats --explain says more.",
+        panel=WHERE,
+        default="raw",
+    )
+    target: str | None = option(
+        "With --weigh gradient or --writes: the prediction, a word at the end of the text, the number of a "
+        "token, or a classifier's class (of a token: CLASS@TOKEN); the likeliest if not given.",
+        panel=WHERE,
+    )
+
+    @property
+    def said(self) -> Said:
+        """What JSON says of it: nothing of the weights themselves."""
+        target = {} if self.target is None else {"target": self.target}
+        return {} if self.weigh == "raw" else {"weigh": self.weigh, **target}
+
+
+PICTURES = (".png", ".svg", ".pdf")
+WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisOptions:
+    """What stands on the axes."""
+
+    words: bool = flag("Merge pieces into words.")
+    hide_special: bool = flag(
+        "Leave special tokens out, and say how much attention they take.", panel=PICTURE
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOptions(AxisOptions):
+    """What stands on the axes, and what full colour stands for."""
+
+    scale: Literal["auto", "fixed", "row", "head"] = option(
+        "Full colour is a weight of 1, or the largest of its row or head; auto is 1, or the head's where "
+        "nearly all weights are faint, and says so.",
+        panel=PICTURE,
+        default="auto",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureOptions:
+    """How a picture that is saved is drawn."""
+
+    cmap: str | None = option("Colour map; a wrong name lists them.", panel=PICTURE, complete=complete_cmap)
+    dpi: float = option("Dots per inch of a PNG.", min=10, max=1200, panel=PICTURE, default=150)
+    size: float | None = option(
+        "Width of a picture in inches; as large as is legible if not given.", min=1, max=100, panel=PICTURE
+    )
+    font: str | None = option("A font family to prefer, of those installed.", panel=PICTURE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintedOptions(PictureOptions):
+    """How a picture that is printed or saved is drawn, and what stands around one that is saved."""
+
+    title: str | None = option("A title of your own for a picture that is saved.", panel=PICTURE)
+    no_title: bool = flag("Save a picture without any title.", "--no-title", panel=PICTURE)
+    no_figures: bool = flag(
+        "Save a picture without the figures and notes below it.", "--no-figures", panel=PICTURE
+    )
+    annotate: bool = flag("Write the weights into the cells of one head that is saved.", panel=PICTURE)
+    graphics: Literal["auto", "kitty", "sixel", "iterm", "cells"] = option(
+        "Coloured cells, or real pixels by kitty, sixel or iterm; auto asks the terminal, and draws cells "
+        "where it does not answer. Never in a pipe. Auto and sixel need textual-image.",
+        panel=PICTURE,
+        default="cells",
+    )
+    plain: bool = flag("Shades instead of colours.", panel=PICTURE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumbersOptions:
+    """Numbers in place of a picture."""
+
+    as_json: bool = flag("Print the numbers as JSON.", "--json")
+
+
+def check_picture(out: Path | None, cmap: str | None, one: bool, signed: bool = False) -> None:
+    """Refuse, before any work is done, what could not be written or drawn at its end.
+
+    ``one`` says that one head or one token was asked for, ``signed`` that differences may be drawn.
+    """
+    from attnscope.render.colour import choose_map
+
+    if cmap is not None:
+        choose_map(cmap, signed=signed)
+    if out is None:
+        return
+    suffix = out.suffix.lower()
+    _check_place(out, (*PICTURES, *WHOLE))
+    if one and suffix in WHOLE:
+        raise OutputError(f"a {suffix} file holds whole layers: leave out --head and --token, or use --json")
+
+
+def check_data(out: Path) -> None:
+    """Refuse, before any work is done, a file of whole layers that could not be written at its end."""
+    _check_place(out, WHOLE)
+
+
+def _check_place(out: Path, suffixes: tuple[str, ...]) -> None:
+    suffix = out.suffix.lower()
+    if suffix not in suffixes:
+        sentence = f"{out} cannot be written: its name must end in {', '.join(suffixes)}"
+        raise OutputError(tell_retired(sentence, suffix))
+    if not out.parent.is_dir():
+        raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")
+
+
+SECOND = "A second text: its pair, or the target of an encoder-decoder."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """One text, or what stands in its place, and what a model writes on."""
+
+    text: str | None = argument("The text; - reads standard input.")
+    second_text: str | None = argument(SECOND)
+    file: Path | None = option("Read the text from a file.", "--file", "-f")
+    line: int | None = option(
+        "Take one line of the input, counted from 1; a tab in it parts a pair.", panel=TEXT
+    )
+    saved: Path | None = option(
+        "Look at a file, without a model: a .trace that --keep made, or weights (.npz, .npy, .safetensors, "
+        ".json) saved by attnscope or another tool.",
+        "--from",
+        panel=TEXT,
+    )
+    keep: Path | None = option(
+        "Keep the pass in FILE.trace: every command looks at it again with --from, without the model.",
+        panel=TEXT,
+    )
+    fresh: bool = flag("Run the model again, though the same pass is kept (see attnscope cache).", panel=TEXT)
+    image: list[Path] | None = option(
+        "An image for a model that reads them; with a text, for one that reads both. Several: --image A "
+        "--image B; they stand where the text says <image>, or before it.",
+        panel=TEXT,
+    )
+    video: Path | None = option(
+        "With a text: a GIF, APNG or WebP, or a folder of frames in order of names, for a model of videos.",
+        panel=TEXT,
+    )
+    audio: Path | None = option(
+        "A WAV or FLAC file for a model that hears; the text is what is said in it, for one that writes.",
+        panel=TEXT,
+    )
+    from_second: float = option(
+        "With --audio: hear the sound from that second on.", min=0, panel=TEXT, default=0.0
+    )
+    to_second: float | None = option("With --audio: hear it up to that second.", min=0, panel=TEXT)
+    inputs: Path | None = option(
+        "Tensors for the model's forward instead of a text, .safetensors, .npz or .pt.", panel=TEXT
+    )
+    max_tokens: int | None = option("Cut the text at that many tokens.", min=1, panel=TEXT)
+    truncate: bool = flag("Cut a text that is longer than the model's positions.", panel=TEXT)
+    generate: int | None = option(
+        "Let the model write up to that many tokens, and show them too.", min=1, panel=TEXT
+    )
+    temperature: float = option(
+        "With --generate: 0 takes the likeliest token, above 0 tokens are drawn.",
+        min=0,
+        panel=TEXT,
+        default=0.0,
+    )
+    seed: int = option(
+        "With --temperature: what to draw.", min=0, largest=LARGEST_SEED, panel=TEXT, default=0
+    )
+    chat: bool = flag(
+        "Give the text as a user's message, in the model's chat format; or all messages as JSON.", panel=TEXT
+    )
+    system: str | None = option("With --chat: a system message.", panel=TEXT)
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The images, or the video, that are read."""
+        return self.image or [] if self.video is None else [self.video]
+
+    @property
+    def names_one(self) -> bool:
+        """Whether one text, or what stands in its place, is named: more than how long it may be."""
+        return replace(self, max_tokens=None, truncate=False, fresh=False) != type(self)()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondNamed(SourceOptions):
+    """The same, where what follows the text is no second text."""
+
+    second_text: str | None = option(SECOND, "--second", panel=TEXT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextNamed(SecondNamed):
+    """The same, where the arguments are no texts at all."""
+
+    text: str | None = option("The text; - reads standard input.")

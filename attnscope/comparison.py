@@ -1,0 +1,387 @@
+"""The Jensen-Shannon divergence between rows of attention, in nats.
+
+``JS(P, Q) = H((P + Q) / 2) - (H(P) + H(Q)) / 2`` (Lin 1991, "Divergence measures based on the Shannon
+entropy"), 0 for equal rows and log 2 for rows that share no key. Its square root is a metric. Clark et
+al. 2019 ("What Does BERT Look At?") sum it over rows to compare heads; here it is averaged.
+
+A row that sums to less than 1 leaves the rest on a sink that no token owns; the rest counts as one more
+key. A row that sums to more than 1 is divided by its sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+LARGEST = math.log(2)
+"""The divergence of two rows that share no key."""
+
+BLOCK = 1 << 18
+"""Weights that are compared with one head at a time: they and their logarithms stay in the cache."""
+
+TINY = 1e-30
+"""Stands for no attention: its ``p log p`` is nothing beside what float32 resolves."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """The divergence of pairs of heads over rows: its mean and its standard deviation, both in nats.
+
+    ``rows`` is how many rows there were. The deviation of a single row is 0.
+    """
+
+    mean: NDArray[np.float64]  # [head, other]
+    deviation: NDArray[np.float64]  # [head, other]
+    rows: int
+
+    def error(self, population: int) -> NDArray[np.float64]:
+        """Standard error of the mean, of a sample from so many rows; 0 if it is all.  -> [head, other]"""
+        return np.asarray(self.deviation * _missing(self.rows, population))
+
+
+def divergence(one: Tensor, other: Tensor) -> Tensor:
+    """Divergence of two rows, in nats.  [..., key], [..., key] -> [...]"""
+    one, other = _halves(one), _halves(other)
+    return (_entropy(one + other) - (_entropy(one + one) + _entropy(other + other)) / 2).clamp(min=0)
+
+
+def measure_distances(rows: Tensor, others: Tensor | None = None) -> Spread:
+    """Divergence of every head from every other one, over their rows.  [head, row, key] -> [head, head]
+
+    With ``others``, ``[other, row, key]``: of every head from each of those.  -> [head, other]
+    """
+    import torch
+
+    heads, count, keys = rows.shape
+    size = heads if others is None else len(others)
+    total, squares = torch.zeros(2, heads, size, dtype=torch.float64)
+    step = max(1, BLOCK // max(1, size * keys))
+    mixed, logs = torch.empty(2, size, step, keys + 1, device=rows.device)  # used again for every head
+    for start in range(0, count, step):
+        these = _halves(rows[:, start : start + step])  # [head, row, key + 1]
+        those = these if others is None else _halves(others[:, start : start + step])
+        own, their = _entropy(these + these), _entropy(those + those)  # [head, row], [other, row]
+        for head in range(heads):
+            first = head + 1 if others is None else 0
+            both = torch.add(those[first:], these[head], out=mixed[first:, : these.shape[1]])
+            entropy = _entropy(both, logs[first:, : these.shape[1]])  # [other, row]
+            apart = (entropy - (their[first:] + own[head]) / 2).clamp(min=0).double()
+            total[head, first:] += apart.sum(-1).cpu()
+            squares[head, first:] += apart.square().sum(-1).cpu()
+    if others is None:
+        total, squares = total + total.T, squares + squares.T
+    mean = total / max(count, 1)
+    variance = (squares - count * mean.square()).clamp(min=0) / max(count - 1, 1)
+    return Spread(mean.numpy(), variance.sqrt().numpy(), count)
+
+
+def sampling_error(apart: Tensor, population: int) -> float:
+    """Standard error of the mean of some rows' divergences, sampled from so many.  [row] -> number"""
+    count = len(apart)
+    deviation = float(apart.double().std()) if count > 1 else 0.0
+    return deviation * _missing(count, population)
+
+
+def _missing(rows: int, population: int) -> float:
+    """The error of a mean over a deviation: none where every row was taken (sampling without replacement)."""
+    return math.sqrt(max(0.0, 1 - rows / population) / rows)
+
+
+def _halves(rows: Tensor) -> Tensor:
+    """Half of each weight, the rest of the row as one more key.  [..., key] -> [..., key + 1]"""
+    import torch
+
+    rows = rows.clamp(min=0)
+    sums = rows.sum(-1, keepdim=True)
+    rest = (1 - sums).clamp(min=0)
+    return torch.cat([rows / sums.clamp(min=1), rest], -1) / 2 + TINY
+
+
+def _entropy(rows: Tensor, logs: Tensor | None = None) -> Tensor:
+    """Shannon entropy in nats, of rows without a zero; ``logs`` is room to work in.  [..., key] -> [...]"""
+    import torch
+
+    return -torch.log(rows, out=logs).mul_(rows).sum(-1)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Two texts side by side: pairs of positions in reading order.
+
+    ``None`` stands where one text has nothing in this place: ``(3, None)`` left out of the second text,
+    ``(None, 3)`` put into it. A pair of positions with different texts is a replacement.
+    """
+
+    steps: tuple[tuple[int | None, int | None], ...]
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """The positions that have a partner, replaced ones too."""
+        return tuple((one, other) for one, other in self.steps if one is not None and other is not None)
+
+
+def align(one: Sequence[str], other: Sequence[str]) -> Alignment:
+    """Align two texts by their longest common runs (difflib's SequenceMatcher).
+
+    As many tokens in the place of as many others are pairs: each replaces one. Where the numbers differ,
+    nobody can say which replaces which, and they count as left out and put in.
+    """
+    steps: list[tuple[int | None, int | None]] = []
+    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    for what, start, stop, begin, end in matcher.get_opcodes():
+        if what == "equal" or stop - start == end - begin:
+            steps += zip(range(start, stop), range(begin, end), strict=True)
+        else:
+            steps += [(position, None) for position in range(start, stop)]
+            steps += [(None, position) for position in range(begin, end)]
+    return Alignment(tuple(steps))
+
+
+def find_shared_words(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[range, range], ...]:
+    """The words that two readings of a text have in common, as ranges of positions in each.
+
+    Where tokenizers cut a text in different places (``tired.`` and ``tired``, ``.``), the pieces that spell
+    the same are one word of several positions.
+    """
+    words: list[tuple[range, range]] = []
+    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    for what, start, stop, begin, end in matcher.get_opcodes():
+        if what == "equal":
+            words += (
+                (range(i, i + 1), range(i - start + begin, i - start + begin + 1)) for i in range(start, stop)
+            )
+        elif "".join(one[start:stop]) == "".join(other[begin:end]):
+            words.append((range(start, stop), range(begin, end)))
+    return tuple(words)
+
+
+@dataclass(frozen=True, eq=False)
+class Average:
+    """Distances averaged over texts, each text counting once.
+
+    ``error`` is the standard error of the mean over texts. ``stability`` is the rank correlation
+    (Spearman) of one text's distances with the mean of all other texts', averaged over the texts: 1 if
+    every text puts the pairs in the same order, 0 if a text says nothing about the others.
+    """
+
+    mean: NDArray[np.float64]  # [...]
+    error: NDArray[np.float64]  # [...]
+    stability: float
+
+
+def average_over_texts(each: Sequence[NDArray[np.float64]]) -> Average:
+    """Average two or more texts' distances.  [text] of [...] -> Average"""
+    texts = np.stack(each)
+    count = len(texts)
+    total = texts.sum(0)
+    correlations = [_rank_correlation(text, (total - text) / (count - 1)) for text in texts]
+    return Average(
+        total / count,
+        texts.std(0, ddof=1) / np.sqrt(count),
+        float(np.mean(correlations)),
+    )
+
+
+def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Spearman's, ties sharing their mean rank; of a symmetric table each pair once.  [...], [...]"""
+    from scipy.stats import rankdata
+
+    if one.ndim == 2 and np.array_equal(one, one.T):
+        upper = np.triu_indices(len(one), 1)
+        one, other = one[upper], other[upper]
+    ranks = [rankdata(numbers.ravel()) for numbers in (one, other)]
+    if min((rank.std() for rank in ranks if len(rank)), default=0.0) == 0:
+        return 1.0 if np.array_equal(*ranks) else 0.0
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+CUT = 0.75
+"""Heads are of one group if they are nearer, on average, than this share of the median of all pairs."""
+
+ORDERED = 600
+"""Heads up to which neighbours in the tree are put next to each other; the time grows with their square."""
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Heads in groups, in an order in which alike heads stand together.
+
+    ``members`` holds the numbers of the heads of each group, in that order; a singleton is a group of one.
+    ``silhouette`` is the mean silhouette (Rousseeuw 1987), 1 for groups that stand far apart, 0 for none.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    silhouette: float
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All heads, group by group."""
+        return tuple(head for group in self.members for head in group)
+
+    @property
+    def singletons(self) -> tuple[int, ...]:
+        """The heads that are in no group with any other."""
+        return tuple(group[0] for group in self.members if len(group) == 1)
+
+
+def group_heads(distances: NDArray[np.float64]) -> Groups:
+    """Groups of alike heads by average linkage.  [head, head] -> Groups
+
+    The tree is cut at ``CUT`` times the median distance of all pairs, so that the grouping is the same for a
+    model whose heads are all near each other as for one whose heads are all far apart.
+    """
+    count = len(distances)
+    pairs = distances[np.triu_indices(count, 1)]
+    if not pairs.any():
+        return Groups((tuple(range(count)),), 0.0)
+    from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    tree = linkage(squareform(distances, checks=False), "average", optimal_ordering=count <= ORDERED)
+    labels = fcluster(tree, CUT * np.median(pairs), "distance")  # [head]
+    members: dict[int, list[int]] = {}
+    for head in leaves_list(tree):
+        members.setdefault(int(labels[head]), []).append(int(head))
+    return Groups(tuple(tuple(heads) for heads in members.values()), silhouette(distances, labels))
+
+
+def silhouette(distances: NDArray[np.float64], labels: NDArray[np.int_]) -> float:
+    """The mean silhouette of a grouping (Rousseeuw 1987).  [head, head], [head] -> number
+
+    Of each head: ``(b - a) / max(a, b)``, with ``a`` its mean distance to the others of its group and ``b``
+    that to the nearest other group; 0 for a head that is alone.
+    """
+    member = labels == np.unique(labels)[:, None]  # [group, head]
+    sizes = member.sum(1)
+    if len(sizes) < 2:
+        return 0.0
+    sums = member @ distances  # [group, head]
+    own = np.where(member, sums / np.maximum(sizes - 1, 1)[:, None], 0).sum(0)  # [head]
+    nearest = np.where(member, np.inf, sums / sizes[:, None]).min(0)
+    larger = np.maximum(own, nearest)
+    alone = member.T @ (sizes == 1)
+    scores = np.where(alone | (larger == 0), 0.0, (nearest - own) / np.where(larger == 0, 1, larger))
+    return float(scores.mean())
+
+
+def match_heads(distances: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
+    """Pairs of heads, each head in one pair at most, with the smallest sum of distances.  [head, other]
+
+    The assignment problem, solved exactly. Of the model with more heads some stay without a partner.
+    Pairs come in the order of the first model's heads.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(distances)
+    return tuple((int(row), int(column)) for row, column in zip(rows, columns, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """Points whose distances are as near as two axes can bring them to those between the heads.
+
+    The axes have no unit and no direction of their own: only distances mean something.
+    ``explained_variance`` is the share of the squared distances that the plane shows, 0 to 1.
+    """
+
+    points: NDArray[np.float64]  # [head, 2]
+    explained_variance: float
+
+
+def embed_in_plane(distances: NDArray[np.float64]) -> Plane:
+    """Classical multidimensional scaling (Torgerson 1952).  [head, head] -> Plane
+
+    ``distances`` are divergences, which are the *squares* of a metric that fits into a Euclidean space
+    (Fuglede & Topsøe 2004), so that double centring them gives inner products with nothing lost.
+    """
+    count = len(distances)
+    centred = distances - distances.mean(0) - distances.mean(1)[:, None] + distances.mean()
+    values, vectors = np.linalg.eigh(-centred / 2)  # ascending
+    points = np.zeros((count, 2))
+    for axis, number in enumerate(range(count - 1, max(count - 3, -1), -1)):
+        vector = vectors[:, number]
+        sign = np.sign(vector[np.abs(vector).argmax()])  # the same picture on every run
+        points[:, axis] = sign * vector * np.sqrt(max(values[number], 0.0))
+    whole = float(values.clip(min=0).sum())
+    return Plane(points, float(values[-2:].clip(min=0).sum()) / whole if whole > 0 else 1.0)
+
+
+__all__ = [
+    "LARGEST",
+    "Alignment",
+    "Average",
+    "Groups",
+    "Plane",
+    "Spread",
+    "align",
+    "average_over_texts",
+    "divergence",
+    "embed_in_plane",
+    "find_shared_words",
+    "group_heads",
+    "match_heads",
+    "measure_distances",
+    "sampling_error",
+]
+
+
+Array = NDArray[Any]
+
+LEFT, ABOVE, BOTH = range(3)
+
+
+def first_columns(cost: Array) -> Array:
+    """The column in which the cheapest way enters each row.  [..., row, column] -> [..., row]
+
+    The way goes from the first cell to the last, and every step right, down, or both. Sums and ties are those
+    of Whisper's own alignment, so that its times come out: they are kept in float32, and where no other
+    direction is the one best, the way came from the left.
+    """
+    *outer, rows, columns = cost.shape
+    cost = cost.reshape(-1, rows, columns)
+    total = np.full((len(cost), rows + 1, columns + 1), np.inf, np.float32)
+    total[:, 0, 0] = 0
+    step = np.full(total.shape, LEFT, np.int8)
+    for diagonal in range(2, rows + columns + 1):
+        down = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
+        right = diagonal - down
+        both, above, left = (
+            total[:, down - 1, right - 1],
+            total[:, down - 1, right],
+            total[:, down, right - 1],
+        )
+        is_both, is_above = (both < above) & (both < left), (above < both) & (above < left)
+        before = np.where(is_both, both, np.where(is_above, above, left))
+        total[:, down, right] = cost[:, down - 1, right - 1].astype(np.float64) + before
+        step[:, down, right] = np.where(is_both, BOTH, np.where(is_above, ABOVE, LEFT))
+    first = np.zeros((len(cost), rows), np.int64)
+    each, row, column = np.arange(len(cost)), np.full(len(cost), rows), np.full(len(cost), columns)
+    while (on := row > 0).any():
+        first[each[on], row[on] - 1] = column[on] - 1
+        taken = step[each, row, column]
+        row = np.where(on, row - (taken != LEFT), row)
+        column = np.where(on, column - (taken != ABOVE), column)
+    return first.reshape(*outer, rows)
+
+
+def most_on_way(weights: Array) -> Array:
+    """The most that a way forward through all rows collects.  [..., row, column] -> [...]"""
+    best = np.cumsum(weights[..., 0, :], -1, dtype=np.float64)
+    for row in range(1, weights.shape[-2]):
+        enter = best.copy()  # from above, or from above and left
+        enter[..., 1:] = np.maximum(enter[..., 1:], best[..., :-1])
+        along = np.cumsum(weights[..., row, :], -1, dtype=np.float64)
+        before = np.concatenate([np.zeros_like(along[..., :1]), along[..., :-1]], -1)
+        best = along + np.maximum.accumulate(enter - before, -1)
+    last: Array = best[..., -1]
+    return last

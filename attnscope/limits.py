@@ -1,0 +1,97 @@
+"""What work takes and what memory is free, so that too much is refused before it begins."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import SizeError
+
+UNNOTICED = 1 << 28
+"""Bytes that are asked for without looking: 256 MB."""
+
+
+def free_memory() -> int:
+    """Bytes that this process could still take: of the machine, or of its container if that has less."""
+    import psutil
+
+    machine: int = psutil.virtual_memory().available
+    container = _container()
+    return machine if container is None else min(machine, container)
+
+
+def require(size: int, what: str, instead: str) -> None:
+    """Raise ``SizeError`` if ``size`` bytes are not free; ``instead`` says what to do then."""
+    if size <= UNNOTICED:
+        return
+    free = free_memory()
+    if size > free:
+        raise SizeError(
+            f"{what} would take {readable(size)}, and {readable(free)} of memory are free: {instead}"
+        )
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether Python, torch on a CPU, or torch on an accelerator could not get memory."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "DefaultCPUAllocator" in str(error)
+
+
+def readable(size: int) -> str:
+    """Bytes as a person says them: ``1.4 GB``."""
+    amount = float(size)
+    for unit in ("bytes", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:,.1f} GB"
+
+
+def _container() -> int | None:
+    """What the memory limit of a control group leaves (Linux, version 2), which psutil does not know."""
+    try:
+        folder = Path("/sys/fs/cgroup") / _group()
+        most = (folder / "memory.max").read_text(encoding="ascii").strip()
+        taken = int((folder / "memory.current").read_text(encoding="ascii"))
+        # files that are only cached make room when memory is asked for
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        cached = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+        return None if most == "max" else max(0, int(most) - taken + cached)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _group() -> str:
+    line = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1]
+    return line.split(":", 2)[2].strip().lstrip("/")
+
+
+class OutOfTime(BaseException):
+    """Time is over. No ``Exception``, so that no foreign code takes it for one of its own."""
+
+
+@contextmanager
+def time_limited(seconds: float | None) -> Iterator[None]:
+    """Raise ``OutOfTime`` in the body after so much processor time, on the main thread of any Unix."""
+    main = threading.current_thread() is threading.main_thread()
+    if seconds is None or not main or not hasattr(signal, "setitimer"):
+        yield
+        return
+    if signal.getitimer(signal.ITIMER_PROF)[0]:  # somebody else's clock runs
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

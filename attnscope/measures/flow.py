@@ -1,0 +1,239 @@
+"""From the last layer's tokens back to those of the text: what flows through all layers.
+
+Each layer has one matrix, whose row ``i`` says what token ``i`` is made of there: a share for each token of
+the layer below. All of it is NumPy, float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.axes import Array
+from attnscope.measures.weighing import Explanation
+
+METHODS: dict[str, Explanation] = {
+    "rollout": Explanation(
+        "half of each token stays, half comes by the mean attention of all heads, layer by layer",
+        "Â_l = 0.5 · mean_h A + 0.5 · I; Â_l Â_l-1 ... Â_0; across: 0.5 of each token stays, too",
+        "Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers",
+    ),
+    "flow": Explanation(
+        "the largest flow to each token of the text, where a layer lets through rollout's shares",
+        "the maximum flow from a token of the last layer to each of the text, capacities Â_l, over their "
+        "sum; across: to the tokens of both texts, 0.5 of each token stays, too",
+        "Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers",
+    ),
+    "relevance": Explanation(
+        "what raises a prediction: attention times its gradient, added up layer by layer",
+        "R ← R + mean_h max(0, A · ∂y/∂A) R from R = I on, over its row's sum; across: R ← R + S A E, S and "
+        "E what both sides are made of (Chefer et al. have Sᵀ, by which later tokens would count)",
+        "Chefer et al. 2021, Generic Attention-model Explainability",
+    ),
+    "alti": Explanation(
+        "how near each token's vector brings the sum of residual and heads, multiplied through layers",
+        "c_ij = max(0, ‖y_i‖₁ - ‖y_i - T_i(x_j)‖₁) over its row's sum, T_i(x_j) what y_i has of token j, "
+        "both behind the norm of the sum, where one follows; C_l C_l-1 ... C_0; of cross "
+        "attention the residual is one token more",
+        "Ferrando et al. 2022, Measuring the Mixing of Contextual Information in the Transformer",
+    ),
+}
+"""How a cell of each method comes about."""
+
+CAPACITY = 1 << 24
+"""The capacity of an edge with all of a row, as a whole number."""
+
+
+def with_residual(weights: Array) -> Array:
+    """Half of each row from its own token, half by attention (Abnar & Zuidema 2020).  [query, key]
+
+    Rows are made to sum to 1 before; one without attention keeps its token.
+    """
+    return 0.5 * as_shares(weights) + 0.5 * np.eye(len(weights))
+
+
+def with_crossed_residual(weights: Array) -> Array:
+    """As ``with_residual``, of cross attention: the residual is the last column.  -> [query, key + 1]"""
+    halves = 0.5 * _over_sums(weights)
+    return np.hstack([halves, 1 - halves.sum(-1, keepdims=True)])
+
+
+def as_shares(rows: Array) -> Array:
+    """Rows over their sums; one that is all 0 is its own token's.  [query, key]"""
+    shares = _over_sums(rows)
+    empty = ~shares.any(-1)
+    shares[empty, empty.nonzero()[0]] = 1
+    return shares
+
+
+def as_crossed_shares(rows: Array) -> Array:
+    """Rows over their sums; one that is all 0 is the residual's, the last column.  [query, key + 1]"""
+    shares = _over_sums(rows)
+    shares[~shares.any(-1), -1] = 1
+    return shares
+
+
+def _over_sums(rows: Array) -> Array:
+    """Rows over their sums, where these are more than 0.  [query, key]"""
+    rows = np.asarray(rows, np.float64)
+    total = rows.sum(-1, keepdims=True)
+    shares: Array = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
+    return shares
+
+
+def roll_out(matrices: Sequence[Array]) -> list[Array]:
+    """What each layer's tokens are made of, of the first layer's: the product of all matrices so far."""
+    maps: list[Array] = []
+    for matrix in matrices:
+        maps.append(matrix @ maps[-1] if maps else np.asarray(matrix, np.float64))
+    return maps
+
+
+def add_up_relevance(matrices: Sequence[Array]) -> list[Array]:
+    """``R ← R + A R`` from the identity on, layer by layer (Chefer et al. 2021), as shares of each row."""
+    relevance = np.eye(len(matrices[0]))
+    maps = []
+    for matrix in matrices:
+        relevance = relevance + matrix @ relevance
+        maps.append(as_shares(relevance))
+    return maps
+
+
+Both: TypeAlias = "tuple[Array, Array]"
+"""What a decoder's tokens are made of: of their own side [own, own], and of the encoder's [own, other]."""
+
+
+def roll_out_both(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
+    """Rollout of an encoder-decoder: after each step, the encoder's tokens, or the decoder's two sides.
+
+    A step is the kind of attention and its shares, with the residual in them: [query, key], and of cross
+    attention [own, other + 1], whose last column is the residual's.
+    """
+    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
+    maps: list[Array | Both] = []
+    for kind, shares in steps:
+        if kind == "encoder":
+            encoded = shares @ encoded
+        elif kind == "decoder":
+            side, across = shares @ side, shares @ across
+        else:
+            kept = shares[:, -1:]
+            side, across = kept * side, kept * across + shares[:, :-1] @ encoded
+        maps.append(encoded if kind == "encoder" else (side, across))
+    return maps
+
+
+def add_up_both(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
+    """Relevance of an encoder-decoder (Chefer et al. 2021), both sides of a row together as shares.
+
+    ``R ← R + A R`` inside of each side, and across ``R ← R + S A E``: E what the encoder's tokens are made of
+    and S the decoder's, each less itself over the sum of its row, and itself. Chefer et al. have Sᵀ there,
+    with which tokens of a causal decoder would be made of later ones.
+    """
+    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
+    maps: list[Array | Both] = []
+    for kind, matrix in steps:
+        if kind == "encoder":
+            encoded = encoded + matrix @ encoded
+            maps.append(as_shares(encoded))
+            continue
+        if kind == "decoder":
+            side, across = side + matrix @ side, across + matrix @ across
+        else:
+            across = across + _evened(side) @ matrix @ _evened(encoded)
+        total = (side.sum(-1) + across.sum(-1))[:, None]
+        maps.append((side / total, across / total))
+    return maps
+
+
+def _evened(relevance: Array) -> Array:
+    """What each token has of others as shares, beside all of itself.  [query, key]"""
+    own = np.eye(len(relevance))
+    return _over_sums(relevance - own) + own
+
+
+def max_flow(steps: Sequence[tuple[str, Array]], own: int, other: int, row: int) -> Array:
+    """The largest flow from one token of the last step to each of the text (Abnar & Zuidema 2020), as shares.
+
+    Steps are those of ``roll_out_both``; a model of one sequence has the one kind, encoder. Edges go from
+    each token to those that it is made of, with the shares as capacities.  -> [other + own]
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    starts, ends, capacities = [], [], []
+    encoded, side, nodes = 0, other, other + own  # where the nodes of both sides begin, and those there are
+    for kind, matrix in steps:
+        queries, keys = np.nonzero(matrix)
+        capacities.append(np.rint(matrix[queries, keys] * CAPACITY).astype(np.int32))
+        starts.append(nodes + queries)
+        if kind == "cross":
+            ends.append(np.where(keys < other, encoded + keys, side + queries))
+        else:
+            ends.append((encoded if kind == "encoder" else side) + keys)
+        encoded, side = (nodes, side) if kind == "encoder" else (encoded, nodes)
+        nodes += len(matrix)
+    places = tuple(np.concatenate(each).astype(np.int32) for each in (starts, ends))  # as scipy 1.14 asks
+    parts = np.concatenate(capacities), places
+    graph = coo_array(parts, shape=(nodes, nodes)).tocsr()
+    source = (encoded if steps[-1][0] == "encoder" else side) + row
+    flows = [maximum_flow(graph, source, key).flow_value / CAPACITY for key in range(other + own)]
+    shares: Array = np.array(flows) / sum(flows)
+    return shares
+
+
+DRAWS = 32
+"""Random matrices that the baseline is the mean of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """The projections of the heads of one layer, each ``[head, width, size]``; ``output`` is turned so."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor
+    output: Tensor
+
+
+def compose(earlier: Circuit, later: Circuit) -> dict[str, Tensor]:
+    """The scores of all pairs of heads of two layers, by the way: Q, K, V.  -> [later head, earlier head]"""
+    ways = {"V": (later.value, later.output)}
+    if later.query is not None and later.key is not None:
+        ways = {"Q": (later.query, later.key), "K": (later.key, later.query)} | ways
+    wrote = _gram(earlier.value)
+    length = _length(earlier.value, earlier.output)  # [earlier head]
+    scores = {}
+    for way, (reads, rest) in ways.items():
+        met = torch.einsum("ewo,lwr->leor", earlier.output.double(), reads.double())
+        square = torch.einsum("eab,leax,lxy,leby->le", wrote, met, _gram(rest), met)
+        scores[way] = square.clamp(min=0).sqrt() / (_length(reads, rest)[:, None] * length)
+    return scores
+
+
+def compose_random(earlier: Circuit, later: Circuit) -> tuple[float, float]:
+    """The mean score of random matrices of the same shapes, and how far they scatter: alike every time."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(like: Tensor) -> Tensor:
+        return torch.randn(DRAWS, *like.shape[1:], generator=generator, dtype=torch.float64)
+
+    one = Circuit(None, None, drawn(earlier.value), drawn(earlier.output))
+    other = Circuit(None, None, drawn(later.value), drawn(later.output))
+    scores = compose(one, other)["V"]
+    return float(scores.mean()), float(scores.std())
+
+
+def _gram(parts: Tensor) -> Tensor:
+    """[head, width, size] -> [head, size, size]"""
+    return parts.double().mT @ parts.double()
+
+
+def _length(one: Tensor, other: Tensor) -> Tensor:
+    """The Frobenius norm of one times the other turned.  [head, width, size] twice -> [head]"""
+    return (_gram(one) * _gram(other)).sum((-2, -1)).clamp(min=0).sqrt()

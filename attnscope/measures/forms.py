@@ -1,0 +1,358 @@
+"""What a form of measures is: it turns one small function into the same measure of rows and of statistics.
+
+``of_block`` takes it from rows of weights, ``of_statistics`` from what the fused pass tells, each with the
+baseline: of a block, by measuring the block with even attention; of statistics, in closed form, because there
+the open keys of a row are one run of neighbours, and how many of something lie in a run is a difference of
+running counts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+
+from attnscope.fused.request import Request
+from attnscope.measures.block import Block, TokenFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.fused.request import Pairs
+    from attnscope.fused.statistics import Statistics
+
+
+class PerRow(NamedTuple):
+    """A measure's value of each row, and which rows count.
+
+    ``value`` is ``[batch, head, row]``; ``counts`` is bool, ``[batch or 1, head or 1, row]``. A row that
+    does not count may hold any value. Rows without an open key never count, whatever ``counts`` says. Which
+    rows count is a matter of masks, positions and tokens, never of weights.
+    """
+
+    value: Tensor
+    counts: Tensor
+
+
+class KeySum(NamedTuple):
+    """A measure that adds up a row's weights, each times a number: ``Σ_j A[i, j] number[i, j]``.
+
+    ``number`` is ``[text or 1, row or 1, key]``, of any type, ``counts`` as in ``PerRow``. Neither is a
+    matter of weights, so that all such measures are prepared for all layers once, and cost one product.
+    """
+
+    number: Tensor
+    counts: Tensor
+
+
+class Total(NamedTuple):
+    """A measure summed over the rows that count, with what tells rows with one open key from the others.
+
+    ``value`` is ``[batch, head]``, ``counts`` (bool) and ``baseline`` are ``[batch or 1, 1, row]``, ``lone``
+    is ``[batch or 1, head or 1, row]``: the values of rows with one open key, any number for others.
+    """
+
+    value: Tensor
+    counts: Tensor
+    baseline: Tensor
+    lone: Tensor
+
+
+class RowFigures(NamedTuple):
+    """What is known of rows from the fused pass, float64, each ``[batch or 1, head or 1, row]``."""
+
+    entropy: Tensor
+    largest: Tensor
+    total: Tensor
+    open_keys: Tensor
+
+
+Row: TypeAlias = "Block | RowFigures"
+
+
+@dataclass(frozen=True)
+class Form(ABC):
+    """What a measure is a function of.
+
+    ``needs`` says what it cannot do without: queries and keys on one sequence (``positions``), or tokens on
+    an axis (``queries``, ``keys``). ``rows`` says in words which rows count. ``fused`` says whether the fused
+    pass can tell it.
+    """
+
+    function: Callable[..., Any]
+    needs: ClassVar[tuple[str, ...]] = ()
+    rows: ClassVar[str] = "all rows"
+    fused: ClassVar[bool] = True
+
+    @abstractmethod
+    def of_block(self, block: Block) -> PerRow | KeySum:
+        """Measure the rows of a block."""
+
+    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
+        """Ask the fused pass for what it must tell; false if it cannot. ``facts`` are those of the text."""
+        return self.fused
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once; ``None`` if that was not asked for. ``facts`` are those of the keys."""
+        return None
+
+
+class OfWeights(Form):
+    """Any function of a block, -> [batch, head, row]. It has to see every row."""
+
+    rows = "rows with at least two open keys"
+    fused = False
+
+    def of_block(self, block: Block) -> PerRow:
+        """Measure the rows of a block."""
+        return PerRow(self.function(block), block.open_keys > 1)
+
+
+class OfTwoRows(OfWeights):
+    """A function of rows and of the rows before them, [batch, head, row, key] each, -> [batch, head, row].
+
+    A row counts if there is one before it.
+    """
+
+    rows = "rows after the first"
+
+    def of_block(self, block: Block) -> PerRow:
+        """Measure the rows of a block."""
+        import torch
+
+        before = block.rows if block.before is None else torch.cat([block.before.rows, block.rows], -2)
+        value = self.function(before[..., 1:, :], before[..., :-1, :])
+        counts = torch.ones_like(block.open_keys, dtype=torch.bool)
+        if block.before is None:
+            value = torch.nn.functional.pad(value, (1, 0))
+            counts[..., 0] = False
+        return PerRow(value, counts)
+
+
+class OfRow(Form):
+    """A function of the entropy, largest weight, total and number of open keys of rows, elementwise."""
+
+    rows = "rows with at least two open keys"
+    least: ClassVar[int] = 2
+
+    def of_block(self, block: Block) -> PerRow:
+        """Measure the rows of a block."""
+        return PerRow(self.function(block), block.open_keys >= self.least)
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
+        """Measure all rows at once."""
+        import torch
+
+        open_keys = statistics.runs.count[:, None].double()  # [batch or 1, 1, row]
+        entropy, largest, total = (
+            each.double() for each in (statistics.entropy, statistics.largest, statistics.total)
+        )
+        value = self.function(RowFigures(entropy.clamp_min(0), largest, total, open_keys))
+        even = RowFigures(open_keys.log(), 1 / open_keys, torch.ones_like(open_keys), open_keys)
+        return by_rows(value, open_keys >= self.least, self.function(even))
+
+
+class OfEveryRow(OfRow):
+    """The same, of rows with one open key, too."""
+
+    rows = "all rows"
+    least = 1
+
+
+def by_rows(value: Tensor, counts: Tensor, baseline: Tensor) -> Total:
+    """The total of values that are known row by row."""
+    import torch
+
+    return Total(torch.where(counts, value, 0).sum(-1), counts, baseline, value)
+
+
+class AtKey(Form):
+    """The weight on one key of each row: a function of the rows' positions, [row] -> [row].
+
+    A row whose key does not exist does not count.
+    """
+
+    needs = ("positions",)
+    rows = "rows whose key exists"
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        import torch
+
+        size = block.rows.shape[-1]
+        key = self.function(block.positions)[:, None]  # [row, 1]
+        number = torch.arange(size, device=key.device) == key
+        return KeySum(number[None], ((key >= 0) & (key < size))[:, 0].expand(block.open_keys.shape))
+
+    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
+        """Ask for the weight on that key."""
+        request.at[name] = self.function
+        return True
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once."""
+        if name not in statistics.at:
+            return None
+        runs, key = statistics.runs, self.function(statistics.positions)
+        open_ = (runs.low <= key) & (key < runs.high)  # [batch or 1, row]
+        counts = ((key >= 0) & (key < statistics.column.shape[-1])).expand(open_.shape)
+        return by_rows(statistics.at[name].double(), counts[:, None], (open_.double() / runs.count)[:, None])
+
+
+class ByGap(Form):
+    """Weights summed, each times a number: a function of how far its key lies ahead of its row."""
+
+    needs = ("positions",)
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        import torch
+
+        gap = torch.arange(block.rows.shape[-1], device=block.rows.device) - block.positions[:, None]
+        return KeySum(self.function(gap)[None], torch.ones_like(block.open_keys, dtype=torch.bool))
+
+    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
+        """Ask for the sum over gaps."""
+        request.gaps[name] = self.function
+        return True
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once."""
+        import torch
+
+        if name not in statistics.gaps:
+            return None
+        position = statistics.positions
+        first = -int(position[-1])
+        number = self.function(torch.arange(first, statistics.column.shape[-1])).double()[None]
+        return _of_runs(statistics, statistics.gaps[name], number, position + first)
+
+
+class OnKeys(Form):
+    """Weights summed, each times a number of its key: a function of the keys' tokens, -> [text, key]."""
+
+    needs = ("keys",)
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        import torch
+
+        number = self.function(block.keys)[:, None]
+        return KeySum(number, torch.ones_like(block.open_keys, dtype=torch.bool))
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
+        """Measure all rows at once."""
+        import torch
+
+        number = self.function(facts).double()  # [text, key]
+        value = (statistics.column.double() * number[:, None]).sum(-1)
+        return _of_runs(statistics, value, number, torch.zeros_like(statistics.positions))
+
+
+class OnTokens(OnKeys):
+    """The weight on keys of one sort: a function of the keys' tokens, -> bool, [text, key].
+
+    Rows of texts that have such a key count.
+    """
+
+    rows = "rows of texts that have such a token"
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        sums = super().of_block(block)
+        return KeySum(sums.number, sums.counts & sums.number.any(-1)[:, None])
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
+        """Measure all rows at once."""
+        total = super().of_statistics(name, statistics, facts)
+        there = self.function(facts).any(-1)[:, None, None]  # [text, 1, 1]
+        return total._replace(counts=total.counts & there)
+
+
+class OnPairs(Form):
+    """The weight on keys that carry their row's label: a function of queries' and keys' tokens, -> Pairs.
+
+    Rows that have such a key count.
+    """
+
+    needs = ("positions", "queries", "keys")
+    rows = "rows that have such a key"
+
+    def of_block(self, block: Block) -> KeySum:
+        """Measure the rows of a block."""
+        import torch
+
+        pairs: Pairs = self.function(block.queries, block.keys)
+        key, row = torch.arange(block.rows.shape[-1], device=block.rows.device), block.positions[:, None]
+        match = self._match(pairs.rows[:, :, None], pairs.keys[:, None])  # [text, row, key]
+        if not pairs.itself:
+            match = match & (key != row)
+        if not pairs.ahead:
+            match = match & (key <= row)
+        return KeySum(match, (match[:, None] & block.allowed).any(-1))
+
+    @staticmethod
+    def _match(rows: Tensor, keys: Tensor) -> Tensor:
+        return rows == keys
+
+    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
+        """Ask for the pairs of the text, if it is known."""
+        if facts is not None:
+            request.pairs[name] = self.function(facts, facts)
+        return True
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once."""
+        sums = statistics.pairs.get(name)
+        if sums is None or not _equal(sums.pairs, self.function(facts, facts)):
+            return None
+        count = sums.count[:, None].double()  # [batch, 1, row]
+        return Total(sums.total, count > 0, count / statistics.runs.count[:, None], statistics.total.double())
+
+
+class OnOthers(OnPairs):
+    """The weight on keys that carry another label than their row; fused where all labels are the same."""
+
+    @staticmethod
+    def _match(rows: Tensor, keys: Tensor) -> Tensor:
+        return rows != keys
+
+    def _has_none(self, facts: TokenFacts | None) -> bool:
+        pairs: Pairs = self.function(facts, facts)
+        return bool((pairs.rows == pairs.keys[:, :1]).all() and (pairs.keys == pairs.keys[:, :1]).all())
+
+    def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
+        """Ask for nothing: the fused pass can tell that there are none."""
+        return facts is None or self._has_none(facts)
+
+    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        """Measure all rows at once."""
+        import torch
+
+        nothing = torch.zeros_like(statistics.runs.count[:, None], dtype=torch.float64)
+        value = torch.zeros_like(statistics.column[..., 0], dtype=torch.float64)
+        return Total(value, nothing > 0, nothing, nothing) if self._has_none(facts) else None
+
+
+def _equal(one: Pairs, other: Pairs) -> bool:
+    import torch
+
+    return torch.equal(one.rows, other.rows) and torch.equal(one.keys, other.keys)
+
+
+def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tensor) -> Total:
+    """The total of a sum over keys in which all rows count.
+
+    Row ``i`` and its key ``j`` have the number ``number[text, j - shift[i]]``, ``shift`` being [row].
+    """
+    import torch
+
+    runs = statistics.runs
+    texts = max(len(number), len(runs.low))
+    number = number.expand(texts, -1)
+    low, high = ((each - shift).expand(texts, -1) for each in (runs.low, runs.high))
+    before = torch.nn.functional.pad(number.cumsum(-1), (1, 0))  # of all places before each
+    baseline = (before.gather(1, high) - before.gather(1, low)) / runs.count
+    lone = statistics.total.double() * number.gather(1, low)[:, None]
+    return Total(value, torch.ones_like(baseline, dtype=torch.bool)[:, None], baseline[:, None], lone)

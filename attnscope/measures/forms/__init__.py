@@ -1,1 +1,0 @@
-"""What a measure may be a function of: where a key stands, its token, or whole rows."""

@@ -1,0 +1,333 @@
+"""Roles: what a head does in one word and one sentence, from its figures.
+
+A head's role is its strongest pattern. A pattern passes when its score reaches its threshold, stands at
+least ``LEAST_LIFT`` and ``CHANCE`` times its error by chance above the baseline (on three tokens even
+attention puts 0.67 on two special ones), and counted in at least ``FEWEST_ROWS`` rows. The strongest of those
+that pass is the one with the greatest lift, score minus baseline: [CLS] is the first token and a special one,
+and the lift names the head `first` unless [SEP] adds more to `special` than to its baseline. Equal lifts fall
+to the pattern named first below. Without a pattern, a head is `broad` when its spread exceeds ``BROAD``.
+
+Of the heads that are left, those that hardly any other head of the model is like have a weak role: see
+``weak.py``. All others have the role `none`.
+
+Rows with one open key have no choice and are left out, so that a role's score can differ a little from
+the figure of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, isfinite, lgamma, log, log1p
+from statistics import fmean, median
+
+from attnscope.figures import WEAK, Figure, HeadFigures, Role
+from attnscope.text import round_short
+
+POSITION = 0.5
+"""Threshold of previous, next and self."""
+
+TARGET = 0.6
+"""Threshold of first, special and punctuation: resting places, that take more to stand out."""
+
+REPEAT = 0.4
+"""Threshold of duplicate and induction."""
+
+BROAD = 0.9
+"""A head without a pattern is broad when its spread exceeds this."""
+
+LEAST_LIFT = 0.1
+"""A pattern's score must stand this far above its baseline."""
+
+CHANCE = 5
+"""And so many times the error that chance could give the score: of rows between 0 and 1, their mean being
+the baseline b, the standard error is at most sqrt(b (1 - b) / rows)."""
+
+FEWEST_ROWS = 3
+"""A pattern must count in as many rows."""
+
+SHOULDER = 3
+"""Whatever a head does, it does with a third of its largest weights: else it does something else that is not
+measured, and the next token but two is no previous one."""
+
+NONE = "none"
+"""The role of a head without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A measure that can be a head's role: its threshold and the words for it."""
+
+    threshold: float
+    words: str
+
+
+PATTERNS: Mapping[str, Pattern] = {
+    "previous": Pattern(POSITION, "looks at the previous token"),
+    "next": Pattern(POSITION, "looks at the next token"),
+    "self": Pattern(POSITION, "looks at the token itself"),
+    "induction": Pattern(REPEAT, "looks at what followed the same token earlier"),
+    "duplicate": Pattern(REPEAT, "looks at the same token elsewhere"),
+    "first": Pattern(TARGET, "looks at the first token"),
+    "punctuation": Pattern(TARGET, "looks at punctuation"),
+    "special": Pattern(TARGET, "looks at special tokens"),
+}
+"""Every pattern, by the name of its measure."""
+
+POSITIONAL = "positional"
+"""The role of a head that looks at another fixed distance, where it was measured: ``offset=-2``."""
+
+ROLE_MEASURES = (*PATTERNS, "spread")
+"""The measures that make up roles."""
+
+RESTING = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == TARGET)
+"""The patterns of a head that rests: it looks at one place from all rows."""
+
+WORTH = 6
+"""Heads that are recommended."""
+
+
+def role(figures: Mapping[str, Figure]) -> Role | None:
+    """The role of a head, from its figures over rows with a choice; ``None`` if none of them counts.
+
+    A head with a figure that is no finite number, because a weight is none, has no role either.
+    Figures that do not exist for the head (positions in cross-attention) are simply not in ``figures``.
+    For ``broad`` and ``none``, score and baseline are those of the spread.
+    """
+    if not all(isfinite(figure.value) for figure in figures.values()):
+        return None
+    patterns = patterns_of(figures)
+    passing = strongest(patterns, figures)
+    if passing is not None:
+        return passing
+    spread = figures.get("spread")
+    if spread is None:
+        return None
+    if spread.value > BROAD:
+        words = f"spreads over all tokens (spread {spread.value:.2f}, 1.00 is even)"
+        return Role("broad", spread.value, spread.baseline, spread.rows, words)
+    words = "no pattern stands out"
+    most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
+    if most:
+        name = max(most, key=lambda name: figures[name].lift)
+        words += f"; most of all it {patterns[name].words} {score(figures[name])}"
+    return Role(NONE, spread.value, spread.baseline, spread.rows, words)
+
+
+def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
+    """The role of the pattern farthest above its baseline, of those that pass; ``None`` if none does."""
+    passing = [name for name, pattern in patterns.items() if _passes(pattern, figures[name])]
+    if not passing:
+        return None
+    name = max(passing, key=lambda name: figures[name].lift)
+    figure = figures[name]
+    sentence = f"{pattern_words(patterns[name], figure)} {score(figure)}"
+    return Role(role_name(name), figure.value, figure.baseline, figure.rows, sentence)
+
+
+def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
+    """The patterns that were measured, and the measured distances that have no name of their own."""
+    known = {name: pattern for name, pattern in PATTERNS.items() if name in figures}
+    steps = {name: int(name.removeprefix("offset=")) for name in figures if name.startswith("offset=")}
+    return known | {
+        name: Pattern(POSITION, f"looks {abs(step):,} tokens {'back' if step < 0 else 'ahead'}")
+        for name, step in steps.items()
+        if abs(step) > 1
+    }
+
+
+def role_name(measure: str) -> str:
+    """What a head is called whose pattern is the strongest."""
+    return measure if measure in PATTERNS else POSITIONAL
+
+
+def is_beyond_chance(figure: Figure) -> bool:
+    """Whether heads that look anywhere at all would hardly reach the score in so many rows."""
+    error = (max(figure.baseline * (1 - figure.baseline), 0.0) / figure.rows) ** 0.5
+    return figure.rows >= FEWEST_ROWS and figure.lift >= CHANCE * error
+
+
+def is_no_shoulder(figures: Mapping[str, Figure], name: str) -> bool:
+    """Whether a good part of the largest weights goes to what the measure looks at."""
+    confidence = figures.get("confidence")
+    return confidence is None or SHOULDER * figures[name].value >= confidence.value
+
+
+def pattern_words(pattern: Pattern, figure: Figure) -> str:
+    """What the head does, and in how many rows, where that is not in all."""
+    return pattern.words + (
+        f" in the {figure.rows:,} rows that have one" if pattern.threshold == REPEAT else ""
+    )
+
+
+def score(figure: Figure) -> str:
+    """A score beside its baseline."""
+    return f"({figure.value:.2f}, baseline {round_short(figure.baseline)})"
+
+
+def _passes(pattern: Pattern, figure: Figure) -> bool:
+    return figure.value >= pattern.threshold and figure.lift >= LEAST_LIFT and is_beyond_chance(figure)
+
+
+def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadFigures]:
+    """The ``count`` heads most worth a look, most telling first, of as many different roles as there are.
+
+    Heads are dealt in rounds: each round takes the best head left of every role, ordered by lift, so that
+    thirty heads on [CLS] do not hide the one that copies. Roles with a pattern rank by lift, `broad` heads
+    by spread after them in each round; heads in which no pattern stands out are left out.
+    """
+    by_role: dict[str, list[HeadFigures]] = {}
+    for head in heads:
+        if head.role is not None and head.role.name != NONE:
+            by_role.setdefault(head.role.name, []).append(head)
+    for group in by_role.values():
+        group.sort(key=_interest, reverse=True)
+    chosen: list[HeadFigures] = []
+    while any(by_role.values()) and len(chosen) < count:
+        round_ = [group.pop(0) for group in by_role.values() if group]
+        chosen += sorted(round_, key=_interest, reverse=True)
+    return chosen[:count]
+
+
+def _interest(head: HeadFigures) -> float:
+    """Lift of a pattern (up to 1); below every pattern: broad heads by spread."""
+    assert head.role is not None
+    return head.role.score - 2 if head.role.name == "broad" else head.role.lift
+
+
+WEAK_ROLES = tuple(WEAK + name for name in (*PATTERNS, POSITIONAL) if name not in RESTING)
+"""Every weak role."""
+
+ROLES = (*PATTERNS, POSITIONAL, *WEAK_ROLES, "broad", NONE)
+"""Every role."""
+
+PART = 0.25
+"""The part of a pattern's threshold that a weak head reaches."""
+
+TIMES = 3
+"""How many times its baseline the score is."""
+
+OUTLYING = 7
+"""How many median deviations it stands above the median head. A deviation is at least ``FINEST``."""
+
+FINEST = 0.01
+
+FEWEST_HEADS = 8
+"""Among fewer heads none is called unlike the others."""
+
+BEST = 0.1
+"""The part of the heads that may be weak at one pattern; one always may."""
+
+
+def name_weak(heads: Sequence[HeadFigures]) -> list[HeadFigures]:
+    """The heads of one kind of attention, those without a role that are unlike the others with a weak one."""
+    weak = zip(heads, _find_weak(heads), strict=True)
+    return [replace(head, role=found or head.role) for head, found in weak]
+
+
+def _find_weak(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
+    """The weak role of each head, if it has one."""
+    patterns = patterns_of({name for head in heads for name in head.figures})
+    patterns = {name: pattern for name, pattern in patterns.items() if name not in RESTING}
+    lifts = {name: [head.figures[name].lift for head in heads if name in head.figures] for name in patterns}
+    least = {name: _least(lifts[name]) for name in patterns}
+    for head in heads:
+        figures = head.figures
+        known = [name for name in patterns if name in figures]
+        if head.role is None or head.role.name != NONE or not known:
+            yield None
+            continue
+        name = max(known, key=lambda name: figures[name].lift)
+        found = None
+        if figures[name].lift > least[name] and _is_weak(figures, name, patterns[name]):
+            rank = 1 + sum(lift > figures[name].lift for lift in lifts[name])
+            found = _name(name, patterns[name], figures[name], f"{_ordinal(rank)} of {len(heads):,}")
+        yield found
+
+
+def _is_weak(figures: Mapping[str, Figure], name: str, pattern: Pattern) -> bool:
+    figure = figures[name]
+    return (
+        figure.value >= max(PART * pattern.threshold, TIMES * figure.baseline)
+        and is_beyond_chance(figure)
+        and is_no_shoulder(figures, name)
+    )
+
+
+def _least(lifts: Sequence[float]) -> float:
+    """The lift that stands out from those of most heads, and that few heads exceed."""
+    if len(lifts) < FEWEST_HEADS:
+        return float("inf")
+    middle = median(lifts)
+    deviation = max(median(abs(lift - middle) for lift in lifts), FINEST)
+    few = max(1, int(BEST * len(lifts)))
+    return max(middle + OUTLYING * deviation, sorted(lifts)[-few - 1])
+
+
+def _name(name: str, pattern: Pattern, figure: Figure, rank: str) -> Role:
+    words = replace(pattern, words=f"weakly {pattern.words}")
+    sentence = f"{pattern_words(words, figure)} {score(figure)}, {rank} heads"
+    return Role(WEAK + role_name(name), figure.value, figure.baseline, figure.rows, sentence)
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
+    return f"{number:,}{ending}"
+
+
+LEVEL = 0.05
+"""One of twenty models."""
+
+HARDLY = 0.01
+"""One of a hundred heads."""
+
+
+def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
+    """The heads of a model with the roles that can be told when all heads are known."""
+    settled = list(heads)
+    for kind in {head.site.kind for head in heads}:
+        alike = [number for number, head in enumerate(heads) if head.site.kind == kind]
+        roles = _doubt([heads[number] for number in alike])
+        doubted = [replace(heads[number], role=role) for number, role in zip(alike, roles, strict=True)]
+        for number, head in zip(alike, name_weak(doubted), strict=True):
+            settled[number] = head
+    return tuple(settled)
+
+
+def _doubt(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
+    """The role of each of the heads of one kind, without resting places that may be chance."""
+    sure = {name: PATTERNS[name] for name in RESTING if _is_sure(heads, name)}
+    for head in heads:
+        role, spread = head.role, head.figures.get("spread")
+        if role is None or role.name not in RESTING or role.name in sure or len(heads) < FEWEST_HEADS:
+            yield role
+            continue
+        known = {name: pattern for name, pattern in sure.items() if name in head.figures}
+        words = f"{PATTERNS[role.name].words} {score(head.figures[role.name])}, as heads may by chance"
+        none = replace(role, name=NONE, sentence=f"no pattern stands out; most of all it {words}")
+        if spread is not None:
+            none = replace(none, score=spread.value, baseline=spread.baseline, rows=spread.rows)
+        yield strongest(known, head.figures) or none
+
+
+def _is_sure(heads: Sequence[HeadFigures], name: str) -> bool:
+    """Whether chance puts so many heads there in at most ``LEVEL`` of all models, or hardly any at all."""
+    pattern = PATTERNS[name]
+    figures = [(head.figures[name], head.figures.get("confidence")) for head in heads if name in head.figures]
+    resting = sum(figure.value >= pattern.threshold for figure, _ in figures)
+    able = sum(
+        max(figure.value, largest.value if largest else 0) >= pattern.threshold for figure, largest in figures
+    )
+    if not resting:
+        return False
+    chance = fmean(figure.baseline for figure, _ in figures)
+    return able * chance <= HARDLY * len(heads) or _tail(able, resting, chance) <= LEVEL
+
+
+def _tail(count: int, least: int, chance: float) -> float:
+    """How likely of ``count`` draws at least ``least`` succeed, each with the same chance."""
+    if not 0 < chance < 1:
+        return chance
+    ways = (lgamma(count + 1) - lgamma(k + 1) - lgamma(count - k + 1) for k in range(least, count + 1))
+    logs = (way + k * log(chance) + (count - k) * log1p(-chance) for k, way in enumerate(ways, least))
+    return sum(map(exp, logs))

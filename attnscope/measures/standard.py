@@ -1,0 +1,238 @@
+"""The measures: how wide a row is, where it looks, which tokens it looks at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.fused.request import Pairs
+from attnscope.measures.block import Block, TokenFacts, finest, number_of
+from attnscope.measures.forms import (
+    AtKey,
+    ByGap,
+    OfEveryRow,
+    OfRow,
+    OfTwoRows,
+    OfWeights,
+    OnKeys,
+    OnOthers,
+    OnPairs,
+    OnTokens,
+    Row,
+)
+from attnscope.measures.measure import MEASURES, Measure, measure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+CLARK = "Clark et al. 2019, What Does BERT Look At?"
+VOITA = "Voita et al. 2019, Analyzing Multi-Head Self-Attention"
+SINK = "attention sinks: Xiao et al. 2023; gpt-oss"
+
+COVERED = 0.9
+"""The part of a row that ``coverage90`` waits for."""
+
+ROUNDING = 1e-6
+"""The part of a row by which rounding may fall short of ``COVERED``: ten even weights reach it with nine."""
+
+
+@measure("entropy", OfRow, unit="nats", bounds="0 to log n", formula="-Σ_j A log A", source=CLARK)
+def entropy(row: Row) -> Tensor:
+    """Shannon entropy of the row.  -> [batch, head, row]"""
+    return row.entropy
+
+
+@measure("spread", OfRow, formula="entropy / log n_i", source=CLARK)
+def spread(row: Row) -> Tensor:
+    """Entropy as a share of the most that the open keys allow.  -> [batch, head, row]"""
+    return row.entropy / row.open_keys.clamp_min(2).log()
+
+
+@measure("span", OfRow, unit="keys", bounds="1 to n", formula="exp(entropy)", source="perplexity of the row")
+def span(row: Row) -> Tensor:
+    """Effective number of keys.  -> [batch, head, row]"""
+    return row.entropy.exp()
+
+
+@measure("confidence", OfRow, formula="max_j A", source=VOITA)
+def confidence(row: Row) -> Tensor:
+    """Largest weight of the row.  -> [batch, head, row]"""
+    return row.largest
+
+
+@measure(
+    "coverage90",
+    OfWeights,
+    unit="keys",
+    bounds="1 to n",
+    formula="fewest keys whose weights reach 0.9 Σ_j A",
+    source="sparsity of the row",
+)
+def coverage90(block: Block) -> Tensor:
+    """Fewest keys that hold nine tenths of the row; sorts every row, so it is measured only when asked for.
+
+    [batch, head, row, key] -> [batch, head, row]. The sums run in float64 where the device has it; a
+    shortfall of a millionth of the row is taken for rounding.
+    """
+    rows = block.rows.to(finest(block.rows.device))
+    reached = rows.sort(-1, descending=True).values.cumsum(-1)  # [batch, head, row, key]
+    short = reached < (COVERED - ROUNDING) * reached[..., -1:]
+    return (short.sum(-1) + 1).to(block.rows.dtype)
+
+
+@measure(
+    "monotonic",
+    OfTwoRows,
+    formula="share of rows whose largest key is at or after that of the row before",
+    source="monotonic alignment: Raffel et al. 2017, Online and Linear-Time Attention",
+)
+def monotonic(rows: Tensor, before: Tensor) -> Tensor:
+    """Whether the row's largest key is at or after that of the row before; only when asked for.
+
+    [batch, head, row, key] twice -> [batch, head, row]. Where several keys are equally large, each counts as
+    the largest for its part, so that even attention scores (n + 1) / 2n, as one key drawn anew each row does.
+    """
+    here, there = (each == each.amax(-1, keepdim=True) for each in (rows, before))
+    reached = there.cumsum(-1, dtype=rows.dtype) / there.sum(-1, keepdim=True)
+    return (here * reached).sum(-1) / here.sum(-1)
+
+
+@measure("sink", OfEveryRow, formula="1 - Σ_j A", source=SINK)
+def sink(row: Row) -> Tensor:
+    """Weight that no key of the row holds.  -> [batch, head, row]"""
+    return 1 - row.total
+
+
+VIG = "Vig & Belinkov 2019, Analyzing the Structure of Attention"
+SINKS = "attention sinks: Xiao et al. 2023; Gu et al. 2024"
+
+
+TWO_AWAY = ("offset=-2", "offset=2")
+"""The distances that are measured beside the next ones: a head that looks two back is no `previous` one."""
+
+
+@measure("distance", ByGap, unit="tokens", bounds="0 to N - 1", formula="Σ_j A |i - j|", source=VIG)
+def distance(gap: Tensor) -> Tensor:
+    """Mean distance between a query and the keys it looks at.  -> [batch, head, row]"""
+    return gap.abs()
+
+
+@measure(
+    "offset",
+    ByGap,
+    unit="tokens",
+    bounds="-(N - 1) to N - 1",
+    formula="Σ_j A (j - i), negative looks back",
+    source=VIG,
+)
+def offset(gap: Tensor) -> Tensor:
+    """Mean signed distance from a query to the keys it looks at.  -> [batch, head, row]"""
+    return gap
+
+
+@measure("self", AtKey, formula="A[i, i]", rows="rows whose own key exists", source=CLARK)
+def self_(position: Tensor) -> Tensor:
+    """Weight on the query's own token.  -> [batch, head, row]"""
+    return position
+
+
+@measure("previous", AtKey, formula="A[i, i-1]", rows="rows after the first", source=CLARK)
+def previous(position: Tensor) -> Tensor:
+    """Weight on the token before the query.  -> [batch, head, row]"""
+    return position - 1
+
+
+@measure("next", AtKey, formula="A[i, i+1]", rows="rows before the last key", source=CLARK)
+def next_(position: Tensor) -> Tensor:
+    """Weight on the token after the query.  -> [batch, head, row]"""
+    return position + 1
+
+
+@measure("first", AtKey, formula="A[i, 0]", rows="rows after the first", source=SINKS)
+def first(position: Tensor) -> Tensor:
+    """Weight on the first token.  -> [batch, head, row]"""
+    import torch
+
+    return torch.where(position > 0, 0, -1)
+
+
+@MEASURES.register_family("offset=K", r"offset=([+-]?\d{1,7})")
+def at_offset(name: str, step: str) -> Measure:
+    """The weight on the token so many places from the query: ``offset=-2`` is two back."""
+    many = abs(int(step))
+    way = f"{many:,} token{'s' * (many > 1)} {'back' if int(step) < 0 else 'ahead'}"
+
+    def key(position: Tensor) -> Tensor:
+        import torch
+
+        return torch.where(position + int(step) >= 0, position + int(step), -1)
+
+    key.__doc__ = f"Weight on what stands {way}  -> [batch, head, row]"
+    formula = f"A[i, i{int(step):+d}]"
+    return Measure(name, AtKey(key), "share", "0 to 1", formula, "rows for which that key exists", VOITA)
+
+
+@measure("special", OnKeys, formula="Σ A[i, j] over special tokens j", source=CLARK)
+def special(keys: TokenFacts) -> Tensor:
+    """Weight on the tokenizer's special tokens.  -> [batch, head, row]"""
+    return keys.special
+
+
+@measure(
+    "punctuation", OnKeys, formula="Σ A[i, j] over tokens j that hold nothing but punctuation", source=CLARK
+)
+def punctuation(keys: TokenFacts) -> Tensor:
+    """Weight on tokens that hold nothing but punctuation.  -> [batch, head, row]"""
+    return keys.punctuation
+
+
+@MEASURES.register_family("[NAME]", r"(\[[^\[\]\s]{1,40}\]|<[^<>\s]{1,40}>)")
+def on_special(name: str, token: str) -> Measure:
+    """The weight on one special token by its name: ``[CLS]``, ``</s>``."""
+
+    def keys_with_it(keys: TokenFacts) -> Tensor:
+        return keys.names == number_of(token)
+
+    keys_with_it.__doc__ = f"Weight on the special token {token}  -> [batch, head, row]"
+    formula = f"Σ A[i, j] over the tokens j that are {token}"
+    return Measure(name, OnTokens(keys_with_it), "share", "0 to 1", formula, OnTokens.rows, CLARK)
+
+
+@measure(
+    "duplicate",
+    OnPairs,
+    formula="Σ A[i, j] over open keys j ≠ i with the token id of i",
+    source="TransformerLens, head detector (duplicate token heads)",
+)
+def duplicate(queries: TokenFacts, keys: TokenFacts) -> Pairs:
+    """Weight on other occurrences of the query's own token.  -> [batch, head, row]"""
+    return Pairs(queries.ids, keys.ids, itself=False)
+
+
+@measure(
+    "induction",
+    OnPairs,
+    formula="Σ A[i, j+1] over open keys j+1 where token j < i equals token i",
+    source="Olsson et al. 2022, In-context Learning and Induction Heads (prefix matching)",
+)
+def induction(queries: TokenFacts, keys: TokenFacts) -> Pairs:
+    """Weight on the tokens that followed earlier occurrences of the query's token.  -> [batch, head, row]"""
+    import torch
+
+    before = torch.nn.functional.pad(keys.ids[:, :-1], (1, 0), value=NO_TOKEN)
+    return Pairs(queries.ids, before, ahead=False)
+
+
+NO_TOKEN = -(1 << 63)
+"""The label of a key that follows no token: the id of none."""
+
+
+@measure(
+    "segment",
+    OnOthers,
+    formula="Σ A[i, j] over open keys j of the other segment",
+    source="text pairs: Devlin et al. 2019, BERT",
+)
+def segment(queries: TokenFacts, keys: TokenFacts) -> Pairs:
+    """Weight on the other segment of a text pair.  -> [batch, head, row]"""
+    return Pairs(queries.segment, keys.segment)

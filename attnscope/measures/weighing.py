@@ -1,0 +1,339 @@
+"""What a weight is worth: rows of attention, weighed by what the values behind them do.
+
+A row of any weighing is a row of shares: it sums to 1, so that every measure, role and baseline means on it
+what it means on the weights themselves; what is no key's, the residual of cross attention, is missing from
+the sum. A row in which nothing moves at all is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import RowSource
+from attnscope.capture.residuals import Norm, Residual
+
+STILL = 1e-6
+"""A cosine distance that is no more than rounding."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A weighing in words: what a cell is the share of, the formula, and who proposed it."""
+
+    share: str
+    formula: str
+    source: str
+
+
+WEIGHINGS: dict[str, Explanation] = {
+    "norm": Explanation(
+        "of its row in what the head adds: weight times the length of the key's value behind the projection",
+        "‖A[i, j] · v_j W_O,h‖₂, v_j with its bias, over the sum of its row; ‖A[i, j] · v_j‖₂ where no "
+        "output projection is found, as the title says then",
+        "Kobayashi et al. 2020, Attention is Not Only a Weight",
+    ),
+    "norm-residual": Explanation(
+        "of its row in what the block gives: as norm, with an equal part of the residual in each head's cell "
+        "of the token itself, and behind the norm, where one follows",
+        "‖g(A[i, j] · v_j W_O,h + [i = j] · x_i / heads)‖₂ over the sum of its row, g(y) = (y - mean y) ⊙ γ "
+        "where a layer norm follows, else y; a norm before the sum takes the first part alone; the title "
+        "says which was found",
+        "Kobayashi et al. 2021, Incorporating Residual and Normalization Layers, head by head",
+    ),
+    "zeroing": Explanation(
+        "of its row in how far the head's output would turn without the key's value",
+        "1 - cos(o_i, o_i - A[i, j] · v_j), o_i = Σ_j A[i, j] · v_j, behind W_O,h, over the sum of its row",
+        "Mohebbi et al. 2023, Quantifying Context Mixing in Transformers, head by head",
+    ),
+    "gradient": Explanation(
+        "of its row in what raises a prediction: weight times the slope of the prediction's score; rows that "
+        "raise nothing are closed",
+        "max(0, A[i, j] · ∂y/∂A[i, j]), ∂y/∂A[i, j] = ∂y/∂o_i · v_j, over the sum of its row",
+        "Chefer et al. 2021, Generic Attention-model Explainability",
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The values of every head, and the metric in which their length is that of what they add.
+
+    ``metric`` is ``W_O,h W_O,hᵀ`` of each head, ``None`` where no output projection is known.
+    """
+
+    values: Tensor  # [batch, head, key, size]
+    metric: Tensor | None  # [head, size, size]
+
+    @staticmethod
+    def of(values: Tensor, heads: int, weight: Tensor | None) -> Values:
+        """The values of heads that may share them, and their output projection, [head, size, width]."""
+        import torch
+
+        values = values.detach().to(torch.promote_types(values.dtype, torch.float32))
+        values = values.repeat_interleave(heads // values.shape[1], 1)
+        return Values(values, None if weight is None else _gram(weight))
+
+    def measured(self) -> Tensor:
+        """The values, each times the metric, so that a product with another is that behind the projection."""
+        values = self.values.double()
+        return values if self.metric is None else values @ self.metric
+
+    def lengths(self) -> Tensor:
+        """How long each value is behind the projection.  -> [batch, head, key]"""
+        return (self.measured() * self.values).sum(-1).clamp(min=0).sqrt()
+
+
+def _gram(weight: Tensor) -> Tensor:
+    """[head, size, width] -> [head, size, size]"""
+    return weight.double() @ weight.double().mT
+
+
+Amounts: TypeAlias = "Callable[[Tensor, slice, list[int] | slice], Tensor]"
+"""What some rows of some heads move.  [batch, head, row, key], rows, heads -> the same shape"""
+
+
+@dataclass(frozen=True, eq=False)
+class WeighedRows:
+    """The rows of a call, weighed: ``amounts`` of each, as shares of their sum."""
+
+    raw: RowSource
+    amounts: Amounts
+    may_be_none: bool = False  # whether there may be rows in which nothing is moved: they are closed
+    beside: Tensor | None = None  # what moves each row and is no key's, [batch, 1, query, 1]
+    heads: tuple[int, ...] | None = None  # those that are shown, where they are not all
+    _moving: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)  # of the last rows
+
+    def only(self, heads: Sequence[int]) -> WeighedRows:
+        """The same rows of these heads alone: nothing of others is computed."""
+        return replace(self, heads=tuple(self._of(heads) or ()), _moving={})
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """The share of each key in what moves its row.  -> [batch, head, row, key]"""
+        import torch
+
+        shown = self._of(heads)
+        with torch.no_grad():
+            chosen = slice(None) if shown is None else shown
+            amounts = self.amounts(self.raw.rows(start, stop, shown), slice(start, stop), chosen)
+            total = amounts.sum(-1, keepdim=True)
+            if heads is None:
+                self._moving.clear()
+                self._moving[start, stop] = total > 0
+            if self.beside is not None:
+                total = total + self.beside[:, :, start:stop].to(total)
+            return amounts / total.where(total > 0, 1)
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """Keys that the mask left open, bool.  -> [batch or 1, head or 1, row, key]"""
+        allowed = self.raw.allowed(start, stop)
+        if self.heads is not None and allowed.shape[1] > 1:
+            allowed = allowed[:, self._of(None)]
+        if not self.may_be_none:
+            return allowed
+        if (start, stop) not in self._moving:  # most who ask have read these rows just before
+            self.rows(start, stop, None)
+        return allowed & self._moving[start, stop]
+
+    def _of(self, heads: Sequence[int] | None) -> list[int] | None:
+        """The numbers that shown heads have in the call; ``None`` for all."""
+        if self.heads is None:
+            return None if heads is None else list(heads)
+        return list(self.heads if heads is None else (self.heads[head] for head in heads))
+
+
+def by_norm(values: Values) -> Amounts:
+    """A[i, j] times the length of v_j behind the output projection."""
+    lengths = values.lengths()
+
+    def amounts(rows: Tensor, _: slice, heads: list[int] | slice) -> Tensor:
+        return rows * lengths[:, heads, None].to(rows)
+
+    return amounts
+
+
+def by_zeroing(values: Values) -> Amounts:
+    """The cosine distance between what a head gives with and without v_j, behind the output projection.
+
+    It needs no vector of a row and a key: with ``o`` of length 1, what is left has the square
+    ``1 - 2 A o·v + A² v·v`` and the product ``1 - A o·v`` with it. A turn of less than ``STILL`` is none:
+    where all values point one way, taking one away turns nothing.
+    """
+    import torch
+
+    measured, lengths = values.measured(), values.lengths()
+    known = values.values.to(measured)
+
+    def amounts(weights: Tensor, _: slice, heads: list[int] | slice) -> Tensor:
+        numbers = range(known.shape[1])[heads] if isinstance(heads, slice) else heads
+        turned = torch.empty_like(weights)
+        for place, head in enumerate(numbers):  # one after the other, as they are float64
+            turned[:, place] = turn(weights[:, place], head)
+        return turned
+
+    def turn(weights: Tensor, head: int) -> Tensor:
+        """[batch, row, key] -> [batch, row, key]"""
+        rows = weights.to(measured, copy=True)  # float64, as what is left are small differences
+        whole = rows @ known[:, head]  # [batch, row, size]
+        along = whole @ measured[:, head].mT  # each value's product with the whole
+        square = torch.linalg.vecdot(rows, along)[..., None]  # of the whole with itself
+        length = square.clamp(min=0).sqrt()
+        along.mul_(rows).div_(square)
+        left = rows.mul_(lengths[:, head, None]).div_(length).square_().sub_(along, alpha=2).add_(1)
+        turned = along.neg_().add_(1).div_(left.clamp_(min=0).sqrt_()).neg_().add_(1)
+        turned = turned.where(left > 0, 1.0)  # nothing is left
+        return turned.where((weights > 0) & (turned > STILL), 0.0)
+
+    return amounts
+
+
+def by_gradient(values: Values, slopes: Tensor) -> Amounts:
+    """What raises a score: weight times slope, where that is positive.
+
+    ``slopes`` are those of the score by what each head gives, [batch, head, query, size].
+    """
+
+    def amounts(rows: Tensor, which: slice, heads: list[int] | slice) -> Tensor:
+        slope = slopes[:, heads, which].to(rows) @ values.values[:, heads].to(rows).mT
+        return (rows * slope).clamp(min=0)
+
+    return amounts
+
+
+def normed_weight(weight: Tensor, residual: Residual) -> Tensor:
+    """An output projection with the norms behind it, but for the spread of each row.
+
+    That of a norm behind the sum all of a row share; that of one before it ``spread_rows`` has.
+    [head, size, width] -> [head, size, width]
+    """
+    weight = weight.double()
+    for norm in (residual.inner, residual.norm):
+        weight = weight if norm is None else norm.of(weight)
+    return weight
+
+
+def residual_part(residual: Residual, heads: int) -> Tensor:
+    """What a head has of the residual, behind the norm.  -> [batch, query, width]"""
+    before = residual.before.double()
+    return (before if residual.norm is None else residual.norm.of(before)) / heads
+
+
+def spread_rows(amounts: Amounts, inner: Norm) -> Amounts:
+    """Amounts of rows that a norm makes larger or smaller before the residual is added."""
+    spread = inner.spread[:, None]  # [batch, 1, query, 1]
+    return lambda rows, which, heads: amounts(rows * spread[:, :, which].to(rows), which, heads)
+
+
+def by_block_norm(values: Values, weight: Tensor, part: Tensor) -> Amounts:
+    """The length of A[i, j] v_j behind projection and norm, the token's own with its part of the residual.
+
+    ``weight`` is [head, size, width] and ``part`` [batch, query, width], both behind the norm.
+    """
+    lengths = values.lengths()  # [batch, head, key]
+    read = torch.einsum("hsw,bqw->bhqs", weight.double(), part)
+    along = (read * values.values).sum(-1)  # each own value's product with the residual's part
+    square = part.square().sum(-1)[:, None]  # [batch, 1, query]
+
+    def amounts(rows: Tensor, which: slice, heads: list[int] | slice) -> Tensor:
+        moved = rows * lengths[:, heads, None].to(rows)
+        own = rows.diagonal(which.start, -2, -1).double()  # [batch, head, row]
+        length = lengths[:, heads, which]
+        both = (own * length).square() + 2 * own * along[:, heads, which] + square[..., which]
+        moved.diagonal(which.start, -2, -1).copy_(both.clamp(min=0).sqrt())
+        return moved
+
+    return amounts
+
+
+ROWS = 32
+"""Rows that are computed at a time."""
+
+TILE, LARGE_TILE = 1 << 18, 1 << 24
+"""Numbers of a tile of vectors: 1 MB of float32 stays in a processor's cache, 64 MB keep a GPU busy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """One call of one text: its values, its output projection, and the states around it."""
+
+    values: Tensor  # [1, head, key, size]
+    weight: Tensor  # [head, size, width]
+    residual: Residual
+    crossed: bool = False  # whether the residual is of no key: then it is a last one
+
+    @property
+    def width(self) -> int:
+        """How many numbers each key's vector has."""
+        return self.weight.shape[-1]
+
+    @cached_property
+    def _moved(self) -> Tensor:
+        """The values behind projection and norms, but for each row's spread.  -> [key, head, width]"""
+        moved = self.values[0] @ self.weight.to(self.values)
+        for norm in (self.residual.inner, self.residual.norm):
+            moved = moved if norm is None else norm.of(moved)
+        return moved.transpose(0, 1).contiguous()
+
+    def __call__(self, rows: Tensor, which: slice, heads: object) -> Tensor:
+        """What each key brings to each row.  [1, head, row, key] -> [1, 1, row, key (+ 1 if crossed)]"""
+        with torch.no_grad():
+            weights = rows[0].to(self._moved)
+            before = self.residual.before[0, which].to(self._moved)  # [row, width]
+            inner, norm = self.residual.inner, self.residual.norm
+            if inner is not None:
+                weights = weights * inner.spread[0, which].to(weights)
+            if norm is not None:
+                spread = norm.spread[0, which].to(weights)
+                weights, before = weights * spread, norm.of(before) * spread
+            whole = self.residual.result[0, which].to(weights)  # [row, width]
+            brought = weights.new_zeros(weights.shape[1], weights.shape[2] + self.crossed)
+            for start in range(0, len(whole), ROWS):
+                part = slice(start, start + ROWS)
+                first = which.start + start
+                own = range(0) if self.crossed else range(first, first + len(whole[part]))
+                self._add(brought[part], weights[:, part], before[part], whole[part], own)
+            return brought.clamp_(min=0)[None, None]
+
+    def _add(self, brought: Tensor, weights: Tensor, before: Tensor, whole: Tensor, own: range) -> None:
+        """Write what each key brings to a few rows, which are the keys ``own``, or none.
+
+        A vector of each row and key is needed, but only in tiles; where no head looks there is none.
+        [row, key], [head, row, key], [row, width], [row, width]
+        """
+        length = whole.abs().sum(-1)
+        if not own:
+            brought[:, -1] = length - (before - whole).abs().sum(-1)
+        moving = (weights != 0).any(0)  # [row, key]
+        moving[range(len(own)), own] = True
+        looked = moving.any(0)  # [key]
+        weights = weights.permute(2, 1, 0).contiguous()  # [key, row, head]
+        for start, stop in _tiles(looked.nonzero()[:, 0].tolist(), self._tile):
+            left = torch.bmm(weights[start:stop], self._moved[start:stop])  # [key, row, width]
+            for key in range(max(start, own.start), min(stop, own.stop)):
+                left[key - start, key - own.start] += before[key - own.start]
+            near = (length - left.sub_(whole).abs_().sum(-1)).mT  # [row, key]
+            brought[:, start:stop] = near.where(moving[:, start:stop], 0)  # else a rounding stays
+
+    @property
+    def _tile(self) -> int:
+        """How many keys make up a tile: as many as a processor holds beside itself, or a GPU at once."""
+        numbers = TILE if self.values.device.type == "cpu" else LARGE_TILE
+        return max(1, numbers // (ROWS * self.width))
+
+
+def _tiles(keys: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+    """Where tiles begin and end that hold all keys, at most so many each, and none between them in vain."""
+    start = last = None
+    for key in keys:
+        if start is None or last is None or key != last + 1 or key - start >= size:
+            if start is not None and last is not None:
+                yield start, last + 1
+            start = key
+        last = key
+    if start is not None and last is not None:
+        yield start, last + 1

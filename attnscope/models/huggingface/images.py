@@ -1,0 +1,224 @@
+"""Images as a model reads them: the file, the pixels that reach the model, and its patches as tokens."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Axis, Kind, Token
+from attnscope.axes import PICTURED, Array
+from attnscope.errors import InputError, ModelError, first_line
+from attnscope.models.foreign import bounded
+from attnscope.models.inputs import ModelInput, Picture
+from attnscope.models.model import accepts
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""What is opened; of the others that Pillow knows, some run programs of their own."""
+
+MOST_FRAMES = 16
+"""Frames of a video that a model is shown; of longer ones, so many are taken evenly."""
+
+BEFORE = {
+    "cls_token": "CLS",
+    "class_token": "CLS",
+    "class_embedding": "CLS",
+    "distillation_token": "DIST",
+    "register_tokens": "REG",
+}
+"""Parameters that stand as tokens before the patches, and what they are called; the order is theirs."""
+
+AFTER = {"detection_tokens": "DET"}
+"""Those that stand behind them."""
+
+
+def open_image(path: Path) -> Image:
+    """An image from a file, upright and in colour. Raises ``InputError``."""
+    with _opened(path) as image:
+        return _upright(image)
+
+
+def open_frames(path: Path) -> tuple[list[Image], tuple[str, ...]]:
+    """The frames of a GIF, APNG, WebP or TIFF, or the images of a folder by name; notes on those left out.
+
+    Raises ``InputError``, also for frames of different sizes.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        if not files:
+            raise InputError(f"there is no frame in the folder {path}: give image files, in order of names")
+        kept = _spread(len(files))
+        frames, count = [open_image(files[number]) for number in kept], len(files)
+    else:
+        with _opened(path) as image:
+            count = getattr(image, "n_frames", 1)
+            kept, frames = _spread(count), []
+            for number in kept:
+                image.seek(number)
+                frames.append(_upright(image))
+    if len({frame.size for frame in frames}) > 1:
+        raise InputError(f"the frames of {path} differ in size: give frames of one size")
+    if len(frames) == count:
+        return frames, ()
+    which = ", ".join(str(number + 1) for number in kept)
+    return frames, (f"of {count:,} frames, {len(frames)} are shown to the model: {which}",)
+
+
+def _spread(count: int) -> list[int]:
+    """At most ``MOST_FRAMES`` of so many frames, evenly spread."""
+    kept = min(count, MOST_FRAMES)
+    return [(2 * number + 1) * count // (2 * kept) for number in range(kept)]
+
+
+def _upright(image: Image) -> Image:
+    """An image in colour, turned as its camera says; of 16 bits, the upper 8 are taken."""
+    from PIL import Image, ImageOps
+
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode.startswith("I;16"):
+        turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
+    return turned.convert("RGB")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image]:
+    """An image file; what goes wrong while it is read is one ``InputError``."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=FORMATS) as image:
+                yield image
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder: give an image file") from None
+    except UnidentifiedImageError:
+        raise InputError(f"{path} is no image: it can be {', '.join(FORMATS)}") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        limit = Image.MAX_IMAGE_PIXELS or 0
+        raise InputError(f"{path} has more than {limit:,} pixels, and is not opened: scale it down") from None
+    except Exception as error:  # a damaged file raises whatever its decoder stumbles over
+        raise InputError(f"{path} cannot be read as an image: {first_line(error)}") from error
+
+
+def read_image(
+    path: Path, processor: Any, module: nn.Module, device: torch.device, entry: str = "__call__"
+) -> ModelInput:
+    """An image file as a module reads it, or as its method ``entry`` does. Raises ``InputError``."""
+    image = open_image(path)
+    try:
+        with bounded(f"what the image processor makes of {path}"):
+            fields = dict(processor(images=image, return_tensors="pt"))
+    except ModelError:
+        raise
+    except Exception as error:
+        raise InputError(f"the image processor refuses {path}: {first_line(error)}") from error
+    picture = _picture(image, fields.get("pixel_values"), processor, module)
+    axes: dict[Kind, tuple[Axis, Axis]] = {}
+    if picture.tokens:  # among the patches, and of a pooling head that looks at them all
+        axes = {"encoder": (picture.tokens, picture.tokens), "cross": (range(1), picture.tokens)}
+    inputs = place_fields(fields, module, device, entry)
+    return ModelInput(inputs, axes, picture.tokens, pictures=(picture,), entry=entry)
+
+
+def ask_processor(name: str, what: str, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What the processor of a model makes of a text with a picture or a sound, in bounded memory.
+
+    Raises ``InputError`` for what it refuses, ``ModelError`` for what takes too much.
+    """
+    try:
+        with bounded(f"what the processor of {name} makes of the {what}"):
+            return ask()
+    except ModelError:
+        raise
+    except Exception as error:
+        raise InputError(f"the processor of {name} refuses this: {first_line(error)}") from error
+
+
+def place_fields(
+    fields: Mapping[str, Any], module: nn.Module, device: torch.device, entry: str = "__call__"
+) -> dict[str, Tensor]:
+    """The tensors of a processor that a module takes, where its weights are and in their type."""
+    dtypes = (weights.dtype for weights in module.parameters() if weights.is_floating_point())
+    dtype = next(dtypes, torch.float32)
+    return {
+        name: values.to(device, dtype if values.is_floating_point() else None)
+        for name, values in fields.items()
+        if isinstance(values, Tensor) and accepts(module, name, entry)
+    }
+
+
+def _picture(image: Image, values: Any, processor: Any, module: nn.Module) -> Picture:
+    """What a module sees of an image, of which ``values`` are the numbers."""
+    if not isinstance(values, Tensor) or values.ndim != 4 or values.shape[1] != 3:
+        return Picture(np.asarray(image), None, ())
+    rows, columns = values.shape[-2:]
+    grid = patch_grid(module, rows, columns)
+    tokens: tuple[Token, ...] = ()
+    if grid is not None:
+        before, after = special_tokens(module, BEFORE), special_tokens(module, AFTER, PICTURED // 2)
+        tokens = (*before, *patch_tokens(*grid), *after)
+    return Picture(_pixels(values[0], processor), grid, tokens)
+
+
+def _pixels(values: Tensor, processor: Any) -> Array:
+    """What a processor made of an image, as an image again.  [3, row, column] -> [row, column, 3]"""
+    pixels: Array = values.float().cpu().numpy().transpose(1, 2, 0)
+    if getattr(processor, "do_normalize", False):
+        pixels = pixels * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
+    if getattr(processor, "do_rescale", False):
+        pixels = pixels / processor.rescale_factor
+    if getattr(processor, "do_flip_channel_order", False):
+        pixels = pixels[..., ::-1]
+    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+
+
+def patch_grid(module: nn.Module, rows: int, columns: int) -> tuple[int, int] | None:
+    """How many patches a module cuts ``rows`` × ``columns`` pixels into, by its first convolution.
+
+    ``None`` if it has none that reads the three colours.
+    """
+    for child in module.modules():
+        if isinstance(child, nn.Conv2d) and child.in_channels == 3 and child.kernel_size[0] > 1:
+            padding = (0, 0) if isinstance(child.padding, str) else child.padding
+            steps = [
+                (size + 2 * pad - kernel) // stride + 1
+                for size, pad, kernel, stride in zip(
+                    (rows, columns), padding, child.kernel_size, child.stride, strict=True
+                )
+            ]
+            return (steps[0], steps[1]) if min(steps) > 0 else None
+    return None
+
+
+def special_tokens(module: nn.Module, called: Mapping[str, str], first: int = 0) -> tuple[Token, ...]:
+    """The tokens that a module puts beside the patches, by the names of its parameters."""
+    parameters = {name.rpartition(".")[2]: weights for name, weights in module.named_parameters()}
+    names: list[str] = []
+    for parameter, name in called.items():
+        if parameter in parameters:
+            weights = parameters[parameter]
+            count = weights.shape[-2] if weights.ndim > 1 else 1
+            names += [f"[{name}]"] if count == 1 else [f"[{name}{number}]" for number in range(count)]
+    return tuple(Token(name, number, special=True) for number, name in enumerate(names, first))
+
+
+def patch_tokens(rows: int, columns: int, first: int = PICTURED) -> tuple[Token, ...]:
+    """A token for each patch, row by row; no two are equal, as no two patches count as one word."""
+    return tuple(
+        Token(f"{row},{column}", first + row * columns + column)
+        for row in range(rows)
+        for column in range(columns)
+    )

@@ -1,0 +1,584 @@
+"""Where pictures stand in a text: the signs of a processor, or its chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Axis, Kind, Token
+from attnscope.axes import PICTURED, SEPARATOR, Array
+from attnscope.errors import InputError, ModelError
+from attnscope.models.huggingface.images import (
+    ask_processor,
+    open_frames,
+    open_image,
+    place_fields,
+    read_image,
+)
+from attnscope.models.huggingface.reader import Encoded, FolderReader, write_chat
+from attnscope.models.inputs import Chat, ModelInput, Picture
+from attnscope.models.lattice import Coordinates
+from attnscope.models.model import accepts, find_device
+from attnscope.models.regions import Region, find_coordinates, find_moved, find_owners, find_regions
+from attnscope.models.text.tokens import tokens_of_ids
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_id", "video_token_index")}
+"""What configs call the id of a token that stands for a picture, or for a video."""
+
+SIGNS = {
+    "image": ("boi_token", "image_token", "fake_image_token", "image_placeholder_token"),
+    "video": ("video_token",),
+}
+"""What processors call the sign that becomes the tokens of a picture, or of a video."""
+
+UNMADE = "takes images in a form that attnscope does not make: give them with --inputs FILE"
+"""What is said of models that read pictures, but no pixels."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Writes texts with ``count`` pictures, or with one video, for the ``processor`` of a model."""
+
+    name: str
+    processor: Any
+    module: nn.Module
+    count: int
+    video: bool = False
+
+    @property
+    def what(self) -> str:
+        """What stands in the text, in the words of chat templates."""
+        return "video" if self.video else "image"
+
+    def write(self, text: str) -> list[str]:
+        """What may be meant by the text with its pictures: the first is meant of those of one length.
+
+        They stand where the text has the processor's signs or ``<image>``, or before it; there the processor
+        may put them itself. Raises ``InputError`` if the text has signs for more or fewer pictures.
+        """
+        signs = self._signs()
+        written = [sign for sign in (*signs, *self._plain()) if sign in text]
+        if written:
+            if all(text.count(sign) != self.count for sign in written):
+                self._refuse(text.count(written[0]), written[0])
+            return [text]
+        places = text.count(f"<{self.what}>")
+        if places not in (0, self.count):
+            self._refuse(places, f"<{self.what}>")
+        if places:
+            return [text.replace(f"<{self.what}>", sign) for sign in signs] or [text]
+        return [*(sign * self.count + text for sign in signs), text]
+
+    def _refuse(self, places: int, sign: str) -> None:
+        raise InputError(
+            f"the text has {places} × {sign} and there {'is' if self.count == 1 else 'are'} {self.count} "
+            f"{self.what}{'s' * (self.count > 1)}: write it once for each, or leave it out to have them "
+            "before the text"
+        )
+
+    def _signs(self) -> list[str]:
+        """What the template puts for a picture, and what the processor and the config name."""
+        config: Any = self.module.config
+        tokenizer = getattr(self.processor, "tokenizer", None)
+
+        def spell(name: str) -> Any:
+            id_ = getattr(config, name, None)
+            return tokenizer.convert_ids_to_tokens(id_) if tokenizer and isinstance(id_, int) else None
+
+        found = [self._in_template(), *self._plain(), *map(spell, IDS[self.what])]
+        signs = [sign for sign in dict.fromkeys(found) if isinstance(sign, str) and sign]
+        for what in ("vision", self.what):
+            start, end = (
+                spell(f"{what}_{side}_token_id") or getattr(tokenizer, f"{what}_{side}_token", None)
+                for side in ("start", "end")
+            )
+            if isinstance(start, str) and isinstance(end, str):  # which tell a picture from the next one
+                return [sign if start in sign else start + sign + end for sign in signs]
+        return signs
+
+    def _plain(self) -> list[str]:
+        """The processor's own signs, with nothing around them."""
+        named = (getattr(self.processor, name, None) for name in SIGNS[self.what])
+        return [sign for sign in named if isinstance(sign, str) and sign]
+
+    def _in_template(self) -> str | None:
+        """What the chat template puts for a picture between two texts, if it has one and puts it there."""
+        if not getattr(self.processor, "chat_template", None):
+            return None
+        message = {"role": "user", "content": [_text("one"), {"type": self.what}, _text("two")]}
+        try:
+            written = write_chat(self.name, self.processor, [message], reply=False)
+        except (InputError, ModelError):
+            return None
+        between = re.search(r"one(.*)two", written, re.DOTALL)
+        return between[1].strip() or None if between else None
+
+    def write_chat(self, text: str, chat: Chat) -> str:
+        """The text as a user's message with its pictures, by the chat template of the processor."""
+        if not getattr(self.processor, "chat_template", None):
+            raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
+        sign = {"type": self.what}
+        parts = text.split(f"<{self.what}>")
+        if len(parts) == 1:
+            parts = [*[""] * self.count, text]
+        elif len(parts) != self.count + 1:
+            self._refuse(len(parts) - 1, f"<{self.what}>")
+        content = [sign if part is None else _text(part) for one in parts for part in (None, one)][1:]
+        content = [part for part in content if part == sign or str(part["text"]).strip()]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+        if chat.system is not None:
+            messages.insert(0, {"role": "system", "content": [_text(chat.system)]})
+        return write_chat(self.name, self.processor, messages, chat.reply)
+
+
+def _text(words: str) -> Mapping[str, str]:
+    return {"type": "text", "text": words}
+
+
+def reads_pictures_in_texts(module: nn.Module) -> bool:
+    """Whether a model has a token that stands for a picture in its text, or looks across from its text."""
+    named = any(getattr(module.config, name, None) is not None for name in IDS["image"])
+    one_tower = hasattr(module, "get_image_features") and not hasattr(module, "get_text_features")
+    return named or one_tower or accepts(module, "image_attention_mask")
+
+
+Prepare = Callable[[Sequence[Array]], Mapping[str, Any]]
+"""What a processor makes of pictures, each [row, column, 3] in uint8, field by field."""
+
+
+class Parts(NamedTuple):
+    """On which axis of how many tokens a picture stands, and the region of each token, picture by picture.
+
+    ``padding`` are tokens of what a processor put around the pictures, ``mixed`` those that depend on them
+    and have no place.
+    """
+
+    kind: Kind
+    length: int
+    regions: Sequence[Mapping[int, Region]]
+    padding: Collection[int] = ()
+    mixed: Collection[int] = ()
+
+
+class _Traced(NamedTuple):
+    """The token in which each number of some fields ends, and where in each picture it comes from."""
+
+    tokens: Array  # [number]
+    where: Sequence[Coordinates]
+
+    def regions(self, shapes: Sequence[tuple[int, int]]) -> list[dict[int, Region]]:
+        """The regions of each picture's tokens; of none where they are not apart."""
+        return [
+            find_regions(self.tokens, each, *shape) or {}
+            for each, shape in zip(self.where, shapes, strict=True)
+        ]
+
+    @property
+    def owned(self) -> set[int]:
+        """The tokens in which any number ends."""
+        return {int(number) for number in np.unique(self.tokens) if number >= 0}
+
+
+def find_parts(
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    fields: Sequence[str],
+    prepare: Prepare,
+    shapes: Sequence[tuple[int, int]],
+) -> Parts:
+    """The parts for which tokens stand, of the pixels in ``fields``, the larger first.
+
+    Tiles and a small picture of the whole may be fields of their own: each that places tokens adds its own.
+    Of two towers for the same tokens one may mix them; the other says where they are.
+    """
+    axis: tuple[Kind, int] | None = None
+    read, traced = [], list[_Traced]()
+    for field in fields:
+        owners = find_owners(module, inputs, field)
+        axis = axis or (owners and (owners.kind, owners.length))
+        if owners is None or (owners.kind, owners.length) != axis:  # as the times of frames, on no axis
+            continue
+        read.append(field)
+        one = _trace(owners.tokens, field, prepare, shapes)
+        taken = {token for other in traced for token in other.owned}
+        if one is not None and any(one.regions(shapes)) and not taken & one.owned:
+            traced.append(one)
+    kind, length = axis or ("decoder", 0)
+    if not traced:
+        return Parts(kind, length, [{} for _ in shapes])
+    whole = _join(traced)
+    regions = whole.regions(shapes)
+    padding = whole.owned.difference(*regions)
+    mixed = find_moved(module, inputs, read) - padding if kind == "decoder" else set()
+    return Parts(kind, length, regions, padding, mixed.difference(*regions))
+
+
+def _trace(tokens: Tensor, field: str, prepare: Prepare, shapes: Sequence[tuple[int, int]]) -> _Traced | None:
+    """The numbers of one field; ``None`` where nobody can tell where they come from."""
+
+    def prepare_field(arrays: Sequence[Array]) -> Tensor:
+        made: Tensor = prepare(arrays)[field]
+        return made
+
+    where = find_coordinates(prepare_field, shapes)
+    if where is None or where[0].x.shape != tuple(tokens.shape):
+        return None
+    flat = [Coordinates(each.x.ravel(), each.y.ravel()) for each in where]
+    return _Traced(tokens.cpu().numpy().ravel(), flat)
+
+
+def _join(traced: Sequence[_Traced]) -> _Traced:
+    """The numbers of some fields as one."""
+    return _Traced(
+        np.concatenate([one.tokens for one in traced]),
+        [
+            Coordinates(*(np.concatenate(sides) for sides in zip(*each, strict=True)))
+            for each in zip(*(one.where for one in traced), strict=True)
+        ],
+    )
+
+
+LARGEST = 512
+"""Pixels along the longer side of a picture that is drawn under attention, at most."""
+
+Regions = Sequence[Mapping[int, Region]]
+"""For each picture, the regions of tokens by their numbers; frames of a video may share tokens."""
+
+
+@dataclass(frozen=True)
+class PictureTokens:
+    """Which tokens stand for which parts of pictures; ``word`` is image or frame.
+
+    Of the others, ``padding`` stands for none, and ``mixed`` ones depend on the picture.
+    """
+
+    word: str
+    regions: Regions
+    padding: Collection[int] = ()
+    mixed: Collection[int] = ()
+
+    @property
+    def placed(self) -> bool:
+        """Whether any token stands for a part of a picture alone."""
+        return any(self.regions)
+
+    @property
+    def shared(self) -> int:
+        """How many pictures one token stands for, at most."""
+        numbers = [number for regions in self.regions for number in regions]
+        return max(map(numbers.count, numbers[:1] + numbers[-1:]), default=1)
+
+    def name(self, number: int) -> str | None:
+        """What a token of a part of a picture is called; ``None`` for one of no part."""
+        at = [place for place, regions in enumerate(self.regions, 1) if number in regions]
+        if not at:
+            return None
+        region = self.regions[at[0] - 1][number]
+        word = "thumbnail" if region.level else self.word
+        which = f"{word} {at[0]}" if len(at) == 1 else f"{word}s {at[0]}-{at[-1]}"
+        return f"{which} · {region.row},{region.column}"
+
+    def name_in_text(self, tokens: Sequence[Token], stand: Collection[int]) -> tuple[Token, ...]:
+        """The tokens of a text, of which those at ``stand`` and of regions have names of their own."""
+        named, order = [], sorted(stand)
+        for position, token in enumerate(tokens):
+            name = self.name(position)
+            if name is not None:
+                token = Token(name, PICTURED + position, segment=token.segment)
+            elif position in self.padding or (position in stand and self.placed):
+                name = f"{self._nearest(position)} · {self._describe(position)}"
+                token = Token(name, SEPARATOR + position, special=True, segment=token.segment)
+            elif position in stand:
+                name = self._number(order.index(position), len(order))
+                token = Token(name, PICTURED + position, segment=token.segment)
+            named.append(token)
+        return tuple(named)
+
+    def name_across(self, count: int) -> tuple[Token, ...]:
+        """The tokens of pictures that are looked at across a model."""
+        names = [self.name(number) for number in range(count)]
+        return tuple(
+            Token(name, PICTURED + number)
+            if name is not None
+            else Token(f"{self.word} 1 · {number} of no place", SEPARATOR + number, special=self.placed)
+            for number, name in enumerate(names)
+        )
+
+    def _describe(self, position: int) -> str:
+        """What a token of a picture is that stands for no part of it."""
+        if position in self.mixed:
+            return f"{sorted(self.mixed).index(position)} of no place"
+        return "padding" if position in self.padding else "row end"
+
+    def _nearest(self, position: int) -> str:
+        """The picture to which a token belongs that stands between those of regions."""
+        before = [
+            (max((number for number in regions if number < position), default=-1), place)
+            for place, regions in enumerate(self.regions, 1)
+        ]
+        return f"{self.word} {max(before, key=lambda one: one[0])[1]}"
+
+    def _number(self, number: int, count: int) -> str:
+        """The name of a token of which nobody knows the part; pictures have as many tokens each."""
+        pictures = len(self.regions)
+        if count % pictures:
+            return f"{self.word}s 1-{pictures} · {number}"
+        each = count // pictures
+        return f"{self.word} {number // each + 1} · {number % each}"
+
+    def lay_out(self, images: Sequence[Image], tokens: Sequence[Token]) -> tuple[Picture, ...]:
+        """The pictures with their tokens."""
+        return tuple(
+            _lay_out(image, tokens, regions, f"{self.word} {place}")
+            for place, (image, regions) in enumerate(zip(images, self.regions, strict=True), 1)
+        )
+
+
+def _lay_out(image: Image, tokens: Sequence[Token], regions: Mapping[int, Region], name: str) -> Picture:
+    """A picture as far as its finest tokens reach, with those tokens row by row."""
+    finest = {number: region for number, region in regions.items() if region.level == 0}
+    boxes = {tokens[number].id: region.box for number, region in regions.items()}
+    rows, columns = (
+        1 + max((getattr(region, side) for region in finest.values()), default=-1)
+        for side in ("row", "column")
+    )
+    whole = Picture(np.asarray(image), None, (), boxes, name)
+    if not finest or len(finest) != rows * columns:
+        return whole
+    order = sorted(finest, key=lambda number: (finest[number].row, finest[number].column))
+    first, last = finest[order[0]].box, finest[order[-1]].box
+    left, top = int(first[0]), int(first[1])
+    part = image.crop((left, top, max(round(last[2]), left + 1), max(round(last[3]), top + 1)))
+    part.thumbnail((LARGEST, LARGEST))
+    return replace(
+        whole, pixels=np.asarray(part), grid=(rows, columns), tokens=tuple(tokens[n] for n in order)
+    )
+
+
+TYPES = "mm_token_type_ids"
+"""What models call the kind of each token, word or picture; some processors give it only if asked."""
+
+SAID = "image_embeds_position_mask"
+"""What processors call the positions of a picture, if its ids there mean nothing."""
+
+FORMER = {"image_patches": "pixel_values", "pixel_values_images": "pixel_values"}
+"""What processors called the pixels before models took them by one name."""
+
+
+@dataclass(frozen=True)
+class PictureText:
+    """Reads texts with pictures for the ``module``, with the ``processor`` of its folder.
+
+    ``video``: the pictures are frames of a video.
+    """
+
+    name: str
+    module: nn.Module
+    processor: Any
+    reader: FolderReader
+    settings: Mapping[str, Any]
+    video: bool = False
+
+    def read(self, images: Sequence[Image], text: str, chat: Chat | None, device: torch.device) -> ModelInput:
+        """The inputs and labelled axes of a text with pictures.
+
+        They stand where the text has signs for them, or before the text; in a chat, where the template puts
+        them. Raises ``InputError`` for what the processor refuses.
+        """
+        count = 1 if self.video else len(images)
+        prompts = Prompts(self.name, self.processor, self.module, count, self.video)
+        written = prompts.write(text) if chat is None else [prompts.write_chat(text, chat)]
+        prompt, fields = self._choose(self._process_all(written, images), written[-1])
+        inputs = place_fields(fields, self.module, device)
+        ids = inputs["input_ids"][0].tolist()
+        tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
+        counts = {
+            name: value
+            for name, value in fields.items()
+            if isinstance(value, list) and accepts(self.module, name) and name not in inputs
+        }  # of tiles, which some models take as plain numbers
+        return replace(self, settings={**self.settings, **counts})._label(prompt, images, inputs, tokens)
+
+    def _process_all(self, prompts: Sequence[str], images: Sequence[Image]) -> dict[str, Mapping[str, Any]]:
+        """What the processor makes of each prompt that it takes. Raises ``InputError`` if it takes none."""
+        made: dict[str, Mapping[str, Any]] = {}
+        refused: InputError | None = None
+        for prompt in prompts:
+            try:
+                made[prompt] = self._process(prompt, images)
+            except InputError as error:
+                refused = refused or error
+        if not made:
+            raise refused or InputError(f"{self.name} has no sign for a picture in a text")
+        return made
+
+    def _choose(self, made: Mapping[str, Mapping[str, Any]], text: str) -> tuple[str, Mapping[str, Any]]:
+        """The text itself if the processor puts the pictures into it, else what becomes the most tokens.
+
+        A processor that puts them itself reads a sign for them as a word more.
+        """
+        if text in made and self._said(made[text]):
+            return text, made[text]
+        chosen = max(made, key=lambda prompt: len(made[prompt]["input_ids"][0]))
+        return chosen, made[chosen]
+
+    def _said(self, fields: Mapping[str, Any]) -> set[int]:
+        """The positions at which a text has an id that stands for a picture, or which are said to be one."""
+        config: Any = self.module.config
+        signs = {getattr(config, name, None) for name in IDS["video" if self.video else "image"]}
+        said = fields[SAID][0].tolist() if SAID in fields else []
+        at = {position for position, id_ in enumerate(fields["input_ids"][0].tolist()) if id_ in signs}
+        return at | {position for position, is_picture in enumerate(said) if is_picture}
+
+    def _process(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
+        return ask_processor(self.name, "picture", lambda: self._ask(prompt, images))
+
+    def _ask(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
+        """What the processor makes of a text and its pictures."""
+        given: dict[str, Any] = {"images": images[0] if len(images) == 1 else list(images)}
+        if self.video:
+            frames = np.stack([np.asarray(image) for image in images])  # [frame, row, column, 3]
+            given = {"videos": [frames], "do_sample_frames": False}
+        if accepts(self.module, TYPES):
+            given[f"return_{TYPES}"] = True
+        made = self.processor(text=prompt, **given, return_tensors="pt")
+        return {name if accepts(self.module, name) else FORMER.get(name, name): made[name] for name in made}
+
+    def _label(
+        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], tokens: tuple[Token, ...]
+    ) -> ModelInput:
+        """The input with its axes: tokens of pictures are named by their row and column in them."""
+        sizes = {name: value.numel() for name, value in inputs.items() if value.is_floating_point()}
+        if not sizes:
+            raise InputError(
+                f"the processor of {self.name} makes nothing of the picture that the model reads"
+            )
+        kind, length, found = self._find(prompt, images, inputs, sorted(sizes, key=lambda n: -sizes[n]))
+        axes: dict[Kind, tuple[Axis, Axis]] = {}
+        named: Sequence[Token]
+        if kind == "cross":
+            named = found.name_across(length)
+            axes["cross"] = tokens, tuple(named)
+        else:
+            tokens = found.name_in_text(tokens, self._standing(inputs, found))
+            named = tokens
+        axes["decoder"] = tokens, tokens  # the tower has other tokens, though they may be as many
+        notes: tuple[str, ...] = ()
+        if not found.placed:
+            notes = ("no token stands for a part of the picture alone: those of the picture are numbered",)
+        elif found.shared > 1:
+            notes = (f"each token of the video stands for the same part of {found.shared} frames",)
+        pictures = found.lay_out(images, named)
+        return ModelInput(inputs, axes, tokens, notes, self.settings, pictures=pictures)
+
+    def _find(
+        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], fields: Sequence[str]
+    ) -> tuple[Kind, int, PictureTokens]:
+        """Which tokens, on which axis of how many tokens, stand for which parts of the pictures."""
+        from PIL import Image as pillow
+
+        word = "frame" if self.video else "image"
+        if SAID in inputs:  # which says nothing of their parts
+            return "decoder", inputs["input_ids"].shape[1], PictureTokens(word, [{} for _ in images])
+
+        def prepare(arrays: Sequence[Array]) -> Mapping[str, Any]:
+            return self._process(prompt, [pillow.fromarray(array) for array in arrays])
+
+        shapes = [(image.height, image.width) for image in images]
+        parts = find_parts(self.module, {**inputs, **self.settings}, fields, prepare, shapes)
+        return parts.kind, parts.length, PictureTokens(word, parts.regions, parts.padding, parts.mixed)
+
+    def _standing(self, inputs: Mapping[str, Tensor], found: PictureTokens) -> set[int]:
+        """The positions that stand for pictures, those between the tokens of their parts among them."""
+        ids = inputs["input_ids"][0].tolist()
+        signs = {ids[position] for regions in found.regions for position in regions}
+        return self._said(inputs) | {position for position, id_ in enumerate(ids) if id_ in signs}
+
+
+def begin_decoder(prepared: ModelInput, tokens: tuple[Token, ...], device: torch.device) -> ModelInput:
+    """What an encoder reads, a picture among it, with the tokens that its decoder begins with."""
+    axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (tokens, tokens)}
+    if prepared.tokens:
+        axes |= {"encoder": (prepared.tokens, prepared.tokens), "cross": (tokens, prepared.tokens)}
+    ids = torch.tensor([[token.id for token in tokens]], device=device)
+    return replace(prepared, inputs={**prepared.inputs, "decoder_input_ids": ids}, axes=axes)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a model sees by; ``load_processor`` brings what prepares images, or images in texts if asked."""
+
+    name: str
+    module: nn.Module
+    reader: FolderReader
+    load_processor: Callable[..., Any]
+    settings: Mapping[str, Any]
+
+    def see(self, paths: Sequence[Path], *, tower: bool) -> ModelInput:
+        """One picture alone, by the image ``tower`` of a model that reads texts too, or by the whole."""
+        if tower and not hasattr(self.module, "get_image_features"):
+            raise InputError(f"{self.name} reads a text beside the image: give both")
+        return self._see_one(paths, "get_image_features" if tower else "__call__")
+
+    def see_beside(self, paths: Sequence[Path], encoded: Encoded) -> ModelInput:
+        """One picture and a text, each by a tower of its own."""
+        prepared = self._see_one(paths)
+        fields = {name: ids for name, ids in encoded.fields.items() if accepts(self.module, name)}
+        inputs = dict(prepared.inputs) | {
+            name: torch.tensor([list(ids)], device=self._device) for name, ids in fields.items()
+        }
+        axes = dict(prepared.axes) | {"decoder": (encoded.tokens, encoded.tokens)}
+        if not hasattr(self.module, "get_text_features"):  # one model for both
+            return self._join(
+                replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes), encoded.tokens
+            )
+        return replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
+
+    def _join(self, prepared: ModelInput, words: tuple[Token, ...]) -> ModelInput:
+        """A picture that a text looks at across, or whose tokens stand before it."""
+        seen, axes = prepared.tokens, dict(prepared.axes)
+        owners = find_owners(self.module, prepared.inputs, "pixel_values") if seen else None
+        if owners is None:
+            return prepared
+        if owners.kind == "cross" and owners.length == len(seen):
+            return replace(prepared, axes=axes | {"cross": (words, seen)})
+        if owners.length == len(seen) + len(words) and int(owners.tokens.max()) < len(seen):
+            both = (*seen, *words)
+            return replace(prepared, axes=axes | {"decoder": (both, both)}, tokens=both)
+        return prepared
+
+    def read(self, paths: Sequence[Path], text: str, chat: Chat | None, *, video: bool) -> ModelInput:
+        """Pictures in a text, or the frames of a video. Raises ``InputError``."""
+        notes: tuple[str, ...] = ()
+        processor = self.load_processor(True)
+        if not video:
+            images = [open_image(path) for path in paths]
+        elif getattr(processor, "video_processor", None) is not None:
+            images, notes = open_frames(paths[0])
+        else:
+            raise InputError(
+                f"{self.name} sees no videos: give frames with --image, or choose a model that does"
+            )
+        reader = PictureText(self.name, self.module, processor, self.reader, self.settings, video)
+        prepared = reader.read(images, text, chat, self._device)
+        return replace(prepared, notes=(*prepared.notes, *notes))
+
+    def _see_one(self, paths: Sequence[Path], entry: str = "__call__") -> ModelInput:
+        if len(paths) != 1:
+            raise InputError(f"{self.name} reads one image at a time here: there are {len(paths)}")
+        return read_image(paths[0], self.load_processor(), self.module, self._device, entry)
+
+    @property
+    def _device(self) -> torch.device:
+        return find_device(self.module)

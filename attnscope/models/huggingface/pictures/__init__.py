@@ -1,1 +1,0 @@
-"""Pictures as models of transformers read them: alone, beside a text, or in it."""

@@ -1,0 +1,288 @@
+"""When each token of a sound begins, where a language model's own file counts the tokens of any length."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention import Token
+from attnscope.axes import HEARD, Array
+from attnscope.errors import InputError, ModelError
+from attnscope.models.huggingface.images import ask_processor, place_fields
+from attnscope.models.huggingface.model import HuggingFaceModel
+from attnscope.models.huggingface.reader import FolderReader
+from attnscope.models.huggingface.sounds import LENGTHS, SpeechModel, name_moment
+from attnscope.models.inputs import Heard, ModelInput, Part, text_axes
+from attnscope.models.model import SOUNDS, find_device
+from attnscope.models.regions import Moments, find_moments
+from attnscope.models.text.tokens import tokens_of_ids
+from attnscope.storage.sound import RATES, Sound, read_sound
+
+Seconds = tuple[float, ...]
+
+
+def find_begins(module: nn.Module, steps: int, seconds: float, count: int) -> Seconds | None:
+    """The second at which each of ``count`` tokens begins, of ``steps`` of ``seconds`` each.
+
+    A token begins so long after the first as a sound has to be longer to have it. ``None`` where no encoder
+    counts its tokens by a function of its file, or where that counts others.
+    """
+    for child in module.modules():
+        counter = _counter(child)
+        if counter is None:
+            continue
+        counts = counter(torch.arange(1, steps + 1))
+        if int(counts[-1]) == count and bool((counts.diff() >= 0).all()):
+            first = torch.searchsorted(counts, torch.arange(1, count + 1))  # the length that has each token
+            return tuple(round(int(begin) * seconds, 6) for begin in first - first[0])
+    return None
+
+
+def _counter(child: nn.Module) -> Any:
+    """From lengths to numbers of tokens, as the file of an encoder's class has it; ``None`` without."""
+    file, config = sys.modules[type(child).__module__], getattr(child, "config", None)
+    function = next((found for name in LENGTHS if (found := getattr(file, name, None)) is not None), None)
+    if function is None or config is None:
+        return None
+    _, *others = inspect.signature(function).parameters
+    known = {name: getattr(config, name) for name in others if hasattr(config, name)}
+    return lambda lengths: function(lengths, **known)
+
+
+SIGNS = ("audio_token_id", "audio_token_index")
+"""What configs call the id of a token that stands for a sound."""
+
+
+@dataclass(frozen=True)
+class SoundText:
+    """Reads texts with a sound for the ``module``, with the ``processor`` of its folder."""
+
+    name: str
+    module: nn.Module
+    processor: Any
+    reader: FolderReader
+    settings: Mapping[str, Any]
+
+    def read(self, path: Path, text: str, part: Part, device: torch.device) -> ModelInput:
+        """The inputs and labelled axes of a text with the sound in ``path``.
+
+        The sound stands where the text has the processor's sign for it, or before the text. Raises
+        ``InputError`` for what the processor refuses.
+        """
+        sound = read_sound(path, part.begin, part.end).resample(self._rate())
+        prompt = self._prompt(text)
+        fields, notes = self._read_both(prompt, sound)
+        inputs = place_fields(fields, self.module, device)
+        heard = next((name for name, value in inputs.items() if value.is_floating_point()), None)
+        if heard is None or "input_ids" not in inputs:
+            raise InputError(f"the processor of {self.name} makes nothing of the sound that the model reads")
+
+        def prepare(samples: Array) -> Tensor:
+            changed = Sound(samples, sound.rate)
+            made: Tensor = (self._hear(changed) if notes else self._process(prompt, samples))[heard]
+            return made
+
+        count = len(sound.samples), sound.rate
+        moments = find_moments(self.module, {**inputs, **self.settings}, heard, prepare, *count)
+        ids = inputs["input_ids"][0].tolist()
+        tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
+        begins = None if moments is None else self._begins(inputs, heard, sound, moments)
+        labelled = self._label(tokens, inputs, sound, moments, begins)
+        return replace(labelled, notes=(*labelled.notes, *notes))
+
+    def _read_both(self, prompt: str, sound: Sound) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """What the model is given of both, by the processor, or by itself, with a note, where that refuses.
+
+        Some take a sound in chats alone. Then as many signs stand for it as the model makes vectors of it.
+        """
+        try:
+            return self._process(prompt, sound.samples), ()
+        except InputError as error:
+            refusal = error
+            sign, extractor = self._sign(), getattr(self.processor, "feature_extractor", None)
+            if sign is None or extractor is None or not hasattr(self.module, "get_audio_features"):
+                raise
+        ids = self.reader.tokenizer(prompt)["input_ids"]
+        if sign not in ids:
+            raise refusal
+        most = getattr(extractor, "n_samples", None)
+        if isinstance(most, int) and len(sound.samples) > most:
+            once = f"{self.name} hears at most {most / sound.rate:g} seconds in a text here"
+            raise InputError(f"{once}: choose a part with --from-second and --to-second")
+        fields = dict(self._hear(sound))
+        placed = place_fields(fields, self.module, find_device(self.module), "get_audio_features")
+        find: Any = self.module.get_audio_features
+        try:
+            with torch.inference_mode():
+                vectors: Tensor = find(**placed).pooler_output
+        except Exception:  # it asks for more than the sound: what the processor said is the answer
+            raise refusal from None
+        count = vectors.flatten(0, -2).shape[0]
+        written = [id_ for one in ids for id_ in ([one] * count if one == sign else [one])]
+        note = (
+            f"its processor refuses a sound beside a text: {count:,} tokens stand for it, as the model asks"
+        )
+        return {**fields, "input_ids": torch.tensor([written])}, (note,)
+
+    def _hear(self, sound: Sound) -> Mapping[str, Any]:
+        """What the feature extractor makes of a sound alone."""
+        extractor = self.processor.feature_extractor
+
+        def ask() -> Mapping[str, Any]:
+            return dict(extractor(sound.samples, sampling_rate=sound.rate, return_tensors="pt"))
+
+        return ask_processor(self.name, "sound", ask)
+
+    def _sign(self) -> int | None:
+        """The id of the token that stands for a sound."""
+        ids = (getattr(self.module.config, name, None) for name in SIGNS)
+        return next((id_ for id_ in ids if isinstance(id_, int)), None)
+
+    def _rate(self) -> int:
+        """The samples a second that the processor asks for."""
+        parts = ("feature_extractor", "audio_processor")
+        extractor = next((found for name in parts if (found := getattr(self.processor, name, None))), None)
+        rate: Any = getattr(extractor, "sampling_rate", 16000)
+        if rate not in RATES:
+            raise ModelError(f"the feature extractor of {self.name} asks for {rate!r} samples a second")
+        return int(rate)
+
+    def _prompt(self, text: str) -> str:
+        """The text with the processor's sign for a sound."""
+        sign = getattr(self.processor, "audio_token", None)
+        if not isinstance(sign, str):
+            raise InputError(
+                f"{self.name} has no sign for a sound in a text: it cannot be shown with --audio"
+            )
+        begin, end = (getattr(self.processor, f"audio_{name}_token", None) or "" for name in ("bos", "eos"))
+        return text if sign in text else f"{begin}{sign}{end}{text}"
+
+    def _process(self, prompt: str, samples: Array) -> Mapping[str, Any]:
+        def ask() -> Mapping[str, Any]:
+            return dict(self.processor(text=[prompt], audio=[samples], return_tensors="pt"))
+
+        return ask_processor(self.name, "sound", ask)
+
+    def _begins(
+        self, inputs: Mapping[str, Tensor], heard: str, sound: Sound, moments: Moments
+    ) -> Seconds | None:
+        """When each token of the sound begins: as the model counts them, or evenly; ``None`` if unknown."""
+        count, steps = len(moments.tokens), inputs[heard].shape[-1]
+        hop = getattr(getattr(self.processor, "feature_extractor", None), "hop_length", None)
+        if isinstance(hop, int):
+            masks = (mask for mask in inputs.values() if not mask.is_floating_point())
+            mask = next((mask for mask in masks if mask.shape == (1, steps)), None)
+            real = steps if mask is None else int(mask.sum())
+            counted = find_begins(self.module, real, hop / sound.rate, count)
+            if counted is not None:
+                return counted
+        pace = moments.seconds
+        return None if pace is None else tuple(number * pace for number in range(count))
+
+    def _label(
+        self,
+        tokens: Sequence[Token],
+        inputs: Mapping[str, Tensor],
+        sound: Sound,
+        moments: Moments | None,
+        begins: Seconds | None,
+    ) -> ModelInput:
+        """The input with its axes: tokens of the sound are named by the time at which they begin."""
+        if moments is None or moments.kind == "cross" or moments.length != len(tokens):
+            note = "no token stands for a moment of the sound alone: those of the sound are numbered"
+            named = _number(tokens, self._standing(tokens))
+            return ModelInput(inputs, text_axes(named), named, (note,), self.settings)
+        if begins is None:
+            note = "time does not go evenly through the tokens of the sound: they are numbered"
+            named = _number(tokens, set(moments.tokens))
+            return ModelInput(inputs, text_axes(named), named, (note,), self.settings)
+        named_ = list(tokens)
+        pace = begins[-1] / (len(begins) - 1) if len(begins) > 1 else sound.seconds
+        for number, (position, begin) in enumerate(zip(moments.tokens, begins, strict=True)):
+            name, segment = name_moment(sound.begin + begin, *begins), tokens[position].segment
+            named_[position] = Token(name, HEARD + number, special=begin >= sound.seconds, segment=segment)
+        heard = Heard(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
+        whole = tuple(named_)
+        return ModelInput(inputs, text_axes(whole), whole, (), self.settings, heard=heard)
+
+    def _standing(self, tokens: Sequence[Token]) -> set[int]:
+        """The positions at which the text has an id that stands for a sound."""
+        signs = {getattr(self.module.config, name, None) for name in SIGNS}
+        return {position for position, token in enumerate(tokens) if token.id in signs}
+
+
+def stands_for_sounds(config: Any) -> bool:
+    """Whether a model has a token that stands for a sound in its text."""
+    return any(getattr(config, name, None) is not None for name in SIGNS)
+
+
+def _number(tokens: Sequence[Token], stand: set[int]) -> tuple[Token, ...]:
+    """The tokens of a text, of which those that stand for the sound are numbered."""
+    numbers = {position: number for number, position in enumerate(sorted(stand))}
+    return tuple(
+        Token(f"sound · {numbers[position]}", HEARD + numbers[position], segment=token.segment)
+        if position in numbers
+        else token
+        for position, token in enumerate(tokens)
+    )
+
+
+class SoundTextModel(HuggingFaceModel):
+    """A language model of transformers with a token in its text that stands for a sound."""
+
+    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
+        """A text with a sound file in it, as the model reads them."""
+        if text is None:
+            raise InputError(f"{self.name} reads a text beside the sound: give both")
+        reader = SoundText(self.name, self.module, self._load_processor(True), self.reader, self.settings)
+        return reader.read(path, text, part or Part(), self.device)
+
+
+TOWERS = ("get_audio_features", "get_text_features")
+"""The methods of a model with a tower for sounds and one for texts, as CLAP has them."""
+
+
+def hears_too(module: nn.Module) -> bool:
+    """Whether a module takes a sound, whatever it is called."""
+    parameters = inspect.signature(module.forward).parameters
+    return any(name in SOUNDS or "audio" in name for name in parameters)
+
+
+class HearingModel(HuggingFaceModel):
+    """A transformers model that reads texts and hears; ``load_extractor`` brings what prepares sounds."""
+
+    def __init__(self, *given: Any, load_extractor: Callable[..., Any], **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._load_extractor = load_extractor
+
+    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
+        """A sound for the tower of sounds, or for the encoder of what writes from texts and sounds alike."""
+        from transformers import AutoModelForSpeechSeq2Seq
+
+        towers = all(hasattr(self.module, name) for name in TOWERS)
+        if towers and text is not None:
+            raise InputError(f"{self.name} hears a sound alone: leave out the text beside --audio")
+        writes = type(self.module.config) in AutoModelForSpeechSeq2Seq._model_mapping
+        if not towers and not (writes and self.encoder_decoder):
+            raise InputError(
+                f"{self.name} hears, but where a sound stands in its text is not known here: give what its "
+                "processor makes of both with --inputs FILE"
+            )
+        speech = SpeechModel(
+            self.name,
+            self.module,
+            self.reader.tokenizer,
+            self.notes,
+            positions=self.positions,
+            writer=self.writer,
+            load_processor=self._load_extractor,
+            entry=TOWERS[0] if towers else "__call__",
+        )
+        return speech.prepare_audio(path, text, part)

@@ -1,0 +1,489 @@
+"""The frames of models that hear: how many there are of a sound, and how long each is."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attnscope.attention import Axis, Head, Kind, Token
+from attnscope.axes import HEARD, READ, Array
+from attnscope.errors import InputError, ModelError, first_line
+from attnscope.limits import require
+from attnscope.models.foreign import bounded
+from attnscope.models.huggingface.images import place_fields
+from attnscope.models.huggingface.model import HuggingFaceModel
+from attnscope.models.huggingface.reader import start_token
+from attnscope.models.inputs import Heard, Letters, ModelInput, Objective, Part
+from attnscope.models.model import find_sound_input, takes
+from attnscope.models.text.tokens import BEGINS, tokens_of_ids
+from attnscope.storage.sound import RATES, Sound, read_sound
+
+LENGTHS = ("_get_subsampling_output_length", "_get_feat_extract_output_lengths")
+"""What modules call the function from the length of their input to the number of frames.
+
+The first stands in the encoder itself; the other may be copied from a model of another input.
+"""
+
+MANY = 10**9
+"""A length that is so large that its number of frames tells how long a frame is."""
+
+LOST = 4
+"""Frames that a sound may be shorter or longer than all of its own together: convolutions cut its ends."""
+
+EXACT = 1e-4
+"""Seconds that hundredths may be off."""
+
+BANDS = 64
+"""Bands that a wave is taken apart into."""
+
+QUIET = 1e-6
+"""The share of the loudest that counts as silence: 60 decibels."""
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The frames of an encoder: how long each is, and the first ``heard`` of them are sound, not padding.
+
+    The first begins at the second ``begin`` of the file.
+    """
+
+    count: int
+    heard: int
+    seconds: float  # of one
+    begin: float
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """A token for each, named by the time when it begins; no two are equal."""
+        return tuple(
+            Token(
+                name_moment(self.begin + number * self.seconds, self.seconds), HEARD + number, special=special
+            )
+            for number, special in enumerate(number >= self.heard for number in range(self.count))
+        )
+
+
+def name_moment(time: float, *steps: float) -> str:
+    """When something begins, with as many digits as tell it from neighbours at ``steps`` from each other."""
+    exact = all(abs(step - round(step, 2)) < EXACT for step in steps)
+    return f"{time:.{2 if exact else 3}f} s"
+
+
+def find_frames(
+    name: str, module: nn.Module, values: Tensor, heard: int | None, sound: Sound, extractor: Any
+) -> Frames | None:
+    """The frames of an encoder, by the module's own function from lengths to frames.
+
+    ``None`` if it has none. Raises ``InputError`` for a sound that is too short.
+    """
+    count = _frame_counter(module)
+    if count is None:
+        return None
+    wide = values.ndim == 3 and values.shape[1] == getattr(extractor, "feature_size", None)
+    steps = values.shape[-1] if wide or _is_wave(values) else values.shape[1]
+    if count(steps) < 1:
+        raise InputError(
+            f"{sound.seconds:.3f} seconds are too short for {name}: its encoder makes no frame of it"
+        )
+    step = _step_seconds(values, steps if heard is None else heard, sound, extractor)
+    joined = getattr(module.config, "squeeze_factor", 1)  # neighbours that an encoder makes one
+    long, full = joined * round(MANY / count(MANY), 3), count(steps) // joined  # steps in a frame
+    if abs(full * long - steps) > LOST * long or (_is_wave(values) and long == 1):
+        return None  # the function counts frames of something else
+    if heard is None:
+        heard = min(steps, math.ceil(round(sound.seconds / step, 6)))
+    known = min(count(heard) // joined, int(heard / long))  # the last may be half padding
+    return Frames(full, min(full, max(1, known)), step * long, sound.begin)
+
+
+def _step_seconds(values: Tensor, steps: int, sound: Sound, extractor: Any) -> float:
+    """How long a step of what the model is given lasts; ``steps`` of them are the sound, or more."""
+    if _is_wave(values):
+        return 1 / sound.rate
+    hop = getattr(extractor, "hop_length", None)
+    if not isinstance(hop, int):
+        return round(sound.seconds / steps, 3)
+    stacked = max(1, round(sound.seconds * sound.rate / hop / steps))  # hops that an extractor makes one step
+    return stacked * hop / sound.rate
+
+
+def _is_wave(values: Tensor) -> bool:
+    """Whether a model is given the wave itself, [1, step] or [1, channel, step]."""
+    return values.ndim == 2 or (values.ndim == 3 and values.shape[1] == 1)
+
+
+def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> Array | None:
+    """How loud each band is in each frame, of what the model is given: the wave itself, or a spectrogram.
+
+    [1, sample] or [1, band, step] or [1, step, band] -> [band, frame]
+    """
+    if _is_wave(values):
+        wave = values.flatten().float().cpu()
+        return _bands_of_wave(wave, frames.count, round(frames.seconds * sound.rate))
+    bands = getattr(extractor, "feature_size", None)
+    bands = bands if isinstance(bands, int) and bands > 0 else getattr(extractor, "num_mel_bins", 0)
+    if values.ndim != 3 or not isinstance(bands, int) or bands < 1:
+        return None
+    loud = values[0].float().cpu()
+    if values.shape[1] != bands and values.shape[2] % bands == 0:
+        loud = loud.reshape(len(loud), -1, bands).mean(1).mT  # neighbours that are stacked in a step
+    elif values.shape[1] != bands:
+        return None
+    long = max(1, round(loud.shape[1] / frames.count))  # steps in a frame
+    hop = getattr(extractor, "hop_length", None)
+    if isinstance(hop, int) and values.shape[1] == bands:
+        long = max(1, round(frames.seconds * sound.rate / hop))
+    missing = frames.count * long - loud.shape[1]
+    if abs(missing) > LOST * long:
+        return None
+    whole = functional.pad(loud[None], (0, missing), mode="replicate")[0] if missing > 0 else loud
+    means: Array = whole[:, : frames.count * long].reshape(bands, frames.count, long).mean(-1).numpy()
+    return means
+
+
+def _bands_of_wave(wave: Tensor, frames: int, step: int) -> Array:
+    """The logarithm of how loud it is, in equal bands up to the highest tone.  [sample] -> [band, frame]"""
+    window = max(1 << step.bit_length(), 2 * BANDS)  # samples: about two frames of speech
+    padded = functional.pad(wave, (window // 2 - step // 2, window + step))  # the middle of each frame first
+    spectrum = torch.stft(
+        padded, window, step, window=torch.hann_window(window), center=False, return_complex=True
+    )
+    power = spectrum.abs().square()[:, :frames]  # [tone, frame]
+    pooled = functional.adaptive_avg_pool1d(power.mT, BANDS).mT
+    loud = pooled.clamp(min=max(float(pooled.max()) * QUIET, 1e-20)).log10()
+    bands: Array = functional.pad(loud, (0, frames - loud.shape[1]), value=float(loud.min())).numpy()
+    return bands
+
+
+def _frame_counter(module: nn.Module) -> Any:
+    """From a length to a number of frames, before any adapter; ``None`` if no module says it."""
+    for name in LENGTHS:
+        for child in module.modules():
+            method = getattr(child, name, None)
+            if method is None:
+                continue
+            alone = {"add_adapter": False} if "add_adapter" in inspect.signature(method).parameters else {}
+
+            def count(length: int, method: Any = method, alone: Mapping[str, bool] = alone) -> int:
+                return int(method(torch.tensor(length), **alone))
+
+            return count
+    return None
+
+
+CONVOLVED = 3
+"""Times that the numbers behind the first convolution are held at once: before and after their norm."""
+
+
+class Features(NamedTuple):
+    """What a model may be given of a sound, by name; the first ``heard`` steps of it are no padding."""
+
+    fields: Mapping[str, Any]
+    heard: int | None  # if the extractor says it
+
+
+def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: Sound) -> Features:
+    """The features of the sound in ``path``.
+
+    Raises ``InputError`` for a sound that the extractor refuses, or cuts into pieces.
+    """
+    try:
+        with bounded(f"what the feature extractor of {name} makes of {path}"):
+            fields = ask_extractor(extractor, config, sound)
+        mask = fields.get("attention_mask")
+        heard = None if mask is None else int(mask[0].sum())
+    except ModelError:
+        raise
+    except Exception as error:
+        raise InputError(f"the feature extractor of {name} refuses {path}: {first_line(error)}") from error
+    for values in fields.values():
+        if isinstance(values, Tensor) and not bool(torch.isfinite(values).all()):
+            raise InputError(f"the feature extractor of {name} makes what is no number of {path}")
+    pieces = 1 if mask is None else len(mask)
+    if pieces > 1:
+        raise InputError(
+            f"{name} cuts {path} into {pieces} pieces that it hears apart: choose a part with --from-second "
+            "and --to-second"
+        )
+    return Features(fields, heard)
+
+
+def require_room(name: str, module: nn.Module, sound: Sound) -> None:
+    """Raise ``SizeError`` if the first convolution over the samples would not fit the memory."""
+    first = next((part for part in module.modules() if isinstance(part, nn.Conv1d)), None)
+    if first is not None and first.in_channels == 1:
+        steps = len(sound.samples) // first.stride[0]
+        size = CONVOLVED * steps * first.out_channels * first.weight.element_size()
+        what = f"{sound.seconds:.0f} seconds of sound in {name}"
+        require(size, what, "choose a part with --from-second and --to-second")
+
+
+def ask_extractor(extractor: Any, config: Any, sound: Sound) -> dict[str, Any]:
+    """What an extractor makes of a sound, asked as the processor of its type asks it."""
+    how = {**_settings(extractor, config), "sampling_rate": sound.rate, "return_tensors": "pt"}
+    return dict(extractor(sound.samples, **how))
+
+
+def _settings(extractor: Any, config: Any) -> Mapping[str, Any]:
+    """What the processor of a type asks its extractor for: a mask wherever that has one of its own accord."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    masks = getattr(extractor, "return_attention_mask", True) is not False
+    asked = {"return_attention_mask": True} if masks else {}
+    named = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
+    both = asked | (dict(named) if isinstance(named, Mapping) else {})
+    return {setting: value for setting, value in both.items() if takes(extractor.__call__, setting)}
+
+
+BOUNDARY = "|"
+"""What stands before a piece that begins a word: what CTC's own vocabularies write between words."""
+
+
+def is_ctc(config: Any) -> bool:
+    """Whether a folder was saved with a CTC head."""
+    from transformers import AutoModelForCTC
+
+    made = AutoModelForCTC._model_mapping.get(type(config), None)
+    return made is not None and made.__name__ in (config.architectures or ())
+
+
+def spell_letters(ids: Array, seconds: float, tokenizer: Any) -> Letters | None:
+    """What is heard in each frame of ``seconds``; ``None`` where the folder has no token for nothing."""
+    blank = getattr(tokenizer, "pad_token_id", None)  # that is the blank of transformers' CTC tokenizers
+    if not isinstance(blank, int):
+        return None
+    heard = list(dict.fromkeys(ids.tolist()))
+    spellings = tokenizer.convert_ids_to_tokens(heard)
+    read = {token.id: token.text for token in tokens_of_ids(tokenizer, heard, ())}
+    begin = {
+        id_ for id_, spelling in zip(heard, spellings, strict=True) if (spelling or "").startswith(BEGINS)
+    }
+    boundary = getattr(tokenizer, "word_delimiter_token_id", None)
+    return Letters(
+        ids, seconds, blank, read, boundary if isinstance(boundary, int) else None, frozenset(begin)
+    )
+
+
+def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]:
+    """Frames with what is heard in each behind its time: ``0.42 s · h``. Blanks add nothing.
+
+    Where an encoder has joined neighbours, a frame holds what is heard in each of them, repeated ones once.
+    """
+    each = len(letters.ids) // len(tokens)
+    named = []
+    for number, token in enumerate(tokens):
+        inside = letters.ids[number * each : (number + 1) * each].tolist()
+        kept = [id_ for id_, before in zip(inside, [None, *inside], strict=False) if id_ != before]
+        text = "".join(
+            BOUNDARY * (id_ in letters.begin) + letters.read[id_] for id_ in kept if id_ != letters.blank
+        )
+        name = token.text.removesuffix(" s") + READ + text
+        named.append(token if token.special or not text else replace(token, text=name))
+    return tuple(named)
+
+
+class SpeechModel(HuggingFaceModel):
+    """A transformers model that hears, with its feature extractor, and its tokenizer if it writes.
+
+    ``preferred`` is the folder's generation config: languages, tasks, and the heads that align words;
+    ``entry`` the method of the module that hears, where that is not the whole forward.
+    """
+
+    def __init__(self, *given: Any, preferred: Any = None, entry: str = "__call__", **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.preferred = preferred
+        self.entry = entry
+        if self.encoder_decoder and self.positions is None:
+            limit = getattr(self.module.config, "max_target_positions", None)
+            self.positions = limit if isinstance(limit, int) and limit > 0 else None
+
+    def prepare(
+        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
+    ) -> ModelInput:
+        """Raises ``InputError``: there is nothing to hear in a text."""
+        raise InputError(f"{self.name} hears: give it a sound with --audio FILE")
+
+    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
+        """A sound file as the model hears it, and ``text``, what is said, as its decoder reads it."""
+        if text is not None and not self.encoder_decoder:
+            raise InputError(f"{self.name} hears and reads no text: leave out the text beside --audio")
+        part = part or Part()
+        sound, notes = self._listen(path, part)
+        name = find_sound_input(self.module) or ""
+        values, heard, beside = self._extract(path, sound, name)
+        inputs, axes = {name: values, **beside}, dict[Kind, tuple[Axis, Axis]]()
+        if self.encoder_decoder and self.entry == "__call__":
+            said, more = self._said(values, name, text, part.truncate)
+            notes += more
+            inputs["decoder_input_ids"] = self._tensor([token.id for token in said])
+            axes["decoder"] = (said, said)
+        heard_for, looks = None, dict[Kind, tuple[Token, ...]]()
+        frames = find_frames(self.name, self.module, values, heard, sound, self._extractor)
+        if frames is None:
+            notes += (
+                f"what looks at the sound is numbered, without times: {self.name} does not say how long a "
+                "frame is",
+            )
+        else:
+            kinds: tuple[Kind, ...] = ("encoder", "cross") if "decoder_input_ids" in inputs else ("encoder",)
+            looks = dict.fromkeys(kinds, frames.tokens)
+            end = frames.count * frames.seconds
+            if sound.seconds > end + LOST * frames.seconds:  # its extractor cut it, and did not say so
+                notes += self._note_cut(path, sound, end, part)
+            bands = find_bands(values, frames, sound, self._extractor)
+            heard_for = Heard(frames.seconds, frames.heard, bands, sound.begin)
+        for kind, tokens in looks.items():
+            if kind not in axes:
+                axes[kind] = (axes["decoder"][0] if kind == "cross" else tokens, tokens)
+        heard_as = next(iter(looks.values()), ())
+        settings = self.settings if self.entry == "__call__" else {}
+        prepared = ModelInput(inputs, axes, heard_as, notes, settings, heard=heard_for, entry=self.entry)
+        return (
+            self._read_letters(prepared) if heard_for is not None and is_ctc(self.module.config) else prepared
+        )
+
+    def _read_letters(self, prepared: ModelInput) -> ModelInput:
+        """The same with what the CTC head reads at each frame in the names of the frames: one pass."""
+        assert prepared.heard is not None
+        frames, heard = prepared.tokens, prepared.heard
+        if self.reader.tokenizer is None or self.writer is None:
+            lacks = "vocabulary" if self.writer is not None else "weights"
+            return replace(prepared, notes=(*prepared.notes, f"no letters: the CTC head has no {lacks} here"))
+        self._require_memory(prepared)
+        with torch.inference_mode(), self.threads(prepared), self._quoting(prepared):
+            ids = self.writer(**prepared.inputs).logits[0].argmax(-1).cpu().numpy()
+        each = len(ids) // len(frames)
+        letters = spell_letters(ids, heard.seconds / each, self.reader.tokenizer) if each else None
+        if letters is None:
+            why = "its vocabulary has no blank" if each else "its frames are longer than those of the encoder"
+            return replace(prepared, notes=(*prepared.notes, f"no letters of the CTC head: {why}"))
+        named = name_letters(frames, letters)
+        axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (named, named)}
+        return replace(prepared, tokens=named, axes=axes, heard=replace(heard, letters=letters))
+
+    @property
+    def alignment_heads(self) -> tuple[Head, ...]:
+        """The heads that align words with the sound, as the folder names them; none if it does not."""
+        named = getattr(self.preferred, "alignment_heads", None)
+        pairs = named if isinstance(named, list | tuple) else ()
+        return tuple(
+            Head(*pair)
+            for pair in pairs
+            if isinstance(pair, list | tuple) and len(pair) == 2 and all(type(one) is int for one in pair)
+        )
+
+    @cached_property
+    def _extractor(self) -> Any:
+        """What prepares a sound. Raises ``ModelError`` for one that asks for what no sound has."""
+        extractor = self._load_processor()
+        extractor = getattr(extractor, "feature_extractor", extractor)
+        rate: Any = getattr(extractor, "sampling_rate", None)
+        if rate not in RATES:
+            raise ModelError(f"the feature extractor of {self.name} asks for {rate!r} samples a second")
+        return extractor
+
+    @property
+    def at_once(self) -> float:
+        """How many seconds it hears at once; those that only look at a whole sound have no limit."""
+        limits = (getattr(self._extractor, limit, None) for limit in ("n_samples", "nb_max_samples"))
+        most = next((limit for limit in limits if limit is not None), None)
+        return most / self._extractor.sampling_rate if isinstance(most, int) and most > 0 else math.inf
+
+    def _listen(self, path: Path, part: Part) -> tuple[Sound, tuple[str, ...]]:
+        """The sound at the rate of the extractor, as long as the model hears at once."""
+        sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
+        if sound.seconds <= self.at_once:
+            require_room(self.name, self.module, sound)
+            return sound, ()
+        notes = self._note_cut(path, sound, self.at_once, part)
+        most = round(self.at_once * sound.rate)
+        return replace(sound, samples=sound.samples[:most]), notes
+
+    def _note_cut(self, path: Path, sound: Sound, end: float, part: Part) -> tuple[str, ...]:
+        """That only the beginning is heard. Raises ``InputError`` where nobody asked for that."""
+        if not part.truncate:
+            raise InputError(
+                f"{path} has {sound.seconds:.1f} seconds and {self.name} hears at most {end:g} at once: "
+                "choose a part with --from-second and --to-second, or pass --truncate to hear its beginning"
+            )
+        return (f"cut: the first {end:g} of {sound.seconds:.1f} seconds are heard",)
+
+    def _extract(
+        self, path: Path, sound: Sound, name: str
+    ) -> tuple[Tensor, int | None, Mapping[str, Tensor]]:
+        """What the model is given of a sound, how many steps of it are no padding, and what else it takes."""
+        made = extract_features(self.name, self._extractor, self.module.config, path, sound)
+        if name not in made.fields:
+            raise ModelError(
+                f"{self.name} reads {name}, and its feature extractor makes {', '.join(made.fields)}"
+            )
+        beside = place_fields(made.fields, self.module, self.device, self.entry)
+        return beside.pop(name), made.heard, beside
+
+    def _said(
+        self, values: Tensor, name: str, text: str | None, truncate: bool
+    ) -> tuple[tuple[Token, ...], tuple[str, ...]]:
+        """What the decoder reads: the tokens that it starts with, and those of the text."""
+        if self.reader.tokenizer is None:
+            raise ModelError(f"{self.name} has no tokenizer for what its decoder reads")
+        start, notes = self._start(values, name)
+        if text is None:
+            return start, notes
+        written = f" {text.strip()}" if hasattr(self.reader.tokenizer, "prefix_tokens") else text
+
+        def fit(count: int) -> tuple[int | None, tuple[str, ...]]:
+            keep, cut = self._fit(len(start) + count, len(text), max_tokens=None, truncate=truncate)
+            return None if keep is None else max(1, keep - len(start)), cut
+
+        encoded = self.reader.read([written], fit, templated=True)
+        return (*start, *encoded.tokens)[: self.positions], (*notes, *encoded.notes)
+
+    def _start(self, values: Tensor, name: str) -> tuple[tuple[Token, ...], tuple[str, ...]]:
+        """The tokens that a decoder starts with: for Whisper, also the language, which the model hears."""
+        tokenizer = self.reader.tokenizer
+        prefix = getattr(tokenizer, "prefix_tokens", None)
+        if not prefix:
+            return (start_token(self.module, tokenizer),), ()
+        languages = _ids(getattr(self.preferred, "lang_to_id", None), len(tokenizer))
+        notes: tuple[str, ...] = ()
+        if languages and len(prefix) == 2 and self.writer is not None:
+            asked = {name: values, "decoder_input_ids": self._tensor(prefix[:1])}
+            with torch.inference_mode(), self._quoting(ModelInput(asked, {}, ())):
+                scores = self.writer(**asked).logits[0, -1]
+            ids = list(languages.values())
+            language = ids[int(scores[torch.tensor(ids, device=scores.device)].argmax())]
+            task = _ids(getattr(self.preferred, "task_to_id", None), len(tokenizer)).get("transcribe")
+            prefix = [prefix[0], language, *([] if task is None else [task]), prefix[1]]
+            notes = (f"the language is {tokenizer.convert_ids_to_tokens(language)}, as the model hears it",)
+        return tokens_of_ids(tokenizer, prefix, set(prefix)), notes
+
+    def generate(
+        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> ModelInput:
+        """What is said as the model writes it, recorded while it does."""
+        if not self.encoder_decoder:
+            raise ModelError(f"{self.name} hears and writes nothing on: leave out --generate")
+        return super().generate(prepared, count, temperature=temperature, seed=seed)
+
+    @property
+    def objective(self) -> Objective:
+        """Raises ``ModelError`` for a model that writes nothing on."""
+        if not self.encoder_decoder:
+            raise ModelError(f"{self.name} hears and predicts no next token")
+        return super().objective
+
+
+def _ids(named: Any, below: int) -> Mapping[str, int]:
+    """Token numbers by their names, those that a vocabulary has."""
+    if not isinstance(named, Mapping):
+        return {}
+    return {str(name): id_ for name, id_ in named.items() if isinstance(id_, int) and 0 <= id_ < below}

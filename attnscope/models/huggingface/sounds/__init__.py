@@ -1,1 +1,0 @@
-"""Sounds as models of transformers hear them."""

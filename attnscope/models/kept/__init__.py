@@ -1,1 +1,0 @@
-"""Passes that were kept, and what stands in a model's place."""

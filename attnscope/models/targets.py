@@ -1,0 +1,255 @@
+"""What a model is asked to predict in a text: each next token, or tokens that are masked from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Token
+from attnscope.axes import visible
+from attnscope.errors import InputError, SelectionError
+from attnscope.models.huggingface.load import Classifier
+from attnscope.models.inputs import ModelInput
+from attnscope.models.model import Model
+from attnscope.models.text.tokens import Vocabulary, readable
+from attnscope.progress import tell
+from attnscope.registry import nearest_name
+from attnscope.text import read_number
+
+TURNS = 7
+"""A masked model reads as many copies of a text, each with every seventh token masked: all are, once."""
+
+BATCH_TOKENS = 2048
+"""Tokens of copies that go through a model together."""
+
+
+class Target(NamedTuple):
+    """One token to be predicted: which one, and the copy and position whose output predicts it."""
+
+    text: int
+    position: int  # of the token in its text
+    copy: int
+    at: int
+    id: int
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionBatch:
+    """Copies of texts as one input, and the tokens that the model is to predict in them.
+
+    ``texts`` says of which text each copy is one.
+    """
+
+    prepared: ModelInput
+    texts: tuple[int, ...]
+    targets: tuple[Target, ...]
+
+    def logits(self, model: Model) -> Tensor:
+        """One pass: the scores of each target over the vocabulary.  -> [target, vocabulary]"""
+        copies = torch.tensor([target.copy for target in self.targets], device=model.device)
+        at = torch.tensor([target.at for target in self.targets], device=model.device)
+        return model.logits(self.prepared, copies, at)
+
+    @property
+    def target_ids(self) -> Tensor:
+        """The tokens that are right.  -> [target]"""
+        return torch.tensor([target.id for target in self.targets])
+
+
+def batch_predictions(
+    model: Model, prepared: ModelInput, texts: Sequence[Sequence[Token]]
+) -> Iterator[PredictionBatch]:
+    """What a model is to predict in texts of one length, in batches of about ``BATCH_TOKENS``.
+
+    ``texts`` are the tokens on the side that the model predicts: the decoder's, where there are two. Special
+    tokens are no targets. A causal model predicts each next token in one copy of a text; a masked one reads
+    ``TURNS`` copies, and in copy ``c`` the tokens number ``c``, ``c + TURNS``, ... are masked. Raises
+    ``ModelError`` for a model without an output head, ``InputError`` for texts with nothing to predict.
+    """
+    objective = model.objective
+    copies = [copy for text, tokens in enumerate(texts) for copy in _copies(text, tokens, objective.mask)]
+    if not copies:
+        raise InputError("there is no token to predict in the text: give a longer one")
+    size = max(1, BATCH_TOKENS // len(texts[0]))
+    for start in range(0, len(copies), size):
+        batch = copies[start : start + size]
+        rows = torch.tensor([copy[0].text for copy in batch], device=model.device)
+        inputs = {name: tensor[rows] for name, tensor in prepared.inputs.items()}
+        arguments = tuple(tensor[rows] for tensor in prepared.arguments)
+        copied = replace(prepared, inputs=inputs, arguments=arguments)
+        if objective.mask is not None:
+            ids = objective.ids(copied)  # [copy, token], a new tensor already
+            for number, copy in enumerate(batch):
+                ids[number, [target.position for target in copy]] = objective.mask
+        targets = [target._replace(copy=number) for number, copy in enumerate(batch) for target in copy]
+        tokens = tuple(token for copy in batch for token in texts[copy[0].text])
+        yield PredictionBatch(
+            replace(copied, tokens=tokens),
+            tuple(copy[0].text for copy in batch),
+            tuple(targets),
+        )
+        tell("pass", start // size + 1, -(-len(copies) // size))
+
+
+def _copies(text: int, tokens: Sequence[Token], mask: int | None) -> Iterator[list[Target]]:
+    """The targets of each copy of a text; a copy without any is left out."""
+    plain = [position for position, token in enumerate(tokens) if not token.special]
+    if mask is None:
+        parts = [[position for position in plain if position > 0]]
+    else:
+        parts = [plain[start::TURNS] for start in range(TURNS)]
+    back = 1 if mask is None else 0
+    for part in parts:
+        if part:
+            yield [Target(text, position, 0, position - back, tokens[position].id) for position in part]
+
+
+class Prediction(NamedTuple):
+    """The score of a prediction, summed over texts, the words that it is of, and the prediction in words."""
+
+    score: Tensor
+    chosen: int
+    against: int | None
+    said: str
+    logits: Tensor  # [text, vocabulary], or of classes
+    at: int | None = None  # the token at which it is made; none where the whole text is sorted
+
+
+FEW = 8
+"""Classes that a message names."""
+
+MARKS = "Ġ▁"
+"""What vocabularies begin a word with."""
+
+
+def place_prediction(model: Model, prepared: ModelInput, target: str | None) -> int:
+    """The number of the token that is predicted at.
+
+    That which ``target`` names, or the last token of the text (the first masked one, or else the last, of a
+    model of masked tokens). Raises ``ModelError`` for a model without an output head, and ``SelectionError``
+    for a token that is not there.
+    """
+    objective = model.objective
+    ids = objective.ids(prepared)  # [text, token]
+    number = read_number(target or "")
+    at = _last(ids[0], _tokens(prepared), objective.mask) if number is None else number
+    if at >= ids.shape[1]:
+        raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{ids.shape[1] - 1:,}")
+    return at
+
+
+def score_prediction(
+    model: Model, prepared: ModelInput, target: str | None, against: str | None = None
+) -> Prediction:
+    """The score of one prediction of each text, summed, and a sentence that names the prediction.
+
+    Of a model that tells classes apart, ``target`` is the name or the number of one; of one that sorts
+    tokens, a name, or the number of a token, or both as ``NAME@TOKEN``. Of any other it is a word of the
+    vocabulary, or the number of the token to predict at, where the likeliest word is taken; ``None``: the
+    likeliest at the end. The score of the word ``against`` is taken away. Raises ``ModelError`` for a model
+    without an output head, and ``SelectionError`` for a word or a class that is not there.
+    """
+    if isinstance(model, Classifier):
+        return _score_class(model, prepared, target)
+    at, objective, tokens = place_prediction(model, prepared, target), model.objective, _tokens(prepared)
+    texts = torch.arange(len(objective.ids(prepared)), device=model.device)
+    logits = model.logits(prepared, texts, torch.full_like(texts, at)).float()  # [text, vocabulary]
+    if target is None or read_number(target) is not None:
+        chosen = logits.argmax(-1)
+    else:
+        chosen = torch.full_like(texts, _id_of(objective.vocabulary, target, logits[0].detach()))
+    score = logits.gather(-1, chosen[:, None]).sum()
+    over, other = "", None
+    if against is not None:
+        other = _id_of(objective.vocabulary, against, logits[0].detach())
+        score = score - logits[:, other].sum()
+        over = f" over {visible(against.strip())!r}"
+    where = "behind" if objective.mask is None else "in the place of"
+    if not tokens:
+        said = f"the prediction of each text: the likeliest token {where} its token {at:,}"
+        return Prediction(score, int(chosen[0]), other, said, logits, at)
+    spelled = visible(readable(objective.vocabulary.decode([int(chosen[0])])))
+    share = float(logits[0].detach().softmax(-1)[chosen[0]])
+    place = f"{where} token {at:,}, {visible(tokens[at].text)!r}"
+    said = f"the prediction: {spelled!r} ({share:.0%}){over} {place}"
+    return Prediction(score, int(chosen[0]), other, said, logits, at)
+
+
+def _score_class(model: Classifier, prepared: ModelInput, target: str | None) -> Prediction:
+    """The score of a class of each text, or of one token of each. Raises ``SelectionError``."""
+    at: int | None = None
+    scores = model.class_scores(prepared).float()  # [text, class] or [text, token, class]
+    tokens, place, said = _tokens(prepared), "", "the prediction of each text"
+    if scores.ndim == 3:
+        name, _, where = (target or "").rpartition("@")
+        number = read_number(where)
+        name = target or "" if number is None else name
+        chosen = None if not name else _class_of(model.labels, name)
+        at = _place_class(scores[0].detach(), tokens, chosen) if number is None else number
+        if at >= scores.shape[1]:
+            last = scores.shape[1] - 1
+            raise SelectionError(f"no token {at:,} to predict at: the text has the tokens 0-{last:,}")
+        scores, place = scores[:, at], f" of token {at:,}"
+        place += f", {visible(tokens[at].text)!r}" if tokens else ""
+    else:
+        chosen = None if target is None else _class_of(model.labels, target)
+    detached = scores.detach()
+    ids = detached.argmax(-1) if chosen is None else torch.full_like(detached[:, 0], chosen).long()
+    score = scores.gather(-1, ids[:, None]).sum()
+    if len(scores) == 1:
+        spelled = visible(model.labels[int(ids[0])])
+        said = f"the prediction: class {spelled!r} ({float(detached[0].softmax(-1)[ids[0]]):.0%})"
+    return Prediction(score, int(ids[0]), None, f"{said}{place}", scores, at)
+
+
+def _class_of(labels: tuple[str, ...], name: str) -> int:
+    """The number of a class, by its name or its number. Raises ``SelectionError``."""
+    if name in labels:
+        return labels.index(name)
+    number = read_number(name)
+    if number is not None and number < len(labels):
+        return number
+    near = nearest_name(name, labels)
+    some = ", ".join(visible(label) for label in labels[:FEW]) + (", ..." if len(labels) > FEW else "")
+    raise SelectionError(f"no class {name!r}: {near}the model tells {len(labels):,} apart: {some}")
+
+
+def _place_class(scores: Tensor, tokens: tuple[Token, ...], chosen: int | None) -> int:
+    """The token where a class is likeliest, special ones aside; the last one if none is named.
+
+    [token, class]
+    """
+    plain = [number for number, token in enumerate(tokens) if not token.special] or [len(scores) - 1]
+    return plain[-1] if chosen is None else plain[int(scores[plain].softmax(-1)[:, chosen].argmax())]
+
+
+def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
+    """The tokens on the side that is predicted; none where several texts are read together."""
+    axis = prepared.axes.get("decoder" if "decoder_input_ids" in prepared.inputs else "encoder")
+    return () if axis is None or isinstance(axis[0], range) else axis[0]
+
+
+def _last(ids: Tensor, tokens: tuple[Token, ...], mask: int | None) -> int:
+    """Where a text is predicted at: its first masked token, else the last that is no special one."""
+    masked = (ids == mask).nonzero() if mask is not None else ids[:0]
+    if len(masked):
+        return int(masked[0])
+    plain = [number for number, token in enumerate(tokens) if not token.special]
+    return plain[-1] if plain else len(ids) - 1
+
+
+def _id_of(vocabulary: Vocabulary, word: str, logits: Tensor) -> int:
+    """The token that a word is; of several spellings the likeliest. Raises ``SelectionError``."""
+    spellings = vocabulary.spell(list(range(len(logits))))
+    known = [
+        id_ for id_, spelled in enumerate(spellings) if spelled and spelled.lstrip(MARKS) == word.strip()
+    ]
+    if not known:
+        raise SelectionError(
+            f"no token {word!r} in the vocabulary: name one token, or the number of one of the text"
+        )
+    return max(known, key=lambda id_: float(logits[id_]))

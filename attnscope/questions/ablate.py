@@ -1,0 +1,440 @@
+"""The layers of one pass, kept: those before a head that is taken away are computed once for all heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from attnscope.attention import Head, Kind, Site
+from attnscope.capture import recording
+from attnscope.capture.hooks.gate import edited, gated, replaced, zeroed
+from attnscope.errors import InputError, SelectionError
+from attnscope.models import Model, ModelInput
+from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
+from attnscope.models.text.tokens import Vocabulary, readable
+from attnscope.questions.corpus import batches, join_texts
+from attnscope.questions.importance import Labels, gated_sites, predicted_side
+from attnscope.questions.selection import Asked, Selection, selection_of
+from attnscope.questions.sentences import kind_title, name_pass, require_selected
+from attnscope.storage.corpus import Entry
+
+Forward = Callable[..., Any]
+
+
+class _Ran(NamedTuple):
+    """One call of a layer: what it returned, and how many attention calls there were before and after it."""
+
+    layer: str
+    output: Any
+    before: int
+    after: int
+
+
+@dataclass(eq=False)
+class KeptLayers:
+    """What every layer of a pass returned, in the order in which they ran.
+
+    A layer that ended before an attention call returns the same whatever is done to that call; so it need not
+    run again. A layer is a module with a number that is in no other such module: ``encoder.layer.3``. What it
+    returns is copied whenever it is kept or given, as a model may write into it.
+    """
+
+    module: nn.Module
+    ran: list[_Ran] = field(default_factory=list)
+
+    @property
+    def layers(self) -> list[str]:
+        """The paths of the layers."""
+        named = ((name, name.split(".")) for name, _ in self.module.named_modules())
+        return [
+            name
+            for name, (*outside, last) in named
+            if last.isdecimal() and not any(part.isdecimal() for part in outside)
+        ]
+
+    @contextmanager
+    def keeping(self, count: Callable[[], int]) -> Iterator[None]:
+        """Keep what the layers return while the block runs; ``count`` tells the attention calls so far."""
+        self.ran.clear()
+        inside = 0
+
+        def keep(name: str, forward: Forward) -> Forward:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                nonlocal inside
+                before = count()
+                inside += 1
+                try:
+                    output = forward(*args, **kwargs)
+                finally:
+                    inside -= 1
+                if not inside:  # a layer that another one calls is a part of that
+                    self.ran.append(_Ran(name, _copy(output), before, count()))
+                return output
+
+            return run
+
+        with self._forwards(keep):
+            yield
+
+    def skipped(self, call: int) -> int:
+        """How many attention calls are left out where all layers before one call are given."""
+        return sum(ran.after - ran.before for ran in self._given(call))
+
+    @contextmanager
+    def giving(self, call: int) -> Iterator[None]:
+        """Give what was kept of the layers that ended before an attention call, and run the others."""
+        given = iter(self._given(call))
+
+        def give(name: str, forward: Forward) -> Forward:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                ran = next(given, None)
+                if ran is None:
+                    return forward(*args, **kwargs)
+                assert ran.layer == name
+                return _copy(ran.output)
+
+            return run
+
+        with self._forwards(give):
+            yield
+
+    def _given(self, call: int) -> list[_Ran]:
+        return [ran for ran in self.ran if ran.after <= call]
+
+    @contextmanager
+    def _forwards(self, make: Callable[[str, Forward], Forward]) -> Iterator[None]:
+        """Put another forward in the place of each layer's; nothing of it stays behind."""
+        changed: list[tuple[nn.Module, Any]] = []
+        try:
+            for name in self.layers:
+                layer = self.module.get_submodule(name)
+                changed.append((layer, vars(layer).get("forward")))
+                vars(layer)["forward"] = make(name, layer.forward)
+            yield
+        finally:
+            for layer, own in reversed(changed):
+                if own is None:
+                    vars(layer).pop("forward", None)
+                else:
+                    vars(layer)["forward"] = own
+
+
+def _copy(output: Any) -> Any:
+    return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, output)
+
+
+LIKELIEST = 3
+"""Predictions that are named at each token."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """One prediction before and after: ``divergence`` is KL(before || after) in nats.
+
+    ``token`` is how the text has it and ``wanted`` how the vocabulary does. ``before`` and ``after`` are the
+    likeliest tokens with their probabilities, ``right`` the probabilities of the one that stands in the text.
+    """
+
+    token: str
+    wanted: str
+    position: int
+    divergence: float
+    before: tuple[tuple[str, float], ...]
+    after: tuple[tuple[str, float], ...]
+    right: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What changed in a model's predictions, those that changed most first.
+
+    ``divergence`` is the mean over the predictions, ``losses`` the mean cross-entropy before and after, in
+    nats.
+    """
+
+    head: str
+    kind: Kind
+    title: str
+    changed: tuple[Changed, ...]
+    divergence: float
+    losses: tuple[float, float]
+    notes: tuple[str, ...]
+
+
+def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
+    """Ask the model for its predictions as it is, and with the output of one head set to zero.
+
+    A causal model predicts each next token; a masked one each token, hidden in turns. Raises ``ModelError``
+    for a model without an output head or whose heads cannot be gated, ``SelectionError`` for a head that does
+    not exist, and ``InputError`` for a text with nothing to predict.
+    """
+    selection = selection_of(asked)
+    if selection.head is None:
+        raise SelectionError("which head is to be taken away? name one, like L5H3")
+    batch = join_texts([prepared])
+    tokens = predicted_side(batch.labels)[0]
+    vocabulary = model.objective.vocabulary
+    changes: list[Changed] = []
+    losses: list[Tensor] = []
+    kind: Kind = "encoder"
+    for predictions in batch_predictions(model, batch.prepared, [tokens]):
+        with torch.no_grad(), model.threads(predictions.prepared):
+            with gated(lambda number, heads: None) as gates, recording(model.module, warn=False) as record:
+                before = predictions.logits(model)
+            gated_sites(model, record, gates)
+            meant = [call for call, site in enumerate(record.sites) if selection.heads(site.site, site.heads)]
+            require_selected(meant, record, selection)
+            kind = record.sites[meant[0]].site.kind
+            with gated(zeroed(meant[0], selection.head.head)):
+                after = predictions.logits(model)
+        pair = (
+            torch.stack([before, after]).double().cpu().log_softmax(-1)
+        )  # [before | after, target, vocabulary]
+        right = pair.gather(-1, predictions.target_ids.expand(2, -1)[..., None])[
+            ..., 0
+        ]  # [before | after, target]
+        losses.append(-right)
+        divergence = F.kl_div(pair[1], pair[0], reduction="none", log_target=True).sum(-1)  # [target]
+        tops = pair.exp().topk(LIKELIEST)
+        for number, target in enumerate(predictions.targets):
+            named = [
+                tuple((_read(vocabulary, id_), share) for id_, share in zip(ids, shares, strict=True))
+                for ids, shares in zip(
+                    tops.indices[:, number].tolist(), tops.values[:, number].tolist(), strict=True
+                )
+            ]
+            one, other = right[:, number].exp().tolist()
+            changes.append(
+                Changed(
+                    tokens[target.position].text,
+                    _read(vocabulary, target.id),
+                    target.position,
+                    float(divergence[number]),
+                    named[0],
+                    named[1],
+                    (one, other),
+                )
+            )
+    was, is_ = torch.cat(losses, 1).mean(1).tolist()
+    return Ablation(
+        head=selection.head.name,
+        kind=kind,
+        title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
+        changed=tuple(sorted(changes, key=lambda one: -one.divergence)),
+        divergence=sum(one.divergence for one in changes) / len(changes),
+        losses=(was, is_),
+        notes=(*model.notes, *prepared.notes, *record.notes, *_note_turns(model)),
+    )
+
+
+def _note_turns(model: Model) -> tuple[str, ...]:
+    """What a masked model does not see while it predicts."""
+    if model.objective.mask is None:
+        return ()
+    return (f"a token is predicted while it is hidden, with every {TURNS}th other one",)
+
+
+def _read(vocabulary: Vocabulary, id_: int) -> str:
+    """A token of the vocabulary as a person reads it."""
+    spelled = vocabulary.spell([id_])[0] or f"id {id_:,}"
+    return spelled if spelled.startswith("##") else readable(vocabulary.decode([id_])) or spelled
+
+
+Means: TypeAlias = Mapping[Site, Tensor]
+"""The mean output of the heads of a site: [head, size]."""
+
+Way: TypeAlias = Literal["zero", "mean"]
+"""What stands in the place of a head that is taken away."""
+
+MEAN_TEXTS = 1000
+"""Texts at the beginning of a corpus over whose rows a head's mean output is taken."""
+
+NEAR = 1e-3
+"""Nats by which a loss may differ when kept layers are given, not run: rounding is far below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """How much the loss rises without a head, over all predictions, and what it is then.
+
+    ``error`` is the standard error of the rise over texts, ``None`` for a single text.
+    """
+
+    value: float
+    texts: int
+    error: float | None
+    loss: float
+
+
+class Removals:
+    """Adds up the losses without each head, text by text. Sums are float64.
+
+    ``means`` are what stands in the place of heads, by site [head, size]; zeros if there are none.
+    """
+
+    def __init__(self, means: Means | None = None) -> None:
+        self.means = means
+        self.texts, self.tokens, self.tokens_squared, self.loss = 0, 0.0, 0.0, 0.0
+        self._sums: dict[Head, Tensor] = {}  # [rise | square | product with the tokens of its text]
+
+    def add(self, model: Model, prepared: ModelInput, labels: Labels, selection: Selection) -> None:
+        """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
+
+        Raises ``ModelError`` for a model without an output head or with heads that cannot be taken away, and
+        ``InputError`` for a text with nothing to predict.
+        """
+        texts = predicted_side(labels)
+        plain, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
+        rises: dict[Head, Tensor] = {}  # [text]
+        for predictions in batch_predictions(model, prepared, texts):
+            of_text = torch.tensor([predictions.texts[target.copy] for target in predictions.targets])
+            tokens.index_add_(0, of_text, torch.ones(len(of_text), dtype=torch.float64))
+            with torch.no_grad(), model.threads(predictions.prepared):
+                before, without = self._losses(model, predictions, selection)
+            plain.index_add_(0, of_text, before)
+            for head, losses in without.items():
+                rise = rises.setdefault(head, torch.zeros(len(texts), dtype=torch.float64))
+                rise.index_add_(0, of_text, losses - before)
+        self.texts += int((tokens > 0).sum())
+        self.tokens += float(tokens.sum())
+        self.tokens_squared += float(tokens.square().sum())
+        self.loss += float(plain.sum())
+        for head, rise in rises.items():
+            self._add(head, torch.stack([rise.sum(), rise.square().sum(), (rise * tokens).sum()]))
+
+    def _losses(
+        self, model: Model, predictions: PredictionBatch, selection: Selection
+    ) -> tuple[Tensor, dict[Head, Tensor]]:
+        """The loss of each prediction as it is, and without each head.  -> [target], by head [target]"""
+        ids = predictions.target_ids
+
+        def loss() -> Tensor:
+            logits = predictions.logits(model)
+            return F.cross_entropy(logits.float(), ids.to(logits.device), reduction="none").cpu().double()
+
+        kept = KeptLayers(model.module)
+        with (
+            edited(lambda number, output: None) as gates,
+            recording(model.module, warn=False) as record,
+            kept.keeping(lambda: len(gates.heads)),
+        ):
+            before = loss()
+        sites = gated_sites(model, record, gates)
+        for call in range(len(sites)):
+            if kept.skipped(call) > kept.skipped(call - 1):
+                with kept.giving(call):
+                    same = torch.allclose(loss(), before, atol=NEAR, rtol=0)
+                if not same:
+                    kept.ran.clear()  # layers keep something of a pass: all of them run anew for each head
+        calls: dict[Head, list[int]] = {}
+        for call, site in enumerate(sites):
+            for head in selection.heads(site, gates.heads[call]) or ():
+                calls.setdefault(Head(site.layer, head, site.kind), []).append(call)
+        without = {}
+        for address, mine in calls.items():
+            skipped = kept.skipped(mine[0])
+            values = {call - skipped: self._value(sites[call], address.head) for call in mine}
+            with kept.giving(mine[0]), edited(replaced(address.head, values)):
+                without[address] = loss()
+        return before, without
+
+    def _value(self, site: Site, head: int) -> Tensor | None:
+        return None if self.means is None else self.means[site][head]
+
+    def _add(self, head: Head, sums: Tensor) -> None:
+        self._sums[head] = self._sums[head] + sums if head in self._sums else sums
+
+    def merge(self, other: Removals) -> None:
+        """Add what another one has seen."""
+        for head, sums in other._sums.items():
+            self._add(head, sums)
+        self.texts += other.texts
+        self.tokens += other.tokens
+        self.tokens_squared += other.tokens_squared
+        self.loss += other.loss
+
+    def figures(self) -> dict[Head, Removal]:
+        """By head; the error is that of a ratio of sums over texts, as in ``measures.sums.Sums.figures``."""
+        return {head: self._figure(*sums.tolist()) for head, sums in self._sums.items() if self.tokens}
+
+    def _figure(self, rise: float, squares: float, products: float) -> Removal:
+        mean = rise / self.tokens
+        spread = max(0.0, squares - 2 * mean * products + mean**2 * self.tokens_squared)
+        error = None
+        if self.texts > 1:
+            error = (spread * self.texts / (self.texts - 1)) ** 0.5 / self.tokens
+        return Removal(mean, self.texts, error, mean + self.loss / self.tokens)
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain lists, which JSON keeps exactly."""
+        heads = [{"head": asdict(head), "sums": sums.tolist()} for head, sums in self._sums.items()]
+        totals = [self.tokens, self.tokens_squared, self.loss]
+        return {"texts": self.texts, "totals": totals, "heads": heads}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Removals:
+        """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` if it never did."""
+        made = cls()
+        made.texts = state["texts"]
+        if type(made.texts) is not int or made.texts < 0:
+            raise ValueError(f"texts is {made.texts!r}")
+        made.tokens, made.tokens_squared, made.loss = map(float, state["totals"])
+        for entry in state["heads"]:
+            sums = torch.tensor(entry["sums"], dtype=torch.float64)
+            if sums.shape != (3,):
+                raise ValueError("the sums of ablation are not three")
+            made._sums[Head(**entry["head"])] = sums
+        return made
+
+
+def describe_way(way: Way | None) -> tuple[str, ...]:
+    """What stands in the place of a head, in words; nothing where none was taken away."""
+    if way is None:
+        return ()
+    mean = f"its mean over the rows of the first {MEAN_TEXTS:,} texts"
+    return (f"ablation: a head's output is set to {'zero' if way == 'zero' else mean}",)
+
+
+def corpus_means(
+    model: Model, entries: Iterable[Entry], max_tokens: int | None, truncate: bool
+) -> dict[Site, Tensor]:
+    """The mean output of every head over all rows of the first texts, as they are read to predict.
+
+    -> by site [head, size]
+    """
+    texts = [(entry.text,) for entry in islice(entries, MEAN_TEXTS) if not entry.fault]
+    read = model.prepare_all(texts, max_tokens=max_tokens, truncate=truncate)
+    sums: dict[Site, Tensor] = {}
+    rows: dict[Site, int] = {}
+    for batch in batches(text for text in read if isinstance(text, ModelInput)):
+        with suppress(InputError):  # nothing to predict
+            for predictions in batch_predictions(model, batch.prepared, predicted_side(batch.labels)):
+                for site, (total, count) in _outputs(model, predictions).items():
+                    sums[site] = sums[site] + total if site in sums else total
+                    rows[site] = rows.get(site, 0) + count
+    return {site: total / rows[site] for site, total in sums.items()}
+
+
+def _outputs(model: Model, predictions: PredictionBatch) -> dict[Site, tuple[Tensor, int]]:
+    """What every head gives in one pass: the sum over all rows [head, size], and how many these are."""
+    outputs: list[tuple[Tensor, int]] = []
+
+    def add(number: int, output: Tensor) -> None:
+        outputs.append((output.sum((0, 1), dtype=torch.float32).cpu().double(), output[..., 0, 0].numel()))
+
+    with (
+        torch.no_grad(),
+        model.threads(predictions.prepared),
+        edited(add) as gates,
+        recording(model.module, warn=False) as record,
+    ):
+        predictions.logits(model)
+    return dict(zip(gated_sites(model, record, gates), outputs, strict=True))

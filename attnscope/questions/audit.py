@@ -1,0 +1,283 @@
+"""Which numbers of a model's input are changed, one pass each, and to what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Site
+from attnscope.capture import recording
+from attnscope.capture.hooks.compiled import original
+from attnscope.capture.record import pattern
+from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.models import Model, ModelInput
+from attnscope.questions.audit_mixer import Mixer, describe_mixers, is_inside, name_mixers, only_choose, sorts
+from attnscope.questions.audit_pass import First, Hold, Place, Steps, project
+
+NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|shape|size|time|cond", re.I)
+"""Names of inputs that say something about tokens, and are none."""
+
+SOUND = re.compile(r"feature|value|audio|spec|mel", re.I)
+"""Names of inputs whose last axis may be time; of others with three axes, it is the states of a token."""
+
+SMALL = 4
+"""An axis no longer than this is one of texts or of colours: what is changed is changed in all of them."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place in one input, by its name or its number: an id, or a number of a picture, sound or state."""
+
+    input: str | int
+    at: int
+    pieces: bool  # numbers of which many may be of one token
+    states: bool  # of a token, along the last axis
+
+    def changed(self, prepared: ModelInput) -> ModelInput:
+        """The same input with another token at this place."""
+        if isinstance(self.input, int):
+            arguments = list(prepared.arguments)
+            arguments[self.input] = self._changed(arguments[self.input], prepared)
+            return replace(prepared, arguments=tuple(arguments))
+        other = self._changed(prepared.inputs[self.input], prepared)
+        return replace(prepared, inputs={**prepared.inputs, self.input: other})
+
+    def _changed(self, field: Tensor, prepared: ModelInput) -> Tensor:
+        other = field.clone()
+        if self.pieces:
+            places = [slice(None) if size <= SMALL else self.at for size in field.shape]
+            places[-1] = slice(None) if self.states else places[-1]
+            other[tuple(places)] = float(field.abs().amax()) + 1 - other[tuple(places)]
+            return other  # not merely shifted, which a normalization would undo
+        before = _ids(field)[0, self.at]
+        ordinary = _ordinary(field, prepared)
+        others = [ids for ids in _ids(field)[0, ordinary] if not torch.equal(ids, before)]
+        _ids(other)[:, self.at] = others[len(others) // 2] if others else (before - 1).abs()
+        return other
+
+
+def choose_spots(prepared: ModelInput) -> list[Spot]:
+    """Neighbours, and places 2, 4, 8 ... further on, in inputs that hold tokens. Raises ``InputError``."""
+    spots = list(_spots(prepared, prepared.inputs)) + list(
+        _spots(prepared, dict(enumerate(prepared.arguments)))
+    )
+    if len(spots) < 2:
+        raise InputError("an audit changes one token after another: give it a text of some tokens")
+    return spots
+
+
+def _spots(prepared: ModelInput, fields: Mapping[str, Tensor] | Mapping[int, Tensor]) -> Iterator[Spot]:
+    for name, field in fields.items():
+        if field.dtype == torch.bool or not field.ndim or NO_TOKENS.search(str(name)):
+            continue
+        pieces = field.is_floating_point()
+        states = pieces and field.ndim == 3 and not SOUND.search(str(name))
+        shape = field.shape[:-1] if states else field.shape
+        sizes = [size for size in shape if size > SMALL] if pieces else []
+        places: Sequence[int] = range(min(sizes, default=0)) if pieces else _ordinary(field, prepared)
+        reach = [0, *(2**power for power in range(len(places).bit_length()))]
+        yield from (Spot(name, places[offset], pieces, states) for offset in reach if offset < len(places))
+
+
+def _ids(field: Tensor) -> Tensor:
+    """A view of ids, whether of one text, of several, or of several at each place.  -> [any, token, ...]"""
+    return field[None] if field.ndim == 1 else field
+
+
+def _ordinary(field: Tensor, prepared: ModelInput) -> list[int]:
+    """The places of ids that no tokenizer added."""
+    tokens, length = prepared.tokens, _ids(field).shape[1]
+    if len(tokens) != length:
+        return list(range(length))
+    return [place for place, token in enumerate(tokens) if not token.special]
+
+
+MOST = 8
+"""Tokens of an input that are changed."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found: the attention calls that were held, and the modules that mix tokens past them."""
+
+    sites: tuple[Site, ...]
+    mixers: tuple[Mixer, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all mixing between tokens goes through what is shown."""
+        return not self.mixers
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The answer in plain words."""
+        calls = f"{len(self.sites):,} attention call{'s' * (len(self.sites) != 1)}"
+        if self.complete:
+            return (f"all mixing between tokens goes through the attention that is shown: {calls}",)
+        return describe_mixers(self.mixers, len(self.sites))
+
+
+def audit(model: Model, prepared: ModelInput) -> Audit:
+    """Run the model with one other token after another, and name whatever mixes tokens past its attention.
+
+    Raises ``InputError`` for an input without tokens to change.
+    """
+    if prepared.replay is not None:
+        raise InputError("an audit runs the model on other tokens: give a text, not a pass that was recorded")
+    search = Search(model, prepared)
+    paths = search.find()
+    ran, mixed = search.first.functions, search.find_functions(paths, search.held)
+    untold = [path for path in paths if path not in mixed]  # what they chose by is held by now
+    for held in {search.mixers[path] for path in untold}:
+        mixed |= search.find_functions([path for path in untold if search.mixers[path] == held], held)
+    return Audit(
+        search.sites, name_mixers(search.module, paths, ran, mixed, search.sites, search.first.hidden)
+    )
+
+
+class Search:
+    """The passes of one audit; ``sites`` are the calls of its first, which keeps what the others hold."""
+
+    def __init__(self, model: Model, prepared: ModelInput) -> None:
+        self.model, self.prepared = model, prepared
+        self.spots = choose_spots(prepared)
+        self.first = First()
+        self.held: frozenset[str] = frozenset()
+        self.mixers: dict[str, frozenset[str]] = {}  # by path: what was held when it was found
+        self.fresh: set[tuple[str, int]] = set()
+        self.module = original(model.module)
+        self.sites = self._run(prepared, Hold(self.module, self.first))
+
+    def find(self) -> list[str]:
+        """The paths of the modules that mix tokens themselves, in the order of the model."""
+        sorting: set[str] = set()  # tokens, into an order that a module around undoes
+        self.spots = self._distinct()
+        while True:
+            self._try(self.spots, self.held)
+            mixing = self._mixing() - sorting
+            new = mixing - self.held
+            new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
+            if undone := {path for path in new if self._is_undone(path)}:
+                found = self.find_functions(undone, self.held)
+                sorting |= {path for path, by in found.items() if only_choose(by)}
+                new -= sorting
+            self.mixers = dict.fromkeys(new | (mixing & self.held), self.held) | self.mixers
+            self.held = self.held | {path for path in self.paths if pattern(path) in map(pattern, new)}
+            if not (new or self.first.share_out() or self._begin_anew()):
+                return [path for path in self.paths if path in self.mixers]
+
+    def _is_undone(self, path: str) -> bool:
+        """Whether a module sorts tokens, and one around it, not the whole model, returns unmixed ones."""
+        if not sorts(self.first.functions.get(path, set())):
+            return False
+        moves = self.first.moves
+        blurred = {place.module for place in moves.mixed | moves.unclear}
+        clear = {place.module for place in moves.reached if place.end == "out"} - blurred - {""}
+        return any(is_inside(path, outer) for outer in clear)
+
+    def find_functions(self, paths: Collection[str], held: frozenset[str]) -> dict[str, set[str]]:
+        """The functions of torch by which these modules mix tokens while others are held, by module."""
+        steps = Steps(paths)
+        if paths:
+            self.first.begin()
+            self._run(self.prepared, Hold(self.module, self.first, held, steps=steps))
+            self._try(self.spots, held, steps)
+        return steps.find_mixing()
+
+    def _begin_anew(self) -> bool:
+        """Whether there are captured calls, not known before, which the change of no token reaches."""
+        if not self.fresh:
+            self.fresh = self.first.calls.keys() - self.first.asked
+            return bool(self.fresh)
+        return False
+
+    def _distinct(self) -> list[Spot]:
+        """The spots without those that are of the same token as an earlier one: pixels of one patch."""
+        if not any(spot.pieces for spot in self.spots):
+            return _few(self.spots)
+        footprints = self._try(self.spots, self.held)
+        kept: list[tuple[Spot, Tensor | None]] = []
+        for spot, marks in zip(self.spots, footprints, strict=True):
+            if not (spot.pieces and any(each.pieces and _same_token(marks, other) for each, other in kept)):
+                kept.append((spot, marks))
+        return _few([spot for spot, _ in kept])
+
+    def _try(
+        self, spots: Sequence[Spot], held: frozenset[str], steps: Steps | None = None
+    ) -> list[Tensor | None]:
+        """One pass for each spot; the footprints of their tokens."""
+        self.first.begin()
+        count = range(len(spots))
+        holds = [Hold(self.module, self.first, held, self.fresh, number, steps) for number in count]
+        for spot, hold in zip(spots, holds, strict=True):
+            if steps is not None:
+                steps.begin(keeps=False)
+            self._run(spot.changed(self.prepared), hold)
+        return [hold.footprint for hold in holds]
+
+    def _run(self, prepared: ModelInput, hold: Hold) -> tuple[Site, ...]:
+        model = self.model
+        with _alike(), torch.inference_mode(), model.threads(prepared):
+            with recording(model.module, (), prepared.axes, warn=False) as record, hold.watch(record):
+                try:
+                    run = getattr(model.module, prepared.entry)
+                    run(*prepared.arguments, **prepared.inputs, **prepared.settings)
+                except AttnscopeError:
+                    raise
+                except Exception as error:
+                    message = f"{model.name} fails in an audit: {type(error).__name__}: {error}"
+                    raise ModelError(message) from error
+            return tuple(site.site for site in record.sites)
+
+    def _mixing(self) -> set[str]:
+        """The modules that were given numbers of single tokens, and returned mixed ones."""
+        moves = self.first.moves
+        dim = moves.mixed | moves.unclear
+        ends = (place for place in moves.mixed if place.end == "out" and not self._are_scores(place))
+        mixing = {place.module for place in ends if place._replace(end="in") not in dim}
+        return mixing - self.first.modules
+
+    def _are_scores(self, place: Place) -> bool:
+        """Whether a module returned what a captured softmax around it was made of."""
+        shapes = {tensor.shape for tensor in self.first.moves.before[place]}
+        return any(
+            shapes == {weights.shape} and is_inside(place.module, owner) and is_inside(f"{path}.", owner)
+            for (path, _), weights in self.first.softmaxes.items()
+            for owner in self.first.written
+        )
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """The paths of all modules."""
+        return [path for path, _ in self.module.named_modules()]
+
+
+@contextmanager
+def _alike() -> Iterator[None]:
+    """Whatever is random is the same in each pass."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def _same_token(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two changes move one and the same place alone, along an axis of the first patches."""
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    both = zip(project(one), project(other), strict=True)
+    return any(len(mine) > 1 and torch.equal(mine, theirs) and int(mine.sum()) == 1 for mine, theirs in both)
+
+
+def _few(spots: Sequence[Spot]) -> list[Spot]:
+    """Not too many spots of each input, near ones and far ones."""
+    chosen: dict[Spot, None] = {}
+    for name in dict.fromkeys(spot.input for spot in spots):
+        alike = [spot for spot in spots if spot.input == name]
+        chosen |= dict.fromkeys(alike[len(alike) * part // MOST] for part in range(MOST))
+    return list(chosen)

@@ -1,0 +1,504 @@
+"""What another token moved, and what was before, put together in one tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attnscope.capture import Record
+from attnscope.capture.hooks.functions import attention_functions
+from attnscope.capture.lineage.functions import SOFTMAX
+from attnscope.capture.observer import is_quiet, quietly
+from attnscope.capture.rows import kernels as aten
+from attnscope.errors import ModelError
+from attnscope.questions.audit_mixer import is_inside, sorts
+
+
+def mend(moved: Tensor, now: Tensor, before: Tensor) -> Tensor:
+    """What was before where nothing moved, in the tensor that the recording follows if it can be written."""
+    mended = torch.where(moved, now, before)
+    spread = any(stride == 0 and size > 1 for stride, size in zip(now.stride(), now.shape, strict=True))
+    return mended if spread else now.copy_(mended)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one pass moved in a module that mixes tokens: the places of its inputs by axis, and its output."""
+
+    given: list[list[Tensor]]  # of each input, of each axis, bool
+    amount: Tensor  # [...], as the output
+
+
+def project(moved: Tensor) -> list[Tensor]:
+    """Which places of each axis moved.  [...] -> [place], ..."""
+    return [moved.movedim(axis, 0).unsqueeze(-1).flatten(1).any(1) for axis in range(moved.ndim)]
+
+
+def share_out(shares: Mapping[int, Share]) -> Tensor:
+    """For each number of an output, the one pass whose token it shall stand for, or -1.  -> [...]
+
+    Tokens lie along an axis on which no two passes moved one place of the input; if the output has that axis,
+    it is shared out likewise. Otherwise each place goes to the pass that moved it the most, where the places
+    are those of the axes on which some passes moved nothing in common. Passes that moved nothing own nothing.
+    """
+    some = next(iter(shares.values())).amount
+    owners = torch.full(some.shape, -1, device=some.device)
+    shares = {number: share for number, share in shares.items() if bool(share.amount.any())}
+    if not shares:
+        return owners
+    passes, amount = list(shares), torch.stack([share.amount for share in shares.values()])  # [pass, ...]
+    for alike in zip(*(share.given for share in shares.values()), strict=True):
+        if len(alike[0]) != owners.ndim:
+            continue
+        boxes = [torch.ones_like(owners, dtype=torch.bool) for _ in passes]
+        for axis, size in enumerate(owners.shape):
+            along = torch.stack([places[axis] for places in alike])  # [pass, place]
+            if along.shape[1] == size > 1 and int(along.sum(0).amax()) == 1:
+                for box, places in zip(boxes, along, strict=True):
+                    box &= places.view(*(-1 if other == axis else 1 for other in range(owners.ndim)))
+        if not all(bool(box.all()) for box in boxes):
+            for number, box in zip(passes, boxes, strict=True):
+                owners[box] = number
+            return owners
+    projected = [project(each > 0) for each in amount]
+    places = [
+        axis
+        for axis in range(owners.ndim)
+        if any(not bool((one[axis] & other[axis]).any()) for one in projected for other in projected)
+    ]
+    rest = [axis + 1 for axis in range(owners.ndim) if axis not in places]
+    strength = amount.sum(rest, keepdim=True) if rest else amount
+    numbers = torch.tensor(passes, device=amount.device)
+    return numbers[strength.argmax(0)].expand_as(owners) if places else owners
+
+
+ROUNDING = 64
+"""Two computations of one number differ by fewer of the smallest steps of single or double precision."""
+
+COARSE_ROUNDING = 4
+"""The same for types of sixteen bits, which sum in single precision and round once."""
+
+
+class Place(NamedTuple):
+    """What went into a call of a module, or came out of it."""
+
+    module: str
+    call: int
+    end: str  # "in" or "out"
+
+
+@dataclass(eq=False)
+class Moves:
+    """The numbers of a first pass, and which of them moved in later ones, each with one other token.
+
+    ``mixed`` are the places where two passes moved one number, ``unclear`` those with other shapes than
+    before, ``reached`` those where any number moved.
+    """
+
+    before: dict[Place, list[Tensor]] = field(default_factory=dict)
+    moved: dict[Place, list[Tensor]] = field(default_factory=dict)
+    mixed: set[Place] = field(default_factory=set)
+    unclear: set[Place] = field(default_factory=set)
+    reached: set[Place] = field(default_factory=set)
+
+    def keep(self, place: Place, value: Any) -> None:
+        """Keep the numbers of the first pass; models write into their tensors."""
+        self.before[place] = [tensor.clone() for tensor in tensors_in(value)]
+
+    def forget(self) -> None:
+        """Begin anew: nothing moved yet."""
+        for group in (self.moved, self.mixed, self.unclear, self.reached):
+            group.clear()
+
+    def compare(self, place: Place, value: Any) -> list[Tensor]:
+        """Where the numbers moved in this pass, tensor by tensor; none where the shapes are others."""
+        before, now = self.before.get(place), [*tensors_in(value)]
+        if before is None or [tensor.shape for tensor in before] != [tensor.shape for tensor in now]:
+            self.unclear.add(place)
+            return []
+        moved = [differ(*both) for both in zip(before, now, strict=True)]
+        if not any(bool(each.any()) for each in moved):
+            return moved
+        self.reached.add(place)
+        earlier = self.moved.setdefault(place, [torch.zeros_like(each) for each in moved])
+        for mine, theirs in zip(moved, earlier, strict=True):
+            if bool((mine & theirs).any()):
+                self.mixed.add(place)
+            theirs |= mine
+        return moved
+
+    def settle(self, place: Place, value: Any) -> list[Tensor]:
+        """Compare what a module is given, and undo what is less than rounding: it could make more of that."""
+        moved = self.compare(place, value)
+        for mine, now, before in zip(moved, tensors_in(value), self.before.get(place, ()), strict=False):
+            if now.is_contiguous() and not torch.equal(now.where(mine, before), now):
+                mend(mine, now, before)
+        return moved
+
+
+def differ(before: Tensor, now: Tensor) -> Tensor:
+    """Where two tensors of one shape differ by more than rounding, bool.  [...], [...] -> [...]
+
+    Of a row with such a number, all that differ count: a token may move some of its features by little.
+    """
+    if torch.equal(before, now):
+        return torch.zeros(before.shape, dtype=torch.bool, device=before.device)
+    precision = torch.finfo(before.dtype)
+    steps = ROUNDING if precision.bits >= 32 else COARSE_ROUNDING
+    finite = before.abs().nan_to_num(0, 0, 0)
+    rounding = steps * precision.eps * float(finite.amax())
+    moved = ~torch.isclose(now, before, rtol=0, atol=rounding, equal_nan=True)
+    if not moved.ndim:
+        return moved
+    other = ~torch.isclose(now, before, rtol=0, atol=0, equal_nan=True)
+    return moved | (other & moved.any(-1, keepdim=True))
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of real or complex numbers in tuples, lists and dictionaries, in their order."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point() or value.is_complex():
+            yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same with other tensors in the places of those that ``tensors_in`` yields."""
+    if isinstance(value, Tensor):
+        return next(tensors) if value.is_floating_point() or value.is_complex() else value
+    if isinstance(value, Mapping):
+        for key in list(value):
+            value[key] = with_tensors(value[key], tensors)  # type: ignore[index]
+        return value
+    if isinstance(value, (tuple, list)):
+        parts = [with_tensors(each, tensors) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def copy_tensors(value: Any) -> Any:
+    """The same with copies of its tensors: models write into what they are given."""
+    return with_tensors(value, iter([tensor.clone() for tensor in tensors_in(value)]))
+
+
+@dataclass(eq=False)
+class Steps:
+    """The functions that ran in the modules ``paths`` themselves, not in modules inside of them.
+
+    The first pass is the model's own and keeps what each was given and what it made; later ones, each with
+    another token, are compared with it.
+    """
+
+    paths: Collection[str]
+    moves: Moves = field(default_factory=Moves)
+    names: dict[tuple[str, int], str] = field(default_factory=dict)
+    keeps: bool = True
+    _calls: Counter[str] = field(default_factory=Counter)
+
+    def begin(self, keeps: bool) -> None:
+        """Begin a pass."""
+        self.keeps = keeps
+        self._calls.clear()
+
+    def enter(self, path: str, name: str, given: Sequence[Tensor]) -> Place:
+        """A function is about to run in one of the modules."""
+        place = Place(path, self._calls[path], "in")
+        self._calls[path] += 1
+        self.names[path, place.call] = name
+        self._look(place, given)
+        return place
+
+    def leave(self, place: Place, result: Any, given: Sequence[Tensor]) -> None:
+        """It has run; functions may write into what they were given."""
+        self._look(place._replace(end="out"), (result, given))
+
+    def find_mixing(self) -> dict[str, set[str]]:
+        """The names of those that were given numbers of single tokens, and made mixed ones, by module."""
+        mixing: dict[str, set[str]] = {}
+        for place in self.moves.mixed:
+            if place.end == "out" and place._replace(end="in") not in self.moves.mixed | self.moves.unclear:
+                mixing.setdefault(place.module, set()).add(self.names[place.module, place.call])
+        return mixing
+
+    def _look(self, place: Place, value: Any) -> None:
+        if self.keeps:
+            self.moves.keep(place, value)
+        else:
+            self.moves.compare(place, value)
+
+
+@dataclass(eq=False)
+class First:
+    """What the first pass showed: its numbers, and every captured call with what it was given and its result.
+
+    ``modules`` are those whose attention was seen when they had run: what they return is the result.
+    ``hidden`` are those whose attention was seen and is not shown, because it is none over tokens.
+    """
+
+    moves: Moves = field(default_factory=Moves)
+    calls: dict[tuple[str, int], tuple[list[Tensor], Any]] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
+    softmaxes: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)  # modules that wrote out a softmax which was captured
+    hidden: dict[str, str] = field(default_factory=dict)  # and why
+    asked: set[tuple[str, int]] = field(default_factory=set)  # calls whose queries another token moved
+    shares: dict[tuple[Place, int], dict[int, Share]] = field(default_factory=dict)
+    owners: dict[tuple[Place, int], Tensor] = field(default_factory=dict)  # the pass whose token has a place
+    functions: dict[str, set[str]] = field(default_factory=dict)  # of torch, that run in a module itself
+
+    def hide(self, record: Record) -> None:
+        """Forget the calls of modules that no picture shows: nothing may be held there."""
+        shown = {site.site.name for site in record.sites}
+        reasons = {layer.name: layer.reason for layer in record.without_attention}
+        self.hidden = {name: reason for name, reason in reasons.items() if name not in shown}
+        self.calls = {key: call for key, call in self.calls.items() if key[0] not in self.hidden}
+        self.modules -= self.hidden.keys()
+        self.written -= self.hidden.keys()
+
+    def begin(self) -> None:
+        """Begin another round of passes."""
+        self.moves.forget()
+        self.asked.clear()
+        self.shares.clear()
+
+    def share_out(self) -> bool:
+        """Give the places that held modules mixed to one token each; whether any are new."""
+        new = {key: share_out(shares) for key, shares in self.shares.items() if key not in self.owners}
+        self.owners |= new
+        return bool(new)
+
+
+KERNELS = {*aten.KERNELS, "flex_attention", "multi_head_attention_forward"}
+"""Functions of torch whose first argument is the queries, and whose result has a row for each."""
+
+RowOf = Callable[[Tensor], Tensor]
+"""From which queries moved, [..., query], to the rows of the result."""
+
+
+@dataclass(eq=False)
+class Frame:
+    """A module that is running: its path, its how-many-th call, and where what it was given moved."""
+
+    path: str
+    call: int
+    moved: list[Tensor]
+
+
+class Hold(TorchFunctionMode):
+    """Keeps what a first pass shows, or holds its attention, and the modules ``held``, to what was kept.
+
+    A call is captured if the recording grew while it ran, and shows it. Held is all but the rows whose own
+    query moved: they are of the token that is another one. Queries that no token moves, because the model
+    learned them, stand for tokens of their own: of the calls ``fresh``, row ``number`` is moved by hand.
+    ``footprint`` is what moved in the first result of another shape than what it was made of: patches.
+    ``steps`` look at the single functions of some modules.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        first: First,
+        held: Collection[str] | None = None,
+        fresh: Collection[tuple[str, int]] = (),
+        number: int = 0,
+        steps: Steps | None = None,
+    ) -> None:
+        super().__init__()
+        self.root, self.first, self.keeps = root, first, held is None
+        self.fresh, self.number, self.steps = fresh, number, steps
+        self.held = {*(held or ()), *first.modules}
+        self.footprint: Tensor | None = None
+        self._record = Record()
+        self._busy = 0  # inside a captured call, or at work ourselves
+        self._frames = [Frame("", 0, [])]
+        self._modules: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._softmaxes: Counter[str] = Counter()
+
+    @contextmanager
+    def watch(self, record: Record) -> Iterator[None]:
+        """Keep or hold what the recording captures while the block runs."""
+        self._record = record
+        with ExitStack() as stack:
+            for path, module in self.root.named_modules():
+                for handle in (
+                    module.register_forward_pre_hook(self._entering(path), with_kwargs=True),
+                    module.register_forward_hook(self._leaving),
+                ):
+                    stack.callback(handle.remove)
+            stack.enter_context(attention_functions(self))
+            stack.enter_context(self)
+            yield
+        if self.keeps:
+            self.first.modules |= {path for path in record.calls if not self._calls[path]}
+            self.first.hide(record)
+
+    # attention
+
+    def kernel_call(
+        self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an attention function of transformers, or answer for it."""
+        return self._answer("attention", lambda asked: asked.transpose(1, 2), kernel, args, kwargs)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one of torch's functions, or answer for it."""
+        name = getattr(func, "__name__", "").partition(".")[0]
+        return self._answer(name, Tensor.detach if name in KERNELS else None, func, args, kwargs or {})
+
+    def _answer(
+        self, name: str, turn: RowOf | None, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        if self._busy or is_quiet():
+            return func(*args, **kwargs)
+        captured = len(self._record.calls)
+        self._busy += 1
+        try:
+            step = self._step(name, args, kwargs)
+            result = func(*args, **kwargs)
+            if len(self._record.calls) == captured or self._record.calls[-1] in self.first.hidden:
+                step(result)
+                return self._noted(name, result)
+            owner = self._record.calls[-1]
+            key = owner, self._calls[owner]
+            self._calls[owner] += 1
+            with quietly():
+                given = [*tensors_in((args, kwargs))]
+                if self.keeps:
+                    self.first.calls[key] = copy_tensors(given), copy_tensors(result)
+                    self.first.written |= {owner} if turn is None else set()
+                    return result
+                return self._held(key, turn, given, result)
+        finally:
+            self._busy -= 1
+
+    def _step(self, name: str, args: Any, kwargs: dict[str, Any]) -> Callable[[Any], None]:
+        """Look at what a function is given, and, by what is returned here, at what it made."""
+        steps, path = self.steps, self._frames[-1].path
+        if steps is None or path not in steps.paths:
+            return lambda result: None
+        given = [*tensors_in((args, kwargs))]
+        with self._working():
+            place = steps.enter(path, name, given)
+
+        def leave(result: Any) -> None:
+            with self._working():
+                steps.leave(place, result, given)
+
+        return leave
+
+    def _noted(self, name: str, result: Any) -> Any:
+        """What a function returned that captured nothing.
+
+        Models return weights beside their output, so a softmax that is captured later returns what it did
+        before, written into the tensor that the recording follows.
+        """
+        path = self._frames[-1].path
+        if next(tensors_in(result), None) is not None or sorts({name}):
+            self.first.functions.setdefault(path, set()).add(name)
+        if name not in SOFTMAX or not isinstance(result, Tensor):
+            return result
+        key = path, self._softmaxes[path]
+        self._softmaxes[path] += 1
+        with quietly():
+            if self.keeps:
+                self.first.softmaxes[key] = result.clone()
+            elif any(path == owner or is_inside(path, owner) for owner in self.first.written):
+                before = self.first.softmaxes.get(key, result)
+                if before.shape == result.shape:
+                    result.copy_(before)
+        return result
+
+    def _held(self, key: tuple[str, int], turn: RowOf | None, given: list[Tensor], result: Any) -> Any:
+        """The first pass's result, with the rows of this one whose queries, which come first, moved."""
+        if key not in self.first.calls:
+            raise ModelError("the model attends more often when one token is another: it cannot be audited")
+        earlier, before = self.first.calls[key]
+        held, now = [*tensors_in(before)], [*tensors_in(result)]
+        if [each.shape for each in (*earlier, *held)] != [each.shape for each in (*given, *now)]:
+            return copy_tensors(before)
+        moved = [torch.zeros_like(each, dtype=torch.bool) for each in now]
+        if turn is not None:
+            asked = differ(earlier[0], given[0]).any(-1)  # [batch, head, query], or [query, batch]
+            if bool(asked.any()):
+                self.first.asked.add(key)
+            elif key in self.fresh:
+                position = 0 if asked.ndim == 2 else -1
+                asked.movedim(position, 0)[self.number : self.number + 1] = True
+                now = [each + each.abs().amax() + 1 for each in now]
+            rows = turn(asked)
+            moved = [
+                rows[..., None].expand_as(each) if each.shape[:-1] == rows.shape else none
+                for each, none in zip(now, moved, strict=True)
+            ]
+        return with_tensors(result, map(mend, moved, now, held))
+
+    # modules
+
+    def _entering(self, path: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            place = Place(path, self._modules[path], "in")
+            self._modules[path] += 1
+            with self._working():
+                moved = [] if self.keeps else self.first.moves.settle(place, (args, kwargs))
+                if self.keeps:
+                    self.first.moves.keep(place, (args, kwargs))
+            self._frames.append(Frame(path, place.call, moved))
+
+        return enter
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> Any:
+        frame = self._frames.pop()
+        place = Place(frame.path, frame.call, "out")
+        with self._working():
+            if self.keeps:
+                self.first.moves.keep(place, output)
+                return None
+            moved = self.first.moves.compare(place, output)
+            before = self.first.moves.before.get(place, [])
+            now = [*tensors_in(output)]
+            if self.footprint is None and len(moved) == 1 and frame.moved and not [*module.children()]:
+                recut = moved[0].shape != frame.moved[0].shape
+                self.footprint = moved[0] if recut and bool(moved[0].any()) else None
+            if not moved or all(map(torch.equal, before, now)):
+                return None
+            if frame.path in self.held:
+                moved = [
+                    self._own((place, index), frame, *each)
+                    for index, each in enumerate(zip(moved, now, before, strict=True))
+                ]
+            return with_tensors(output, map(mend, moved, now, before))
+
+    def _own(
+        self, key: tuple[Place, int], frame: Frame, moved: Tensor, now: Tensor, before: Tensor
+    ) -> Tensor:
+        """Which of the numbers that moved stand for the token that is another one, where tokens are mixed."""
+        if key in self.first.owners:
+            return (self.first.owners[key] == self.number) & moved
+        share = Share([project(each) for each in frame.moved], (now - before).abs() * moved)
+        self.first.shares.setdefault(key, {})[self.number] = share
+        return torch.zeros_like(moved)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Our own arithmetic is neither recorded nor held; without modes it costs half as much."""
+        self._busy += 1
+        try:
+            with quietly(), torch._C.DisableTorchFunction():
+                yield
+        finally:
+            self._busy -= 1

@@ -1,0 +1,165 @@
+"""Which head feeds which: how much of what one writes is what a later one reads, from the weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from attnscope.attention import Head, Site
+from attnscope.axes import Array
+from attnscope.capture.projections import Circuits
+from attnscope.errors import ModelError, SelectionError
+from attnscope.measures.flow import Circuit, compose, compose_random
+from attnscope.models import Model, ModelInput
+from attnscope.models.kept import FileModel
+
+WAYS = {"Q": "queries", "K": "keys", "V": "values"}
+"""What of the later head is made of what the earlier one wrote."""
+
+TURNED = "positions turn queries and keys (rotary): Q and K are as at distance 0, where nothing is turned"
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One way in which a head feeds a later one; ``baseline`` is the score of random matrices.
+
+    ``scatter`` is their standard deviation.
+    """
+
+    head: Head
+    fed: Head
+    way: str
+    score: float
+    baseline: float
+    scatter: float
+
+    @property
+    def lift(self) -> float:
+        """How far the score stands above its baseline."""
+        return self.score - self.baseline
+
+
+@dataclass(frozen=True, eq=False)
+class Feeds:
+    """Every way of every pair of heads, the one farthest above its baseline first, and what to know.
+
+    ``fed`` is the later head that was asked for, with its kind; ``None``: all of them.
+    """
+
+    feeds: tuple[Feed, ...]
+    title: str
+    notes: tuple[str, ...]
+    fed: Head | None = None
+
+    def by(self, way: str) -> Mapping[int, list[float]]:
+        """How far each earlier head's score for the head stands above its baseline, by layer."""
+        table: dict[int, dict[int, float]] = {}
+        for each in self.feeds:
+            if (each.way, each.fed) == (way, self.fed):
+                table.setdefault(each.head.layer, {})[each.head.head] = each.lift
+        return {layer: [heads[head] for head in sorted(heads)] for layer, heads in table.items()}
+
+
+def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> Feeds:
+    """Run the model once, to see which weights are whose, and compose them; the text plays no other part.
+
+    ``fed`` leaves one later head. Heads of cross-attention, which read two sequences, are left out. Raises
+    ``ModelError`` where the weights of a layer cannot be told apart, ``SelectionError`` for a head that does
+    not exist or has none before it.
+    """
+    if isinstance(model, FileModel):
+        raise ModelError(f"{model.name} is {model.what} and holds no weights of a model: give the model")
+    circuits = Circuits()
+    with circuits.watching(model.module):
+        record = model.run(prepared, [circuits])
+    found = {site: circuit for site in circuits.sites if (circuit := _circuit(circuits, site)) is not None}
+    if fed is not None:
+        fed = _require(fed, found, circuits)
+    feeds: list[Feed] = []
+    baselines: dict[tuple[torch.Size, ...], tuple[float, float]] = {}
+    for later, reads in found.items():
+        if fed is not None and (later.layer, later.kind) != (fed.layer, fed.kind):
+            continue
+        for earlier, wrote in found.items():
+            if earlier.kind != later.kind or earlier.layer >= later.layer or not _meet(wrote, reads):
+                continue
+            shapes = wrote.value.shape[1:], wrote.output.shape[1:], reads.value.shape[1:]
+            if shapes not in baselines:
+                baselines[shapes] = compose_random(wrote, reads)
+            for way, scores in compose(wrote, reads).items():
+                feeds += _pairs(way, scores.numpy(), earlier, later, *baselines[shapes])
+    if fed is not None:
+        feeds = [each for each in feeds if each.fed.head == fed.head]
+    missing = sorted({site.layer for site in circuits.sites if site not in found and site.kind != "cross"})
+    unread = sorted({site.layer for site, circuit in found.items() if circuit.query is None})
+    notes = [*model.notes, *record.notes]
+    notes += [_layers(missing, "values or output projection were not found: left out")] if missing else []
+    notes += [_layers(unread, "queries and keys are not a plain product: V alone")] if unread else []
+    turned = sorted({site.layer for site in found if circuits.reads[site].turned})
+    shared = max((circuits.reads[site].shared for site in found), default=1)
+    notes += [_layers(turned, TURNED)] if turned else []
+    notes += [f"{shared} heads share each key and value: what feeds one of them its keys feeds all"] * (
+        shared > 1
+    )
+    return Feeds(
+        tuple(sorted(feeds, key=lambda each: -each.lift)),
+        f"{model.title} · from the weights",
+        tuple(notes),
+        fed,
+    )
+
+
+def _layers(numbers: list[int], what: str) -> str:
+    return f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}: {what}"
+
+
+def _circuit(circuits: Circuits, site: Site) -> Circuit | None:
+    """The projections of one call, if what it reads and what it writes are known."""
+    reads, wrote = circuits.reads[site], circuits.found.get(site)
+    if site.kind == "cross" or wrote is None or reads.value is None:
+        return None
+    writes = reads.value.cpu(), wrote.weight.mT.cpu()
+    if reads.query is None or reads.key is None:
+        return Circuit(None, None, *writes)
+    return Circuit(reads.query.cpu(), reads.key.cpu(), *writes)
+
+
+def _meet(wrote: Circuit, reads: Circuit) -> bool:
+    """Whether one layer writes to states that the other reads: of one width."""
+    return wrote.output.shape[1] == reads.value.shape[1]
+
+
+def _pairs(
+    way: str, scores: Array, earlier: Site, later: Site, baseline: float, scatter: float
+) -> list[Feed]:
+    """[later head, earlier head]"""
+    return [
+        Feed(
+            Head(earlier.layer, head, earlier.kind),
+            Head(later.layer, fed, later.kind),
+            way,
+            float(scores[fed, head]),
+            baseline,
+            scatter,
+        )
+        for fed in range(scores.shape[0])
+        for head in range(scores.shape[1])
+    ]
+
+
+def _require(fed: Head, found: Mapping[Site, Circuit], circuits: Circuits) -> Head:
+    """The head with its kind. Raises ``SelectionError`` unless it exists, and others before it."""
+    same = [site for site in circuits.sites if fed.kind in (None, site.kind)]
+    here = [site for site in same if site.layer == fed.layer and site in found]
+    here = [site for site in here if fed.head < len(found[site].value)]
+    if not here:
+        layers = sorted({site.layer for site in same if site in found})
+        if not layers:
+            raise ModelError("the weights of no layer can be told apart: composition cannot be had")
+        most = max(len(circuit.value) for circuit in found.values())
+        raise SelectionError(f"no head {fed}: layers {layers[0]}-{layers[-1]} have heads 0-{most - 1}")
+    if all(site.layer >= fed.layer for site in found):
+        raise SelectionError(f"no head stands before {fed}: name one of a later layer")
+    return Head(fed.layer, fed.head, here[0].kind)

@@ -1,0 +1,361 @@
+"""How far a run over a corpus is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from attnscope.attention import Kind, Token
+from attnscope.errors import ModelError
+from attnscope.models import Model, ModelInput
+from attnscope.models.text.tokens import read_unknown, say_unknown
+from attnscope.storage.corpus import Entry
+from attnscope.storage.gold import GoldText
+
+NAMED = 3
+"""Places of texts that were left out which a note names."""
+
+MOST = 1 << 53
+"""A number above all counts of texts and tokens."""
+
+
+@dataclass
+class Progress:
+    """How far a run is: ``done`` in the corpus's own unit, ``entries`` read of it, and what they held.
+
+    The fused pass computed ``taken`` of ``calls`` of attention. ``skipped`` texts could not be read;
+    ``places`` says where the first of them stand. ``cut`` texts were longer than the model reads, ``unknown``
+    tokens are none of its vocabulary, which spells them as ``lacks``, ``notes`` says what else was done to
+    texts, ``layout`` is what ran, in words. ``batches`` of the next window are
+    counted already.
+    """
+
+    done: int = 0
+    entries: int = 0
+    texts: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    places: list[str] = field(default_factory=list)
+    cut: int = 0
+    unknown: int = 0
+    lacks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    taken: int = 0
+    calls: int = 0
+    layout: list[str] = field(default_factory=list)
+    batches: int = 0
+
+    def skip(self, where: str) -> None:
+        """Count a text that could not be read."""
+        self.skipped += 1
+        self.places += [where] if len(self.places) < NAMED else []
+
+    def note(self, notes: Sequence[str]) -> None:
+        """Count a text that was cut, and unknown tokens; keep whatever else a model says of a text, once."""
+        for note in notes:
+            unknown = read_unknown(note)
+            if note.startswith("cut:"):
+                self.cut += 1
+            elif unknown is not None:
+                self.unknown += unknown[0]
+                self.lacks = [unknown[1]]
+            elif note not in self.notes:
+                self.notes.append(note)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was noted, and how many texts were skipped or cut, in words."""
+        notes = [*self.notes]
+        notes += [say_unknown(self.unknown, self.tokens, spelling) for spelling in self.lacks]
+        if self.skipped:
+            more = ", ..." if self.skipped > len(self.places) else ""
+            notes.append(f"{_texts(self.skipped)} could not be read: {', '.join(self.places)}{more}")
+        if self.cut:
+            notes.append(
+                f"{_texts(self.cut)} {'was' if self.cut == 1 else 'were'} cut at the limit of tokens"
+            )
+        return tuple(notes)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Progress:
+        """What a file says. Raises ``ValueError`` or ``TypeError`` if that is nothing like it."""
+        found = cls(**state)
+        for each in fields(found):
+            value = getattr(found, each.name)
+            if isinstance(each.default, int):
+                sound = type(value) is int and 0 <= value < MOST
+            else:
+                sound = isinstance(value, list) and all(isinstance(text, str) for text in value)
+            if not sound or (each.name == "layout" and len(value) not in (0, 2)):
+                raise ValueError(f"{each.name} is {value!r}")
+        return found
+
+
+def _texts(count: int) -> str:
+    return "1 text" if count == 1 else f"{count:,} texts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusRun:
+    """A run stops after ``limit`` texts, and reads of each at most ``max_tokens``.
+
+    ``truncate`` cuts a text that is longer than the model's positions. One that cannot be read is skipped
+    and its place passed to ``report``, or raises ``InputError`` if ``strict``. ``watch`` is told after every
+    batch how far the run is. ``checkpoint`` names a file that keeps the sums, written every ``EVERY`` seconds
+    and after every window; a run that finds it goes on from there to bit-identical sums.
+    """
+
+    limit: int | None = None
+    max_tokens: int | None = None
+    truncate: bool = False
+    strict: bool = False
+    checkpoint: Path | None = None
+    report: Callable[[str], None] = lambda sentence: None
+    watch: Callable[[Progress], None] = lambda progress: None
+
+
+WINDOW_TEXTS = 8192
+WINDOW_CHARACTERS = 1 << 20
+"""Texts among which equal lengths are looked for, whichever is reached first; so many are held at once."""
+
+BATCH_TOKENS = 4096
+"""Tokens that go through a model together: enough to keep the processor busy, few enough for its caches."""
+
+
+Item = TypeVar("Item", Entry, GoldText)
+
+
+class Batch(NamedTuple):
+    """Texts of one length: what the model reads, and the tokens of the queries and keys of each text."""
+
+    prepared: ModelInput
+    labels: Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
+    texts: int
+    tokens: int
+    numbers: Sequence[int] = ()  # of the texts, among those that were put into batches
+
+
+def windows(entries: Iterable[Item]) -> Iterator[list[Item]]:
+    """Cut a stream of texts where enough are together."""
+    window: list[Item] = []
+    characters = 0
+    for entry in entries:
+        window.append(entry)
+        characters += len(entry.text)
+        if len(window) == WINDOW_TEXTS or characters >= WINDOW_CHARACTERS:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
+    """The texts in batches, the longest texts first; the same texts always make the same batches."""
+    alike: dict[tuple[object, ...], list[tuple[int, ModelInput]]] = {}
+    for number, one in enumerate(prepared):
+        alike.setdefault(_shape(one), []).append((number, one))
+    groups = sorted(alike.values(), key=lambda group: -len(group[0][1].tokens))
+    made = []
+    for group in groups:
+        size = max(1, BATCH_TOKENS // len(group[0][1].tokens))
+        for start in range(0, len(group), size):
+            numbers, texts = zip(*group[start : start + size], strict=True)
+            made.append(join_texts(texts)._replace(numbers=numbers))
+    return made
+
+
+def join_texts(texts: Sequence[ModelInput]) -> Batch:
+    """One batch of texts whose inputs have the same shapes."""
+    first = texts[0]
+    inputs = {name: torch.cat([text.inputs[name] for text in texts]) for name in first.inputs}
+    arguments = tuple(torch.cat(parts) for parts in zip(*(text.arguments for text in texts), strict=True))
+    labels: dict[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]] = {}
+    for kind in first.axes:
+        axes = [text.axes[kind] for text in texts]
+        queries = [queries for queries, _ in axes if not isinstance(queries, range)]
+        keys = [keys for _, keys in axes if not isinstance(keys, range)]
+        if len(queries) == len(keys) == len(texts):
+            one_sequence = all(queries is keys for queries, keys in axes)  # then their facts are had once
+            labels[kind] = (queries, queries) if one_sequence else (queries, keys)
+    tokens = tuple(token for text in texts for token in text.tokens)
+    prepared = ModelInput(inputs, {}, tokens, settings=first.settings, arguments=arguments)
+    return Batch(prepared, labels, len(texts), len(tokens))
+
+
+def _shape(text: ModelInput) -> tuple[object, ...]:
+    return (
+        len(text.tokens),
+        *((name, tensor.shape) for name, tensor in text.inputs.items()),
+        *(tensor.shape for tensor in text.arguments),
+    )
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many processes share the work, and which of them this one is; number 0 has the answer."""
+
+    number: int = 0
+    count: int = 1
+
+    def gather(self, mine: object) -> list[Any]:
+        """What every process has, in their order, at number 0; an empty list at the others."""
+        if self.count == 1:
+            return [mine]
+        import torch.distributed as distributed
+
+        everyones: list[Any] = [None] * self.count
+        with _lost():
+            distributed.gather_object(mine, everyones if self.number == 0 else None)
+        return everyones if self.number == 0 else []
+
+    def broadcast(self, word: Any) -> Any:
+        """What process 0 says, at every process."""
+        if self.count == 1:
+            return word
+        import torch.distributed as distributed
+
+        said = [word]
+        with _lost():
+            distributed.broadcast_object_list(said, src=0)
+        return said[0]
+
+
+def torchrun_processes() -> Processes:
+    """The place of this process among those that torchrun started; alone without it."""
+    return Processes(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+@contextmanager
+def together() -> Iterator[Processes]:
+    """Join the processes that torchrun started while the block runs.
+
+    What they exchange are sums in main memory, so they talk through gloo, whatever device the model is on.
+    """
+    processes = torchrun_processes()
+    if processes.count == 1:
+        yield processes
+        return
+    import torch.distributed as distributed
+
+    with _lost():
+        distributed.init_process_group("gloo")
+    try:
+        yield processes
+    finally:
+        distributed.destroy_process_group()
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ModelError("another process of this job ended; the reason is what that one says") from error
+
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+
+def workers(model: Model) -> int:
+    """How many batches may go through a model at a time.
+
+    Small batches leave threads inside of torch's operations little to share, so each thread takes batches of
+    its own, if the model is on the CPU and keeps nothing of a pass.
+    """
+    return torch.get_num_threads() if model.stateless and model.device.type == "cpu" else 1
+
+
+def in_order(
+    work: Callable[[Work], Result], items: Sequence[Work], threads: int
+) -> Generator[Result, None, None]:
+    """The results of ``work``, done by threads with one thread inside each, in the order of the items.
+
+    An error comes out where its result would; what has not begun by then never does.
+    """
+    threads = min(threads, len(items))
+    if threads < 2:
+        yield from map(work, items)
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(threads, "attnscope", initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield from pool.map(work, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)
+
+
+Asked = TypeVar("Asked")
+Share = TypeVar("Share")
+
+ROUND = 4
+"""Batches of each of several processes after which these bring together what they have."""
+
+
+@dataclass(frozen=True)
+class Walk(Generic[Asked, Result, Share]):
+    """What is done with each batch and what is asked of it.
+
+    ``work`` runs on one of the ``threads``. ``share`` makes of its result what the batch adds, and ``add``
+    adds that, in the order of the batches whatever the number of processes. ``watch`` is told of progress.
+    """
+
+    work: Callable[[tuple[Batch, Asked]], Result]
+    share: Callable[[Batch, Result], Share]
+    add: Callable[[Share], None]
+    watch: Callable[[Progress], None]
+    threads: int
+
+    def window(
+        self,
+        jobs: Sequence[tuple[Batch, Asked]],
+        progress: Progress,
+        begun: Progress,
+        done: int,
+        processes: Processes,
+    ) -> Iterator[Progress]:
+        """Do this process's share of a window, which ends at ``done`` and was at ``begun`` before.
+
+        Yields, whenever the sums have more batches, how far they are: as a run says that begins with the
+        window again and leaves those batches out.
+        """
+        every = sum(batch.tokens for batch, _ in jobs)
+        passed = sum(batch.tokens for batch, _ in jobs[: begun.batches])
+        left = jobs[begun.batches :]
+        mine = left[processes.number :: processes.count]
+        round_ = processes.count * (ROUND if processes.count > 1 else 1)
+        with closing(in_order(self.work, mine, self.threads)) as results:
+            for start in range(0, len(left), round_):
+                shares = []
+                for number, (batch, _) in enumerate(left[start : start + round_]):
+                    if number % processes.count == processes.number:
+                        shares.append(self.share(batch, next(results)))
+                    passed += batch.tokens
+                    progress.texts += batch.texts
+                    progress.tokens += batch.tokens
+                    progress.done = begun.done + (done - begun.done) * passed // every
+                    self.watch(progress)
+                for each in zip_longest(*processes.gather(shares)):
+                    for share in filter(None, each):
+                        self.add(share)
+                yield replace(
+                    begun,
+                    texts=progress.texts,
+                    tokens=progress.tokens,
+                    notes=progress.notes,
+                    taken=progress.taken,
+                    calls=progress.calls,
+                    layout=progress.layout,
+                    batches=begun.batches + start + round_,
+                )
+        progress.done, progress.batches = done, 0

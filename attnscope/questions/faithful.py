@@ -1,0 +1,383 @@
+"""Copies of a text or an image without some of its tokens, and what a model makes of a prediction then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention import Attention, Head, Site
+from attnscope.axes import Array
+from attnscope.capture.observers.coarsen import rows_at_a_time
+from attnscope.capture.projections import Projections
+from attnscope.errors import AttnscopeError, InputError, ModelError, SelectionError
+from attnscope.figures import Weigh
+from attnscope.models import Model, ModelInput
+from attnscope.models.huggingface.load import Classifier
+from attnscope.models.model import accepts
+from attnscope.models.targets import BATCH_TOKENS, Prediction, score_prediction
+from attnscope.models.weighed import WeighedModel, gradients_of
+from attnscope.progress import tell
+from attnscope.questions.flow import Method, follow_flow
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import name_pass
+from attnscope.views.charts import Faithful, Ranked
+
+
+@dataclass(frozen=True, eq=False)
+class Deletion:
+    """A prediction, and the tokens that can be taken away from what it is made of.
+
+    ``places`` are their numbers, ``said`` what stands in the place of one that is taken away.
+    """
+
+    model: Model
+    prepared: ModelInput
+    prediction: Prediction
+    places: tuple[int, ...]
+    said: str
+    _without: Callable[[Tensor], ModelInput]  # of [copy, token], bool: which are kept
+
+    def shares(self, kept: Array) -> Array:
+        """The probability of the prediction where only some places are kept.  [copy, place] -> [copy]"""
+        wanted = torch.ones(len(kept), len(self.prepared.tokens), dtype=torch.bool)
+        wanted[:, list(self.places)] = torch.from_numpy(np.ascontiguousarray(kept))
+        size, found = max(1, BATCH_TOKENS // len(self.prepared.tokens)), []
+        with torch.inference_mode(), self.model.threads(self.prepared):
+            for start in range(0, len(wanted), size):
+                found.append(self._ask(wanted[start : start + size].to(self.model.device)))
+                tell("text", min(start + size, len(wanted)), len(wanted))
+        return np.concatenate(found)
+
+    def _ask(self, kept: Tensor) -> Array:
+        """[copy, token] -> [copy]"""
+        copied, chosen = self._without(kept), self.prediction.chosen
+        copies = torch.arange(len(kept), device=kept.device)
+        at = self.prediction.at
+        if isinstance(self.model, Classifier):
+            scores = self.model.class_scores(copied)
+            scores = scores if at is None else scores[:, at]
+        else:
+            assert at is not None
+            scores = self.model.logits(copied, copies, torch.full_like(copies, at))
+        shares: Array = scores.float().softmax(-1)[:, chosen].double().cpu().numpy()
+        return shares
+
+
+def reads_across(prepared: ModelInput) -> bool:
+    """Whether a decoder reads beside an encoder: tokens of the encoder's text can be taken away."""
+    return "decoder_input_ids" in prepared.inputs
+
+
+def open_deletion(model: Model, prepared: ModelInput, target: str | None) -> Deletion:
+    """What can be taken away from what a prediction is made of: all but special tokens, and where it is read.
+
+    Raises ``ModelError`` for a model without predictions or in which no token can be left out, and
+    ``InputError`` for a text with fewer than two tokens that can.
+    """
+    crossed = reads_across(prepared)
+    if crossed and "input_ids" not in prepared.inputs:
+        raise ModelError(f"the encoder of {model.name} reads no text: --faithful takes tokens away from one")
+    if len(prepared.axes) > 2 and not crossed:
+        raise ModelError(f"{model.name} reads several texts: --faithful takes tokens away from one")
+    with torch.no_grad():
+        prediction = score_prediction(model, prepared, target)
+    tokens = prepared.tokens
+    places = [n for n, token in enumerate(tokens) if not token.special and (crossed or n != prediction.at)]
+    if len(places) < 2:
+        raise InputError("there are fewer than two tokens that can be taken away: give a longer text")
+    said, without = _choose(model, prepared, places)
+    return Deletion(model, prepared, prediction, tuple(places), said, without)
+
+
+def _choose(
+    model: Model, prepared: ModelInput, places: list[int]
+) -> tuple[str, Callable[[Tensor], ModelInput]]:
+    """What stands in the place of a token, in words, and what makes copies with it."""
+    picture, inputs = prepared.picture, prepared.inputs
+    if picture is not None and picture.grid is not None and len(places) == math.prod(picture.grid):
+        return "its patch of the image is grey", lambda kept: _grey(prepared, kept[:, places])
+    crossed = reads_across(prepared)  # then tokens of the encoder's text alone are taken away
+    mask = None if picture is not None or crossed else _mask_token(model)
+    where: str | int = "input_ids" if isinstance(model, Classifier) or crossed else model.objective.input
+    if mask is not None:
+        ids = inputs[where] if isinstance(where, str) else prepared.arguments[where]
+        return "a mask token stands in its place", lambda kept: _copies(
+            prepared, kept, {where: ids.expand(len(kept), -1).where(kept, mask)}
+        )
+    if isinstance(where, str) and accepts(model.module, "attention_mask"):
+        return "no other token can look at it", lambda kept: _copies(
+            prepared, kept, {"attention_mask": kept.to(inputs.get("attention_mask", kept).dtype)}
+        )
+    raise ModelError(
+        f"no token can be left out of what {model.name} reads: it has no mask token and no attention mask"
+    )
+
+
+def _mask_token(model: Model) -> int | None:
+    """The token that stands for one that is masked."""
+    if isinstance(model, Classifier):
+        mask: int | None = getattr(model.reader.tokenizer, "mask_token_id", None)
+        return mask
+    return model.objective.mask
+
+
+def _copies(prepared: ModelInput, kept: Tensor, changed: Mapping[str | int, Tensor]) -> ModelInput:
+    """As many copies of all tensors as there are rows, some of them changed."""
+    given: list[tuple[str | int, Tensor]] = [*prepared.inputs.items(), *enumerate(prepared.arguments)]
+    copied = {name: each.expand(len(kept), *each.shape[1:]) for name, each in given} | dict(changed)
+    inputs = {name: each for name, each in copied.items() if isinstance(name, str)}
+    arguments = tuple(copied[number] for number in range(len(prepared.arguments)))
+    return replace(prepared, inputs=inputs, arguments=arguments, replay=None, figures=None, arrays=None)
+
+
+def _grey(prepared: ModelInput, kept: Tensor) -> ModelInput:
+    """Images with some patches grey, the mean of what the model was trained on.  [copy, patch]"""
+    pixels = prepared.inputs["pixel_values"]
+    assert prepared.picture is not None
+    assert prepared.picture.grid is not None
+    grid = kept.view(len(kept), 1, *prepared.picture.grid).float()  # [copy, 1, row, column]
+    open_ = torch.nn.functional.interpolate(grid, size=pixels.shape[-2:], mode="nearest")
+    return _copies(prepared, kept, {"pixel_values": pixels * open_.to(pixels.dtype)})
+
+
+BLOCK = 1 << 22
+"""Weights that are read at a time."""
+
+NOTHING = 1e-6
+"""The share of the largest slope below which a prediction does not hang on a row."""
+
+
+@dataclass(eq=False)
+class ReadRows:
+    """An observer that keeps what some rows look at, each as much as it counts: [head, key] of every call.
+
+    Where two texts are read, of cross attention alone: ``keys`` is how many tokens the other text has.
+    """
+
+    counts: Array  # [query]
+    name: str
+    keys: int | None = None
+    found: dict[Site, Array] = field(default_factory=dict)
+
+    def observe(self, attention: Attention) -> None:
+        """Read the rows that count."""
+        size = len(self.counts)
+        if self.keys is not None and attention.site.kind != "cross":
+            return
+        keys = size if self.keys is None else self.keys
+        if attention.batch != 1 or (len(attention.queries), len(attention.keys)) != (size, keys):
+            shape = f"{attention.batch} × {len(attention.queries)} × {len(attention.keys)}"
+            raise ModelError(f"{attention.site.name} of {self.name} has no row a token ({shape})")
+        where, step = np.flatnonzero(self.counts), rows_at_a_time(attention, BLOCK)
+        total = np.zeros((attention.heads, keys))
+        for start in range(int(where[0]), int(where[-1]) + 1, step):
+            stop = min(start + step, int(where[-1]) + 1)
+            rows = attention.rows(start, stop)[0].nan_to_num().double().cpu().numpy()  # [head, row, key]
+            total += np.einsum("q,hqk->hk", self.counts[start:stop], rows)
+        self.found[attention.site] = total
+
+
+def rows_of_prediction(model: Model, prepared: ModelInput, target: str | None, at: int | None) -> Array:
+    """How much each row of the last layer counts for a prediction; they sum to 1.  -> [query]
+
+    That of the token ``at`` which it is made, or the rows on which its gradient hangs.
+    """
+    counts = np.zeros(len(prepared.axes["cross"][0] if reads_across(prepared) else prepared.tokens))
+    if at is not None:
+        counts[at] = 1
+        return counts
+    projections = Projections()
+    slopes, _ = gradients_of(model, replace(prepared, replay=None), target, projections)
+    last = slopes.get(projections.sites[-1]) if projections.sites else None
+    if last is None or last.shape[2] != len(counts):
+        raise ModelError(
+            f"the rows that {model.name} makes its prediction of were not found: its last attention has no "
+            "output projection for each token"
+        )
+    counts = last[0].double().norm(dim=(0, -1)).cpu().numpy()
+    counts[counts < NOTHING * counts.max()] = 0
+    shares: Array = counts / counts.sum()
+    return shares
+
+
+def weigh_heads(
+    model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, counts: Array
+) -> Mapping[Site, Array]:
+    """What each head's rows that count look at, by one way of weighing.  -> [head, key]"""
+    shown = ReadRows(counts, model.name, len(prepared.tokens) if reads_across(prepared) else None)
+    weighed = model if weigh == "raw" else WeighedModel(model, weigh, target)
+    weighed.run(prepared, [shown])
+    return shown.found
+
+
+def rank_tokens(
+    model: Model, prepared: ModelInput, target: str | None, counts: Array
+) -> Iterator[tuple[str, Array | AttnscopeError]]:
+    """By every way in turn, how much each token counts, or why that way does not go.  -> [key]
+
+    Weighings are the mean over all heads of all layers, ways through the layers the last layer's map: of an
+    encoder-decoder those of cross attention.
+    """
+    weighings: tuple[Weigh, ...] = get_args(Weigh)
+    for weigh in weighings:
+        try:
+            found = weigh_heads(model, prepared, weigh, target, counts)
+            yield f"--weigh {weigh}", np.mean([each.mean(0) for each in found.values()], 0)
+        except AttnscopeError as error:
+            yield f"--weigh {weigh}", error
+    (first, *more) = np.flatnonzero(counts).tolist()
+    methods: tuple[Method, ...] = get_args(Method)
+    for method in methods:
+        try:
+            yield (
+                f"--method {method}",
+                _follow(model, prepared, method, target, counts, None if more else first),
+            )
+        except AttnscopeError as error:
+            yield f"--method {method}", error
+
+
+def _follow(
+    model: Model, prepared: ModelInput, method: Method, target: str | None, counts: Array, row: int | None
+) -> Array:
+    """[key]"""
+    token = None if row is None else str(row)
+    result = follow_flow(model, prepared, method, Selection(), target=target, token=token)
+    _, _, weights = result.map("cross" if "cross" in result.maps else None, None)
+    rows = [place.start for place in weights.queries]  # of the largest flow, of one token alone
+    made: Array = counts[rows] @ weights.values.astype(np.float64)
+    return made
+
+
+STEPS = 24
+"""Steps in which tokens are taken away, at most."""
+
+ORDERS = 10
+"""Random orders, each from a seed of its own."""
+
+FIRST = 3
+"""Tokens that are named of each order."""
+
+ALONE = "one at a time"
+"""The order in which the prediction falls when each token is taken away alone."""
+
+
+class Curves(NamedTuple):
+    """The probability of a prediction after each step of each order."""
+
+    deletion: Array  # [order, step]
+    insertion: Array  # [order, step]
+
+
+def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> Faithful:
+    """Which way of weighing or following attention ranks first the tokens that a prediction needs.
+
+    Raises ``ModelError`` for a model without a prediction, or whose tokens cannot be taken away.
+    """
+    deletion = open_deletion(model, prepared, target)
+    counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
+    scores, failed = dict[str, Array](), []
+    for name, found in rank_tokens(model, prepared, target, counts):
+        if isinstance(found, AttnscopeError):
+            failed.append(f"{name}: {found}")
+        else:
+            scores[name] = found
+    means = "--weigh: the mean over all heads; --method: through all layers"
+    return _compare(deletion, scores, (means, *failed))
+
+
+def compare_heads(
+    model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, selection: Selection
+) -> Faithful:
+    """Which head ranks first the tokens that a prediction needs, by one way of weighing.
+
+    Raises ``SelectionError`` where no head is meant.
+    """
+    deletion = open_deletion(model, prepared, target)
+    counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
+    found = weigh_heads(model, prepared, weigh, target, counts)
+    scores = {
+        Head(site.layer, number, site.kind).name: row
+        for site, rows in found.items()
+        for number, row in enumerate(rows)
+        if number in (selection.heads(site, len(rows)) or ())
+    }
+    if not scores:
+        raise SelectionError(f"no such heads: this model has layers 0-{max(site.layer for site in found)}")
+    scores["all heads"] = np.mean([rows.mean(0) for rows in found.values()], 0)
+    return _compare(deletion, scores, (f"heads weighed by {weigh}",))
+
+
+def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, ...]) -> Faithful:
+    """The curves of every order, beside random ones and that of each token alone."""
+    size = len(deletion.places)
+    taken = np.unique(np.linspace(0, size, min(size, STEPS) + 1).round().astype(int))
+    alone = deletion.shares(np.concatenate([np.ones((1, size), bool), ~np.eye(size, dtype=bool)]))
+    scores = {ALONE: alone[0] - alone[1:]} | {
+        name: each[list(deletion.places)] for name, each in scores.items()
+    }
+    orders = [np.argsort(-each, kind="stable") for each in scores.values()]
+    orders += [np.random.default_rng(seed).permutation(size) for seed in range(ORDERS)]
+    curves = measure_orders(deletion, np.array(orders), taken)
+    ranked = []
+    for number, (name, order) in enumerate(zip(scores, orders, strict=False)):
+        first = tuple(_name(deletion, deletion.places[place]) for place in order[:FIRST])
+        ranked.append(_rank(name, first, Curves(*(each[number : number + 1] for each in curves)), taken))
+    random = _rank("random order", (), Curves(*(each[len(scores) :] for each in curves)), taken)
+    alone_, *others = ranked
+    others.sort(key=lambda each: each.deletion_area)
+    said = (
+        f"of a token that is taken away, {deletion.said}; {size:,} can be, {_staying(deletion)} stay",
+        "1 is the probability with all tokens; deletion: its mean while the tokens that count most go first, "
+        "lower is better; insertion: while they come back first, higher is better",
+        f"random order: the mean of {ORDERS} orders, ± its standard error; {ALONE}: by how far the "
+        "prediction falls without each token alone",
+    )
+    return Faithful(
+        tuple(int(each) for each in taken),
+        tuple(others),
+        random,
+        alone_,
+        f"which tokens the prediction needs · {name_pass(deletion.model, deletion.prepared)}",
+        deletion.prediction.said,
+        (*said, *notes, *deletion.model.notes, *deletion.prepared.notes),
+    )
+
+
+def _staying(deletion: Deletion) -> str:
+    """What is never taken away."""
+    if reads_across(deletion.prepared):
+        return "special ones and all of the decoder's, whose cross attention is asked,"
+    return "special ones and where the prediction is made"
+
+
+def _name(deletion: Deletion, place: int) -> str:
+    """A token with its number; a patch has a row and a column for a name."""
+    text = deletion.prepared.tokens[place].text
+    return text if deletion.prepared.picture is not None else f"{text} {place}"
+
+
+def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> Curves:
+    """The probability along every order; ``taken`` is how many are gone at each step.  [order, place]"""
+    ranks = np.argsort(orders, -1)[:, None]  # [order, 1, place]
+    gone = ranks < taken[:, None]  # [order, step, place]
+    both = np.concatenate([~gone, gone]).reshape(-1, orders.shape[-1])
+    unique, where = np.unique(both, axis=0, return_inverse=True)  # many orders begin and end alike
+    shares = deletion.shares(unique)[where.reshape(-1)].reshape(2, len(orders), len(taken))
+    return Curves(*shares)
+
+
+def _rank(name: str, first: tuple[str, ...], curves: Curves, taken: Array) -> Ranked:
+    """The means over orders, and the areas under them with their standard errors."""
+    width = np.diff(taken) / taken[-1]
+    areas = [((each[:, 1:] + each[:, :-1]) / 2) @ width for each in curves]  # [order] each
+    count = len(curves.deletion)
+    errors = [float(each.std(ddof=1) / count**0.5) if count > 1 else 0.0 for each in areas]
+    deleted, inserted = (tuple(each.mean(0).tolist()) for each in curves)
+    return Ranked(name, first, deleted, inserted, float(areas[0].mean()), float(areas[1].mean()), *errors)

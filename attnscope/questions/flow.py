@@ -1,0 +1,364 @@
+"""What each layer mixes: one matrix a layer, of all its heads together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from attnscope.attention import Attention, Axis, Site
+from attnscope.axes import Array, Coarsening, Weights, coarsen, weights
+from attnscope.capture.observers.coarsen import rows_at_a_time
+from attnscope.capture.residuals import Residuals
+from attnscope.errors import ModelError, SelectionError
+from attnscope.limits import require
+from attnscope.measures.flow import (
+    METHODS,
+    Both,
+    add_up_both,
+    add_up_relevance,
+    as_crossed_shares,
+    as_shares,
+    max_flow,
+    roll_out,
+    roll_out_both,
+    with_crossed_residual,
+    with_residual,
+)
+from attnscope.measures.weighing import Amounts, Contributions, Values, by_gradient
+from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import Picture
+from attnscope.models.kept import FileModel
+from attnscope.models.weighed import gradients_of
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import kind_title, kinds_of, name_pass, number_ranges, provenance
+from attnscope.questions.token import boxes_of, find_place, lay_over
+from attnscope.views import Focus, Scale, grid, rank_places
+from attnscope.views.grid import Series, Strip
+
+BLOCK = 1 << 23
+"""Numbers computed at a time: 32 MB of float32."""
+
+
+@dataclass(eq=False)
+class Mixing:
+    """An observer that keeps the mean of all heads of each call, or of what in them raises a prediction."""
+
+    slopes: Mapping[Site, Tensor] | None
+    name: str
+    residuals: Residuals | None = None
+    forms: dict[str, None] = field(default_factory=dict)  # where norms were found around it
+    matrices: dict[Site, Array] = field(
+        default_factory=dict
+    )  # [query, key]; of ALTI across, the residual last
+    axes: dict[Site, tuple[Axis, Axis]] = field(default_factory=dict)
+    in_parts: dict[str, str] = field(default_factory=dict)  # kinds that cannot be followed, and why
+
+    def observe(self, attention: Attention) -> None:
+        """Keep one call."""
+        site, size = attention.site, len(attention.queries) * len(attention.keys)
+        if attention.batch > 1:
+            said = f"{site.name} of {self.name} attends in {attention.batch:,} parts"
+            self.in_parts.setdefault(site.kind, f"{said}: nothing can be followed through it")
+        if site.kind in self.in_parts:
+            return
+        require(8 * size, f"the mean of {attention.heads} heads of layer {site.layer}", "cut the text")
+        step = rows_at_a_time(attention, BLOCK)
+        amounts = self._amounts(attention)
+        blocks = []
+        for start in range(0, len(attention.queries), step):
+            stop = min(start + step, len(attention.queries))
+            rows = attention.rows(start, stop).nan_to_num()
+            rows = rows if amounts is None else amounts(rows, slice(start, stop), slice(None))
+            blocks.append(rows.double().mean((0, 1)).cpu().numpy())
+        self.matrices[site] = np.concatenate(blocks)
+        self.axes[site] = attention.queries, attention.keys
+
+    def leave_out(self) -> tuple[str, ...]:
+        """Let kinds that attend in parts go, as the tower of a tiled picture does, and say so.
+
+        Raises ``ModelError`` where nothing else can be followed.
+        """
+        reasons = tuple(self.in_parts.values())
+        kinds = {site.kind for site in self.matrices} - set(self.in_parts)
+        if reasons and (not kinds or "cross" in kinds):
+            raise ModelError(reasons[0])
+        for site in [site for site in self.matrices if site.kind not in kinds]:
+            del self.matrices[site], self.axes[site]
+        return reasons
+
+    def _parts(self, attention: Attention, residuals: Residuals) -> Contributions:
+        """What ALTI asks of one call. Raises ``ModelError`` where its block cannot be followed."""
+        site = attention.site
+        found, residual = residuals.found.get(site), residuals.of(site)
+        if found is None or residual is None or attention.values is None:
+            what = "its output projection" if found is None else "what its output is added to"
+            raise ModelError(
+                f"layer {site.layer} of the model cannot be followed by alti, as {what} was not found: "
+                "rollout and relevance follow it"
+            )
+        self.forms[residual.form] = None
+        values = Values.of(attention.values, attention.heads, None).values
+        return Contributions(values, found.weight, residual, crossed=site.kind == "cross")
+
+    def _amounts(self, attention: Attention) -> Amounts | None:
+        if self.residuals is not None:
+            return self._parts(attention, self.residuals)
+        if self.slopes is None:
+            return None
+        slope = self.slopes.get(attention.site)
+        if attention.values is None or slope is None:
+            return lambda rows, _, heads: rows * 0  # the prediction does not hang on it
+        return by_gradient(Values.of(attention.values, attention.heads, None), slope)
+
+
+Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
+
+Rows: TypeAlias = "Sequence[int] | None"
+"""Rows that are asked for, ``None`` for all."""
+
+MOST_FLOWS = 64
+"""Tokens up to which the largest flows between all of them are computed; one token's have no such limit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """By kind of attention, a map for each layer ``[query, key]``: its tokens, made of the text's.
+
+    A map has the rows that were computed: of the largest flow of one token, that token's alone.
+    """
+
+    method: Method
+    maps: Mapping[str, Sequence[tuple[int, Weights]]]
+    title: str
+    subtitle: str
+    notes: tuple[str, ...]
+    lead: str | None = None
+
+    def titled(self, kind: str, layer: int) -> str:
+        """What one map is: the method, as far as which layer, of which model."""
+        return f"{self.method} through layers 0-{layer} · {self.title} · {kind_title(kind)}"
+
+    def map(self, kind: str | None, layer: int | None) -> tuple[str, int, Weights]:
+        """One map, with its kind and layer; the last one if none is named. Raises ``SelectionError``."""
+        known = " and ".join(map(kind_title, self.maps))
+        if kind is not None and kind not in self.maps:
+            raise SelectionError(f"no {kind_title(kind)} to follow: there is {known}")
+        first = next((each for each in self.maps if each == self.lead), next(iter(self.maps)))
+        kind = kind or ("decoder" if "cross" in self.maps else first)
+        layers = dict(self.maps[kind])
+        layer = max(layers) if layer is None else layer
+        if layer not in layers:
+            raise SelectionError(
+                f"no layer {layer}: the {kind_title(kind)} has layers {number_ranges(layers)}"
+            )
+        return kind, layer, layers[layer]
+
+
+def follow_flow(
+    model: Model,
+    prepared: ModelInput,
+    method: Method,
+    selection: Selection,
+    *,
+    target: str | None = None,
+    token: str | None = None,
+) -> Flow:
+    """Run the model once, and follow attention through its layers.
+
+    ``relevance`` takes one backward pass more, of the prediction ``target``. ``token`` leaves its rows of the
+    largest flows. Raises ``ModelError`` where tokens cannot be followed through all layers.
+    """
+    if method in ("relevance", "alti"):  # which ask more of a pass than its weights
+        if isinstance(model, FileModel):
+            raise ModelError(f"{model.name} is {model.what} and keeps no values: give the model for {method}")
+        prepared = replace(prepared, replay=None)
+    slopes, said = gradients_of(model, prepared, target) if method == "relevance" else ({}, "")
+    mixing = Mixing(slopes if method == "relevance" else None, model.name)
+    if method == "alti":
+        mixing.residuals = Residuals()
+        with mixing.residuals.watching(model.module):
+            model.run(prepared, [mixing.residuals])
+    record = model.run(prepared, [mixing])
+    apart = mixing.leave_out()
+    _require_square(mixing, model.name)
+    said += f"the sum of residual and attention: {', '.join(mixing.forms)}" if mixing.forms else ""
+    notes = (
+        METHODS[method].share,
+        *model.notes,
+        *prepared.notes,
+        *record.notes,
+        *apart,
+        *([said] if said else []),
+    )
+    maps: dict[str, list[tuple[int, Weights]]] = {}
+    for kind, layer, values, axes in _follow(mixing, method, selection, token):
+        queries, keys = (selection.coarsening(axis) for axis in axes)
+        if method == "flow" and token is not None:
+            if (alone := _only(queries, token)) is None:
+                continue  # none of its rows was computed
+            queries = alone
+        causal = np.triu(np.ones(values.shape, bool), 1) & (kind == "decoder")
+        whole = weights(values.astype(np.float32), *axes, (values > 0) | ~causal)
+        maps.setdefault(kind, []).append((layer, coarsen(whole, queries, keys)[0]))
+    return Flow(method, maps, name_pass(model, prepared), provenance(record.sites), notes, prepared.lead)
+
+
+def _follow(
+    mixing: Mixing, method: Method, selection: Selection, token: str | None
+) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
+    """By kind and layer, what the tokens are made of, and their labels."""
+    if "cross" in kinds_of(mixing.matrices):
+        return _through_both(mixing, method, selection, token)
+    followed = []
+    for kind in kinds_of(mixing.matrices):
+        sites = [site for site in mixing.matrices if site.kind == kind]
+        matrices = [mixing.matrices[site] for site in sites]
+        if method == "alti":
+            maps = roll_out([as_shares(matrix) for matrix in matrices])
+        elif method == "relevance":
+            maps = add_up_relevance(matrices)
+        elif method == "rollout":
+            maps = roll_out([with_residual(matrix) for matrix in matrices])
+        else:
+            (rows,) = _rows_of(mixing.axes[sites[0]][:1], selection, token)
+            steps = [("encoder", with_residual(matrix)) for matrix in matrices]
+            flows = _flows(steps, 0, len(matrices[0]), (), rows)
+            maps = [made for made in flows if not isinstance(made, tuple)]  # of one sequence all are arrays
+        followed += [
+            (kind, site.layer, made, mixing.axes[site]) for site, made in zip(sites, maps, strict=True)
+        ]
+    return followed
+
+
+def _flows(
+    steps: Sequence[tuple[str, Array]], own: int, other: int, rows: Rows, of_other: Rows
+) -> Iterator[Array | Both]:
+    """The largest flows up to each step, as ``roll_out_both``, of some tokens of either side or of all."""
+    size = max(0 if rows is not None else own, 0 if of_other is not None else other)
+    if size > MOST_FLOWS:
+        raise SelectionError(
+            f"the largest flows between {size:,} tokens take long: name one with --token, or cut the text to "
+            f"{MOST_FLOWS} tokens"
+        )
+    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
+    for count, (kind, _) in enumerate(steps, 1):
+        asked = (of_other, other) if kind == "encoder" else (rows, own)
+        for row in range(asked[1]) if asked[0] is None else asked[0]:
+            flows = max_flow(steps[:count], own, other, row)
+            if kind == "encoder":
+                encoded[row] = flows[:other]
+            else:
+                across[row], side[row] = flows[:other], flows[other:]
+        yield encoded.copy() if kind == "encoder" else (side.copy(), across.copy())
+
+
+def _rows_of(axes: Sequence[Axis], selection: Selection, token: str | None) -> list[Rows]:
+    """The rows of a token in the texts that have it; all where none is named. Raises ``SelectionError``."""
+    if token is None:
+        return [None] * len(axes)
+    coarsenings = [selection.coarsening(axis) for axis in axes]
+    found = [_only(coarsening, token) for coarsening in coarsenings]
+    if not any(found):
+        find_place(coarsenings[-1].places, token)
+    return [() if one is None else one.tokens(0) for one in found]
+
+
+def _only(coarsening: Coarsening, token: str) -> Coarsening | None:
+    """The place of a token alone, if the axis has it."""
+    try:
+        return coarsening.only(find_place(coarsening.places, token))
+    except SelectionError:
+        return None
+
+
+def _through_both(
+    mixing: Mixing, method: Method, selection: Selection, token: str | None
+) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
+    """What the tokens of an encoder-decoder are made of: a decoder's, of tokens of both sides."""
+    crossed = next(axes for site, axes in mixing.axes.items() if site.kind == "cross")
+    own, other = map(len, crossed)
+    steps = []
+    for site, matrix in mixing.matrices.items():
+        if method in ("rollout", "flow"):
+            matrix = with_crossed_residual(matrix) if site.kind == "cross" else with_residual(matrix)
+        elif method == "alti":
+            matrix = as_crossed_shares(matrix) if site.kind == "cross" else as_shares(matrix)
+        steps.append((site.kind, matrix))
+    if method == "flow":
+        rows, of_other = _rows_of(crossed, selection, token)
+        found = list(_flows(steps, own, other, rows, of_other))
+    else:
+        found = (add_up_both if method == "relevance" else roll_out_both)(steps, own, other)
+    maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
+    for site, made in zip(mixing.matrices, found, strict=True):
+        axes = mixing.axes[site]
+        if not isinstance(made, tuple):
+            maps["encoder", site.layer] = made, axes
+            continue
+        side, across = made
+        maps["decoder", site.layer] = side, (axes[0], axes[0])
+        if site.kind == "cross":
+            maps["cross", site.layer] = across, axes
+    return [(kind, layer, made, axes) for (kind, layer), (made, axes) in maps.items()]
+
+
+def _require_square(mixing: Mixing, name: str) -> None:
+    """Raise ``ModelError`` unless every kind has one and the same tokens in all its layers."""
+    for kind in kinds_of(mixing.matrices):
+        sizes = {matrix.shape for site, matrix in mixing.matrices.items() if site.kind == kind}
+        one = next(iter(sizes))
+        if len(sizes) > 1 or (kind != "cross" and one[0] != one[1]):
+            shapes = ", ".join(f"{rows} × {columns}" for rows, columns in sorted(sizes))
+            raise ModelError(f"the tokens of {name} change on the way ({kind_title(kind)}: {shapes})")
+
+
+TOP = 10
+"""Tokens that are listed."""
+
+VERBS = "is made of", "goes into"
+
+
+def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int] | None, scale: Scale) -> Strip:
+    """The maps of several layers, or of all, as thumbnails, with how much of each token is still itself."""
+    kind, _, _ = result.map(kind, None)
+    numbers = [layer for layer, _ in result.maps[kind]] if layers is None else list(layers)
+    maps = [(layer, result.map(kind, layer)[2]) for layer in numbers]
+    values = [weights.values for _, weights in maps]
+    if maps[0][1].square:
+        series = Series("self", "share", tuple(float(np.trace(each) / len(each)) for each in values))
+    else:
+        series = Series("largest", "share", tuple(float(each.max(-1).mean()) for each in values))
+    stacked = [(layer, replace(weights, values=weights.values[None])) for layer, weights in maps]
+    size = (len(maps[0][1].queries), len(maps[0][1].keys))
+    return Strip(
+        names=tuple(f"0-{layer}" if layer else "0" for layer in numbers),
+        roles=("",) * len(maps),
+        thumbnails=replace(grid(stacked, scale=scale), size=size, whole=False, each="a layer"),
+        series=(series,),
+        apart=np.zeros((len(maps), len(maps))),
+        title=f"{result.method} layer by layer · {result.title} · {kind_title(kind)}",
+        subtitle=result.subtitle,
+        notes=result.notes,
+    )
+
+
+def focus_token(
+    result: Flow, kind: str | None, layer: int | None, token: str, pictures: Sequence[Picture] = ()
+) -> Focus:
+    """What one token of a layer is made of, and which of the layer's tokens it goes into."""
+    kind, layer, weights = result.map(kind, layer)
+    row = find_place(weights.queries, token)
+    place = weights.queries[row]
+    boxes = boxes_of(pictures)
+    made = rank_places(weights.values[row], weights.allowed[row], weights.keys, TOP, boxes)
+    goes = None
+    if weights.square and result.method != "flow":  # which goes from one token to each
+        goes = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP, boxes)
+    overlays, notes = lay_over(pictures, place, (weights.values[row], weights.keys), None)
+    overlays = tuple(replace(each, verbs=VERBS) for each in overlays)
+    title = result.titled(kind, layer)
+    return Focus(place.label, place.start, made, goes, title, "", (*result.notes, *notes), overlays, VERBS)

@@ -1,0 +1,166 @@
+"""Figures that a trace came with: nothing is measured twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attnscope.attention import Site
+from attnscope.axes import Array, Place, Weights
+from attnscope.capture import Record, SiteRecord
+from attnscope.capture.observers.coarsen import RowObserver, SharedRows
+from attnscope.errors import SelectionError
+from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
+from attnscope.measures.words import measure_words
+from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import Heard
+from attnscope.questions.selection import Asked, Selection, selection_of
+from attnscope.questions.sentences import (
+    kind_title,
+    kinds_of,
+    name_pass,
+    note_differences,
+    note_hidden,
+    note_maps,
+    note_pooling,
+    provenance,
+    require_selected,
+)
+from attnscope.views import Heatmap, Reading, heatmap
+
+
+def find_figures(prepared: ModelInput, names: Sequence[str]) -> tuple[HeadFigures, ...] | None:
+    """The figures of a trace, if these measures and no others were taken; ``None`` for any other input."""
+    known = prepared.figures
+    if known is None or any({*head.figures, *head.absent} != set(names) for head in known):
+        return None
+    return known
+
+
+def pick_figures(
+    figures: Sequence[HeadFigures], record: Record, selection: Selection
+) -> tuple[HeadFigures, ...]:
+    """Those of the heads that are meant."""
+    counts = {site.site: site.heads for site in record.sites}
+    return tuple(
+        head for head in figures if head.head in (selection.heads(head.site, counts[head.site]) or ())
+    )
+
+
+LARGEST = 1024
+"""Rows and columns of a head that are kept; a longer text is pooled to as many."""
+
+READINGS = (
+    "entropy", "span", "confidence", "distance", "previous", "self", "next", "first", "special", "sink",
+)  # fmt: skip
+"""The measures that stand under a head's picture."""
+
+
+@dataclass(frozen=True, eq=False)
+class OneHead:
+    """One head's picture, its figures, and the call that it was seen in."""
+
+    heatmap: Heatmap
+    figures: HeadFigures
+    site: SiteRecord
+
+
+def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
+    """Run the model once, and keep and measure the one head that is meant.
+
+    Where it exists in several kinds of attention the first is shown, and a note names the others. Raises
+    ``SelectionError`` if there is no such head.
+    """
+    selection = selection_of(asked)
+    if selection.head is None:
+        raise SelectionError("which head is to be shown? name one, like L5H3")
+    coarse, measured = selection.coarsen(LARGEST), Measurement()
+    known = find_figures(prepared, DEFAULT)
+    observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
+    record = model.look(prepared, [SharedRows(observers, selection.heads)])
+    require_selected(coarse.maps, record, selection)
+    kinds = kinds_of((made.site for made in coarse.maps), prepared.lead)
+    made = next(made for made in coarse.maps if made.site.kind == kinds[0])
+    if known is None:  # alone among those measured it was number 0
+        (figures,) = (head for head in measured.figures() if head.site == made.site)
+        figures = replace(figures, head=selection.head.head)
+    else:
+        figures = _pick_one(known, made.site, selection.head.head)
+    weights, hidden = made.label()
+    notes = [*model.notes, *prepared.notes, *record.notes]
+    notes += note_hidden([hidden], selection, "its attention")
+    notes += note_maps([made], prepared)
+    notes += note_differences([site for site in record.sites if site.site == made.site])
+    of_words = selection.words and not selection.hide_special
+    if of_words and known is not None and prepared.words:
+        figures = _pick_one(prepared.words, made.site, selection.head.head)
+        notes.append("the figures count words, as the picture does")
+    elif of_words and (spoken := measure_words(weights, made.site)) is not None:
+        figures = replace(spoken[0], head=selection.head.head)
+        notes.append("the figures count words, as the picture does")
+    elif selection.words or selection.hide_special:
+        notes.append("the figures count every token")
+    if len(kinds) > 1:
+        others = " and ".join(kinds[1:])
+        notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
+    notes += note_pooling(made, weights)
+    site = next(site for site in record.sites if site.site == made.site)
+    named = name_pass(model, prepared)
+    picture = head_picture(pick_head(weights, 0), figures, site, named, selection, tuple(notes))
+    if made.site.kind == "decoder":
+        picture = replace(picture, written=prepared.written)
+    if made.site.kind == "cross":
+        picture = replace(picture, bands=bands_of(weights.keys, prepared.heard))
+    return OneHead(picture, figures, site)
+
+
+def _pick_one(figures: Sequence[HeadFigures], site: Site, head: int) -> HeadFigures:
+    return next(each for each in figures if (each.site, each.head) == (site, head))
+
+
+def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:
+    """How loud the sound is where keys are moments of it, 0 to 1.  -> [band, key]"""
+    if heard is None or heard.bands is None or not all(key.heard for key in keys):
+        return None
+    columns = [heard.bands[:, key.start : key.stop].mean(-1) for key in keys]
+    bands: Array = np.stack(columns, -1)
+    low, high = bands.min(), bands.max()
+    levels: Array = (bands - low) / (high - low if high > low else 1)
+    return levels
+
+
+def head_picture(
+    weights: Weights,
+    figures: HeadFigures,
+    site: SiteRecord,
+    title: str,
+    selection: Selection,
+    notes: tuple[str, ...],
+) -> Heatmap:
+    """A head ``[query, key]`` with what was measured of it; ``title`` names the model and the text."""
+    return heatmap(
+        weights,
+        title=f"{figures.name} · {title} · {kind_title(site.site.kind)}",
+        subtitle=figures.role.sentence if figures.role else provenance([site]),
+        scale=selection.scale,
+        signed=bool((weights.values < 0).any()),
+        notes=notes,
+        readings=tuple(readings_of(figures)),
+    )
+
+
+def pick_head(weights: Weights, head: int) -> Weights:
+    """One head of several.  [head, query, key] -> [query, key]"""
+    allowed = np.broadcast_to(weights.allowed, weights.values.shape)[head]
+    return replace(weights, values=weights.values[head], allowed=allowed)
+
+
+def readings_of(head: HeadFigures) -> Iterator[Reading]:
+    """The figures that stand beside a head's picture."""
+    for name in READINGS:
+        figure = head.figures.get(name)
+        if figure is not None and not (name == "sink" and abs(figure.value) < 1e-4):
+            measure = MEASURES[name]
+            yield Reading(name, figure.value, figure.baseline, measure.unit, measure.summary)

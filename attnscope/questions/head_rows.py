@@ -1,0 +1,183 @@
+"""Rows of every head of one kind of attention, to be compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnscope.attention import Attention, Head, Kind
+from attnscope.capture import Observer, Record, SiteRecord
+from attnscope.capture.observers.coarsen import RowObserver, SharedRows
+from attnscope.capture.observers.rows import Rows, Sample, Sampled
+from attnscope.errors import SelectionError
+from attnscope.models import Model, ModelInput
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import kind_title, kinds_of, require_selected
+from attnscope.views import HeadMap, head_map
+
+CELLS = 3 << 14
+"""Weights of each head that are compared: 221 rows of 221 keys, or 96 of 512. More rows are sampled."""
+
+SMALL = 0.1
+"""Nats below which a map of heads counts thousandths of them."""
+
+FEWEST = 32
+"""Rows that are compared at least, however long they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRows:
+    """The same rows of every head of one kind; ``of`` is how many the text has, ``record`` what ran.
+
+    Rows of all texts of a batch, or of all windows of a picture, follow each other.
+    """
+
+    kind: Kind
+    heads: tuple[Head, ...]
+    rows: Tensor  # float32, [head, row, key]
+    of: int
+    record: Record
+    notes: tuple[str, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Every kind of attention that ran."""
+        return kinds_of(site.site for site in self.record.sites)
+
+    @property
+    def sites(self) -> list[SiteRecord]:
+        """The calls that the rows are of."""
+        layers = {head.layer for head in self.heads}
+        return [
+            site for site in self.record.sites if site.site.kind == self.kind and site.site.layer in layers
+        ]
+
+
+Choosing = Callable[[Attention], Rows]
+
+
+def head_rows(
+    model: Model,
+    prepared: ModelInput,
+    selection: Selection,
+    choosing: Choosing | None = None,
+    others: Sequence[RowObserver] = (),
+    beside: Sequence[Observer] = (),
+) -> HeadRows:
+    """Run the model once and keep the same rows of every head that is meant, an even sample if they are many.
+
+    Without a ``kind`` the one that the model runs first is taken, of a text with pictures the text's; self-
+    and cross-attention are never mixed. ``choosing`` picks rows and keys of its own, ``others`` see the same
+    heads, observers ``beside`` them all heads. Raises ``SelectionError`` for what does not exist, and where
+    layers see other numbers of tokens.
+    """
+    led = replace(selection, kind=selection.kind or (prepared.lead if prepared.pictures else None))
+    sample = Sample(_OneKind(led, choosing or even_rows(selection)))
+    record = model.run(prepared, [SharedRows([sample, *others], led.heads), *beside])
+    require_selected(sample.maps, record, led)
+    maps = sample.maps
+    kind = maps[0].site.kind
+    sizes = {(len(kept.queries), len(kept.keys), len(kept.values)) for kept in maps}
+    if len(sizes) > 1:
+        listed = " and ".join(f"{queries} × {keys}" for queries, keys, _ in sorted(sizes))
+        raise SelectionError(
+            f"heads can be compared that see the same tokens, and the layers see {listed}: "
+            "choose one with --layer"
+        )
+    heads = tuple(
+        Head(kept.site.layer, head, kind) for kept in maps for head in _numbers(kept, record, selection)
+    )
+    return HeadRows(
+        kind=kind,
+        heads=heads,
+        rows=torch.cat([kept.values.transpose(0, 1).flatten(1, 2).cpu() for kept in maps]),
+        of=len(selection.coarsening(maps[0].queries).places) * len(maps[0].values),
+        record=record,
+        notes=(*record.notes, *_kinds(kind, record, selection), *oddities(maps)),
+    )
+
+
+def map_of_nats(
+    heads: Sequence[Head],
+    values: NDArray[np.float64],
+    name: str,
+    *,
+    title: str,
+    subtitle: str,
+    notes: tuple[str, ...],
+) -> HeadMap:
+    """A distance of each head as a map; small ones in thousandths, so that their figures can be read.
+
+    Heads that were not compared stay empty.
+    """
+    small = float(values.max(initial=0)) < SMALL
+    widest = max(head.head for head in heads) + 1
+    layers = {head.layer: [float("nan")] * widest for head in heads}
+    for head, value in zip(heads, values, strict=True):
+        layers[head.layer][head.head] = float(value) * (1000 if small else 1)
+    unit = "thousandths of a nat" if small else "nats"
+    return head_map(layers, name, unit=unit, title=title, subtitle=subtitle, notes=notes)
+
+
+def even_rows(selection: Selection, cells: int = CELLS) -> Choosing:
+    """All rows as the selection has them, or an even sample of at most ``cells`` weights; all keys."""
+
+    def choose(attention: Attention) -> Rows:
+        queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
+        rows = evenly(len(queries.places), len(keys.places), cells)
+        return Rows([queries.tokens(row) for row in rows], keys.summing())
+
+    return choose
+
+
+def evenly(rows: int, keys: int, cells: int = CELLS) -> list[int]:
+    """Which of the rows to compare: all, or an even sample of at most ``cells`` weights."""
+    count = min(rows, max(FEWEST, cells // max(keys, 1)))
+    return [(2 * number + 1) * rows // (2 * count) for number in range(count)]
+
+
+@dataclass(eq=False)
+class _OneKind:
+    """Passes on the calls of one kind: the one that is asked for, or else the first that comes by."""
+
+    selection: Selection
+    choose: Choosing
+    kind: str | None = None
+
+    def __call__(self, attention: Attention) -> Rows | None:
+        self.kind = self.kind or self.selection.kind or attention.site.kind
+        return self.choose(attention) if attention.site.kind == self.kind else None
+
+
+def _numbers(kept: Sampled, record: Record, selection: Selection) -> Sequence[int]:
+    """The numbers of the heads that were passed on."""
+    (count,) = {site.heads for site in record.sites if site.site == kept.site}
+    return selection.heads(kept.site, count) or ()
+
+
+def _kinds(kind: str, record: Record, selection: Selection) -> list[str]:
+    """A note on the kinds that were left aside."""
+    others = [other for other in kinds_of(site.site for site in record.sites) if other != kind]
+    if selection.kind is not None or not others:
+        return []
+    listed = " and ".join(kind_title(other) for other in others)
+    return [f"{kind_title(kind)} alone is compared; --kind {others[0]} compares others ({listed} exist too)"]
+
+
+def oddities(maps: Iterable[Sampled]) -> list[str]:
+    """Notes on rows that are not shares of a whole."""
+    maps = list(maps)
+    notes = []
+    broken = sum(kept.broken for kept in maps)
+    if broken:
+        notes.append(f"{broken:,} weights are not finite numbers and count as 0")
+    if max(kept.highest for kept in maps) > 1 + 1e-2:
+        notes.append("rows that sum to more than 1 are compared by their shares")
+    if any(float((1 - kept.values.sum(-1)).max()) > 1e-2 for kept in maps):
+        notes.append("what a row does not give to these tokens counts as one more key")
+    return notes

@@ -1,0 +1,151 @@
+"""How much a model's predictions hang on each head: the gradient of its loss at a gate on the head's output.
+
+Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 4.1: the importance of head h is
+``E_x |∂L(x)/∂ξ_h|`` with a gate ``ξ_h = 1`` on the head's output. An ``x`` is one text as the model is
+asked: a text whose next tokens a causal model predicts, or a copy in which every seventh token is masked from
+a masked one; ``L(x)`` is the mean cross-entropy of its predictions in nats. The copies of one text are
+averaged first, and texts count alike. The figures are as they come, not normalised layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnscope.attention import Head, Kind, Site, Token
+from attnscope.capture import Record, recording
+from attnscope.capture.hooks.gate import Gates, gated
+from attnscope.errors import ModelError
+from attnscope.measures.sums import read_site
+from attnscope.models import Model, ModelInput
+from attnscope.models.targets import PredictionBatch, batch_predictions
+
+Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """The mean over texts, and its standard error, ``None`` for a single text."""
+
+    value: float
+    texts: int
+    error: float | None = None
+
+
+class Importances:
+    """Adds up the importance of every head, text by text. Sums are float64."""
+
+    def __init__(self) -> None:
+        self.texts = 0
+        self._sums: dict[Site, Tensor] = {}  # [value | square, head]
+
+    def add(self, model: Model, prepared: ModelInput, labels: Labels) -> None:
+        """Add a batch of texts of one length; ``labels`` are their tokens by kind of attention.
+
+        Raises ``ModelError`` for a model without an output head or with heads that cannot be gated, and
+        ``InputError`` for a text with nothing to predict.
+        """
+        texts = predicted_side(labels)
+        total: dict[Site, Tensor] = {}
+        copies = torch.zeros(len(texts), dtype=torch.float64)
+        for predictions in batch_predictions(model, prepared, texts):
+            rows = torch.tensor(predictions.texts)
+            copies.index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64))
+            for site, slopes in _slopes(model, predictions).items():
+                sums = total.setdefault(site, torch.zeros(len(texts), slopes.shape[1], dtype=torch.float64))
+                sums.index_add_(0, rows, slopes.abs().double().cpu())
+        asked = copies > 0
+        for site, sums in total.items():
+            values = sums[asked] / copies[asked, None]  # [text, head]
+            both = torch.stack([values.sum(0), values.square().sum(0)])
+            self._sums[site] = self._sums[site] + both if site in self._sums else both
+        self.texts += int(asked.sum())
+
+    def merge(self, other: Importances) -> None:
+        """Add what another one has seen."""
+        for site, sums in other._sums.items():
+            self._sums[site] = self._sums[site] + sums if site in self._sums else sums
+        self.texts += other.texts
+
+    def figures(self) -> dict[Head, Importance]:
+        """By head."""
+        return {
+            Head(site.layer, head, site.kind): self._figure(*pair)
+            for site, sums in self._sums.items()
+            for head, pair in enumerate(sums.T.tolist())
+        }
+
+    def _figure(self, total: float, squares: float) -> Importance:
+        mean = total / self.texts
+        if self.texts < 2:
+            return Importance(mean, self.texts)
+        variance = max(0.0, squares - self.texts * mean**2) / (self.texts - 1)
+        return Importance(mean, self.texts, (variance / self.texts) ** 0.5)
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain lists, which JSON keeps exactly."""
+        sites = [{"site": asdict(site), "sums": sums.tolist()} for site, sums in self._sums.items()]
+        return {"texts": self.texts, "sites": sites}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Importances:
+        """What ``state`` wrote down."""
+        made = cls()
+        made.texts = state["texts"]
+        for entry in state["sites"]:
+            sums = torch.tensor(entry["sums"], dtype=torch.float64)
+            if sums.ndim != 2 or len(sums) != 2:
+                raise ValueError("the sums of importance are no values and squares")
+            made._sums[read_site(entry["site"])] = sums
+        return made
+
+
+def predicted_side(labels: Labels) -> Sequence[Sequence[Token]]:
+    """The tokens that a model predicts: those of a decoder, where there is one."""
+    return labels["decoder"][0] if "decoder" in labels else labels["encoder"][0]
+
+
+def gated_sites(model: Model, record: Record, gates: Gates) -> list[Site]:
+    """The site of each gated call, in their order. Raises ``ModelError`` unless every head was gated."""
+    heads = [site.heads for site in record.sites]
+    if not heads:
+        raise ModelError(f"{model.name} has no attention, and so no heads")
+    if heads != gates.heads:
+        ways = ", ".join(dict.fromkeys(site.kernel for site in record.sites))
+        raise ModelError(
+            f"the heads of {model.name} cannot be gated: it attends by {ways}, and gates fit torch's "
+            "scaled_dot_product_attention and nn.MultiheadAttention, and the attention functions of "
+            "transformers"
+        )
+    return [site.site for site in record.sites]
+
+
+def _slopes(model: Model, predictions: PredictionBatch) -> dict[Site, Tensor]:
+    """The slope of every copy's loss at each head's gate.  -> by site [copy, head]"""
+    gates: list[Tensor] = []
+
+    def gate(number: int, heads: int) -> Tensor:
+        gates.append(torch.ones(len(predictions.texts), heads, requires_grad=True))
+        return gates[-1]
+
+    with (
+        torch.enable_grad(),
+        model.threads(predictions.prepared),
+        gated(gate) as applied,
+        recording(model.module, warn=False) as record,
+    ):
+        logits = predictions.logits(model).float()
+        losses = F.cross_entropy(
+            logits, predictions.target_ids.to(logits.device), reduction="none"
+        )  # [target]
+        copies = torch.tensor([target.copy for target in predictions.targets])
+        counts = torch.bincount(copies, minlength=len(predictions.texts))
+        loss = (losses / counts[copies].to(losses)).sum()  # the sum over copies of each one's mean
+        sites = gated_sites(model, record, applied)
+        slopes = torch.autograd.grad(loss, gates)
+    return dict(zip(sites, slopes, strict=True))

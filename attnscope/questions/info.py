@@ -1,0 +1,199 @@
+"""What is wrong with the attention that a model itself reports, beside what was captured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Attention, Site
+from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecord
+from attnscope.capture.observers.coarsen import SharedRows
+from attnscope.models import Model, ModelInput
+
+SAME = 1e-3
+"""Sums of rows differ by less."""
+
+ROUNDING = 1e-4
+"""Two computations of one weight in float32 differ by less."""
+
+
+def fault(own: Tensor, weights: Tensor, alive: Tensor) -> str | None:
+    """What a model's own attention tensor for a call is instead of its weights, or None if it is them.
+
+    ``own`` is one tensor of a model's ``output_attentions``, from the same input as ``weights``,
+    [batch, head, query, key]. ``alive`` is true of the rows that see a key: no others are compared.
+    It has the shape [batch or 1, head or 1, query, 1].
+    """
+    shape, heads = tuple(weights.shape), weights.shape[1]
+    weights, alive = weights.to(own.device), alive.to(own.device)
+    if tuple(own.shape) == shape and _close(own, weights, alive):
+        return None
+    if own.ndim == 4 and heads > 1 and bool((own == own[:, :1]).all()):  # one map, perhaps repeated
+        own = own[:, 0]
+    if tuple(own.shape) == (shape[0], *shape[2:]) and heads > 1:
+        mean = weights.mean(1)
+        return "the mean over the heads" if _close(own, mean, alive.any(1)) else "one map for all heads"
+    if tuple(own.shape) != shape:
+        return f"a tensor of the shape {list(own.shape)}, where the weights are {list(shape)}"
+    if bool((own < 0).any()):
+        scores = torch.softmax(own.float(), -1)
+        return (
+            "scores from before the softmax"
+            if _close(scores, weights, alive)
+            else "no weights: some are negative"
+        )
+    if float(own.float().sum(-1).amax()) > 1 + SAME:
+        return "no weights: rows sum to more than 1"
+    return "other weights than those that were used"
+
+
+def _close(one: Tensor, other: Tensor, alive: Tensor) -> bool:
+    """Whether two tensors of weights differ by no more than rounding in the type of the first."""
+    tolerance = max(ROUNDING, 4 * torch.finfo(one.dtype).eps)
+    return bool((((one.float() - other.float()) * alive).abs() <= tolerance).all())
+
+
+Verdict: TypeAlias = Literal["right", "wrong", "none"]
+
+OWN_NAMES = {
+    "encoder": ("encoder_attentions", "attentions"),
+    "decoder": ("decoder_attentions", "attentions"),
+    "cross": ("cross_attentions",),
+}
+"""Where transformers' models put the attention of each kind in their outputs."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One attention call: what it is, the range of its rows' sums, and whether the model reports it rightly.
+
+    ``report`` compares the model's own eager ``output_attentions`` with the captured weights: "right",
+    "wrong" (other numbers, or another shape), or "none". ``fault`` says what it is instead.
+    """
+
+    site: SiteRecord
+    low: float
+    high: float
+    report: Verdict
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Every attention call of a pass, the layers that have none, what failed, and what to know."""
+
+    sightings: tuple[Sighting, ...]
+    without_attention: tuple[LayerWithoutAttention, ...]
+    failures: tuple[Failure, ...]
+    notes: tuple[str, ...]
+
+
+def survey(model: Model, prepared: ModelInput) -> Survey:
+    """Run the model once with eager ``output_attentions`` and once as it is, and compare the two.
+
+    Holds what the model reports of all layers at once, so the text should be short.
+    """
+    outputs = _own_outputs(model, prepared)
+    reported = {kind: _reported_weights(outputs, kind) for kind in OWN_NAMES}
+    sums, compared = RowSums(), _Compared(reported, prepared.lead)
+    record = model.run(prepared, [SharedRows([sums, compared])])
+    ranges = {row_sum.site: row_sum for row_sum in sums.sums}
+    sightings = [
+        Sighting(site, ranges[site.site].low, ranges[site.site].high, *compared.verdict(site.site))
+        for site in record.sites
+    ]
+    return Survey(
+        tuple(sightings),
+        tuple(record.without_attention),
+        tuple(record.failures),
+        (*model.notes, *prepared.notes, *record.notes),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """Compares every call with what the model reported of it: of each kind the n-th with the n-th."""
+
+    reported: Mapping[str, Sequence[Tensor | None]]
+    lead: str | None = None  # the one kind that is reported where a picture is a part of the text
+    met: Counter[str] = field(default_factory=Counter)
+    faults: dict[Site, str | None] = field(default_factory=dict)
+
+    def begin(self, attention: Attention) -> _Whole | None:
+        theirs = self.reported[attention.site.kind]
+        number = self.met[attention.site.kind]
+        own = theirs[number] if number < len(theirs) else None
+        self.met[attention.site.kind] += 1
+        if own is None:
+            self.faults[attention.site] = "nothing for this call"
+            return None
+        return _Whole(self, attention, own)
+
+    def verdict(self, site: Site) -> tuple[Verdict, str | None]:
+        theirs, met = self.reported[site.kind], self.met[site.kind]
+        beside = self.lead is not None and self.met[self.lead] and site.kind == "encoder"
+        if not theirs or beside:
+            return "none", None
+        if len(theirs) != met:
+            return "wrong", f"{len(theirs):,} tensors for {met:,} calls"
+        return ("right", None) if self.faults[site] is None else ("wrong", self.faults[site])
+
+
+@dataclass(eq=False)
+class _Whole:
+    """Reads all rows of a call, and compares them with what the model reported of it."""
+
+    compared: _Compared
+    attention: Attention
+    own: Tensor
+    wanted: None = None
+    rows: list[Tensor] = field(default_factory=list)
+    alive: list[Tensor] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        return len(self.attention.queries)
+
+    def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
+        self.rows.append(rows)
+        self.alive.append(allowed.any(-1, keepdim=True))
+
+    def end(self) -> None:
+        weights, alive = torch.cat(self.rows, 2), torch.cat(self.alive, 2)
+        self.compared.faults[self.attention.site] = fault(self.own, weights, alive)
+
+
+def _own_outputs(model: Model, prepared: ModelInput) -> Any:
+    """What the model returns when asked for its attention, ``None`` if it cannot be asked."""
+    if not hasattr(model.module, "set_attn_implementation"):
+        return None
+    try:
+        with _eager(model.module), torch.inference_mode():
+            run = getattr(model.module, prepared.entry)
+            return run(**prepared.inputs, **prepared.settings, output_attentions=True, return_dict=True)
+    except Exception:  # a model that fails when asked reports nothing
+        return None
+
+
+@contextmanager
+def _eager(module: Any) -> Iterator[None]:
+    before = module.config._attn_implementation
+    module.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        module.set_attn_implementation(before)
+
+
+def _reported_weights(outputs: Any, kind: str) -> Sequence[Tensor | None]:
+    for name in OWN_NAMES[kind]:
+        reported = getattr(outputs, name, None)
+        if isinstance(reported, (tuple, list)) and reported:
+            return reported
+    return ()

@@ -1,0 +1,273 @@
+"""Every head in full: whole layers, for a page or for another program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+
+from attnscope.attention import Head
+from attnscope.axes import Weights
+from attnscope.capture import Record, SiteRecord
+from attnscope.capture.observers.coarsen import Coarsen, RowObserver, SharedRows
+from attnscope.measures import HeadFigures, Measurement, settle_roles, worth_a_look
+from attnscope.measures.words import measure_words
+from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import Picture
+from attnscope.questions.head import head_picture, pick_head, readings_of
+from attnscope.questions.scene import find_scene, pictures_of
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import (
+    SHARED,
+    describe_proof,
+    kind_title,
+    kinds_of,
+    name_pass,
+    note_hidden,
+    note_maps,
+    note_pooling,
+    pooling_note,
+    provenance,
+    require_selected,
+)
+from attnscope.questions.token import lay_over
+from attnscope.views import Described, Focus, Grid, Heatmap, focus, grid
+from attnscope.views.focus import Scene, find_place
+
+LARGEST = 512
+"""Rows and columns of each head; a longer text is pooled to as many."""
+
+
+@dataclass(frozen=True, eq=False)
+class WholeLayers:
+    """By kind of attention, pairs of a layer's number and weights ``[head, query, key]``; and what ran.
+
+    ``written`` is the number of the first token that a decoder wrote itself.
+    """
+
+    kinds: Mapping[str, list[tuple[int, Weights]]]
+    title: str
+    subtitle: str
+    notes: tuple[str, ...]
+    record: Record
+    written: int | None = None
+
+    @property
+    def proofs(self) -> Mapping[tuple[str, int], str]:
+        """What is known of the weights of each kind and layer, in a sentence."""
+        places: dict[tuple[str, int], list[SiteRecord]] = {}
+        for site in self.record.sites:
+            places.setdefault((site.site.kind, site.site.layer), []).append(site)
+        return {place: describe_proof(sites) for place, sites in places.items()}
+
+    @property
+    def top(self) -> float:
+        """The largest weight; above 1 only where a model scales its weights, or where words are merged."""
+        layers = (weights for pairs in self.kinds.values() for _, weights in pairs)
+        return max(float(weights.values.max(initial=0)) for weights in layers)
+
+    @property
+    def least(self) -> float:
+        """The smallest weight; below 0 only in a file of other things than attention."""
+        return min(
+            float(weights.values.min(initial=0)) for pairs in self.kinds.values() for _, weights in pairs
+        )
+
+
+def whole_layers(
+    model: Model, prepared: ModelInput, selection: Selection, observers: Sequence[RowObserver] = ()
+) -> WholeLayers:
+    """Run the model once and keep all heads of the layers that are meant; ``observers`` see them too.
+
+    Raises ``SelectionError`` if the selection names something that does not exist.
+    """
+    coarse = selection.coarsen(LARGEST)
+    record = model.run(prepared, [SharedRows([coarse, *observers], selection.heads)])
+    require_selected(coarse.maps, record, selection)
+    kinds: dict[str, list[tuple[int, Weights]]] = {}
+    notes = [*model.notes, *prepared.notes, *record.notes]
+    for kind in kinds_of((made.site for made in coarse.maps), prepared.lead):
+        maps = [made for made in coarse.maps if made.site.kind == kind]
+        pairs, shares = zip(*(made.label() for made in maps), strict=True)
+        kinds[kind] = [(made.site.layer, weights) for made, weights in zip(maps, pairs, strict=True)]
+        notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
+        notes += note_pooling(maps[0], pairs[0])
+    ran = provenance(record.sites)
+    return WholeLayers(kinds, model.title, ran, tuple(dict.fromkeys(notes)), record, prepared.written)
+
+
+CELLS = 256
+"""Rows and columns of a map, at most."""
+
+HELD = {
+    "share": SHARED,
+    "mean": "a cell is the mean of the weights of its open pairs",
+    "max": "a cell is the largest of its weights",
+}
+
+
+def pooled_layers(pool: Coarsen, model: Model, prepared: ModelInput, record: Record) -> WholeLayers:
+    """What a pool has kept, with the ranges of tokens that its rows and columns stand for.
+
+    Where an attention ran over a batch (windows of an image), its mean is kept.
+    """
+    kinds: dict[str, list[tuple[int, Weights]]] = {}
+    notes = [*model.notes, *prepared.notes, *record.notes]
+    for kind in kinds_of((made.site for made in pool.maps), prepared.lead):
+        maps = [made for made in pool.maps if made.site.kind == kind]
+        kinds[kind] = [(made.site.layer, made.label()[0]) for made in maps]
+        queries, keys = maps[0].queries.size, maps[0].keys.size
+        if max(queries, keys) > CELLS:
+            notes.append(pooling_note(queries, keys, HELD[pool.how]))
+    return WholeLayers(kinds, model.title, provenance(record.sites), tuple(dict.fromkeys(notes)), record)
+
+
+@dataclass(frozen=True, eq=False)
+class AllHeads:
+    """Whole layers and the figures of their heads, and the pictures of them.
+
+    ``figures`` maps (kind, layer) to the figures of each head, ``name`` names the model and the text,
+    ``written`` is the first token that the model wrote, ``scene`` and ``pictures`` what it saw or heard.
+    A picture is built when it is asked for;
+    asking for a head that is not there is a ``KeyError`` or ``IndexError``.
+    """
+
+    layers: WholeLayers
+    figures: Mapping[tuple[str, int], tuple[HeadFigures, ...]]
+    selection: Selection
+    name: str
+    written: int | None = None
+    scene: Scene | None = None
+    pictures: tuple[Picture, ...] = ()
+
+    def head(self, kind: str, layer: int, head: int) -> Heatmap:
+        """One head with its figures, as ``one_head`` shows it."""
+        figures, site = self.figures[kind, layer][head], self._seen[kind, layer]
+        weights = pick_head(self.weights[kind, layer], head)
+        picture = head_picture(weights, figures, site, self.name, self.selection, self.layers.notes)
+        return replace(picture, written=self.written if kind == "decoder" else None)
+
+    def layer(self, kind: str, layer: int) -> Grid:
+        """The heads of one layer as thumbnails."""
+        picture = self._grid(kind, [layer], f"L{layer} · ")
+        return replace(picture, whole=False)
+
+    def overview(self, kind: str) -> Grid:
+        """All heads of a kind of attention as thumbnails."""
+        picture = self._grid(kind, [layer for layer, _ in self.layers.kinds[kind]], "")
+        return replace(picture, whole=self.selection.every_layer)
+
+    def token(self, kind: str, layer: int, head: int, query: int | None, key: int | None) -> Focus:
+        """What the token ``query`` looks at in one head, and who looks at the token ``key``."""
+        picture = self.head(kind, layer, head)
+        weights, notes = picture.weights, self.layers.notes
+        result = focus(weights, query=query, key=key, title=picture.title, notes=notes)
+        row = None if query is None else find_place(weights.queries, query)
+        column = None if key is None else find_place(weights.keys, key)
+        overlays, _ = lay_over(
+            self.pictures,
+            weights.queries[row] if row is not None else weights.keys[column or 0],
+            None if row is None else (weights.values[row], weights.keys),
+            None if column is None else (weights.values[:, column], weights.queries),
+        )
+        return replace(result, overlays=overlays)
+
+    def token_of(self, kind: str, picture: str, row: int, column: int) -> tuple[int, bool] | None:
+        """The number of the token that a patch of a picture stands for, and whether it has a row."""
+        patches = next(each for each in self.pictures if each.name == picture)
+        assert patches.grid is not None
+        wanted = [token.id for token in patches.tokens if not token.special][row * patches.grid[1] + column]
+        weights = next(iter(self.layers.kinds[kind]))[1]
+        for axis, own in ((weights.queries, True), (weights.keys, False)):
+            for place in axis:
+                if place.id == wanted:
+                    return place.start, own
+        return None
+
+    @property
+    def described(self) -> Mapping[tuple[str, int], tuple[Described, ...]]:
+        """By kind and layer, what is to be said of each head."""
+        return {place: tuple(map(_describe, heads)) for place, heads in self.figures.items()}
+
+    @property
+    def worth(self) -> tuple[Head, ...]:
+        """The heads most worth a look, most telling first."""
+        return tuple(head.address for head in worth_a_look(chain.from_iterable(self.figures.values())))
+
+    @cached_property
+    def weights(self) -> Mapping[tuple[str, int], Weights]:
+        """By kind and layer, the weights ``[head, query, key]``."""
+        kinds = self.layers.kinds
+        return {(kind, layer): weights for kind, pairs in kinds.items() for layer, weights in pairs}
+
+    @cached_property
+    def _seen(self) -> Mapping[tuple[str, int], SiteRecord]:
+        return {(site.site.kind, site.site.layer): site for site in self.layers.record.sites}
+
+    def _grid(self, kind: str, layers: list[int], led: str) -> Grid:
+        sites = [self._seen[kind, layer] for layer in layers]
+        picture = grid(
+            ((layer, self.weights[kind, layer]) for layer in layers),
+            title=f"{led}{self.name} · {kind_title(kind)}",
+            subtitle=provenance(sites),
+            scale=self.selection.scale,
+            notes=self.layers.notes,
+        )
+        as_read = kind == "decoder" and not (self.selection.words or self.selection.hide_special)
+        size, written = (sites[0].queries, sites[0].keys), self.written if as_read else None
+        return replace(picture, size=size, written=written)
+
+
+def _describe(head: HeadFigures) -> Described:
+    role = head.role
+    return Described(role.name if role else "", role.sentence if role else "", tuple(readings_of(head)))
+
+
+def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHeads:
+    """Run the model once, and keep and measure all heads of the layers that are meant.
+
+    Raises ``SelectionError`` if the selection names something that does not exist.
+    """
+    measured = Measurement()
+    layers = whole_layers(model, prepared, selection, [measured])
+    figures = by_layer(settle_roles(measured.figures()))
+    spoken: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
+    if selection.words and not selection.hide_special:
+        for kind, pairs in layers.kinds.items():
+            for layer, weights in pairs:
+                word_figures = measure_words(weights, figures[kind, layer][0].site)
+                spoken |= {(kind, layer): word_figures} if word_figures else {}
+    figures |= spoken
+    if selection.words or selection.hide_special:
+        said = "words, as the pictures do" if spoken else "every token"
+        layers = replace(layers, notes=(*layers.notes, f"the figures count {said}"))
+    return of_layers(layers, figures, model, prepared, selection)
+
+
+def of_layers(
+    layers: WholeLayers,
+    figures: Mapping[tuple[str, int], tuple[HeadFigures, ...]],
+    model: Model,
+    prepared: ModelInput,
+    selection: Selection,
+) -> AllHeads:
+    """Whole layers and figures of one pass, with what is known of its input."""
+    return AllHeads(
+        layers,
+        figures,
+        selection,
+        name_pass(model, prepared),
+        prepared.written,
+        find_scene(prepared),
+        pictures_of(prepared),
+    )
+
+
+def by_layer(heads: Iterable[HeadFigures]) -> dict[tuple[str, int], tuple[HeadFigures, ...]]:
+    """Figures by kind and layer, each layer's in the order in which they come."""
+    figures: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
+    for head in heads:
+        place = head.site.kind, head.site.layer
+        figures[place] = (*figures.get(place, ()), head)
+    return figures

@@ -1,0 +1,227 @@
+"""What each part of a model writes to one score: its direct effect, what multiplies the stream being held.
+
+nostalgebraist 2020; Elhage et al. 2021; Wang et al. 2022. The states at the end of a model are a sum: the
+embeddings, what each head and each feed-forward part added, and biases. The spread of every norm on their
+way to the score being that of this pass, each of them has a part in the score, and the parts sum to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Head
+from attnscope.capture import recording
+from attnscope.capture.record import tolerance
+from attnscope.capture.stream.parts import Effects, sum_parts
+from attnscope.capture.stream.walk import Lost, Stream, StreamRows
+from attnscope.errors import ModelError, SelectionError
+from attnscope.models import Model, ModelInput
+from attnscope.models.kinds import show_kinds
+from attnscope.models.targets import place_prediction, score_prediction
+from attnscope.models.text.tokens import readable
+from attnscope.questions.answer import Answer
+from attnscope.views import HeadMap, View, head_map
+from attnscope.views.charts import Moved, Term, Terms
+
+HEADS = 5
+"""Heads whose words are told, unless one is named."""
+
+WORDS = 8
+"""Words of each head, each way."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of the vocabulary, and how far a head's output moves its logit."""
+
+    text: str
+    moved: float
+
+
+@dataclass(frozen=True)
+class Favours:
+    """The words whose logits a head's output raises and lowers most."""
+
+    raised: tuple[Word, ...]
+    lowered: tuple[Word, ...]
+
+
+@dataclass(frozen=True)
+class Writes:
+    """The direct effects of all parts on one score, which they sum to, and the words of some heads.
+
+    ``rest`` is what rounding leaves. ``said`` names the prediction.
+    """
+
+    effects: Effects
+    words: Mapping[Head, Favours]
+    score: float
+    rest: float
+    said: str
+    title: str
+    notes: tuple[str, ...]
+
+
+def direct_effects(
+    model: Model, prepared: ModelInput, target: str | None, against: str | None, head: Head | None = None
+) -> Writes:
+    """Run a model once, and say what each part writes to the score of ``target``, less ``against``'s.
+
+    The words are those of ``head``, or of the heads that write most. Raises ``ModelError`` for a model whose
+    stream cannot be followed, ``SelectionError`` for a head that does not exist.
+    """
+    if prepared.replay is not None:
+        raise ModelError("a trace holds no weights of the model: give the model and the text")
+    at = place_prediction(model, prepared, target)
+    rows = StreamRows(length=model.objective.ids(prepared).shape[1], at=at)
+    show_kinds(model.module, prepared)
+    with (
+        torch.enable_grad(),
+        model.threads(prepared),
+        rows.watching(model.module),
+        recording(model.module, [rows], prepared.axes, warn=False) as record,
+    ):
+        prediction = score_prediction(model, prepared, target, against)
+    logits = prediction.logits
+    if logits.grad_fn is None:
+        raise ModelError(f"what the heads of {model.name} write cannot be followed: it keeps no gradients")
+    seed = torch.zeros_like(logits)
+    seed[0, prediction.chosen] += 1
+    if prediction.against is not None:
+        seed[0, prediction.against] -= 1
+    seed.requires_grad_(True)
+    try:
+        stream = Stream((logits.grad_fn, logits.output_nr), rows)
+        with torch.enable_grad(), model.threads(prepared):
+            effects = sum_parts(stream, stream.walk(seed))
+    except Lost as lost:
+        raise ModelError(f"what the heads of {model.name} write cannot be followed: {lost}") from None
+    score = float(prediction.score.detach())
+    rest = score - effects.total
+    near = tolerance(logits.dtype if not rows.sites else record.sites[0].dtype)
+    if not abs(rest) <= near * max(1.0, effects.size):
+        raise ModelError(
+            f"what the heads of {model.name} write cannot be followed: its parts sum to {effects.total:.4g}, "
+            f"its score is {score:.4g}"
+        )
+    chosen = [_require(head, effects)] if head is not None else effects.largest_heads(HEADS)
+    words = {each: _words(model, effects.slopes(each, seed)) for each in chosen}
+    notes = (*_held(stream, effects), *model.notes, *prepared.notes, *record.notes)
+    return Writes(effects, words, score, rest, prediction.said, model.title, notes)
+
+
+def _require(head: Head, effects: Effects) -> Head:
+    """The head with its kind. Raises ``SelectionError`` unless it exists."""
+    for known in effects.heads:
+        if (known.layer, known.head) == (head.layer, head.head) and head.kind in (None, known.kind):
+            return known
+    layers = sorted({each.layer for each in effects.heads})
+    if not layers:
+        raise SelectionError("no head of this model is told apart from its layer")
+    most = max(each.head for each in effects.heads)
+    raise SelectionError(f"no head {head}: layers {layers[0]}-{layers[-1]} have heads 0-{most}")
+
+
+def _words(model: Model, moved: Tensor) -> Favours:
+    """The words that are moved most.  [vocabulary]"""
+    vocabulary = model.objective.vocabulary
+    moved = moved.clone()
+    moved[[number for number in vocabulary.special if number < len(moved)]] = 0
+    count = min(WORDS, len(moved))
+
+    def spell(sign: int) -> tuple[Word, ...]:
+        values, ids = (moved * sign).topk(count)
+        texts = [readable(vocabulary.decode([number])) for number in ids.tolist()]
+        return tuple(
+            Word(text, sign * value) for text, value in zip(texts, values.tolist(), strict=True) if value > 0
+        )
+
+    return Favours(spell(1), spell(-1))
+
+
+def _held(stream: Stream, effects: Effects) -> Sequence[str]:
+    """What was held so that the score is a sum, and what cannot be told apart."""
+    held = "the spread of every norm behind a part"
+    if stream.held:
+        held += f", the slope of the {' and '.join(dict.fromkeys(stream.held))} of the output head"
+    notes = [f"in logits; held as in this pass, so that the parts sum to the score: {held}"]
+    if effects.mixed:
+        named = ", ".join(map(str, sorted(effects.mixed)))
+        notes.append(f"layer {named}: some heads are not told apart, and stand in one sum")
+    if effects.silent:
+        named = ", ".join(map(str, sorted(effects.silent)))
+        notes.append(f"layer {named}: its heads write to other parts alone, which read them: 0 to the score")
+    return notes
+
+
+MOST = 10
+"""Parts that are listed; the numbers have all of them."""
+
+
+def of_writes(result: Writes, head: Head | None = None) -> Answer:
+    """The groups of parts, the largest parts, the words that heads move, and a map of all heads a kind."""
+    effects, several = result.effects, len({each.kind for each in result.effects.heads}) > 1
+
+    def name(each: Head) -> str:
+        return str(each) if several else each.name
+
+    parts = {name(each): effect for each, effect in effects.heads.items()}
+    parts |= {f"feed-forward {layer}": effect for layer, effect in effects.feed_forward.items()}
+    parts |= {f"{module} {layer}": effect for (layer, module), effect in effects.mixers.items()}
+    parts |= {"embeddings": effects.embeddings, "biases": effects.biases}
+    marked = next((name(each) for each in result.words), None) if head is not None else None
+    told = {name(each) for each in result.words}  # heads whose words stand below
+    order = sorted(parts, key=lambda part: (part not in told, -abs(parts[part])))
+    listed = sorted(order[:MOST], key=lambda part: -abs(parts[part]))
+    groups = {"heads": list(effects.heads.values())} if effects.heads else {}
+    groups |= {"feed-forward": list(effects.feed_forward.values())} if effects.feed_forward else {}
+    groups |= {"other mixers": list(effects.mixers.values())} if effects.mixers else {}
+    groups |= {"embeddings": [effects.embeddings], "biases": [effects.biases]}
+    rest = order[MOST:]
+    maps = _maps(result, several)
+    view = Terms(
+        groups=tuple(Term(group, sum(values)) for group, values in groups.items()),
+        total=Term("= the score", result.score),
+        largest=tuple(Term(part, parts[part]) for part in listed),
+        rest=Term(f"{len(rest):,} others", sum(parts[part] for part in rest)) if rest else None,
+        moved=tuple(
+            Moved(name(each), _terms(favours.raised), _terms(favours.lowered))
+            for each, favours in result.words.items()
+        ),
+        marked=marked,
+        heads=next(iter(maps.values()), None),
+        title=f"what writes to the score · {result.title}",
+        subtitle=result.said,
+        notes=result.notes,
+    )
+    views: list[View] = [replace(view, notes=() if maps else view.notes), *maps.values()]
+    if maps:
+        views[-1] = replace(list(maps.values())[-1], notes=result.notes)
+    return Answer(tuple(views), {"writes": view}, dict)
+
+
+def _terms(words: tuple[Word, ...]) -> tuple[Term, ...]:
+    return tuple(Term(word.text, word.moved) for word in words)
+
+
+def _maps(result: Writes, several: bool) -> dict[str, HeadMap]:
+    """The effect of every head, by kind; one colour scale for all."""
+    kinds: dict[str, dict[int, dict[int, float]]] = {}
+    for head, effect in result.effects.heads.items():
+        kinds.setdefault(head.kind or "", {}).setdefault(head.layer, {})[head.head] = effect
+    top = max(map(abs, result.effects.heads.values()), default=0.0) or 1.0
+    return {
+        kind: head_map(
+            {layer: [heads[head] for head in sorted(heads)] for layer, heads in layers.items()},
+            "written to the score",
+            unit="logits",
+            limits=(-top, top),
+            signed=True,
+            title=f"every {kind} head" if several else "every head",
+        )
+        for kind, layers in kinds.items()
+    }

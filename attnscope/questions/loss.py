@@ -1,0 +1,66 @@
+"""How well a model predicts the lines of some files, each of them a text by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from attnscope.attention import Token
+from attnscope.errors import InputError
+from attnscope.models import Model, ModelInput
+from attnscope.models.targets import batch_predictions
+from attnscope.progress import listening, tell
+from attnscope.questions.corpus import batches
+from attnscope.questions.importance import predicted_side
+
+WINDOW = 1024
+"""Lines among which equal lengths are looked for."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Mean cross-entropy in nats over ``tokens`` predictions, out of a vocabulary of so many.
+
+    ``masked`` says that each token was hidden when it was predicted, and not the next one asked for.
+    """
+
+    mean: float
+    tokens: int
+    vocabulary: int
+    masked: bool
+
+
+def measure_loss(model: Model, lines: Sequence[str], length: int) -> Loss:
+    """Let a model predict every token of the first ``length`` of each line.
+
+    A line counts as many times as it has tokens; lines with nothing to predict count nothing. Raises
+    ``ModelError`` for a model without an output head, and ``InputError`` if no line has anything to predict.
+    """
+    total, tokens, vocabulary = 0.0, 0, 0
+    masked = model.objective.mask is not None
+    for start in range(0, len(lines), WINDOW):
+        window = [(line,) for line in lines[start : start + WINDOW]]
+        read = model.prepare_all(window, max_tokens=length, truncate=True)
+        for batch in batches(text for text in read if isinstance(text, ModelInput)):
+            texts = predicted_side(batch.labels)
+            if not any(_asks(text, masked) for text in texts):
+                continue
+            with listening(None):
+                for predictions in batch_predictions(model, batch.prepared, texts):
+                    with torch.inference_mode(), model.threads(predictions.prepared):
+                        logits = predictions.logits(model).float()  # [target, vocabulary]
+                        wanted = predictions.target_ids.to(logits.device)
+                        total += float(F.cross_entropy(logits, wanted, reduction="sum"))
+                    tokens, vocabulary = tokens + len(wanted), logits.shape[-1]
+        tell("line", start + len(window), len(lines))
+    if not tokens:
+        raise InputError("there is no token to predict in the files: give longer texts")
+    return Loss(total / tokens, tokens, vocabulary, masked)
+
+
+def _asks(text: Sequence[Token], masked: bool) -> bool:
+    """Whether a text has a token that can be predicted."""
+    return any(not token.special and (masked or place > 0) for place, token in enumerate(text))

@@ -1,0 +1,70 @@
+"""Every head of a text at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from attnscope.capture import Record
+from attnscope.capture.observers.coarsen import RowObserver, SharedRows
+from attnscope.capture.observers.near import Near
+from attnscope.measures import DEFAULT, HeadFigures, Measurement, settle_roles
+from attnscope.models import Model, ModelInput
+from attnscope.questions.head import find_figures, pick_figures
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import (
+    kind_title,
+    kinds_of,
+    name_pass,
+    note_hidden,
+    note_maps,
+    provenance,
+    require_selected,
+)
+from attnscope.views import Grid, grid
+from attnscope.views.grid import CELLS, NEAR
+
+
+@dataclass(frozen=True, eq=False)
+class Overview:
+    """Thumbnails by kind of attention, the figures of every head, what ran, and what to know."""
+
+    grids: Mapping[str, Grid]
+    heads: tuple[HeadFigures, ...]
+    record: Record
+    notes: tuple[str, ...]
+
+
+def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overview:
+    """Run the model once, and coarsen and measure every head that is meant.
+
+    Raises ``SelectionError`` if the selection names something that does not exist.
+    """
+    coarse, measured, near = selection.coarsen(CELLS, even=True), Measurement(), Near(NEAR, CELLS)
+    known = find_figures(prepared, DEFAULT)
+    as_read = not (selection.words or selection.hide_special or prepared.picture)  # neighbours are tokens
+    observers: list[RowObserver] = [coarse, *([near] if as_read else [])]
+    observers += [measured] if known is None else []
+    record = model.look(prepared, [SharedRows(observers, selection.heads)])
+    require_selected(coarse.maps, record, selection)
+    grids: dict[str, Grid] = {}
+    notes = [*model.notes, *prepared.notes, *record.notes]
+    for kind in kinds_of((made.site for made in coarse.maps), prepared.lead):
+        maps = [made for made in coarse.maps if made.site.kind == kind]
+        thumbnails, shares = zip(*(made.label() for made in maps), strict=True)
+        layers = [(made.site.layer, weights) for made, weights in zip(maps, thumbnails, strict=True)]
+        sites = {made.site for made in maps}
+        calls = [site for site in record.sites if site.site in sites]
+        picture = grid(
+            layers,
+            title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
+            subtitle=provenance(calls),
+            scale=selection.scale,
+            near=[near.maps[made.site] for made in maps if made.site in near.maps],
+        )
+        size = calls[0].queries, calls[0].keys
+        written = prepared.written if as_read and kind == "decoder" else None
+        grids[kind] = replace(picture, size=size, whole=selection.every_layer, written=written)
+        notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
+    heads = measured.figures() if known is None else pick_figures(known, record, selection)
+    return Overview(grids, settle_roles(heads), record, tuple(notes))

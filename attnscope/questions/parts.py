@@ -1,0 +1,421 @@
+"""Parts of a text, as one writes them: a word, a phrase, a class of tokens, a regular expression."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, pairwise, repeat
+from string import punctuation
+from typing import TypeAlias
+
+from attnscope.attention import Axis, Token
+from attnscope.axes import SEPARATOR, Place, coarsen_axis, find_senses
+from attnscope.errors import InputError, SelectionError
+from attnscope.limits import OutOfTime, time_limited
+from attnscope.models.inputs import Message, ModelInput
+from attnscope.questions.scene import locate_tokens
+from attnscope.text import MOST_CHARACTERS, read_number
+
+Group: TypeAlias = tuple[int, ...]
+"""Tokens that count as one: the pieces of a word, or a phrase."""
+
+QUOTE = re.compile(r"\\([\"'])")
+"""A quote inside of a quoted phrase."""
+
+CLASSES = ("special", "punctuation")
+
+PICTURES = ("image", "video")
+"""All that stands for a part of a picture; without a picture, a word like others."""
+
+SOUND = "sound"
+"""All that stands for a moment of a sound; the same."""
+
+UNKNOWN = re.compile(r"(?<=\S) (\[\w+\]|<\w+>)$")
+"""How a token ends that the vocabulary lacks: the text's own letters, and ``[UNK]`` or ``<unk>`` behind."""
+
+SECONDS = 3
+"""Processor seconds that a regular expression may take: some try every way to match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One side of a question, as it was written.
+
+    ``tokens`` finds it on an axis; ``step`` is set instead where it is as many tokens from each of the other
+    side.
+    """
+
+    text: str
+    step: int | None = None
+
+    @property
+    def everything(self) -> bool:
+        """Whether all tokens are meant."""
+        return self.text == "*"
+
+    def tokens(self, axis: Axis) -> tuple[Group, ...]:
+        """The places on an axis that are meant, each as its tokens; none where there is none, or a step."""
+        if self.step is not None:
+            return ()
+        words = word_groups(axis)
+        if self.everything:
+            return tuple(group for _, group in words)
+        number = read_number(self.text)
+        if number is not None:
+            return ((number,),) if number < len(axis) else ()
+        if self.quoted is not None:
+            return tuple(_phrase(self.quoted, axis))
+        if _between(self.text, "/"):
+            return _matching(self.text, words)
+        if self.text in CLASSES:
+            return tuple(group for place, group in words if _belongs(place, self.text))
+        pictured = tuple(group for place, group in words if place.pictured)
+        if self.text in PICTURES and pictured:
+            return pictured
+        heard = tuple(group for place, group in words if place.heard)
+        if self.text == SOUND and heard:
+            return heard
+        one = tuple(group for place, group in words if place.pictured and self._names(place))
+        if one:
+            return one
+        name, number = self.place
+        if number is not None:
+            several = name in CLASSES or _between(name, "\"'/")
+            places = Part(name).tokens(axis) if several else _written(name, words, axis)
+            return places[number - 1 : number] if number else ()
+        return _written(self.text, words, axis)
+
+    @property
+    def quoted(self) -> str | None:
+        """What stands between the quotes of a phrase; a quote in it is written with a stroke before it."""
+        return QUOTE.sub(r"\1", self.text[1:-1]) if _between(self.text, "\"'") else None
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """Of one of several words, cat#2, the word and which of them it is."""
+        name, _, place = self.text.rpartition("#")
+        return (name, read_number(place)) if name else (self.text, None)
+
+    def _names(self, place: Place) -> bool:
+        """Whether the picture is named that a token is part of: image 2, frame 1."""
+        return place.text.partition(" · ")[0] == self.text
+
+
+def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
+    """Every word of an axis, and every token that is in none, with its tokens."""
+    coarsening = coarsen_axis(axis, words=True)
+    groups = (tuple(coarsening.tokens(number)) for number in range(len(coarsening.places)))
+    return tuple(zip(coarsening.places, groups, strict=True))
+
+
+def part_of(text: str) -> Part:
+    """A part as it is written. Raises ``SelectionError`` for a regular expression that is none."""
+    if text[0] in "+-" and read_number(text[1:]) is not None:
+        return Part(text, int(text))
+    part = Part(text)
+    for name in (text, part.place[0]):
+        if _between(name, "/"):
+            _pattern(name)
+    return part
+
+
+def _between(text: str, marks: str) -> bool:
+    """Whether something stands between two of these marks."""
+    return len(text) > 2 and text[0] == text[-1] and text[0] in marks
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """The regular expression between two strokes."""
+    try:
+        with time_limited(SECONDS):
+            return re.compile(text[1:-1])
+    except RecursionError:
+        raise SelectionError(f"{text[:60]} is nested too deep for a regular expression") from None
+    except (re.error, OverflowError, MemoryError) as error:
+        raise SelectionError(f"{text[:60]} is no regular expression: {error}") from error
+    except OutOfTime:
+        raise _too_slow(text) from None
+
+
+def _matching(text: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
+    """The words in which a regular expression is found."""
+    pattern = _pattern(text)
+    try:
+        with time_limited(SECONDS):
+            return tuple(group for place, group in words if pattern.search(place.text.strip()))
+    except OutOfTime:
+        raise _too_slow(text) from None
+
+
+def _too_slow(text: str) -> SelectionError:
+    return SelectionError(
+        f"{text[:60]} takes longer than {SECONDS} seconds, and was stopped: write it without repeats of "
+        "repeats, like (a+)+"
+    )
+
+
+def _written(name: str, words: Sequence[tuple[Place, Group]], axis: Axis) -> tuple[Group, ...]:
+    """The places of a word, or of what a tokenizer cuts at its marks: don't, U.S., 1,995."""
+    return _word(name, words) or tuple(_phrase(name, axis))
+
+
+def _word(name: str, words: Sequence[tuple[Place, Group]]) -> tuple[Group, ...]:
+    """The places of a word: as it is written, or else in any case and without marks: ``mat.``, ``[CLS]``."""
+    exact = tuple(group for place, group in words if name in (_known(place.text), place.label))
+    folded = name.casefold()
+    return exact or tuple(group for place, group in words if folded in _names(place))
+
+
+def _names(place: Place) -> tuple[str, ...]:
+    name = _known(place.text).casefold()
+    if place.heard:
+        return name, place.moment, place.letters.casefold() or name
+    return name, name.strip(punctuation), name.removeprefix("patch "), name.removeprefix("image 1 · ")
+
+
+def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
+    """Where the tokens of a phrase stand; those of a longer word are no place of it."""
+    if isinstance(axis, range):
+        return
+    text, spans, before = "", [], None
+    for token in axis:
+        word = None if token.special else (token.segment, token.word)
+        text += "" if word is not None and token.word is not None and word == before else " "
+        begin = len(text)
+        text += _known(token.text)
+        spans.append((begin, len(text)))
+        before = word
+    pieces = re.findall(r"\w+|[^\w\s]", phrase)
+    letters = [letter for letter in phrase if not letter.isspace()]  # where nobody writes spaces
+    for each in (pieces, letters):
+        pattern = r"\s*".join(map(re.escape, each))
+        matches = [*re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)] if pattern else []
+        if matches:
+            break
+    for match in matches:
+        yield tuple(
+            number
+            for number, (begin, end) in enumerate(spans)
+            if begin < match.end() and end > match.start() and not axis[number].special
+        )
+
+
+def _known(text: str) -> str:
+    """What the text itself has of a token: without the vocabulary's sign for what it lacks."""
+    return UNKNOWN.sub("", text.strip())
+
+
+def _belongs(place: Place, name: str) -> bool:
+    if name == "special":
+        return place.special
+    text = place.text.strip()
+    return not place.special and bool(text) and all(unicodedata.category(char)[0] == "P" for char in text)
+
+
+CUTS = {
+    "sentence": re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)\]]))\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*\n"),
+    "line": re.compile(r"\n+"),
+    "paragraph": re.compile(r"\n\s*\n"),
+}
+"""What stands between two parts. A sentence ends at . ! or ? before a space and no small letter."""
+
+MARK = re.compile(r"\[\[([^\[\]:]{1,40}):((?:(?!\[\[).)*?)\]\]", re.S)
+"""A part that the text itself names: ``[[question: Who slept?]]``; one that never ends stops at the next."""
+
+MOST_MARKED = 16 * MOST_CHARACTERS
+"""Characters of a text with marks, or of a file of parts: many more than the text alone may have."""
+
+LONGEST_NAME = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named part: the tokens ``start`` to ``stop - 1``."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def read_marks(text: str) -> tuple[str, Iterator[tuple[str, int]]]:
+    """A text without its marks, and where in it each part begins: ``[[name: ...]]``, and what is between.
+
+    Raises ``InputError`` for a text without marks, or with more around its text than can be read.
+    """
+    if len(text) > MOST_MARKED:
+        raise InputError(
+            f"with its marks, the text has {len(text):,} characters: shorten it to {MOST_MARKED:,}"
+        )
+    if MARK.search(text) is None:
+        raise InputError("the text has no marks: write [[question: Who slept?]] around each part")
+    return "".join(piece for _, piece in _marked(text)), _begins(_marked(text))
+
+
+def _marked(text: str) -> Iterator[tuple[str | None, str]]:
+    """The pieces of a text with marks, each with its name: ``None`` for what is between two marks."""
+    last = 0
+    for match in MARK.finditer(text):
+        yield None, text[last : match.start()]
+        yield match[1].strip(), match[2].strip()
+        last = match.end()
+    yield None, text[last:]
+
+
+def _begins(pieces: Iterable[tuple[str | None, str]]) -> Iterator[tuple[str, int]]:
+    """The names of pieces, and where they begin in the text that they make; what is blank has no part."""
+    at = 0
+    for name, piece in pieces:
+        if name is not None or piece.strip():
+            yield name or "", at
+        at += len(piece)
+
+
+def cut_text(text: str, way: str) -> Iterator[tuple[str, int]]:
+    """Where in a text its sentences, lines or paragraphs begin, each named by its number and first words.
+
+    They are cut one after the other, for as long as somebody asks: few texts are read to their end.
+    """
+    ends = chain((match.end() for match in CUTS[way].finditer(text)), (len(text),))
+    begins = (begin for begin, end in pairwise(chain((0,), ends)) if text[begin:end].strip())
+    for number, (begin, end) in enumerate(pairwise(chain(begins, (len(text),))), 1):
+        yield _name(number, text[begin:end]), begin
+
+
+def spans_of(tokens: Sequence[Token], text: str, parts: Iterable[tuple[str, int]]) -> tuple[Span, ...]:
+    """The parts of a text as runs of its tokens; each special token is a part of its own.
+
+    ``parts`` are names and where in the text they begin; those behind the last token are not asked for.
+    """
+    following = chain(parts, repeat(("", len(text) + 1)))
+    number, name, (next_name, next_begin) = 0, "", next(following)
+    labels: list[tuple[int, str]] = []
+    for count, (token, place) in enumerate(zip(tokens, locate_tokens(tokens, text), strict=True), 1):
+        if place is None:
+            labels.append((-count, token.text))
+            continue
+        while next_begin <= place[0] or not number:  # what is before the first part belongs to it
+            number, name, (next_name, next_begin) = number + 1, next_name, next(following)
+        labels.append((number, name or f"rest {number}"))
+    return _runs(labels)
+
+
+def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Message]) -> tuple[Span, ...]:
+    """The messages of a chat as parts, named by their roles; what the chat template adds is `template`.
+
+    Raises ``InputError`` for a message that cannot be found among the tokens.
+    """
+    letters: list[str] = []
+    owners: list[int] = []  # the token of each letter
+    for number, token in enumerate(tokens):
+        spelled = _letters(token.text)
+        letters.append(spelled)
+        owners += [number] * len(spelled)
+    whole, at = "".join(letters), 0
+    labels = [(-1, "template")] * len(tokens)
+    for number, message in enumerate(messages):
+        wanted = _letters(message.content)
+        place = whole.find(wanted, at)
+        if place < 0:
+            raise InputError(
+                f"the {message.role}'s message cannot be found in what the model reads of the chat"
+            )
+        at = place + len(wanted)
+        for owner in range(owners[place], owners[at - 1] + 1) if wanted else ():
+            labels[owner] = (number, message.role)
+    return _runs(labels)
+
+
+def _letters(text: str) -> str:
+    """A text without spaces and capitals, which tokenizers leave out."""
+    return "".join(text.split()).casefold()
+
+
+def read_parts(written: str) -> tuple[tuple[str, int], ...]:
+    """Where parts begin that a JSON file names: ``{"question": [0, 40]}``, each with its first character and
+    the one behind its last; what is between them is a rest.
+
+    Raises ``InputError`` for anything else.
+    """
+    if len(written) > MOST_MARKED:
+        raise InputError(f"the file of parts has {len(written):,} characters: shorten it to {MOST_MARKED:,}")
+    try:
+        parts = sorted((start, stop, name) for name, (start, stop) in json.loads(written).items())
+        fits = all(isinstance(each, int) for start, stop, _ in parts for each in (start, stop))
+        runs = [0, *(each for start, stop, _ in parts for each in (start, stop))]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        fits, runs, parts = False, [], []
+    if not (fits and parts and runs == sorted(runs)):
+        raise InputError(
+            'a file of parts is JSON, {"question": [0, 40], "fact": [41, 90]}: the first character of each '
+            "part and the one behind its last, one part behind the other"
+        )
+    begins: list[tuple[str, int]] = []
+    for (start, stop, name), (after, *_) in zip(parts, [*parts[1:], (-1,)], strict=True):
+        begins += [("", 0)] if not begins and start else []
+        begins += [(name, start)] + ([("", stop)] if stop != after else [])
+    return tuple(begins)
+
+
+def segments(tokens: Sequence[Token]) -> tuple[Span, ...]:
+    """The texts of a pair, or a text and its picture or sound, as parts; a special token is one alone."""
+    senses = find_senses(tokens)
+    names = ("text", "text") if any(senses) else ("first text", "second text")
+    labels = []
+    for number, (token, sense) in enumerate(zip(tokens, senses, strict=True)):
+        if sense is not None:
+            labels.append((2 + senses.index(sense), sense))
+        elif token.special:
+            labels.append((-number - 1, token.text))
+        else:
+            labels.append((token.segment, names[min(token.segment, 1)]))
+    return _runs(labels)
+
+
+def cut_input(
+    prepared: ModelInput, by: str, begins: Iterable[tuple[str, int]] | None = None
+) -> tuple[Span, ...]:
+    """The parts of what was read, and what was written behind it as one more.
+
+    ``by`` is a way of ``CUTS``, "segment", "modality", or "role"; ``begins`` are parts that were named
+    instead, and where in the text they begin. Raises ``InputError`` for what cannot be cut so.
+    """
+    read, rest = prepared.tokens[: prepared.read], "written"
+    if begins is None and by not in (*CUTS, "segment", "modality", "role"):
+        raise InputError(f"a text is cut by {', '.join(CUTS)}, segment, modality or role, not by {by!r}")
+    if begins is None and by == "modality" and all(token.id < SEPARATOR for token in read):
+        raise InputError("what was read is text alone: cut by modality what holds a picture or a sound, too")
+    if begins is None and by in ("segment", "modality"):
+        cut = segments(read)
+    elif begins is None and by == "role":
+        if not prepared.messages:
+            raise InputError("what was read holds no chat that could be cut: give the text")
+        cut, rest = spans_of_roles(read, prepared.messages), "assistant"
+    elif prepared.text is None:
+        raise InputError("what was read holds no plain text that could be cut: give the text")
+    else:
+        text = prepared.text[:MOST_CHARACTERS]  # no token stands for what is behind them
+        cut = spans_of(read, text, cut_text(text, by) if begins is None else begins)
+    if prepared.read < len(prepared.tokens):
+        cut += (Span(rest, prepared.read, len(prepared.tokens)),)
+    return cut
+
+
+def _runs(labels: Sequence[tuple[int, str]]) -> tuple[Span, ...]:
+    """Neighbours with the same label as one part; a name that comes again is numbered."""
+    spans: list[Span] = []
+    names: dict[str, int] = {}
+    start = 0
+    for (_, name), group in groupby(labels):
+        stop = start + len(list(group))
+        names[name] = names.get(name, 0) + 1
+        spans.append(Span(name if names[name] == 1 else f"{name}#{names[name]}", start, stop))
+        start = stop
+    return tuple(spans)
+
+
+def _name(number: int, text: str) -> str:
+    words = " ".join(text.split())
+    return f"{number} {words if len(words) <= LONGEST_NAME else words[: LONGEST_NAME - 1].rstrip() + '…'}"

@@ -1,0 +1,122 @@
+"""Where in a text its tokens stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from attnscope.attention import Token
+from attnscope.axes import HEARD, Array
+from attnscope.models import ModelInput
+from attnscope.models.inputs import Heard, Picture
+from attnscope.views.focus import Part, Scene
+
+SPACE = re.compile(r"\s*")
+
+NEAR = 16
+"""Characters that may stand between a token and the next, for each that was not found."""
+
+
+def locate_tokens(tokens: Sequence[Token], text: str) -> list[tuple[int, int] | None]:
+    """The characters that each token stands for: ``None`` for a special one, no characters where not found.
+
+    Tokens are looked for in the text one after the other, near where the last one ended, and the farther the
+    more were not found since: a tokenizer leaves out spaces, writes some letters otherwise, and marks words
+    that it lacks behind their text.
+    """
+    places: list[tuple[int, int] | None] = []
+    at = near = 0
+    for token in tokens:
+        if token.special:
+            places.append(None)
+            continue
+        spelled = token.text.strip()
+        at = SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        near += NEAR + len(spelled)
+        for piece in dict.fromkeys((spelled, spelled.partition(" ")[0])):
+            place = text.find(piece, at, at + near) if piece else -1
+            if place >= 0:
+                break
+        if place < 0:
+            places.append((at, at))
+            continue
+        at, near = place + len(piece), 0
+        places.append((place, at))
+    return places
+
+
+BETWEEN = 0.03
+"""Pixels between pictures, as a share of the largest."""
+
+
+def pictures_of(prepared: ModelInput) -> tuple[Picture, ...]:
+    """The pictures that were read, or the spectrogram of a sound, whose patches are its moments."""
+    if prepared.heard is not None and prepared.heard.bands is not None:
+        return (_spectrogram(prepared.heard, prepared.heard.bands),)
+    return prepared.pictures
+
+
+def find_scene(prepared: ModelInput) -> Scene | None:
+    """All pictures beside each other, or the spectrogram; ``None`` for a text, and a sound without bands."""
+    pictures = pictures_of(prepared)
+    if not pictures:
+        return None
+    across = int(np.ceil(np.sqrt(len(pictures))))
+    tall, wide = (max(picture.pixels.shape[axis] for picture in pictures) for axis in (0, 1))
+    gap = max(1, round(BETWEEN * max(tall, wide))) if len(pictures) > 1 else 0
+    down = -(-len(pictures) // across)
+    whole = np.zeros((down * (tall + gap) - gap, across * (wide + gap) - gap, 3), np.uint8)
+    parts: dict[int, Part] = {}
+    for number, picture in enumerate(pictures):
+        row, column = divmod(number, across)
+        top, left = row * (tall + gap), column * (wide + gap)
+        rows, columns = picture.pixels.shape[:2]
+        whole[top : top + rows, left : left + columns] = picture.pixels
+        for id_, part in _parts(picture):
+            parts[id_] = Part(
+                (left + part.left * columns) / whole.shape[1],
+                (top + part.top * rows) / whole.shape[0],
+                (left + part.right * columns) / whole.shape[1],
+                (top + part.bottom * rows) / whole.shape[0],
+                part.fine,
+            )
+    return Scene(whole, parts, heard=prepared.heard is not None)
+
+
+def _parts(picture: Picture) -> Iterator[tuple[int, Part]]:
+    """The part of each token, by the boxes of the tokens or else by the grid."""
+    finest = [token.id for token in picture.tokens if not token.special]
+    if not picture.boxes and picture.grid is not None:
+        rows, columns = picture.grid
+        for number, id_ in enumerate(finest):
+            row, column = divmod(number, columns)
+            yield id_, Part(column / columns, row / rows, (column + 1) / columns, (row + 1) / rows)
+        return
+    extent = np.array(_extent(picture, finest)).reshape(2, 2)  # [corner, x and y]
+    for id_, box in picture.boxes.items():
+        shares = (np.array(box).reshape(2, 2) - extent[0]) / (extent[1] - extent[0])
+        left, top, right, bottom = np.clip(shares, 0, 1).ravel().tolist()
+        if left < right and top < bottom:
+            yield id_, Part(left, top, right, bottom, not finest or id_ in finest)
+
+
+def _extent(picture: Picture, finest: list[int]) -> tuple[float, float, float, float]:
+    """What the pixels show, in those of the boxes: the finest tokens where these tile it, or else all."""
+    if not finest:
+        rows, columns = picture.pixels.shape[:2]
+        return 0, 0, columns, rows
+    boxes = np.array([picture.boxes[id_] for id_ in finest])
+    left, top = boxes[:, :2].min(0)
+    right, bottom = boxes[:, 2:].max(0)
+    return float(left), float(top), float(right), float(bottom)
+
+
+def _spectrogram(heard: Heard, bands: Array) -> Picture:
+    """Low tones at the bottom, loud ones white; a patch is a frame.  [band, frame]"""
+    shown = bands[::-1, : heard.frames]
+    low, high = shown.min(), shown.max()
+    grey = np.rint(255 * (shown - low) / (high - low if high > low else 1)).astype(np.uint8)
+    tokens = tuple(Token("", HEARD + frame) for frame in range(heard.frames))
+    return Picture(np.repeat(grey[..., None], 3, -1), (1, heard.frames), tokens)

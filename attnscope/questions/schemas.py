@@ -1,0 +1,760 @@
+"""JSON Schema in few words: each field is a shape and a sentence on what it holds."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from attnscope.questions.answer import name_schema
+
+Shape: TypeAlias = "dict[str, Any]"
+
+TEXT: Shape = {"type": "string"}
+COUNT: Shape = {"type": "integer", "minimum": 0}
+WHOLE: Shape = {"type": "integer"}
+NUMBER: Shape = {"type": ["number", "null"], "description": "null where it is no finite number"}
+FLAG: Shape = {"type": "boolean"}
+KIND: Shape = {"enum": ["encoder", "decoder", "cross"]}
+NOTES: Shape = {"type": "array", "items": TEXT}
+
+
+def described(shape: Shape, description: str) -> Shape:
+    """A shape with what it holds, behind what it says already."""
+    return shape | {
+        "description": "; ".join([description, *([said] if (said := shape.get("description")) else [])])
+    }
+
+
+def record(description: str, optional: tuple[str, ...] = (), /, **fields_: tuple[Shape, str]) -> Shape:
+    """An object with these fields and no other; a name may end in ``_`` where Python has the word."""
+    fields = {name.rstrip("_"): described(*field) for name, field in fields_.items()}
+    return {
+        "type": "object",
+        "description": description,
+        "properties": fields,
+        "required": [name for name in fields if name not in optional],
+        "additionalProperties": False,
+    }
+
+
+def extended(shape: Shape, **fields: tuple[Shape, str]) -> Shape:
+    """The same objects, which may have these fields too."""
+    if "anyOf" in shape:
+        return shape | {"anyOf": [extended(each, **fields) for each in shape["anyOf"]]}
+    more = {name: described(*field) for name, field in fields.items()}
+    return shape | {"properties": shape["properties"] | more}
+
+
+def begun(shape: Shape, **fields: tuple[Shape, str]) -> Shape:
+    """The same objects, which begin with these fields."""
+    if "anyOf" in shape:
+        return shape | {"anyOf": [begun(each, **fields) for each in shape["anyOf"]]}
+    first = {name: described(*field) for name, field in fields.items()}
+    return shape | {"properties": first | shape["properties"], "required": [*first, *shape["required"]]}
+
+
+def listed(items: Shape, count: int | None = None) -> Shape:
+    """A list of one shape, of so many entries if that is given."""
+    size = {} if count is None else {"minItems": count, "maxItems": count}
+    return {"type": "array", "items": items, **size}
+
+
+def named(values: Shape) -> Shape:
+    """An object whose names are not known beforehand."""
+    return {"type": "object", "additionalProperties": values}
+
+
+def either(*shapes: Shape) -> Shape:
+    """One of several shapes."""
+    return {"anyOf": list(shapes)}
+
+
+def absent(shape: Shape) -> Shape:
+    """A shape, or null."""
+    return either(shape, {"type": "null"})
+
+
+MATRIX = listed(listed(NUMBER))
+
+
+FLOW = record(
+    "what the tokens of each layer are made of, of the text's own",
+    method=({"enum": ["rollout", "flow", "relevance", "alti"]}, "how attention was followed"),
+    notes=(NOTES, "what to know"),
+    layers=(
+        listed(
+            record(
+                "the map of a layer",
+                kind=(KIND, "its kind of attention"),
+                layer=(COUNT, "its number"),
+                queries=(listed(TEXT), "the tokens of the layer; of the largest flow of --token, that one"),
+                positions=(listed(COUNT), "their numbers, or where each begins"),
+                keys=(listed(TEXT), "the tokens of the text"),
+                weights=(MATRIX, "[query, key]"),
+            )
+        ),
+        "every layer, from the first",
+    ),
+)
+
+ORDER = record(
+    "an order of the tokens, or the mean of random ones",
+    name=(TEXT, "the way of weighing or following attention, or the head, that gives it"),
+    first=(listed(TEXT), "the tokens that stand first, with their numbers; none of random orders"),
+    deletion=(
+        listed(NUMBER),
+        "the probability of the prediction after each step, the first tokens gone first",
+    ),
+    insertion=(listed(NUMBER), "the same, while the first tokens alone come back"),
+    deletion_area=(NUMBER, "the mean of that curve: the lower, the better the order"),
+    insertion_area=(NUMBER, "the mean of that curve: the higher, the better the order"),
+    deletion_error=(NUMBER, "its standard error over random orders; 0 of one order"),
+    insertion_error=(NUMBER, "its standard error over random orders; 0 of one order"),
+)
+FAITHFUL = record(
+    "which order of the tokens a prediction hangs on (--faithful)",
+    taken=(listed(COUNT), "how many tokens are taken away at each step"),
+    ranked=(listed(ORDER), "every order, that with the lowest deletion first"),
+    random=(ORDER, "the mean of random orders"),
+    alone=(ORDER, "by how far the prediction falls without each token alone"),
+    title=(TEXT, "what was asked"),
+    subtitle=(TEXT, "the prediction"),
+    notes=(NOTES, "what to know"),
+)
+
+
+MOVED = record("a word", text=(TEXT, "the word"), moved=(NUMBER, "how far its score is moved"))
+WRITES = record(
+    "what each part writes to the score of a token (--writes), in logits",
+    title=(TEXT, "the model"),
+    prediction=(TEXT, "whose score it is, in words"),
+    notes=(NOTES, "what to know of the numbers"),
+    score=(NUMBER, "the score, which all parts sum to"),
+    heads=(
+        listed(
+            record(
+                "a head",
+                kind=(KIND, "its kind of attention"),
+                layer=(COUNT, "its layer"),
+                head=(COUNT, "its number in the layer"),
+                effect=(NUMBER, "what it writes"),
+            )
+        ),
+        "every head",
+    ),
+    feed_forward=(
+        listed(record("a layer", layer=(COUNT, "its number"), effect=(NUMBER, "what it writes"))),
+        "what each layer adds beside its attention",
+    ),
+    mixers=(
+        listed(
+            record(
+                "a module",
+                layer=(COUNT, "its layer"),
+                module=(TEXT, "its path in the layer, or attention, whose heads are not told apart"),
+                effect=(NUMBER, "what it writes"),
+            )
+        ),
+        "other modules that mix tokens",
+    ),
+    embeddings=(NUMBER, "what the embeddings write"),
+    biases=(NUMBER, "what biases write"),
+    rest=(NUMBER, "what rounding leaves of the score"),
+    words=(
+        listed(
+            record(
+                "a head: the one that is named, or those that write most",
+                kind=(KIND, "its kind of attention"),
+                layer=(COUNT, "its layer"),
+                head=(COUNT, "its number in the layer"),
+                raised=(listed(MOVED), "the words whose scores its output raises most"),
+                lowered=(listed(MOVED), "those that it lowers most"),
+            )
+        ),
+        "the words that heads move",
+    ),
+)
+
+
+NOTED = (NOTES, "what to know about the model, the text and the answer")
+
+CALL: dict[str, tuple[Shape, str]] = {
+    "name": (TEXT, "the module's path"),
+    "call": (COUNT, "which call of the module in this pass, from 0"),
+    "kind": (KIND, "which sequence looks at which"),
+    "layer": (COUNT, "the layer's number within its kind, from 0"),
+    "heads": (COUNT, "query heads"),
+    "key_heads": (COUNT, "key heads; fewer in grouped-query attention"),
+    "queries": (COUNT, "rows"),
+    "keys": (COUNT, "columns"),
+    "kernel": (TEXT, "what computed the layer's output"),
+    "source": ({"enum": ["kernel", "recomputed", "softmax", "module", "file"]}, "how the weights were had"),
+    "dtype": (TEXT, "the type that it computed in"),
+    "window": (absent(COUNT), "the sliding window that the kernel was told of"),
+    "difference": (
+        absent(NUMBER),
+        "how far weights times values miss the kernel's output, of its largest value; null: not compared",
+    ),
+    "unproved": (absent(TEXT), "why weights times values were compared with nothing; null where they were"),
+}
+SITE = record("an attention call", **CALL)
+FIGURE = record(
+    "a measure of a head, averaged over the rows that count",
+    ("error", "texts"),
+    value=(NUMBER, "the figure"),
+    baseline=(NUMBER, "the same on even attention over the open keys"),
+    rows=(COUNT, "rows that counted"),
+    error=(absent(NUMBER), "standard error over the texts of a corpus"),
+    texts=(COUNT, "texts that had such rows"),
+)
+ROLE = record(
+    "the strongest pattern of a head",
+    name=(TEXT, "the role; attnscope stats --explain says what it means"),
+    score=(NUMBER, "the pattern's figure"),
+    baseline=(NUMBER, "the same on even attention"),
+    sentence=(TEXT, "the role in words"),
+)
+IMPORTANCE = record(
+    "how much the model's predictions depend on a head",
+    value=(NUMBER, "the slope of the loss at a gate on the head"),
+    texts=(COUNT, "texts that it is the mean of"),
+    error=(absent(NUMBER), "standard error over the texts"),
+)
+REMOVAL = record(
+    "how much the loss of the model's predictions rises without a head",
+    value=(NUMBER, "the rise, in nats"),
+    texts=(COUNT, "texts that it is the mean of"),
+    error=(absent(NUMBER), "standard error over the texts"),
+    loss=(NUMBER, "the loss without the head"),
+)
+HEAD = record(
+    "a head and its figures",
+    ("importance", "ablation"),
+    kind=(KIND, "its kind of attention"),
+    layer=(COUNT, "its layer"),
+    head=(COUNT, "its number in the layer"),
+    role=(absent(ROLE), "its role; null where no row counted"),
+    figures=(named(FIGURE), "by measure; attnscope stats --list names them"),
+    absent=(named(TEXT), "by measure that does not exist here, why"),
+    importance=(IMPORTANCE, "with --importance"),
+    ablation=(REMOVAL, "with --ablation"),
+)
+BARS = absent(
+    listed(
+        record(
+            "a token and its weight",
+            ("box",),
+            text=(TEXT, "its label"),
+            position=(COUNT, "its number"),
+            weight=(NUMBER, "its weight"),
+            box=(listed(NUMBER), "left, top, right and bottom of a part of a picture, in its pixels"),
+        )
+    )
+)
+CELLS = (absent(MATRIX), "a weight a patch")
+LIKELY = listed({"type": "array", "prefixItems": [TEXT, NUMBER], "items": False})
+
+OVERVIEW = record(
+    "every head",
+    notes=NOTED,
+    sites=(listed(SITE), "every attention call"),
+    heads=(listed(HEAD), "every head that is meant"),
+)
+ONE_HEAD = record(
+    "one head (--head)",
+    notes=NOTED,
+    site=(SITE, "its attention call"),
+    head=(HEAD, "its figures"),
+    queries=(listed(TEXT), "the rows' texts"),
+    keys=(listed(TEXT), "the columns' texts"),
+    weights=(listed(listed(absent(NUMBER))), "[query, key], rounded to 7 digits; null where masked"),
+)
+ONE_TOKEN = record(
+    "one token (--token)",
+    ("patches",),
+    notes=NOTED,
+    which=(TEXT, "the head, or those that it is the mean of"),
+    token=(record("the token", text=(TEXT, "its label"), position=(COUNT, "its number")), "which it is"),
+    looks_at=(BARS, "the heaviest of its row; null where it has none"),
+    looked_at_by=(BARS, "the heaviest of its column; null where it has none"),
+    patches=(
+        listed(
+            record(
+                "on the patches of an image",
+                picture=(TEXT, "which"),
+                looks_at=CELLS,
+                looked_at_by=CELLS,
+            )
+        ),
+        "with images: one each, of many those that have most",
+    ),
+)
+ABLATION = record(
+    "a head taken away (--ablate)",
+    head=(TEXT, "the head"),
+    kind=(KIND, "its kind of attention"),
+    title=(TEXT, "the model and what ran"),
+    changed=(
+        listed(
+            record(
+                "a prediction, the one that changed most first",
+                token=(TEXT, "the token in whose place it is made"),
+                wanted=(TEXT, "the token that stands in the text"),
+                position=(COUNT, "its number"),
+                divergence=(NUMBER, "KL divergence, in nats"),
+                before=(LIKELY, "the likeliest tokens with the head, and their probabilities"),
+                after=(LIKELY, "the likeliest tokens without it"),
+                right=(listed(NUMBER, 2), "the wanted token's probability with and without the head"),
+            )
+        ),
+        "every prediction",
+    ),
+    divergence=(NUMBER, "the mean KL divergence, in nats"),
+    losses=(listed(NUMBER, 2), "the loss with and without the head"),
+    notes=NOTED,
+)
+SHOW = either(OVERVIEW, ONE_HEAD, ONE_TOKEN, ABLATION, WRITES)
+
+LAYER = {"name": (TEXT, "a module's path"), "layer": (COUNT, "its number"), "reason": (TEXT, "why")}
+SIGHTING: dict[str, Any] = CALL | {
+    "row_sums": (listed(NUMBER, 2), "the smallest and the largest sum of a row"),
+    "own_report": ({"enum": ["right", "wrong", "none"]}, "whether the model itself reports these weights"),
+    "own_fault": (absent(TEXT), "what it reports in their place"),
+}
+SURVEY = record(
+    "every attention call of a model",
+    notes=NOTED,
+    sites=(listed(record("an attention call", **SIGHTING)), "every call"),
+    without=(listed(record("a layer without attention", **LAYER)), "layers without attention"),
+    failures=(
+        listed(record("a failure", name=(TEXT, "a module's path"), reason=(TEXT, "what went wrong"))),
+        "where the recording failed",
+    ),
+)
+PLACE = {
+    "name": (TEXT, "a module's path"),
+    "kind": (TEXT, "what it is"),
+    "layer": (absent(WHOLE), "its number"),
+}
+MIXER: dict[str, tuple[Shape, str]] = {
+    "path": (TEXT, "its path"),
+    "type": (TEXT, "its Python class"),
+    "layer": (absent(COUNT), "the number in its path, if there is just one"),
+    "way": (absent(TEXT), "by what it mixes tokens, where that is known"),
+}
+AUDIT = record(
+    "whether all mixing of tokens is shown (--audit)",
+    complete=(FLAG, "whether it is"),
+    sentences=(NOTES, "the same in words"),
+    held=(listed(record("an attention call", **PLACE)), "calls whose output was held still"),
+    mixers=(listed(record("a module", **MIXER)), "modules through which another token still moves"),
+)
+INFO = either(SURVEY, AUDIT)
+
+WHERE: dict[str, tuple[Shape, str]] = {
+    "layer": (COUNT, "its layer"),
+    "head": (COUNT, "its number in the layer"),
+    "kind": (KIND, "its kind of attention"),
+}
+FOUND = record(
+    "a head's answer",
+    **WHERE,
+    weight=(NUMBER, "how much the rows look at the keys"),
+    baseline=(NUMBER, "the same on even attention"),
+    rank=(absent(NUMBER), "the place of the keys among all words"),
+    rows=(COUNT, "rows that counted"),
+)
+FIND = record(
+    "heads by how much of one part of a text looks at another",
+    notes=NOTED,
+    questions=(
+        listed(
+            record(
+                "a question",
+                question=(TEXT, "as it was asked"),
+                notes=(NOTES, "what to know about it"),
+                heads=(listed(FOUND), "every head, the one that looks most first"),
+            )
+        ),
+        "every question",
+    ),
+)
+
+
+BEGIN = (NUMBER, "when it begins, in seconds")
+END = (NUMBER, "when it ends")
+WORD = record("a word", text=(TEXT, "the word, with the punctuation at it"), begin=BEGIN, end=END)
+TOKEN = record(
+    "a token",
+    text=(TEXT, "as a person reads it"),
+    id=(COUNT, "its number in the vocabulary"),
+    begin=BEGIN,
+    end=END,
+)
+HEAD_ALIGN = record(
+    "a head",
+    head=(TEXT, "its address"),
+    forward=(NUMBER, "the share of a token's attention on the best way that only goes forward"),
+    baseline=(NUMBER, "the same of even attention"),
+)
+
+ALIGN = either(
+    record(
+        "when each word is said",
+        notes=NOTED,
+        heads=(listed(TEXT), "the cross-attention heads that it goes by"),
+        way=(TEXT, "why those heads"),
+        begin=(NUMBER, "the second of the file from which the sound is heard"),
+        seconds=(NUMBER, "the second up to which it is heard"),
+        words=(listed(WORD), "the words, in order"),
+        tokens=(listed(TOKEN), "the tokens that they are made of"),
+    ),
+    record("heads that go forward (--rank)", ranked=(listed(HEAD_ALIGN), "all heads, the most first")),
+)
+
+
+ANSWERED = record(
+    "a head's answers to the questions of a label",
+    **WHERE,
+    rows=(COUNT, "questions that were asked"),
+    texts=(COUNT, "texts with any of them"),
+    accuracy=(NUMBER, "the share with the largest weight on an answer, special tokens and the word aside"),
+    accuracy_error=(absent(NUMBER), "its standard error over texts"),
+    weight=(NUMBER, "how much the answers get on average"),
+    weight_error=(absent(NUMBER), "its standard error over texts"),
+    baseline=(NUMBER, "how much the answers get of even attention"),
+    offset=(WHOLE, "the best fixed distance, in words"),
+    fixed=(NUMBER, "the accuracy of the word at that distance"),
+    chosen=(NUMBER, "the accuracy on the texts on which heads are ranked"),
+    aer=(absent(NUMBER), "the alignment error rate, of alignments"),
+    aer_error=(absent(NUMBER), "its standard error over texts"),
+)
+GOLD = record(
+    "heads by how many known answers they find (--gold)",
+    notes=NOTED,
+    held_out=(FLAG, "whether heads were ranked on other texts than those of the figures"),
+    labels=(
+        listed(
+            record(
+                "a label in one direction",
+                label=(TEXT, "the label of the file"),
+                direction=(TEXT, "which words look at which"),
+                heads=(listed(ANSWERED), "every head, the one that finds most answers first"),
+            )
+        ),
+        "every label and direction, the most frequent first",
+    ),
+)
+
+
+CURVES = record(
+    "a measure along the text (--by-position)",
+    measure=(TEXT, "the measure"),
+    unit=(TEXT, "its unit"),
+    edges=(listed(COUNT), "the first row of each run of rows, and where the last run ends"),
+    curves=(
+        listed(
+            record(
+                "a head",
+                head=(TEXT, "its address, with its kind of attention where there are several"),
+                values=(listed(NUMBER), "its average over each run; null where no row of it counts"),
+                baseline=(listed(NUMBER), "the same of even attention"),
+            )
+        ),
+        "the heads, the largest mean first",
+    ),
+    title=(TEXT, "what it is"),
+    subtitle=(TEXT, "the model and what ran"),
+    notes=NOTED,
+)
+MEASURED = record(
+    "the figures of every head",
+    ran=(TEXT, "whether the kernels ran, or the fused pass in their place"),
+    notes=NOTED,
+    heads=(listed(HEAD), "the heads that are meant, in the order that was asked for"),
+)
+STATS = either(MEASURED, CURVES)
+
+
+NATS = "Jensen-Shannon divergence, in nats"
+PAIR = record(
+    "two heads",
+    one=(TEXT, "a head"),
+    other=(TEXT, "another one"),
+    distance=(NUMBER, NATS),
+    error=(NUMBER, "its standard error; 0 where every row was compared"),
+)
+KINDS = (KIND, "the kind of attention that is compared")
+HEADS = (listed(TEXT), "the heads, in the order of rows and columns")
+STABILITY = (absent(NUMBER), "mean rank correlation of one text's distances with the others'")
+
+ALL = record(
+    "all heads with each other",
+    kind=KINDS,
+    heads=HEADS,
+    distances=(MATRIX, f"[head, head], {NATS}"),
+    error=(MATRIX, "their standard errors"),
+    groups=(listed(listed(TEXT)), "heads that are alike"),
+    silhouette=(NUMBER, "how well the groups are apart"),
+    nearest=(listed(PAIR), "the pairs that are most alike"),
+    singletons=(listed(PAIR), "heads that are like no other, with the nearest one"),
+    plane=(
+        record(
+            "the heads as points",
+            points=(MATRIX, "[head, 2]"),
+            explained_variance=(NUMBER, "the share of the distances that the plane shows"),
+        ),
+        "the heads as points",
+    ),
+    rows=(record("rows", compared=(COUNT, "compared"), of=(COUNT, "of so many")), "rows that were compared"),
+    texts=(COUNT, "texts that it is the mean of"),
+    stability=STABILITY,
+    notes=NOTED,
+)
+SERIES = record("a measure", unit=(TEXT, "its unit"), values=(listed(absent(NUMBER)), "a value a layer"))
+DEPTH = record(
+    "one head number through all layers (--head 3)",
+    kind=KINDS,
+    heads=HEADS,
+    roles=(listed(TEXT), "a role a head"),
+    distances=(MATRIX, f"[layer, layer], {NATS}"),
+    error=(MATRIX, "their standard errors"),
+    series=(named(SERIES), "measures against depth"),
+    notes=NOTED,
+)
+TWO = record(
+    "two heads (L1H2 L5H3)",
+    kind=KINDS,
+    heads=(listed(TEXT, 2), "the two heads"),
+    distance=(NUMBER, NATS),
+    error=(NUMBER, "its standard error"),
+    rows=(listed(record("a row", row=(COUNT, "its token"), distance=(NUMBER, NATS))), "every row"),
+    partings=(
+        listed(
+            record(
+                "a token where they part",
+                token=(TEXT, "its label"),
+                position=(COUNT, "its number"),
+                distance=(NUMBER, NATS),
+                look_at=(listed(TEXT, 2), "the heaviest key of each head"),
+            )
+        ),
+        "the tokens where they part most",
+    ),
+    queries=(listed(TEXT), "the rows' texts"),
+    keys=(listed(TEXT), "the columns' texts"),
+    weights=(listed(listed(listed(absent(NUMBER))), 2), "[head, query, key]; null where masked"),
+    notes=NOTED,
+)
+TEXTS = record(
+    "one model on two texts (--with-text)",
+    ("difference",),
+    kind=KINDS,
+    tokens=(listed(listed(absent(TEXT), 2)), "tokens that belong together; null where a text has none"),
+    heads=(
+        listed(
+            record(
+                "a head",
+                head=(TEXT, "its name"),
+                change=(NUMBER, NATS),
+                error=(NUMBER, "its standard error"),
+            )
+        ),
+        "how much each head changes",
+    ),
+    notes=NOTED,
+    difference=(listed(listed(absent(NUMBER))), "with --head: its second map minus its first"),
+)
+MODELS = record(
+    "two models (--with-model)",
+    kind=KINDS,
+    heads=(listed(TEXT), "the heads of the first model"),
+    others=(listed(TEXT), "the heads of the second"),
+    units=({"enum": ["tokens", "words"]}, "what the rows are"),
+    distances=(MATRIX, f"[head, other], {NATS}"),
+    error=(MATRIX, "their standard errors"),
+    drift=(absent(listed(NUMBER)), "each head from itself, where both models have the same heads"),
+    matches=(listed(PAIR), "heads paired so that the sum of distances is smallest"),
+    texts=(COUNT, "texts that it is the mean of"),
+    stability=STABILITY,
+    notes=NOTED,
+)
+ADDRESS = record(
+    "a head",
+    layer=(COUNT, "its layer"),
+    head=(COUNT, "its number in the layer"),
+    kind=(KIND, "its kind of attention"),
+)
+FEEDS = record(
+    "which head feeds which (--feeds)",
+    title=(TEXT, "the model"),
+    notes=(NOTES, "what to know"),
+    feeds=(
+        listed(
+            record(
+                "one way of a pair of heads",
+                head=(ADDRESS, "the earlier head"),
+                fed=(ADDRESS, "the later head"),
+                way=({"enum": ["Q", "K", "V"]}, "what of the later head is made of it"),
+                score=(NUMBER, "how much of what one writes is what the other reads"),
+                baseline=(NUMBER, "the score of random matrices of the same shapes"),
+                scatter=(NUMBER, "the standard deviation of their scores"),
+            )
+        ),
+        "every way of every pair, the one farthest above its baseline first",
+    ),
+)
+COMPARE = either(ALL, DEPTH, TWO, TEXTS, MODELS, FEEDS)
+
+CHECK = record(
+    "claims and what became of them",
+    holds=(FLAG, "whether every claim holds and no figure changed"),
+    claims=(
+        listed(
+            record(
+                "a claim",
+                claim=(TEXT, "as it was made"),
+                holds=(FLAG, "whether it holds"),
+                figures=(TEXT, "what was found"),
+            )
+        ),
+        "every claim",
+    ),
+    changes=(
+        absent(
+            listed(
+                record(
+                    "a figure that changed",
+                    head=(TEXT, "its head"),
+                    measure=(TEXT, "its measure"),
+                    before=(absent(NUMBER), "in the snapshot"),
+                    now=(absent(NUMBER), "in this run"),
+                )
+            )
+        ),
+        "with --against",
+    ),
+)
+
+AXIS: tuple[Shape, str] = (absent(COUNT), "its place in texts; null where the axis is no text")
+EXPORT = record(
+    "the manifest of an export",
+    attnscope=(TEXT, "the release that wrote it"),
+    command=(absent(TEXT), "what was typed"),
+    model=(
+        record(
+            "the model",
+            name=(TEXT, "as it was named"),
+            class_=(TEXT, "its Python class"),
+            revision=(absent(TEXT), "its commit on the hub"),
+            parameters=(COUNT, "its weights"),
+            device=(TEXT, "where it ran"),
+        ),
+        "the model",
+    ),
+    versions=(named(TEXT), "of what the bytes may depend on"),
+    texts=(
+        listed(record("a text", tokens=(listed(TEXT), "its tokens"), ids=(listed(WHOLE), "their numbers"))),
+        "the texts on the axes",
+    ),
+    kinds=(named(record("the axes of a kind", queries=AXIS, keys=AXIS)), "by kind of attention"),
+    sites=(listed(SITE), "every attention call"),
+    notes=NOTED,
+    warnings=(NOTES, "what to know about the pictures"),
+    files=(
+        listed(
+            record(
+                "a file",
+                ("kind", "layer", "head"),
+                name=(TEXT, "its name"),
+                bytes=(COUNT, "its size"),
+                sha256=(TEXT, "its checksum"),
+                kind=(KIND, "where a model has several"),
+                layer=(COUNT, "the layer that it shows"),
+                head=(COUNT, "the head that it shows"),
+            )
+        ),
+        "every file",
+    ),
+)
+
+
+PARTS = record(
+    "how much the parts of a text look at each other",
+    notes=NOTED,
+    parts=(
+        listed(
+            record(
+                "a part",
+                name=(TEXT, "its name"),
+                start=(COUNT, "its first token"),
+                stop=(COUNT, "the token after its last"),
+            )
+        ),
+        "the parts of the text",
+    ),
+    heads=(
+        listed(
+            record(
+                "a head",
+                **WHERE,
+                weights=(MATRIX, "[part that looks, part that is looked at]"),
+                baseline=(MATRIX, "the same on even attention"),
+            )
+        ),
+        "every head",
+    ),
+)
+WRITTEN = record(
+    "what each written token looks at (--written)",
+    notes=NOTED,
+    parts=(listed(TEXT), "the parts of the text, and last what was written"),
+    tokens=(listed(TEXT), "the written tokens"),
+    heads=(
+        listed(
+            record(
+                "a head",
+                **WHERE,
+                lookback=(NUMBER, "its lookback ratio (Chuang et al. 2024); 0.5 is even attention"),
+                shares=(MATRIX, "[written token, part]"),
+            )
+        ),
+        "every head",
+    ),
+)
+SPANS = either(PARTS, WRITTEN)
+
+
+__all__ = ["schema_of"]
+
+SCHEMAS = {
+    "show": SHOW,
+    "stats": either(STATS, FAITHFUL),
+    "compare": COMPARE,
+    "find": either(FIND, GOLD),
+    "spans": either(*SPANS["anyOf"], FIND),
+    "align": ALIGN,
+    "flow": either(FLOW, FAITHFUL),
+    "info": INFO,
+    "check": CHECK,
+    "export": EXPORT,
+}
+WEIGH = (TEXT, "what the weights are weighed by (--weigh); absent where they are not")
+TARGET = (TEXT, "the prediction that a gradient is of (--target); absent where none was named")
+UNWEIGHED = ("info", "flow", "align")
+SCHEMAS |= {
+    name: extended(schema, weigh=WEIGH, target=TARGET)
+    for name, schema in SCHEMAS.items()
+    if name not in UNWEIGHED
+}
+
+
+def schema_of(command: str) -> Shape:
+    """The schema of what a command prints with ``--json``."""
+    name = name_schema(command)
+    schema = ({"const": name}, "the name of this schema, and its version behind it")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": name,
+        "title": f"attnscope {command} --json",
+        **begun(SCHEMAS[command], schema=schema),
+    }

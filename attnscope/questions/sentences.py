@@ -1,0 +1,224 @@
+"""What is said beside a picture: what ran, what was hidden, pooled or broken, and what does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from attnscope.attention import Site
+from attnscope.axes import Weights
+from attnscope.capture import Record, SiteRecord
+from attnscope.capture.observers.coarsen import CoarseMap
+from attnscope.errors import SelectionError
+from attnscope.models import Model, ModelInput
+from attnscope.models.text.generation import spell_tokens
+from attnscope.questions.selection import Selection
+from attnscope.registry import nearest_name
+
+KINDS = ("encoder", "decoder", "cross")
+
+QUOTED = 32
+"""Characters of a text that name it in a title."""
+
+SHARED = "keys of a cell are summed, queries averaged"
+"""What the cells of a pooled map hold, unless something else was asked for."""
+
+
+def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[str, ...]:
+    """The kinds of attention among the sites, in the order in which they are shown; ``lead`` comes first."""
+    present = {site.kind for site in sites}
+    return tuple(kind for kind in sorted(KINDS, key=lambda kind: kind != lead) if kind in present)
+
+
+def kind_title(kind: str) -> str:
+    """A kind of attention in words."""
+    return "cross-attention" if kind == "cross" else f"{kind} attention"
+
+
+def name_pass(model: Model, prepared: ModelInput) -> str:
+    """The model and the text that it read, in so few words that they stand in a title."""
+    title, quoted = model.title, quote_text(prepared)
+    said = quoted in title  # that of a file of maps, whose title names the text
+    return " · ".join(part for part in (title, "" if said else quoted) if part)
+
+
+def quote_text(prepared: ModelInput) -> str:
+    """The beginning of a text in quotation marks; nothing of an image, a sound, or unknown tokens."""
+    pictured = prepared.picture is not None or prepared.heard is not None
+    known = [] if pictured else prepared.tokens[: 2 * QUOTED]
+    words = (replace(token, text=(token.text.split() or [token.text])[0]) for token in known)  # without [UNK]
+    text = spell_tokens([token for token in words if not token.special])
+    if len(text) > QUOTED:
+        text = text[: QUOTED - 1].rstrip() + "…"
+    return f"“{text}”" if text else ""
+
+
+def provenance(sites: Sequence[SiteRecord]) -> str:
+    """What ran, in one line: sizes, kernel, type, and how the weights were had."""
+    sizes = list(dict.fromkeys(_size(site.queries, site.keys) for site in sites))
+    tokens = " and ".join(sizes) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
+    return " · ".join([extent(sites), f"{tokens} tokens", describe_kernels(sites), *note_differences(sites)])
+
+
+def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
+    """A warning that names the layers whose weights, times the values, are not what the kernel returned."""
+    wrong = [site for site in sites if site.differs]
+    if not wrong:
+        return []
+    layers = number_ranges({site.site.layer for site in wrong})
+    most = max(site.difference or 0.0 for site in wrong)
+    where = f"layer{'s' * (len(wrong) > 1)} {layers}"
+    return [f"do not trust {where}: weights times values miss the output by {most:.2g}"]
+
+
+def describe_proof(sites: Sequence[SiteRecord]) -> str:
+    """What the weights of some calls were held against, and by how much they differ at most."""
+    for site in sites:
+        if site.unproved is not None:
+            return f"not proved: {site.unproved}"
+    most = max((site.difference or 0.0 for site in sites), default=0.0)
+    wrong = "do not trust this: " if any(site.differs for site in sites) else ""
+    return f"{wrong}weights times values are {most:.1g} from what the model computed, of the largest value"
+
+
+def note_unproved(calls: Sequence[SiteRecord]) -> list[str]:
+    """Why the weights of which layers were held against nothing that the model computed with them."""
+    reasons: dict[str, list[Site]] = {}
+    for site in calls:
+        if site.unproved is not None:
+            reasons.setdefault(site.unproved, []).append(site.site)
+    return [f"not proved in {layers_of(sites)}: {reason}" for reason, sites in reasons.items()]
+
+
+def _size(queries: int, keys: int) -> str:
+    return f"{queries:,}" if queries == keys else f"{queries:,} × {keys:,}"
+
+
+def extent(sites: Sequence[SiteRecord]) -> str:
+    """How many layers and heads there are."""
+    heads = number_ranges({site.heads for site in sites})
+    return f"{len(sites)} layers × {heads} heads" if len(sites) > 1 else f"{heads} heads"
+
+
+def describe_kernels(sites: Sequence[SiteRecord]) -> str:
+    """Kernel, type, and how the weights were had."""
+    kernels = " and ".join(dict.fromkeys(site.kernel for site in sites))
+    types = " and ".join(dict.fromkeys(site.dtype for site in sites))
+    had = " and ".join(dict.fromkeys(_HAD[site.source] for site in sites))
+    return f"{kernels}, {types}, {had}"
+
+
+_HAD = {
+    "kernel": "weights from the kernel",
+    "recomputed": "weights recomputed from its inputs",
+    "softmax": "weights from its softmax",
+    "module": "weights from the module",
+    "file": "weights as the file has them",
+}
+
+
+def note_hidden(shares: Sequence[float], selection: Selection, whose: str) -> list[str]:
+    """A note on the attention that went to special tokens, if those are hidden."""
+    if not selection.hide_special:
+        return []
+    return [f"special tokens hidden: they take {sum(shares) / len(shares):.0%} of {whose}"]
+
+
+def note_pooling(made: CoarseMap, shown: Weights) -> list[str]:
+    """A note, if a map was pooled to be shown; a file's map that was pooled before says so itself."""
+    queries, keys = made.queries.size, made.keys.size
+    pooled = any(place.pooled for place in (*shown.queries, *shown.keys))
+    if not pooled or shown.values.shape[-2:] == (queries, keys):
+        return []
+    return [pooling_note(queries, keys, SHARED)]
+
+
+def pooling_note(queries: int, keys: int, held: str) -> str:
+    """The note on a pooled map: what it was, and what its cells hold."""
+    return f"pooled: {queries:,} × {keys:,} tokens; {held}"
+
+
+def note_broken(maps: Sequence[CoarseMap]) -> list[str]:
+    """A note for every site whose weights were not all finite numbers."""
+    return [
+        f"weights of {made.site.name} that are not finite numbers: {made.broken:,}, drawn as closed"
+        for made in maps
+        if made.broken
+    ]
+
+
+def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
+    """Notes on what was drawn of some maps: numbers that are none, and batches drawn as their mean."""
+    notes = note_broken(maps)
+    counts: dict[int, list[CoarseMap]] = {}
+    for made in maps:
+        counts.setdefault(len(made.values), []).append(made)
+    for count, alike in counts.items():
+        if count > 1:
+            layers = _layers(alike)
+            what = (
+                f"windows of {alike[0].queries.size:,} patches" if prepared.picture else "texts of the batch"
+            )
+            inside = ", each of which attends within itself" if prepared.picture else ""
+            notes.append(f"{layers}: shown is the mean of {count:,} {what}{inside}")
+    sizes: dict[str, list[CoarseMap]] = {}
+    for made in maps:
+        sizes.setdefault(_size(made.queries.size, made.keys.size), []).append(made)
+    if len(sizes) > 1:
+        notes.append("sizes: " + ", ".join(f"{size} in {_layers(alike)}" for size, alike in sizes.items()))
+    bare = [made for made in counts.get(1, ()) if not made.tokens]
+    if prepared.picture is not None and bare:
+        notes.append(f"{_layers(bare)}: rows and columns are positions, no patches of the picture")
+    return notes
+
+
+def _layers(maps: Sequence[CoarseMap]) -> str:
+    """The layers of some maps, in words."""
+    return layers_of(made.site for made in maps)
+
+
+def layers_of(sites: Iterable[Site]) -> str:
+    """The layers of some sites, in words."""
+    numbers = {site.layer for site in sites}
+    return f"layer{'s' * (len(numbers) > 1)} {number_ranges(numbers)}"
+
+
+def require_selected(chosen: Sequence[object], record: Record, selection: Selection) -> None:
+    """Raise ``SelectionError`` that says what exists, if nothing was found of what was asked for."""
+    sites = [site for site in record.sites if selection.kind in (None, site.site.kind)]
+    layers = {site.site.layer for site in sites}
+    wanted = set(selection.layers or ()) if selection.head is None else {selection.head.layer}
+    missing = wanted - layers
+    if chosen and not missing:
+        return
+    kinds = kinds_of(site.site for site in record.sites)
+    if selection.kind is not None and selection.kind not in kinds:
+        have = " and ".join(kind_title(kind) for kind in kinds)
+        if selection.kind in KINDS:
+            raise SelectionError(f"no {kind_title(selection.kind)}: this model has {have}")
+        near = nearest_name(selection.kind, KINDS)
+        raise SelectionError(f"no kind {selection.kind!r}: {near}this model has {have}")
+    asked = f"layer {number_ranges(missing)}"
+    if selection.head is not None:
+        asked = f"head {selection.head.name}"
+    elif selection.number is not None and not missing:
+        asked = f"head {selection.number}"
+    has = f"this model has layers {number_ranges(layers)}, heads {_head_numbers(sites, selection)}"
+    raise SelectionError("; ".join([f"no {asked}: {has}", *record.notes]))
+
+
+def _head_numbers(sites: Sequence[SiteRecord], selection: Selection) -> str:
+    """Which heads exist in the layer that was asked for, or else in any."""
+    here = [site for site in sites if selection.meets(site.site)] or sites
+    return number_ranges(range(max(site.heads for site in here)))
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Numbers with runs of neighbours drawn together: ``0-5, 7``."""
+    runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    parts = []
+    for _, run in runs:
+        members = [number for _, number in run]
+        parts.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else f"{members[0]}")
+    return ", ".join(parts)

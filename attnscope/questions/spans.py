@@ -1,0 +1,260 @@
+"""A text in named parts, and how much each part looks at each, in every head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from attnscope.attention import Attention, Head, Kind, Site
+from attnscope.axes import Array, Coarsening, Place, Weights, visible
+from attnscope.capture import FUSED
+from attnscope.capture.observers.coarsen import Axes, Coarsen, Reading, SharedRows
+from attnscope.errors import InputError, SelectionError
+from attnscope.fused.fused_pass import MOST_CELLS, FusedPass
+from attnscope.fused.request import SHORTEST, Request
+from attnscope.models import Model, ModelInput
+from attnscope.questions.find import Answer, Looking, Question
+from attnscope.questions.parts import Part, Span
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import name_pass, provenance, require_selected
+from attnscope.questions.stats import what_ran
+from attnscope.views.charts import Stack
+
+SHORTEST_WIDENED = 128
+"""With fewer tokens than this, rows are read beside the kernel for parts that it could sum itself, too."""
+
+
+@dataclass(frozen=True, eq=False)
+class SpanMaps:
+    """How much the rows of each part look at each part: rows averaged, columns summed.
+
+    ``weights`` is ``[head, part, part]``, ``baseline`` the same of even attention over the open keys.
+    """
+
+    spans: tuple[Span, ...]
+    heads: tuple[Head, ...]
+    weights: Array
+    baseline: Array
+    title: str
+    ran: str
+    notes: tuple[str, ...] = ()
+
+    def pair(self, question: Question) -> tuple[Answer, ...]:
+        """All heads by how much one part looks at the other; at ``*``: at each, what is looked at most first.
+
+        Raises ``SelectionError`` where there is no such part, or its keys are masked.
+        """
+        left, right = question.left, question.right
+        row = self._number(left)
+        if right.everything:
+            each = [
+                Answer(Question(left, Part(span.name)), heads)
+                for key, span in enumerate(self.spans)
+                if (heads := self._looking(row, key))
+            ]
+            return tuple(sorted(each, key=lambda answer: -fmean(head.weight for head in answer.heads)))
+        heads = self._looking(row, self._number(right))
+        if not heads:
+            raise SelectionError(f"{left.text!r} cannot look at {right.text!r}: those keys are masked")
+        return (Answer(question, heads),)
+
+    def _looking(self, row: int, key: int) -> tuple[Looking, ...]:
+        """All heads that may look from one part to the other, the one that looks most first."""
+        ranks = 1 + (self.weights[:, row] > self.weights[:, row, key, None]).sum(-1)
+        lines = zip(self.heads, self.weights[:, row, key], self.baseline[:, row, key], ranks, strict=True)
+        rows = self.spans[row].stop - self.spans[row].start
+        heads = [
+            Looking(head, float(weight), float(baseline), float(rank), rows)
+            for head, weight, baseline, rank in lines
+            if baseline
+        ]
+        return tuple(sorted(heads, key=lambda each: (-each.weight, each.head)))
+
+    def mean(self, kind: Kind | None) -> Weights:
+        """The mean over the heads of one kind of attention, a row and a column for each part."""
+        some = [number for number, head in enumerate(self.heads) if head.kind == kind]
+        places = tuple(Place(span.name, span.start, span.stop) for span in self.spans)
+        return Weights(self.weights[some].mean(0), self.baseline[some].mean(0) > 0, places, places)
+
+    def _number(self, part: Part) -> int:
+        """A part by its name, its number, or how it begins."""
+        wanted = (part.quoted or part.text).casefold()
+        names = [span.name.casefold() for span in self.spans]
+        for fits in (wanted.__eq__, lambda each: each.startswith(f"{wanted} "), lambda each: wanted in each):
+            for number, each in enumerate(names):
+                if fits(each):
+                    return number
+        listed = ", ".join(span.name for span in self.spans[:12]) + (", ..." if len(self.spans) > 12 else "")
+        raise SelectionError(f"no part {part.text!r}: the text has the parts {listed}")
+
+
+def span_maps(
+    model: Model,
+    prepared: ModelInput,
+    spans: Sequence[Span],
+    selection: Selection | None = None,
+    *,
+    exact_kernel: bool = False,
+) -> SpanMaps:
+    """Run the model once, and measure how much each part looks at each, in every head that is meant.
+
+    Exact at any length: from 128 tokens on (512 if the parts are many) the parts are cells of the fused pass,
+    below that rows are read beside the kernel. Only attention whose rows and columns are the text's own
+    tokens is measured. Raises ``InputError`` where there is none.
+    """
+    selection = selection or Selection()
+    observer = _Spans(tuple(spans))
+    shortest = SHORTEST_WIDENED if len(spans) <= MOST_CELLS else SHORTEST
+    request = Request(cells=observer.edges, map_alone=True)
+    fused = None if exact_kernel else FusedPass(request, shortest)
+    record = model.run(prepared, [SharedRows([observer], selection.heads)], fused)
+    chosen = [site for site in record.sites if selection.heads(site.site, site.heads)]
+    require_selected(chosen, record, selection)
+    if not observer.pool.maps:
+        raise InputError("no attention of this model goes from the tokens of the text to these tokens")
+    numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
+    sites = [each.site for each in observer.pool.maps]
+    heads = [Head(site.layer, head, site.kind) for site in sites for head in numbers[site]]
+    baseline = [
+        np.broadcast_to(observer.baseline[each.site], each.mean.shape).copy() for each in observer.pool.maps
+    ]
+    return SpanMaps(
+        tuple(spans),
+        tuple(heads),
+        np.concatenate([each.mean.astype(float) for each in observer.pool.maps]),
+        np.concatenate(baseline),
+        f"{name_pass(model, prepared)} · {provenance(chosen)}",
+        what_ran(sum(site.kernel == FUSED for site in chosen), len(chosen), chosen),
+        (*model.notes, *prepared.notes, *record.notes),
+    )
+
+
+class _Spans:
+    """Observer: every head with the parts as its rows and columns, and the same of even attention."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans = spans
+        self.size = spans[-1].stop
+        self.edges = (*(span.start for span in spans), self.size)
+        places = tuple(Place(span.name, span.start, span.stop, pooled=True) for span in spans)
+        parts = tuple(tuple((token,) for token in range(span.start, span.stop)) for span in spans)
+        self.axis = Coarsening(places, parts, (), (1,) * self.size)
+        self.pool = Coarsen(self._axes)
+        self.baseline: dict[Site, Array] = {}
+        self._known: list[tuple[tuple[torch.Tensor, ...], Array]] = []  # open keys, and their baseline
+
+    def begin(self, attention: Attention) -> Reading | None:
+        if self._axes(attention) is not None:
+            self.baseline[attention.site] = self._baseline(attention)
+        return self.pool.begin(attention)
+
+    def _axes(self, attention: Attention) -> Axes | None:
+        whole = len(attention.queries) == len(attention.keys) == self.size
+        return (self.axis, self.axis) if whole and attention.site.kind != "cross" else None
+
+    def _baseline(self, attention: Attention) -> Array:
+        """How much of even attention over the open keys goes to each part.  -> [head or 1, part, part]
+
+        Layers follow each other with the same open keys: it is worked out once for all of them.
+        """
+        blocks = [*pairwise((*range(0, self.size, 512), self.size))]
+        statistics = attention.statistics
+        if statistics is not None:
+            open_keys: tuple[torch.Tensor, ...] = statistics.runs.low, statistics.runs.high
+        else:
+            open_keys = tuple(attention.allowed(*block).cpu() for block in blocks[: len(blocks) == 1])
+        for known, baseline in self._known:
+            if len(known) == len(open_keys) and known and all(map(torch.equal, known, open_keys)):
+                return baseline
+        edges = torch.tensor(self.edges)
+        shares = []
+        for start, stop in blocks:
+            if statistics is not None:
+                low, high = (each[:, None, start:stop, None] for each in open_keys)
+                before = torch.minimum(high, edges) - torch.minimum(low, edges)
+                shares.append((before.diff(dim=-1) / (high - low)).mean(0))
+                continue
+            allowed = attention.allowed(start, stop).cpu()
+            before = pad(allowed.cumsum(-1), (1, 0))[..., edges]  # open keys before each edge
+            shares.append((before.diff(dim=-1) / allowed.sum(-1, keepdim=True).clamp(min=1)).mean(0))
+        rows = torch.cat(shares, -2).double()  # [head or 1, row, part]
+        baseline = torch.stack([rows[..., a:b, :].mean(-2) for a, b in pairwise(self.edges)], -2).numpy()
+        self._known = [*self._known[-1:], (open_keys, baseline)]
+        return baseline
+
+
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """How much each written token looks at each part, the last part being what was written.
+
+    ``shares`` is ``[head, token, part]``; ``lookback`` is a head's mean over the written tokens of
+    ``c / (c + w)``, with the mean weight ``c`` on a token of the text and ``w`` on one that was written, the
+    token's own included (Chuang et al. 2024, Lookback Lens). Even attention has 0.5.
+    """
+
+    parts: tuple[str, ...]
+    tokens: tuple[str, ...]
+    heads: tuple[Head, ...]
+    shares: Array
+    lookback: Mapping[Head, float]
+    title: str
+    notes: tuple[str, ...]
+
+    def stack(self, which: str) -> Stack:
+        """The mean over the heads, a line for each written token."""
+        best = sorted(self.lookback, key=lambda head: -self.lookback[head])
+        ends = [f"{head.name} {self.lookback[head]:.2f}" for head in (*best[:3], *best[:-4:-1][::-1])]
+        ratios = list(self.lookback.values())
+        said = f"lookback ratio {sum(ratios) / len(ratios):.2f} on average, 0.5 is even"
+        if len(best) > 6:
+            said += f"; most {', '.join(ends[:3])}; least {', '.join(ends[3:])}"
+        title = f"{which} · what each written token looks at"
+        return Stack(self.parts, self.tokens, self.shares.mean(0), title, self.title, (said, *self.notes))
+
+
+def written_looks(
+    model: Model,
+    prepared: ModelInput,
+    spans: Sequence[Span],
+    selection: Selection | None = None,
+    *,
+    exact_kernel: bool = False,
+) -> Looks:
+    """Run the model once, and measure what each token of the last part looks at.
+
+    Raises ``InputError`` if nothing was written.
+    """
+    text, last = spans[:-1], spans[-1]
+    if not text or prepared.written is None or last.start < prepared.written:
+        raise InputError("the model wrote nothing: give it a text that does not end, or another model")
+    singly = [Span(f"{number}", number, number + 1) for number in range(last.start, last.stop)]
+    result = span_maps(model, prepared, (*text, *singly), selection, exact_kernel=exact_kernel)
+    rows = result.weights[:, len(text) :]  # [head, token, part]
+    new = rows[..., len(text) :].sum(-1, keepdims=True)
+    shares = np.concatenate([rows[..., : len(text)], new], -1)
+    return Looks(
+        (*(span.name for span in text), last.name),
+        tuple(visible(token.text.strip()) for token in prepared.tokens[last.start : last.stop]),
+        result.heads,
+        shares,
+        dict(zip(result.heads, _lookback(shares, last.start).tolist(), strict=True)),
+        result.title,
+        (result.ran, *result.notes),
+    )
+
+
+def _lookback(shares: Array, context: int) -> Array:
+    """The lookback ratio of each head; ``context`` tokens stand before those that were written.
+
+    [head, token, part] -> [head]
+    """
+    new = np.arange(1, shares.shape[1] + 1)  # written tokens that each row may look at
+    old, late = shares[..., :-1].sum(-1) / context, shares[..., -1] / new
+    ratio: Array = (old / np.maximum(old + late, np.finfo(float).tiny)).mean(-1)
+    return ratio

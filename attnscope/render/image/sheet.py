@@ -1,0 +1,569 @@
+"""Fonts that have the characters of a picture, or a sentence about the scripts that no font has."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.axes import Place
+from attnscope.errors import SelectionError
+from attnscope.render.colour import table
+from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short, title_words
+from attnscope.views.heatmap import Reading
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import Transform
+
+
+BASE = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
+SHAPING = (3, 11)
+"""The matplotlib that joins letters and sets text from right to left."""
+
+FONTS = {
+    **dict.fromkeys(("CJK", "Hiragana", "Katakana", "Ideographic", "Hangul"), "Noto Sans CJK"),
+    "emoji and symbols": "Noto Emoji",
+}
+OTHERS = "the Noto Sans of its script"
+"""Free fonts to name where one is lacking."""
+
+INVISIBLE = "\u200c\u200d\ufe0e\ufe0f"
+
+
+def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], list[str]]:
+    """Font families that together have every character of ``texts``, and a warning for each lack.
+
+    ``font`` names a family to prefer. Raises ``SelectionError`` where it is not installed.
+    """
+    from matplotlib.font_manager import findfont
+
+    wanted = set("".join(texts)) - set(INVISIBLE)
+    chosen = [BASE]
+    missing = wanted - _characters(findfont(BASE))
+    if font is not None:
+        if font not in _font_files():
+            raise SelectionError(f"no font {font!r} is installed: name a family, such as {BASE!r}")
+        chosen.insert(0, font)
+        missing -= _characters(_font_files()[font])
+    if missing:
+        for family, path in sorted(_font_files().items(), key=_preference):
+            found = missing & _characters(path)
+            if found:
+                chosen.append(family)
+                missing -= found
+            if not missing:
+                break
+    return chosen, [*_lacks(missing), *_note_unjoined_letters(wanted)]
+
+
+def _preference(entry: tuple[str, str]) -> tuple[bool, str]:
+    """Sans faces first; the order is the same on every run."""
+    return ("sans" not in entry[0].lower(), entry[0])
+
+
+@cache
+def _font_files() -> dict[str, str]:
+    """The upright, regular file of each family that matplotlib can draw with."""
+    from matplotlib import font_manager
+
+    manager = font_manager.fontManager
+    known = {entry.fname for entry in manager.ttflist}
+    for path in sorted(set(font_manager.findSystemFonts()) - known):
+        try:
+            manager.addfont(path)
+        except (OSError, RuntimeError, ValueError):
+            continue  # a bitmap or broken font, which matplotlib cannot load
+    found: dict[str, str] = {}
+    regular = [e for e in manager.ttflist if e.style == "normal" and e.weight in (400, "normal", "regular")]
+    for entry in sorted(regular, key=lambda entry: str(entry.fname)):
+        found.setdefault(entry.name, entry.fname)
+    return found
+
+
+@cache
+def _characters(path: str) -> frozenset[str]:
+    """What a font file has outlines for; nothing where it holds colour bitmaps only."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        face = FT2Font(path)
+    except (OSError, RuntimeError):
+        return frozenset()
+    if "lastresort" in Path(path).stem.lower():
+        return frozenset()  # a font of boxes
+    return frozenset(map(chr, face.get_charmap()))
+
+
+def _lacks(missing: set[str]) -> list[str]:
+    by_script: dict[str, list[str]] = {}
+    for character in sorted(missing):
+        by_script.setdefault(script(character), []).append(character)
+    if not missing:
+        return []
+    named = [
+        f"{name} ({''.join(found[:5])}{' and more' if len(found) > 5 else ''})"
+        for name, found in sorted(by_script.items())
+    ]
+    wanted = sorted({FONTS.get(name, OTHERS) for name in by_script})
+    return [
+        f"no installed font can draw {' and '.join(named)}, so boxes stand there: install "
+        f"{' and '.join(wanted)}, which is then found by itself, or name another as the font (--font)"
+    ]
+
+
+def sets_letters() -> bool:
+    """Whether matplotlib joins letters and sets text from right to left."""
+    import matplotlib
+
+    return matplotlib.__version_info__ >= SHAPING
+
+
+def _note_unjoined_letters(wanted: set[str]) -> list[str]:
+    """What matplotlib before 3.11 cannot do: it sets every letter by itself, from left to right."""
+    import matplotlib
+
+    if sets_letters():
+        return []
+    turned = sorted({script(c) for c in wanted if unicodedata.bidirectional(c) in ("R", "AL")})
+    version = ".".join(map(str, SHAPING))
+    return [
+        f"{name} letters stand unjoined and from left to right: matplotlib {matplotlib.__version__} "
+        f"cannot set them; install matplotlib {version} or later"
+        for name in turned
+    ]
+
+
+def script(character: str) -> str:
+    """The script of a character in words, as far as its Unicode name tells: Arabic, CJK, emoji, ..."""
+    code = ord(character)
+    if 0x1F000 <= code <= 0x1FAFF or unicodedata.category(character) in ("So", "Sk"):
+        return "emoji and symbols"
+    first = unicodedata.name(character, "unnamed characters").split()[0]
+    return first if first == "CJK" else first.capitalize()
+
+
+POINT = 1 / 72  # inches
+LINES = 3
+"""Lines of a title, at most."""
+
+BOLD = 1.15
+"""How much wider bold letters are."""
+
+MARGIN = 0.17
+"""Inches beside a text, a little more than a sheet has."""
+
+KNOWN = 0x250
+"""The first character whose width is not looked up: another font may draw it."""
+
+CLOSING = "”’…·.,;:!?)]。、」』） \u2069"
+"""What stands with the letters before it."""
+
+MARKS = "“”‘’…–·→×"
+"""Other characters that the fonts of pictures have."""
+
+
+def fence(text: str) -> str:
+    """A label, fenced in where it runs from right to left; not for a matplotlib that would draw the fence."""
+    return isolate(text) if sets_letters() else text
+
+
+def em(character: str) -> float:
+    """How wide a character is, of the size of its letters, generously."""
+    if unicodedata.combining(character) or unicodedata.category(character) == "Cf":
+        return 0.0
+    return 1.25 if is_wide(character) else 0.64
+
+
+def is_wide(character: str) -> bool:
+    """Whether a character is as wide as it is tall, and stands upright in a column of text."""
+    return unicodedata.east_asian_width(character) in "WF"
+
+
+def _font() -> str:
+    """The file of the font that texts are drawn with."""
+    from matplotlib.font_manager import FontProperties, findfont
+
+    return findfont(FontProperties())
+
+
+@lru_cache(maxsize=4096)
+def _advance(character: str, font: str) -> float:
+    from matplotlib.font_manager import get_font
+
+    glyphs = get_font(font)
+    glyphs.set_size(100, 72)
+    return float(glyphs.load_char(ord(character)).linearHoriAdvance / 65536 / 100)
+
+
+def wrap_title(text: str, size: float, width: float, *, bold: bool = False, label: str = "") -> str:
+    """A title in as many lines as a sheet of some inches needs, at most ``LINES``.
+
+    ``size`` is that of its letters, in points; ``width`` has the margins of a sheet in it. The ``label`` that
+    begins it, and what it quotes, may run from right to left.
+    """
+    text = clean(text)
+    if sets_letters():
+        text = isolate(text[: len(label)]) + isolate_quotes(text[len(label) :])
+    lines = wrap(text, size, width, bold=bold)
+    if len(lines) <= LINES:
+        return "\n".join(isolate_lines(lines))
+    room = _room(size, width, bold)
+    kept = _fill(_words(text, room), room)[:LINES]
+    while kept[-1] and _width(f"{kept[-1]} …") > room:
+        kept[-1] = kept[-1][:-1]
+    return "\n".join(isolate_lines([*kept[:-1], f"{kept[-1].rstrip()} …"]))
+
+
+def wrap(text: str, size: float, width: float, *, bold: bool = False) -> list[str]:
+    """A text in as few lines as a sheet of some inches needs, the widest as narrow as can be.
+
+    Lines are broken between the parts of a title where that takes no line more, else between words.
+    """
+    room = _room(size, width, bold)
+    items, gap = _words(text, room), " "
+    lines = _fill(items, room)
+    parts = [(part, _width(part)) for part in text.split(" · ")]
+    if all(wide <= room for _, wide in parts) and len(_fill(parts, room, " · ")) <= len(lines):
+        items, gap = parts, " · "
+        lines = _fill(items, room, gap)
+    low, high = max((wide for _, wide in items), default=0.0), room
+    while len(lines) > 1 and high - low > 0.5:
+        middle = (low + high) / 2
+        narrower = _fill(items, middle, gap)
+        if len(narrower) == len(lines):
+            lines, high = narrower, middle
+        else:
+            low = middle
+    return [line.removesuffix(" ·") for line in lines]
+
+
+def _room(size: float, width: float, bold: bool) -> float:
+    """The widths of letters that a line has room for, between the margins of a sheet."""
+    return (width - 2 * MARGIN) / (size * POINT * (BOLD if bold else 1))
+
+
+def _width(text: str) -> float:
+    font = _font()
+    return sum(_advance(one, font) if ord(one) < KNOWN or one in MARKS else em(one) for one in text)
+
+
+def _words(text: str, room: float) -> list[tuple[str, float]]:
+    """The words and their widths, a dot between parts with the one before it; long ones are cut in pieces."""
+    pieces = []
+    for word in title_words(text):
+        wide = _width(word)
+        while wide > room and len(word) > 1:
+            last = len(word.rstrip(CLOSING)) - 1  # what closes a text does not begin a line
+            end = next((end for end in range(last, 0, -1) if _width(word[:end]) <= room), 1)
+            pieces.append((word[:end], _width(word[:end])))
+            word = word[end:]
+            wide = _width(word)
+        pieces.append((word, wide))
+    return pieces
+
+
+def _fill(words: list[tuple[str, float]], room: float, gap: str = " ") -> list[str]:
+    """Words side by side in lines, as many as fit."""
+    space = _width(gap)
+    lines: list[list[str]] = []
+    left = -1.0
+    for word, wide in words:
+        if lines and space + wide <= left:
+            lines[-1].append(word)
+            left -= space + wide
+        else:
+            lines.append([word])
+            left = room - wide
+    return [gap.join(line) for line in lines]
+
+
+SMALL, BELOW, NORMAL, LARGE = 6.5, 8.0, 9.0, 11.0  # points
+GREY = "#5a5a5a"
+GAP = 0.15  # inches
+LINE = SMALL * 1.3 * POINT  # from line to line of a caption
+COLUMN, TO_VALUE = 2.2, 0.85  # inches from column to column of readings, and to the end of their values
+TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
+NAME, VALUE, BASELINE = "name", "value", "baseline"
+"""The group ids of a sheet's own texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Inches around the axes of a picture."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How an image is asked for: ``width`` in inches, or as large as is legible; ``cmap`` by name.
+
+    ``annotate`` writes the weights of a head into its cells.
+    """
+
+    width: float | None
+    cmap: str
+    annotate: bool = False
+
+
+def sheet(
+    width: float,
+    height: float,
+    margins: Margins,
+    *,
+    title: str,
+    subtitle: str,
+    notes: Sequence[str],
+    readings: Sequence[Reading] = (),
+) -> tuple[Figure, Axes]:
+    """A figure with axes of ``width`` × ``height`` inches, and room around them for title and caption."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    notes = [clean(note) for note in notes]
+    full = max(margins.left + width + margins.right, 3.2)
+    title, subtitle = wrap_title(title, LARGE, full), wrap_title(subtitle, BELOW, full)
+    columns = in_columns(readings, full)
+    lines = [line for note in notes for line in wrap(note, SMALL, full)]
+    measured = max((len(column) for column in columns), default=0)
+    heads = [
+        (TITLE, title, LARGE, "black", 0.22 + 0.18 * title.count("\n"), 0.08),
+        (SUBTITLE, subtitle, BELOW, GREY, 0.2 + 0.14 * subtitle.count("\n"), 0.0),
+    ]
+    top = margins.top + sum(step + below for _, text, _, _, step, below in heads if text) + GAP
+    bottom = margins.bottom + (measured + len(lines)) * LINE + GAP
+    tall = top + height + bottom
+    figure = Figure(figsize=(full, tall), facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((margins.left / full, bottom / tall, width / full, height / tall))
+    at = 1 - GAP / tall
+    for gid, text, size, colour, step, _ in heads:
+        if text:
+            figure.text(GAP / full, at, text, size=size, color=colour, va="top", gid=gid)
+            at -= step / tall
+    small: dict[str, Any] = {"size": SMALL, "color": GREY, "linespacing": 1.25}
+    if lines:
+        figure.text(GAP / full, GAP / tall, "\n".join(lines), va="bottom", gid=NOTES, **small)
+    for number, column in enumerate(columns):
+        left = GAP + number * COLUMN
+        for row, reading in enumerate(column):
+            y = (GAP + (measured + len(lines) - row - 0.75) * LINE) / tall
+            for x, side, gid, text in (
+                (left, "left", NAME, reading.name),
+                (left + TO_VALUE, "right", VALUE, value_of(reading)),
+                (left + TO_VALUE + 0.05, "left", BASELINE, _beside(reading)),
+            ):
+                figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, **small)
+    return figure, axes
+
+
+def in_columns(readings: Sequence[Reading], width: float) -> list[Sequence[Reading]]:
+    """Readings in as many columns as a sheet of some inches has room for."""
+    count = max(int((width - GAP) / COLUMN), 1)
+    tall = -(-len(readings) // count)
+    return [readings[start : start + tall] for start in range(0, len(readings), tall)] if tall else []
+
+
+def value_of(reading: Reading) -> str:
+    """What a reading shows as its number."""
+    return f"{reading.value:.2f}"
+
+
+def _beside(reading: Reading) -> str:
+    baseline = "" if reading.baseline is None else f"(baseline {round_short(reading.baseline)})"
+    return f"{reading.unit} {baseline}".strip()
+
+
+def colour_map(name: str) -> Colormap:
+    """A colour map of ours for matplotlib; masked cells are left clear."""
+    from matplotlib.colors import ListedColormap
+
+    clear = (0.0, 0.0, 0.0, 0.0)
+    return ListedColormap(table(name) / 255.0, name=f"attnscope-{name}").with_extremes(bad=clear)
+
+
+def hatch(axes: Axes) -> None:
+    """What is masked shows the hatched ground below the map, which no weight looks like."""
+    axes.patch.set(facecolor="#f1f1f1", edgecolor="#cccccc", hatch="//////", linewidth=0)
+
+
+def frame(axes: Axes) -> None:
+    """A hairline around the axes, and no ticks."""
+    axes.xaxis.set_visible(False)
+    axes.yaxis.set_visible(False)
+    for spine in axes.spines.values():
+        spine.set(linewidth=0.5, color="#888888", zorder=5)  # above the labels, whatever is drawn first
+
+
+ROW, LABEL_COLUMN = "row", "column"
+"""The group ids of labels, in an SVG and in a figure's texts."""
+
+PAD = 2.5  # points between a label and the map
+LONGEST = 18
+READABLE = 7.4
+"""Points from one label to the next, below which letters touch."""
+
+LOOSE = 12.0
+"""The same of moments, between which an eye finds its way."""
+
+STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
+"""Seconds from one moment that is written to the next."""
+
+
+def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], float]:
+    """Which places to label, with what, and in which size in points; ``cell`` is in inches."""
+    pitch = cell / POINT
+    every = max(math.ceil(READABLE / pitch), 1)
+    size = min(max(pitch * every * 0.8, SMALL), NORMAL)
+    if every > 1 and axis and all(place.heard for place in axis):
+        return *_round_seconds(axis, pitch), size
+    shown = list(range(0, len(axis), every))
+    texts = [
+        axis[i].moment
+        if axis[i].heard
+        else f"{axis[i].start} {fence(short(axis[i].label))}"
+        if every > 1 and not axis[i].pooled
+        else short(axis[i].label)
+        for i in shown
+    ]
+    return shown, texts, size
+
+
+def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list[str]]:
+    """The places at which round seconds are, as many as have room at ``pitch`` points a place."""
+    times = [float(place.moment.removesuffix(" s")) for place in axis]
+    places_a_second = (len(times) - 1) / max(times[-1] - times[0], 1e-3)
+    step = next((step for step in STEPS if step * places_a_second * pitch >= LOOSE), STEPS[-1])
+    first, last = math.ceil(times[0] / step - 1e-6), math.floor(times[-1] / step + 1e-6)
+    rounded = [number * step for number in range(first, last + 1)]
+    return [bisect_right(times, time + 1e-6) - 1 for time in rounded], [f"{time:g} s" for time in rounded]
+
+
+def short(text: str) -> str:
+    """The text, its end or a framed token's middle cut if it is too long; wide characters count twice."""
+    ends = list(accumulate(1 + is_wide(character) for character in text))
+    if not text or ends[-1] <= LONGEST:
+        return text
+    last = 2 * (LONGEST - 1) // 3 if is_framed(text) and ends[-1] == len(text) else 0
+    return text[: bisect_right(ends, LONGEST - 1 - last)] + "…" + text[len(text) - last :]
+
+
+def room(texts: Sequence[str], size: float) -> float:
+    """Inches that the longest of the texts needs, generously."""
+    longest = max((sum(map(em, text)) for text in texts), default=0.0)
+    return longest * size * POINT + 0.12
+
+
+def put(
+    axes: Axes,
+    rows: Sequence[Place],
+    columns: Sequence[Place],
+    cell: tuple[float, float],
+    *,
+    written: int | None = None,
+    top: Axes | None = None,
+) -> None:
+    """Label the rows on the left and the columns above; ``cell`` is (width, height) in inches.
+
+    ``top`` are the axes that stand above the map, where there are any.
+    The tokens from number ``written`` on, which the model wrote, are bold.
+    """
+    shown, texts, size = labels(columns, cell[0])
+    above(top or axes, shown, texts, size, rotation=90)
+    _embolden(top or axes, columns, shown, written)
+    shown, texts, size = labels(rows, cell[1])
+    beside(axes, shown, texts, size)
+    _embolden(axes, rows, shown, written)
+
+
+def _embolden(axes: Axes, places: Sequence[Place], shown: Sequence[int], written: int | None) -> None:
+    """Make the latest labels bold that are of tokens from number ``written`` on."""
+    latest = axes.texts[len(axes.texts) - len(shown) :]
+    for text, at in zip(latest, shown, strict=True):
+        if written is not None and places[at].start >= written:
+            text.set_fontweight("bold")
+
+
+def above(axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *, rotation: float = 0) -> None:
+    """Write texts above the axes, at these columns; ``size`` in points.
+
+    They are plain texts, because matplotlib's ticks take several times as long to make and to draw. Where
+    texts are turned, those of Chinese, Japanese and Korean characters stand upright, one below the other.
+    """
+    transform = axes.get_xaxis_transform() + _shift(axes, 0, PAD)
+    for x, text in zip(at, texts, strict=True):
+        upright = rotation == 90 and bool(text) and all(map(is_wide, text))
+        axes.text(
+            x,
+            1,
+            "\n".join(text) if upright else text,
+            size=size,
+            linespacing=1.0,
+            rotation=0 if upright else rotation,
+            ha="center",
+            va="bottom",
+            transform=transform,
+            gid=LABEL_COLUMN,
+        )
+
+
+def beside(
+    axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *, right: bool = False
+) -> None:
+    """Write texts on the left of the axes, or on the right, at these rows; ``size`` in points."""
+    transform = axes.get_yaxis_transform() + _shift(axes, PAD if right else -PAD, 0)
+    side = "left" if right else "right"
+    for y, text in zip(at, texts, strict=True):
+        axes.text(
+            float(right), y, text, size=size, ha=side, va="center_baseline", transform=transform, gid=ROW
+        )
+
+
+def _shift(axes: Axes, x: float, y: float) -> Transform:
+    """A way of some points, on paper; as a share of the figure, so that it becomes smaller with it."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure: Any = axes.figure
+    wide, tall = figure.get_size_inches()
+    return ScaledTranslation(x * POINT / wide, y * POINT / tall, figure.transFigure)
+
+
+ROOM = 0.75  # inches for the bar and its texts
+BAR = 0.3  # inches of the bar alone
+TALLEST = 2.4  # inches
+
+
+def stacked(words: str) -> str:
+    """Words one below the other, as narrow as the room beside a bar."""
+    return words.replace(" ", "\n")
+
+
+def colour_bar(figure: Figure, axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]) -> None:
+    """Draw the bar on the right of ``axes``; ``ticks`` are (0 to 1, text)."""
+    box = axes.get_position()
+    wide, tall = figure.get_size_inches()
+    height = min(box.height, TALLEST / tall)
+    bar = figure.add_axes((box.x1 + 0.14 / wide, box.y1 - height, 0.12 / wide, height))
+    ramp = np.linspace(0, 1, 256)[:, None]
+    bar.imshow(
+        ramp, cmap=colour_map(style.cmap), vmin=0, vmax=1, aspect="auto", origin="lower", extent=(0, 1, 0, 1)
+    )
+    beside(bar, [at for at, _ in ticks], [text for _, text in ticks], SMALL, right=True)
+    for text, (at, words) in zip(bar.texts, ticks, strict=True):
+        if at == 1 and words.count("\n") > 1:  # a long unit: the bar may be short, above it there is room
+            text.set_verticalalignment("bottom")
+    frame(bar)

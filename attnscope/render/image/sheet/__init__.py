@@ -1,1 +1,0 @@
-"""What all images share: the sheet, its titles, axes and fonts."""

@@ -1,0 +1,375 @@
+"""Weights in eight bits each, compressed, as text that a page can hold."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnscope.attention import Head
+from attnscope.axes import Array, Place, Weights, shrink
+from attnscope.errors import OutputError
+from attnscope.render.colour import OFFERED, choose_map, table
+from attnscope.render.overlay import DIMMED, GLOW
+from attnscope.storage.files import write_whole
+from attnscope.text import clean, isolate_quotes, round_short
+from attnscope.views import Described
+from attnscope.views.focus import Scene
+from attnscope.views.heatmap import FAINT, FEW
+
+LARGEST, MASKED = 254, 255
+"""The byte of the largest weight, and the byte of a masked cell."""
+
+POWER = 1.5
+"""Bytes stand for weights ** (1 / POWER): small weights keep more digits than in equal steps, while a
+page of many small weights still compresses well (squares would take half as much space again)."""
+
+PLAIN, UP = b"\0", b"\1"
+"""How a head's rows are stored: as they are, or as differences to the row above (mod 256)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The byte ``b`` is the weight ``top * (b / 254) ** POWER``; 255 is a masked cell.
+
+    ``top`` is 1, or the largest weight where one is larger.
+    """
+
+    top: float = 1.0
+
+    def bytes_of(self, values: Array, allowed: Array) -> Array:
+        """The nearest bytes, uint8. Raises ``ValueError`` for weights that are negative or beyond ``top``.
+
+        Weights that are not numbers count as masked.  [...] -> [...]
+        """
+        known = np.isfinite(values) & allowed
+        shares = np.where(known, values, 0) / self.top
+        if shares.min(initial=0) < -1e-6 or shares.max(initial=0) > 1 + 1e-6:
+            raise ValueError(f"weights of a page lie between 0 and {self.top:g}")
+        codes = np.round(LARGEST * np.clip(shares, 0, 1) ** (1 / POWER)).astype(np.uint8)
+        return np.where(known, codes, np.uint8(MASKED))
+
+    def weights_of(self, codes: Array) -> Array:
+        """The weights that bytes stand for; NaN where masked.  [...] -> [...]"""
+        weights = self.top * (codes / LARGEST) ** POWER
+        return np.where(codes == MASKED, np.nan, weights)
+
+    def error(self, weight: float) -> float:
+        """The most that a weight can be off: half a step of a byte, seen from it upwards."""
+        root = (weight / self.top) ** (1 / POWER)
+        return float(self.top * ((root + 0.5 / LARGEST) ** POWER - root**POWER))
+
+
+def pack(codes: Array) -> str:
+    """One head's bytes as base64 of a raw deflate stream.  [query, key]
+
+    Rows are stored in the way whose bytes are less evenly spread, which compresses better. Looking for
+    runs of one byte only (Z_RLE) is many times faster here than looking for all repetitions, and
+    smaller: what else repeats in weights does so by chance.
+    """
+    rises = np.diff(codes, axis=0, prepend=np.uint8(0))
+    way, chosen = min(((PLAIN, codes), (UP, rises)), key=lambda option: _bits(option[1]))
+    deflate = zlib.compressobj(6, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
+    raw = deflate.compress(way + np.ascontiguousarray(chosen).tobytes()) + deflate.flush()
+    return base64.b64encode(raw).decode()
+
+
+def _bits(codes: Array) -> float:
+    """The entropy of single bytes, times their number."""
+    counts = np.bincount(codes.ravel(), minlength=256)
+    present = counts[counts > 0]
+    return float((present * np.log2(codes.size / present)).sum())
+
+
+def unpack(text: str, rows: int, columns: int) -> Array:
+    """The bytes of a head.  -> [query, key]"""
+    raw = zlib.decompress(base64.b64decode(text), wbits=-15)
+    codes = np.frombuffer(raw, np.uint8, offset=1).reshape(rows, columns)
+    return codes if raw[:1] == PLAIN else np.cumsum(codes, axis=0, dtype=np.uint8)
+
+
+SIDE = 640
+"""Pixels of a picture's longer side, at most."""
+
+LOSSLESS = 1 << 18
+"""Bytes that a PNG may take; what is larger becomes a JPEG."""
+
+HEARD = (1024, 128)
+"""Frames and bands of a spectrogram, at most."""
+
+
+def data_uri(scene: Scene) -> tuple[str, int, int]:
+    """The pixels drawn anew, so that nothing of the file but its pixels is in the page; and their size."""
+    from PIL import Image
+
+    image = Image.fromarray(scene.pixels)
+    if scene.heard:
+        size = min(image.width, HEARD[0]), min(image.height, HEARD[1])
+        image = image.resize(size, Image.Resampling.BOX)
+    else:
+        image.thumbnail((SIDE, SIDE))
+    for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 90})):
+        target = io.BytesIO()
+        image.save(target, kind, **options)
+        if target.tell() <= LOSSLESS:
+            break
+    return f"data:image/{kind};base64,{base64.b64encode(target.getvalue()).decode()}", *image.size
+
+
+THUMBNAIL = 32
+"""Rows and columns of a thumbnail in the overview."""
+
+Layers = Iterable[tuple[int, Weights]]
+Words = Mapping[tuple[str, int], Sequence[Described]]
+"""By kind and layer, what is said of each head."""
+
+
+@dataclass
+class Contents:
+    """Gathers layer by layer what the page holds.
+
+    ``scene`` is the picture or the sound that some tokens stand for.
+    ``heads`` are the packed weights by the ids of their elements, ``columns`` how many keys each has,
+    ``axes`` the labels of queries and keys that occur and the number of each pair.
+    """
+
+    code: Code
+    described: Words
+    proofs: Mapping[tuple[str, int], str]
+    scene: Scene | None = None
+    heads: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, int] = field(default_factory=dict)
+    axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict)
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """What each measure means that a head was measured with."""
+        heads = (head for heads in self.described.values() for head in heads)
+        return {each.name: clean(each.meaning) for head in heads for each in head.readings}
+
+    def add(self, kinds: Mapping[str, Layers]) -> list[dict[str, Any]]:
+        """Describe the layers of each kind; each is let go before the next one is asked for."""
+        return [
+            {"kind": kind, "layers": list(self._layers(kind, number, layers))}
+            for number, (kind, layers) in enumerate(kinds.items())
+        ]
+
+    def labels(self) -> list[dict[str, Any]]:
+        """The axes as plain data."""
+        return [
+            {
+                "queries": self._labels(queries),
+                "keys": self._labels(keys),
+                "square": queries == keys,
+                "words": self.scene is not None and any(map(self._spoken, keys)),
+            }
+            for queries, keys in self.axes
+        ]
+
+    def _labels(self, places: Sequence[Place]) -> list[list[Any]]:
+        """Text, number, whether it is written together with what stands before; its parts of the scene."""
+        numbers = {id_: number for number, id_ in enumerate(self.scene.parts)} if self.scene else {}
+
+        def parts_of(place: Place) -> list[int] | None:
+            ids = self.scene.ids_of(place) if self.scene else ()
+            return [numbers[id_] for id_ in ids] if ids or not place.heard else None  # padding has none
+
+        return [
+            [
+                place.label,
+                place.start,
+                int(before is not None and None is not place.word == before.word),
+                *([parts_of(place)] if self.scene else []),
+            ]
+            for before, place in zip((None, *places), places, strict=False)
+        ]
+
+    def _spoken(self, place: Place) -> bool:
+        """Whether a place is one of words that stand beside those of a picture."""
+        return self.scene is not None and not place.special and not self.scene.ids_of(place)
+
+    def picture(self) -> dict[str, Any] | None:
+        """The scene as plain data: of each part left, top, right, bottom, and whether it is fine."""
+        if self.scene is None:
+            return None
+        uri, across, down = data_uri(self.scene)
+        parts = [
+            [*(round(edge, 4) for edge in part[:4]), int(part.fine)] for part in self.scene.parts.values()
+        ]
+        light = {"dimmed": DIMMED, "glow": GLOW}
+        return {"image": uri, "size": [across, down], "heard": self.scene.heard, "parts": parts, **light}
+
+    def _layers(self, kind: str, place: int, layers: Layers) -> Iterator[dict[str, Any]]:
+        for number, weights in layers:
+            if weights.values.ndim != 3:
+                raise ValueError(f"a page shows heads [head, query, key], not {weights.values.shape}")
+            codes = self.code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
+            named = {f"w{place}-{number}-{head}": one for head, one in enumerate(codes)}
+            self.heads |= {name: pack(one) for name, one in named.items()}
+            columns: int = codes.shape[-1]
+            self.columns |= dict.fromkeys(named, columns)
+            yield {
+                "layer": number,
+                "heads": len(codes),
+                "axes": self.axes.setdefault((weights.queries, weights.keys), len(self.axes)),
+                "small": _thumbnails(weights, self.code),
+                "about": [_describe(head) for head in self.described.get((kind, number), ())],
+                "proof": clean(self.proofs.get((kind, number), "")),
+            }
+
+
+def list_worth(worth: Sequence[Head], contents: Contents, kinds: Sequence[str]) -> list[list[int]]:
+    """Kind, layer and head of the heads to be looked at first, of those that the page has."""
+    places = [(kinds.index(head.kind or kinds[0]), head.layer, head.head) for head in worth]
+    return [[*place] for place in places if "w{}-{}-{}".format(*place) in contents.heads]
+
+
+def _thumbnails(weights: Weights, code: Code) -> list[Any]:
+    values = np.where(np.isfinite(weights.values), weights.values, 0)
+    small, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
+    small = np.clip(small, 0, code.top)  # groups of keys may sum to more than the largest weight
+    thumbnails = code.bytes_of(small, np.broadcast_to(allowed, small.shape))
+    return [*small.shape[1:], base64.b64encode(thumbnails.tobytes()).decode()]
+
+
+def _describe(head: Described) -> list[Any]:
+    readings = [
+        [
+            each.name,
+            f"{each.value:.2f}",
+            "" if each.baseline is None else round_short(each.baseline),
+            "" if each.unit == "share" else each.unit,
+        ]
+        for each in head.readings
+    ]
+    return [clean(head.role), clean(head.sentence), readings]
+
+
+SCRIPTS = (
+    "data.js", "canvas.js", "overview.js", "heatmap.js", "compared.js", "lines.js", "legend.js", "side.js",
+    "scene.js", "vector.js", "save.js", "app.js", "listen.js",
+)  # fmt: skip
+
+AT_ONCE = 512 * 512
+"""The most weights that are kept as they are, for a third of a megabyte."""
+
+
+def save(
+    kinds: Mapping[str, Layers],
+    path: str | Path,
+    *,
+    title: str,
+    subtitle: str = "",
+    notes: tuple[str, ...] = (),
+    cmap: str | None = None,
+    top: float = 1.0,
+) -> None:
+    """Write the page. Raises ``OutputError`` for a place that cannot be written to."""
+    if Path(path).suffix.lower() not in (".html", ".htm"):
+        raise OutputError(f"cannot write {path}: the name of a page ends in .html")
+    write_whole(path, page(kinds, title=title, subtitle=subtitle, notes=notes, cmap=cmap, top=top).encode())
+
+
+def page(
+    kinds: Mapping[str, Layers],
+    *,
+    title: str,
+    subtitle: str = "",
+    notes: tuple[str, ...] = (),
+    cmap: str | None = None,
+    top: float = 1.0,
+    proofs: Mapping[tuple[str, int], str] | None = None,
+    described: Words | None = None,
+    worth: Sequence[Head] = (),
+    written: int | None = None,
+    scene: Scene | None = None,
+) -> str:
+    """The page as text. ``kinds`` maps "encoder", "decoder" or "cross" to its layers, ``[head, query, key]``.
+
+    Layers may come from a generator; each is encoded and let go before the next one is asked for.
+    ``top`` is the largest weight that occurs, 1 for weights that sum to 1. By kind and layer, ``proofs`` are
+    sentences on the weights and ``described`` what is said of each head. The page opens at the first
+    head of ``worth``, or else at the first of all. ``written`` is the number of the first token that a
+    decoder wrote itself, ``scene`` a picture or a sound that tokens stand for. Raises ``ValueError`` for
+    weights that are negative or beyond ``top``.
+    """
+    chosen = choose_map(cmap, signed=False)
+    code = Code(max(top, 1.0))
+    contents = Contents(code, described or {}, proofs or {}, scene)
+    layers = contents.add(kinds)
+    worth_a_look = list_worth(worth, contents, list(kinds))
+    content = {
+        "title": isolate_quotes(clean(title)),
+        "subtitle": isolate_quotes(clean(subtitle)),
+        "notes": [*map(clean, notes), _exactness(code)],
+        "top": code.top,
+        "power": POWER,
+        "faint": [FAINT, FEW],
+        "axes": contents.labels(),
+        "scene": contents.picture(),
+        "kinds": layers,
+        "worth": worth_a_look,
+        "written": written,
+        "meanings": contents.meanings,
+        "cmap": chosen,
+        "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
+    }
+    heads = dict(contents.heads)
+    opened = "w{}-{}-{}".format(*worth_a_look[0]) if worth_a_look else next(iter(heads), "")
+    first = _element(opened, heads.pop(opened), contents.columns[opened]) if opened else ""
+    others = (f'<script type="text/plain" id="{name}">{text}</script>' for name, text in heads.items())
+    return _assemble(title, content, first, "\n".join(others))
+
+
+def _exactness(code: Code) -> str:
+    largest, small = code.error(code.top), code.error(0.01 * code.top)
+    return (
+        f"weights are stored in 8 bits: off by at most {largest:.2g}, by {small:.1g} near {0.01 * code.top:g}"
+    )
+
+
+def _element(name: str, packed: str, columns: int) -> str:
+    """The head that the page opens at: not packed, unless it is large, so that it can be drawn at once."""
+    codes = unpack(packed, -1, columns)
+    if codes.size > AT_ONCE:
+        return f'<script type="text/plain" id="{name}">{packed}</script>'
+    text = base64.b64encode(codes.tobytes()).decode()
+    return f'<script type="text/bytes" id="{name}">{text}</script>'
+
+
+def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> str:
+    """The template with style, script and data put in; nothing else may run or be loaded."""
+    own = files(__package__)
+    style = (own / "page.css").read_text("utf-8")
+    script = "\n".join((own / name).read_text("utf-8") for name in SCRIPTS)
+    pictures = "img-src data:; " if content["scene"] else ""
+    data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
+    parts = {
+        "TITLE": html.escape(isolate_quotes(clean(title))),
+        "POLICY": f"default-src 'none'; {pictures}script-src {digest(script)}; style-src {digest(style)}",
+        "STYLE": style,
+        "DATA": data,
+        "FIRST": first,  # before the script, which can draw it at once
+        "OTHERS": others,
+        "SCRIPT": script,
+    }
+    whole = ""
+    for piece in (own / "page.html").read_text("utf-8").split("@@"):
+        whole += parts.get(piece, piece)
+    return whole
+
+
+def digest(text: str) -> str:
+    """How a page's policy names a script or a style that it allows: by its SHA-256."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

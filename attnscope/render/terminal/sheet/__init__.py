@@ -1,1 +1,0 @@
-"""What all terminal pictures share: width, colour, strokes and columns of text."""

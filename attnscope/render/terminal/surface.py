@@ -1,0 +1,409 @@
+"""Token text in columns of a terminal: wide, combining and right-to-left characters keep their place."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from rich.cells import cell_len
+from rich.color import Color, ColorSystem
+from rich.console import Console, ConsoleOptions
+from rich.segment import ControlType, Segment
+from rich.style import Style
+
+from attnscope.axes import Array
+from attnscope.render.colour import STEPS, choose_map, table, terminal_colours
+from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short, title_words
+from attnscope.views.heatmap import Reading
+
+JOINER = "\u200d"
+
+
+def clusters(text: str) -> list[str]:
+    """The text in units that share a cell: a character with the marks and joiners that follow it."""
+    found: list[str] = []
+    for character in text:
+        follows = found and (
+            cell_len(character) == 0 or found[-1].endswith(JOINER) or _second_flag(found[-1], character)
+        )
+        if follows:
+            found[-1] += character
+        else:
+            found.append(character)
+    return found
+
+
+def fit(text: str, width: int, *, right: bool = False) -> str:
+    """The text in exactly ``width`` cells: cut with ``…`` or filled (on the left if ``right``)."""
+    kept = cut(text, width)
+    space = " " * (width - cell_len(kept))
+    return space + isolate(kept) if right else isolate(kept) + space
+
+
+def number_label(text: str, number: int, width: int, *, right: bool = False) -> str:
+    """A label and its token's number in exactly ``width`` cells; a label that is too long is cut.
+
+    Only the label is isolated, so that a number stays behind text that runs from right to left.
+    """
+    room = width - len(f" {number}")
+    if room < 1:
+        return fit(f"{number}", width, right=right)
+    kept = cut(text, room)
+    space = " " * (room - cell_len(kept))
+    label = f"{isolate(kept)} {number}"
+    return space + label if right else label + space
+
+
+def cut(text: str, width: int) -> str:
+    """The text in at most ``width`` cells: ``…`` stands for its end, or for the middle of a framed token."""
+    if cell_len(text) <= width:
+        return text
+    return "".join(_shorten(text, width, cell_len)) if width > 0 else ""
+
+
+def _shorten(text: str, room: int, size: Callable[[str], int]) -> list[str]:
+    """The clusters of a text that is too long, as many as there is room for, with ``…`` for the others."""
+    pieces = clusters(text)
+    end = _fill(pieces[::-1], 2 * (room - 1) // 3, size) if is_framed(text) else []
+    begin = _fill(pieces, room - 1 - sum(map(size, end)), size)
+    return [*begin, "…", *end[::-1]]
+
+
+def _fill(pieces: Sequence[str], room: int, size: Callable[[str], int]) -> list[str]:
+    """As many of the pieces as there is room for."""
+    ends = itertools.accumulate(map(size, pieces))
+    return [piece for piece, end in zip(pieces, ends, strict=True) if end <= room]
+
+
+def upright(labels: Sequence[str], width: int, height: int) -> list[str] | None:
+    """Lines that hold each label from top to bottom in its own column of ``width`` cells, ending below.
+
+    At most ``height`` lines; ``None`` where a character is wider than its column.
+    """
+    columns = [clusters(label) for label in labels]
+    if any(cell_len(cluster) > width for column in columns for cluster in column):
+        return None
+    tall = min(max((len(column) for column in columns), default=0), height)
+    columns = [
+        column if len(column) <= tall else _shorten(label, tall, lambda _: 1)
+        for label, column in zip(labels, columns, strict=True)
+    ]
+    columns = [[" "] * (tall - len(column)) + column for column in columns]
+    return ["".join(centre(column[line], width) for column in columns) for line in range(tall)]
+
+
+def centre(text: str, width: int) -> str:
+    """The text in the middle of ``width`` cells; it must fit."""
+    space = width - cell_len(text)
+    return " " * (space // 2) + isolate(text) + " " * (space - space // 2)
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """The text in lines of at most ``width`` cells, broken between words."""
+    return flow(text.split(), width, " ")
+
+
+def balance(text: str, width: int) -> list[str]:
+    """The text in as few lines as ``wrap`` needs, the widest as narrow as can be.
+
+    Lines are broken between the parts of a title where that takes no line more, else between words.
+    """
+    items, gap = _breakable(text, width)
+    lines = flow(items, width, gap)
+    longest = max(map(cell_len, items), default=0)
+    for narrower in range(width - 1, longest - 1, -1) if len(lines) > 1 else ():
+        tried = flow(items, narrower, gap)
+        if len(tried) > len(lines):
+            break
+        lines = tried
+    return [line.removesuffix(" ·") for line in lines]
+
+
+def _breakable(text: str, width: int) -> tuple[list[str], str]:
+    """What is not broken, and what stands between: the parts of a title, or its words."""
+    words, parts = title_words(text), text.split(" · ")
+    fits = max(map(cell_len, parts)) <= width
+    whole = fits and len(flow(parts, width, " · ")) <= len(flow(words, width, " "))
+    return (parts, " · ") if whole else (words, " ")
+
+
+def flow(items: Sequence[str], width: int, gap: str) -> list[str]:
+    """Items side by side in lines of at most ``width`` cells; one that is longer than a line is cut."""
+    lines: list[str] = []
+    for item in items:
+        longer = f"{lines[-1]}{gap}{item}" if lines else item
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(cut(item, width))
+    return lines
+
+
+def _second_flag(before: str, character: str) -> bool:
+    return len(before) == 1 and all(0x1F1E6 <= ord(c) <= 0x1F1FF for c in (before, character))
+
+
+Line: TypeAlias = "list[Segment]"
+
+TONES = 64
+"""Colours of a map that the terminal uses; fewer than a table has, so that styles are found ready."""
+
+FAINT = 0.65
+"""How much of its ink faint text has; the rest is the colour of its cell."""
+
+RAW = [(ControlType.CARRIAGE_RETURN,)]
+"""Marks a segment that is written as it stands, escape sequences and all: rich looks whether there is any."""
+
+BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
+MARK, BRACKET = Style(bold=True, reverse=True), Style(bold=True)
+"""What stands out because it is chosen: names, and the brackets around a thumbnail."""
+
+SHADES = (" ", "░", "▒", "▓", "█")
+ASCII_SHADES = (" ", ".", "o", "O", "#")
+SHADE_FROM = (0.05, 0.25, 0.5, 0.75)
+"""Shade 1 begins at the level 0.05, shade 2 at 0.25, ..."""
+
+CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"}
+CONTROLS |= {code: f"‹{code:04X}›" for code in (*range(128, 160), *range(0x202A, 0x202F), 0x2066, 0x2067)}
+"""What reaches a terminal in place of characters that would steer it."""
+
+ASCII = str.maketrans("…·×–—━▀▄█⏎␣⇥∅◌‹›▾", ".|x---^_#/_>0o<>v")
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """A colour map as a terminal shows it: ``indexed`` where it has 256 colours."""
+
+    cmap: str
+    indexed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """``width`` in columns; ``colour`` false for pipes, NO_COLOR and terminals of 16 colours or fewer.
+
+    ``indexed`` tells a terminal of 256 colours from one of true colour. Lines of a ``direct`` one are
+    printed and nothing else: then a row of cells may be one segment.
+    """
+
+    width: int
+    colour: bool
+    ascii: bool = False
+    cmap: str | None = None
+    indexed: bool = False
+    direct: bool = False
+
+    @classmethod
+    def of(
+        cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool, printed: bool = False
+    ) -> Surface:
+        """The surface that a console offers; ``printed`` if what it is given goes to a terminal as it is."""
+        rich_colour = console.color_system in ("256", "truecolor") and not console.no_color
+        of_256 = console.color_system == "256"
+        colour = rich_colour and not plain
+        direct = printed and colour and not (console.record or console.legacy_windows or options.ascii_only)
+        return cls(options.max_width, colour, options.ascii_only, cmap, of_256, direct)
+
+    def palette(self, *, signed: bool) -> Palette:
+        """The colours to draw with; refuses a map that does not exist."""
+        return Palette(choose_map(self.cmap, signed=signed), self.indexed)
+
+    def shade(self, level: float) -> str:
+        """The character for a level from 0 to 1."""
+        shades = ASCII_SHADES if self.ascii else SHADES
+        return shades[sum(level >= start for start in SHADE_FROM)]
+
+
+@lru_cache(maxsize=4 * TONES * TONES)
+def tone(palette: Palette, above: int | None, below: int | None) -> Style:
+    """Foreground ``above`` on background ``below``, tones of a colour map; ``None`` is the terminal's own."""
+    return Style.from_color(_colour(palette, above), _colour(palette, below))
+
+
+@lru_cache(maxsize=4 * TONES)
+def style_on(palette: Palette, below: int, faint: bool = False) -> Style:
+    """Black or white, whichever reads better, on a tone of a colour map; ``faint`` is nearer to it."""
+    red, green, blue = table(palette.cmap)[_entry(below)] / 255.0
+    light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+    ink = np.zeros(3) if light > 0.18 else np.full(3, 255.0)
+    if faint:
+        ink = FAINT * ink + (1 - FAINT) * 255 * np.array([red, green, blue])
+    front = Color.from_rgb(*(int(part) for part in ink))
+    return Style.from_color(front, _colour(palette, below))
+
+
+@lru_cache(maxsize=4 * TONES)
+def _colour(palette: Palette, number: int | None) -> Color | None:
+    if number is None:
+        return None
+    if palette.indexed:
+        return Color.from_ansi(int(terminal_colours(palette.cmap)[_entry(number)]))
+    red, green, blue = (int(part) for part in table(palette.cmap)[_entry(number)])
+    return Color.from_rgb(red, green, blue)
+
+
+def _entry(number: int) -> int:
+    return round(number * (STEPS - 1) / (TONES - 1))
+
+
+def heading(title: str, subtitle: str, surface: Surface) -> Iterator[Line]:
+    """The title, with what it is about beside or below it, and a line of air."""
+    title, subtitle = (isolate_quotes(clean(text)) for text in (title, subtitle))
+    if title:
+        beside = subtitle and cell_len(title) + 3 + cell_len(subtitle) <= surface.width
+        bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in _title_lines(title, surface.width)]
+        if beside:
+            bold[-1] += [Segment("   "), Segment(isolate(subtitle), DIM)]
+            subtitle = ""
+        yield from bold
+    for line in _title_lines(subtitle, surface.width) if subtitle else ():
+        yield [Segment(isolate(line), DIM)]
+    if title or subtitle:
+        yield []
+
+
+def _title_lines(text: str, width: int) -> list[str]:
+    return isolate_lines(balance(text, width))
+
+
+def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:
+    """Each note as a quiet sentence."""
+    for note in notes:
+        for i, line in enumerate(wrap(clean(note), surface.width - 2)):
+            yield [Segment("  " if i else "· ", DIM), Segment(isolate(line), DIM)]
+
+
+def colour_bar(low: str, high: str, surface: Surface, palette: Palette) -> Line:
+    """The colour map from end to end, with what its ends stand for.
+
+    Without colour: each shade with the share of the full scale at which it begins.
+    """
+    if not surface.colour:
+        shades = ASCII_SHADES if surface.ascii else SHADES
+        steps = "  ".join(f"{shade} {start:.0%}" for shade, start in zip(shades[1:], SHADE_FROM, strict=True))
+        return [Segment(f"{steps}  of {high}")]
+    line = [Segment(f"{low} ", DIM)]
+    line += [Segment("▌", tone(palette, pair, pair + 2)) for pair in range(0, TONES, 4)]
+    return [*line, Segment(f" {high}", DIM)]
+
+
+def readings(numbers: tuple[Reading, ...], surface: Surface) -> Iterator[Line]:
+    """Measured numbers beside their baselines, in as many columns as fit."""
+    if not numbers:
+        return
+    yield []
+    cells = [_reading(reading) for reading in numbers]
+    widths = [max(cell_len(cell[part]) for cell in cells) for part in range(4)]
+    beside = max(1, (surface.width + 4) // (sum(widths) + 9))
+    for start in range(0, len(cells), beside):
+        line: Line = []
+        for name, value, unit, baseline in cells[start : start + beside]:
+            line += [
+                Segment(fit(name, widths[0]) + "  ", DIM),
+                Segment(fit(value, widths[1], right=True)),
+                Segment(" " + fit(unit, widths[2]) + "  " + fit(baseline, widths[3]) + "    ", DIM),
+            ]
+        yield [*line[:-1], Segment(line[-1].text.rstrip(), DIM)]
+
+
+def _reading(reading: Reading) -> tuple[str, str, str, str]:
+    baseline = "" if reading.baseline is None else f"(baseline {round_short(reading.baseline)})"
+    return reading.name, f"{reading.value:.2f}", reading.unit, baseline
+
+
+def half_blocks(above: list[int], below: list[int], palette: Palette) -> Line:
+    """One line of cells, two tones each; -1 leaves the terminal's own background."""
+    return half_block_lines(np.array([above, below]), palette)[0]
+
+
+def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
+    """Lines of cells, two tones each, from twice as many rows.  [row, column] -> a line for every two rows
+
+    Neighbours of one pair of tones are one segment. All lines are looked through at once, because a frame has
+    thousands of cells, and segments are kept, because it has few pairs of tones.
+    """
+    pairs = (tones[0::2] + 1) * (TONES + 1) + tones[1::2] + 1  # [line, column]
+    count, columns = pairs.shape
+    begins = np.ones(pairs.shape, bool)
+    begins[:, 1:] = pairs[:, 1:] != pairs[:, :-1]
+    starts = np.flatnonzero(begins)
+    runs = np.empty_like(starts)
+    runs[:-1], runs[-1:] = starts[1:] - starts[:-1], pairs.size - starts[-1:]
+    keys = (pairs.ravel()[starts] * (columns + 1) + runs).tolist()
+    ready = _half_block_segments(palette, columns)
+    for key in set(keys).difference(ready):
+        pair, run = divmod(key, columns + 1)
+        above, below = divmod(pair, TONES + 1)
+        ready[key] = _half_block(above - 1, below - 1, run, palette)
+    segments = [ready[key] for key in keys]
+    edges = np.searchsorted(starts, np.arange(count + 1) * columns).tolist()
+    return [segments[start:stop] for start, stop in pairwise(edges)]
+
+
+@cache
+def _half_block_segments(palette: Palette, columns: int) -> dict[int, Segment]:
+    """Segments that were drawn before, by pair of tones and length, in pictures so many columns wide."""
+    return {}
+
+
+def _half_block(above: int, below: int, run: int, palette: Palette) -> Segment:
+    if above == below:
+        return Segment(" " * run, tone(palette, None, above)) if above >= 0 else Segment(" " * run)
+    if below < 0:
+        return Segment("▀" * run, tone(palette, above, None))
+    if above < 0:
+        return Segment("▄" * run, tone(palette, below, None))
+    return Segment("▀" * run, tone(palette, above, below))
+
+
+RESET = "\x1b[0m"
+OWN = 0
+"""What stands for the terminal's own background; the tones follow."""
+
+
+def escaped_lines(tones: Array, palette: Palette) -> list[Line]:
+    """Lines of cells, two tones each, from twice as many rows.  [row, column] -> a line for every two rows
+
+    -1 is the terminal's own background. A cell says what changes from its neighbour, ink or background, which
+    is less than half of what a style for each would say. All cells are looked up at once, because a frame has
+    ten thousand of them.
+    """
+    above, below = tones[0::2] + 1, tones[1::2] + 1  # [line, column]
+    ink = np.where(above == OWN, below, above)  # of ▀, or of ▄ where the upper half is the terminal's own
+    ground = np.where(above == OWN, OWN, below)
+    shape = np.where(above == below, 0, np.where(above == OWN, 2, 1))
+    ground = np.where(shape == 0, above, ground)
+    inked, grounded = np.ones(tones[0::2].shape, bool), np.ones(tones[0::2].shape, bool)
+    inked[:, 1:] = (ink[:, 1:] != ink[:, :-1]) | (shape[:, :-1] == 0)  # a blank leaves the ink as it was
+    grounded[:, 1:] = ground[:, 1:] != ground[:, :-1]
+    inks = ink * (inked & (shape != 0))
+    grounds = (ground + 1) * grounded
+    cells = _texts(palette)[shape, inks, grounds].tolist()
+    return [[Segment("".join(line) + RESET, None, RAW)] for line in cells]
+
+
+@cache
+def _texts(palette: Palette) -> Array:
+    """What a cell is written as, by shape, new ink and new background; 0 leaves what there is.
+
+    -> [shape, ink, background]
+    """
+    system = ColorSystem.EIGHT_BIT if palette.indexed else ColorSystem.TRUECOLOR
+    inks, grounds = [""], ["", "\x1b[49m"]
+    for number in range(TONES):
+        inks.append(_sequence(palette, system, number, None))
+        grounds.append(_sequence(palette, system, None, number))
+    texts = np.empty((3, len(inks), len(grounds)), object)
+    for shape, character in enumerate(" ▀▄"):
+        texts[shape] = np.array(inks, object)[:, None] + np.array(grounds, object) + character
+    return texts
+
+
+def _sequence(palette: Palette, system: ColorSystem, ink: int | None, ground: int | None) -> str:
+    """The escape sequence of an ink or a background alone."""
+    return tone(palette, ink, ground).render(" ", color_system=system).partition("m")[0] + "m"

@@ -1,0 +1,38 @@
+"""Tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from attnscope.text import visible
+from attnscope.views.table import Cell, Table
+
+
+def table_parts(view: Table) -> Iterator[RenderableType]:
+    """What is printed of a table: its titles, its rows, its notes."""
+    for text, style in ((view.title, "bold"), (view.subtitle, "dim")):
+        if text:
+            yield Text(visible(text), style=style)
+    if view.rows:
+        table = RichTable(box=None, padding=(0, view.gap, 0, 0), pad_edge=view.edge, header_style="bold")
+        for column in view.columns:
+            table.add_column(
+                column.name,
+                justify="right" if column.right else "left",
+                no_wrap=column.long != "wrap",
+                overflow="ellipsis",
+            )
+        for number, row in enumerate(view.rows):
+            table.add_row(*map(_text, row), style="dim" if number in view.dim else "")
+        yield table
+    for note in view.notes:
+        yield Text(f"· {visible(note)}", style="dim")
+
+
+def _text(cell: Cell) -> Text:
+    pieces = ((cell, ""),) if isinstance(cell, str) else cell
+    return Text.assemble(*((visible(text), style) for text, style in pieces))

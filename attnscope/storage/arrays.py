@@ -1,0 +1,336 @@
+"""Attention read back from a file: what was saved here, and other tools' tensors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import lzma
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from attnscope.axes import Array, Place, Weights
+from attnscope.errors import InputError, OutputError
+from attnscope.registry import Registry
+from attnscope.storage.files import name_other, open_whole
+from attnscope.storage.tensors import (
+    DESCRIPTION,
+    FORMAT,
+    LONGEST,
+    READERS,
+    Description,
+    Layers,
+    each_layer,
+    is_number,
+    read_arrays,
+    restore_axis,
+)
+from attnscope.text import Untrusted
+
+DAMAGE = (
+    ValueError, TypeError, IndexError, OverflowError, OSError, EOFError, RuntimeError, zipfile.BadZipFile,
+    zlib.error, lzma.LZMAError,
+)  # fmt: skip
+"""What a file that is damaged, encrypted, packed in a way that is not, or a lie is met with."""
+
+OVER = 5e-3
+"""How far a row's sum may lie above 1; in half precision it can."""
+
+KINDS = ("encoder", "decoder", "cross")
+
+MOST_LAYERS, MOST_HEADS = 10_000, 100_000
+"""Layers of a kind, and heads of all layers, that a file may have: several times those of any model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What a file holds: for each kind of attention, pairs of a layer's number and its weights.
+
+    ``notes`` are those that were saved, and what is odd about the weights: where, and how many of them.
+    """
+
+    kinds: Mapping[str, tuple[tuple[int, Weights], ...]]
+    title: Untrusted
+    notes: tuple[Untrusted, ...]
+
+
+def read(path: str | Path) -> Saved:
+    """Read attention from an NPZ, NPY, safetensors or JSON file; nothing in it is ever executed.
+
+    A file that another tool wrote holds arrays only. Its names in their natural order are the layers:
+    ``[head, query, key]``, or with an axis of one text before it; a single array may be ``[query,
+    key]``, ``[layer, head, query, key]`` or ``[layer, 1, head, query, key]``; JSON may be such an array,
+    a list of layers, or an object of arrays by name. Rows and columns are labelled with an array "tokens"
+    if there is one of their length, else with their numbers. Every cell counts as open, unless all above
+    the diagonal are exactly 0: then the layers count as causal, and a note says so.
+
+    Raises ``InputError`` for a file that cannot be read so, ``SizeError`` for one that would not fit the
+    memory that is free.
+    """
+    path = Path(path)
+    try:
+        other = name_other(path)
+        if other is not None:
+            raise ValueError(f"it is {other}, not a file")
+        if path.suffix.lower() not in READERS and path.exists():
+            raise ValueError(f"it is none of {', '.join(READERS)}")
+        path.stat()
+        arrays, description = read_arrays(path)
+        saved = _read_own(arrays, description) if description else _read_foreign(arrays, path)
+        heads = sum(len(weights.values) for layers in saved.kinds.values() for _, weights in layers)
+        if heads > MOST_HEADS:
+            raise ValueError(f"it has {heads:,} heads, and at most {MOST_HEADS:,} are read")
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except KeyError as error:
+        raise InputError(f"cannot read attention from {path}: it says nothing about {error}") from error
+    except DAMAGE as error:
+        raise InputError(f"cannot read attention from {path}: {error}") from error
+    oddities = map(Untrusted, _name_oddities(saved))
+    return replace(saved, notes=tuple(dict.fromkeys((*saved.notes, *oddities))))
+
+
+def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
+    if description["format"] != FORMAT:
+        raise ValueError(f"its layout is number {description['format']!s:.40}; this version reads {FORMAT}")
+    axes = [(restore_axis(one["queries"]), restore_axis(one["keys"])) for one in description["axes"]]
+    kinds: dict[str, dict[int, Weights]] = {}
+    for layer in description["layers"]:
+        kind, number, name, labels = (layer[part] for part in ("kind", "layer", "array", "axes"))
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r:.40} is no kind of attention: there are {', '.join(KINDS)}")
+        if not is_number(number, MOST_LAYERS - 1) or number < 0 or number in kinds.get(kind, ()):
+            raise ValueError(f"{kind} layer {number!s:.40} is out of 0-{MOST_LAYERS - 1}, or there twice")
+        if not is_number(labels) or not 0 <= labels < len(axes):
+            raise ValueError(f"{kind} layer {number} has the axes {labels!s:.40}, of {len(axes)}")
+        values = _weights_of(name, arrays.pop(name))
+        allowed = arrays.get(f"{name}.allowed")
+        open_cells = _all_open(values) if allowed is None else allowed.astype(bool)
+        kinds.setdefault(kind, {})[number] = Weights(values, open_cells, *axes[labels])
+    if not kinds:
+        raise ValueError("it holds no layers")
+    title, notes = description["title"], description["notes"]
+    if not isinstance(title, str) or not isinstance(notes, list):
+        raise ValueError("its title or its notes are no text")
+    ordered = {kind: tuple(layers.items()) for kind, layers in kinds.items()}
+    return Saved(ordered, Untrusted(title), tuple(map(Untrusted, notes)))
+
+
+def _weights_of(name: str, values: Array) -> Array:
+    """The weights of one layer, if they are such.  -> [head, query, key]"""
+    if values.ndim != 3 or values.dtype.kind != "f" or 0 in values.shape:
+        raise ValueError(f"{name} is {values.dtype} {list(values.shape)}, not weights [head, query, key]")
+    return values
+
+
+def _all_open(values: Array) -> Array:
+    """A mask that leaves every cell open and takes no memory.  [head, query, key] -> [1, query, key]"""
+    return np.broadcast_to(np.ones((), bool), (1, *values.shape[-2:]))
+
+
+def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
+    tokens = arrays.pop("tokens", None)
+    maps = {
+        name: array
+        for name, array in arrays.items()
+        if array.dtype.kind == "f" and array.ndim >= 2 and array.size
+    }
+    if not maps:
+        raise ValueError(
+            f"it has no array of weights [..., query, key], only {', '.join(arrays) or 'nothing'}"
+        )
+    names = sorted(maps, key=_natural)
+    first = maps[names[0]]
+    count = len(first) if len(names) == 1 and first.ndim > 3 else len(names)
+    if count > MOST_LAYERS or max(max(values.shape[-2:]) for values in maps.values()) > LONGEST:
+        raise ValueError(f"it has more than {MOST_LAYERS:,} layers, or {LONGEST:,} rows or columns")
+    layers = _split(first) if len(names) == 1 else [_one_layer(name, maps[name]) for name in names]
+    layers = [_weights_of(f"layer {number}", values) for number, values in enumerate(layers)]
+    texts = None if tokens is None else [str(text) for text in tokens.ravel()]
+    kind, known = _infer_kind(layers)
+    labelled = tuple((number, _label(values, texts, kind)) for number, values in enumerate(layers))
+    note = f"read from {path.name}: layers count from 0, {known}"
+    return Saved({kind: labelled}, Untrusted(path.stem), (Untrusted(note),))
+
+
+def _infer_kind(layers: Sequence[Array]) -> tuple[str, str]:
+    """What kind of attention it must be, and what is known of the mask, in words."""
+    if any(values.shape[-2] != values.shape[-1] for values in layers):
+        return "cross", "and which cells were masked is not known"
+    if all(len(values[0]) > 1 and not np.triu(values, 1).any() for values in layers):
+        return "decoder", "and what is above the diagonal is all 0, so it counts as masked"
+    return "encoder", "and which cells were masked is not known"
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Names as people order them: 2 before 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _split(values: Array) -> list[Array]:
+    """The layers of a single array.  -> [head, query, key] each"""
+    if values.ndim == 2:
+        return [values[None]]
+    if values.ndim == 3:
+        return [values]
+    return [_one_layer(f"layer {number}", layer) for number, layer in enumerate(values)]
+
+
+def _one_layer(name: str, values: Array) -> Array:
+    """One layer without its axis of texts.  -> [head, query, key]"""
+    if values.ndim == 4 and len(values) == 1:
+        values = values[0]
+    if values.ndim != 3:
+        raise ValueError(f"{name} is {list(values.shape)}, not [head, query, key] of one text")
+    return values
+
+
+def _label(values: Array, texts: list[str] | None, kind: str) -> Weights:
+    queries, keys = (_axis(length, texts) for length in values.shape[-2:])
+    allowed = _all_open(values)
+    return Weights(values, np.tril(allowed) if kind == "decoder" else allowed, queries, keys)
+
+
+def _axis(length: int, texts: list[str] | None) -> tuple[Place, ...]:
+    named = texts if texts is not None and len(texts) == length else [str(i) for i in range(length)]
+    return tuple(Place(text, i, i + 1) for i, text in enumerate(named))
+
+
+def _name_oddities(saved: Saved) -> Iterator[str]:
+    """What attention weights are not, said of each layer where it occurs, with how often."""
+    for kind, layers in saved.kinds.items():
+        for layer, weights in layers:
+            finite = np.where(np.isfinite(weights.values), weights.values, 0)
+            negative, sums = int((finite < 0).sum()), finite.sum(-1, dtype=np.float64)
+            over = int((sums > 1 + OVER).sum())
+            if negative:
+                yield f"negative weights in {kind} layer {layer}: {negative:,}; entropies say nothing there"
+            if over:
+                top = f"{sums.max():.3g}"
+                yield f"rows of {kind} layer {layer} that sum to more than 1: {over:,}, up to {top}"
+
+
+Kinds = Mapping[str, Layers]
+Writer = Callable[[Kinds, Description, "IO[bytes]"], None]
+
+FORMATS: Registry[Writer] = Registry("data format")
+"""What attention can be written as, by suffix."""
+
+PADDED = 1 << 24
+"""Characters that the array of tokens may take: it gives every token the room of the longest."""
+
+
+def save(kinds: Kinds, path: str | Path, *, title: str = "", notes: tuple[str, ...] = ()) -> None:
+    """Write every layer in the format that the suffix names; the file appears whole or not at all.
+
+    NPZ, JSON and CSV hold one layer at a time in memory, safetensors all of them. Raises
+    ``OutputError`` for an unknown suffix or a place that cannot be written to.
+    """
+    path = Path(path)
+    form = path.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        raise OutputError(
+            f"cannot write {path}: {path.suffix!r} is no data format; there are {', '.join(FORMATS)}"
+        )
+    with open_whole(path) as file:
+        FORMATS[form](kinds, Description(title, notes), file)
+
+
+def save_arrays(arrays: Mapping[str, Array], path: str | Path) -> None:
+    """Write named arrays for ``numpy.load``; the file appears whole or not at all. Raises ``OutputError``."""
+    with open_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            _add(archive, name, array)
+
+
+@FORMATS.register("npz")
+def _write_npz(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for kind, layer, weights in each_layer(kinds):
+            for name, array in _arrays(description.add(kind, layer, weights), weights):
+                _add(archive, name, array)
+        tokens = description.tokens()
+        if tokens and max(map(len, tokens)) * len(tokens) <= PADDED:
+            _add(archive, "tokens", np.array(tokens, np.str_))
+        _add(archive, DESCRIPTION, np.array(description.text()))
+
+
+def _add(archive: zipfile.ZipFile, name: str, array: Array) -> None:
+    """One array of an NPZ; without a date, so that bytes repeat. Masks are compressed, weights are not."""
+    entry = zipfile.ZipInfo(f"{name}.npy")
+    entry.compress_type = zipfile.ZIP_DEFLATED if array.dtype == bool else zipfile.ZIP_STORED
+    with archive.open(entry, "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+@FORMATS.register("safetensors")
+def _write_safetensors(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+    from safetensors.numpy import save as serialize
+
+    arrays = {
+        name: array
+        for kind, layer, weights in each_layer(kinds)
+        for name, array in _arrays(description.add(kind, layer, weights), weights)
+    }
+    file.write(serialize(arrays, metadata={DESCRIPTION: description.text()}))
+
+
+def _arrays(name: str, weights: Weights) -> Iterator[tuple[str, Array]]:
+    """The arrays of one layer: its weights, and its mask where anything is masked."""
+    values = weights.values
+    exact = values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)
+    yield name, np.ascontiguousarray(exact)
+    if not weights.allowed.all():
+        mask = weights.allowed
+        yield f"{name}.allowed", np.ascontiguousarray(mask if mask.ndim == 3 else mask[None])
+
+
+@FORMATS.register("json")
+def _write_json(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+    """The description, and ``weights``: array name -> nested lists, ``null`` where a cell is masked."""
+    file.write(b'{"weights": {')
+    for number, (kind, layer, weights) in enumerate(each_layer(kinds)):
+        name = json.dumps(description.add(kind, layer, weights))
+        file.write(f"{', ' if number else ''}\n{name}: ".encode())
+        file.write(_nest(_texts(weights)).encode())
+    file.write(b"},\n")
+    file.write(description.text().removeprefix("{").encode())
+
+
+def _texts(weights: Weights) -> Array:
+    """Each weight in the fewest digits that give it back; ``null`` where it is masked or no number."""
+    texts = weights.values.astype(str).astype(object)
+    texts[~(np.broadcast_to(weights.allowed, texts.shape) & np.isfinite(weights.values))] = "null"
+    return texts
+
+
+def _nest(texts: Array) -> str:
+    if texts.ndim == 1:
+        return f"[{', '.join(texts)}]"
+    return f"[{', '.join(_nest(part) for part in texts)}]"
+
+
+@FORMATS.register("csv")
+def _write_csv(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+    """One line for each weight that the mask left open; tokens are written as they are."""
+    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["kind", "layer", "head", "query", "query_token", "key", "key_token", "weight"])
+    for kind, layer, weights in each_layer(kinds):
+        open_cells = np.broadcast_to(weights.allowed, weights.values.shape)
+        texts = _texts(weights)
+        for head, row, column in np.argwhere(open_cells).tolist():
+            query, key = weights.queries[row], weights.keys[column]
+            weight = texts[head, row, column]
+            table.writerow([kind, layer, head, query.start, query.text, key.start, key.text, weight])
+    text.detach()
+
+
+__all__ = ["FORMATS", "Saved", "read", "save"]

@@ -1,0 +1,138 @@
+"""Files: whole or not at all, nothing but regular ones, and lines of bounded length."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from attnscope.errors import InputError, OutputError
+
+LONGEST = 1 << 23
+"""Bytes of a line: more than any text that is read takes, with all that is said about it."""
+
+
+class Line(NamedTuple):
+    """A line: its number from 1, its text, and the bytes of the file up to its end.
+
+    ``fault`` says what is wrong with it, and is empty for one that can be read.
+    """
+
+    number: int
+    text: str
+    done: int
+    fault: str = ""
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The lines of a file in UTF-8, without their ends; of one that is too long nothing is kept."""
+    done = number = 0
+    with path.open("rb") as file:
+        while line := file.readline(LONGEST + 1):
+            number += 1
+            done += len(line)
+            if len(line) > LONGEST:
+                while not line.endswith(b"\n") and (line := file.readline(LONGEST)):
+                    done += len(line)
+                yield Line(number, "", done, f"it has more than {LONGEST:,} bytes")
+                continue
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                yield Line(number, text, done)
+            except UnicodeDecodeError as error:
+                yield Line(number, "", done, f"byte {error.start:,} is no UTF-8 text")
+
+
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a link that leads nowhere",
+}
+
+
+def name_other(path: Path) -> str | None:
+    """What stands at a path in a file's place, in words; ``None`` for a regular file, or nothing at all.
+
+    Raises ``OSError`` where the system does not say.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = path.lstat().st_mode if path.is_symlink() else stat.S_IFREG
+    return None if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "no file")
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a regular file that has at most so many.
+
+    Raises ``InputError`` for anything else, and ``OSError`` where there is no file or it cannot be read.
+    """
+    other = name_other(path)
+    if other is not None:
+        raise InputError(f"{path} is {other}, not a file")
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise InputError(
+            f"{path} is too large: it has {path.stat().st_size:,} bytes, and at most {most:,} are read"
+        )
+    return content
+
+
+@contextmanager
+def open_whole(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """Open a file to be written beside its place; it takes its name when all of it is on the disk.
+
+    A file that exists is replaced and keeps its permissions; a symbolic link stays, and the file that it
+    leads to is written. Raises ``OutputError`` where the folder does not exist or cannot be written to, or
+    something else than a file stands there; nothing stays behind then. A ``private`` file is for its owner
+    alone.
+    """
+    path = Path(path)
+    try:
+        place = Path(os.path.realpath(path))
+        other = name_other(place)
+        if other is not None:
+            raise OutputError(f"cannot write {path}: it is {other}; give the name of a file")
+        if not place.parent.is_dir():
+            raise OutputError(f"cannot write {path}: there is no folder {place.parent}; create it first")
+        # named before it exists, and removed only if it does: a Ctrl-C may fall between any two lines
+        beside = place.parent / f".attnscope-{secrets.token_hex(8)}{place.suffix}"
+        try:
+            with open(beside, "x+b", opener=_open_private) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if not private:
+                os.chmod(beside, place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask())
+            os.replace(beside, place)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_whole(path: str | Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file whole or not at all; see ``open_whole``."""
+    with open_whole(path, private=private) as file:
+        file.write(content)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that its owner alone may read while it is written."""
+    return os.open(path, flags, 0o600)
+
+
+def _umask() -> int:
+    """The permissions that new files are denied; reading them means setting them for a moment."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

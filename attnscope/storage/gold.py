@@ -1,0 +1,573 @@
+"""What a file of questions holds: texts in words, and pairs of these words."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from attnscope.errors import InputError
+from attnscope.storage.files import Line, read_lines
+from attnscope.text import MOST_CHARACTERS, read_number
+
+Span: TypeAlias = tuple[int, int]
+"""Characters of a text: the first, and the one behind the last."""
+
+LONGEST_LABEL = 60
+
+MOST_PAIRS = 10_000
+"""Pairs that a text may have."""
+
+PIECE = 1 << 20
+"""Bytes of a file that are hashed together."""
+
+
+class Pair(NamedTuple):
+    """Words that should look at words, by their numbers; any of ``right`` is a right answer.
+
+    ``sure`` is false for a link between translations that annotators call possible.
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    label: str
+    sure: bool = True
+
+
+@dataclass(frozen=True)
+class GoldText:
+    """One text with its words and its pairs, or what is wrong with it.
+
+    ``where`` names its place ("line 17"), ``fault`` is empty for one that can be read, ``done`` says how many
+    bytes of the file lie behind it. With a ``target``, its translation, the left words of the pairs are the
+    target's and the right words the text's; else both are the text's.
+    """
+
+    where: str
+    text: str
+    words: tuple[Span, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    done: int = 0
+    target: str | None = None
+    target_words: tuple[Span, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class GoldFile(ABC):
+    """A file of texts with pairs. ``ways`` names the directions that are asked: left to right, and back.
+
+    ``links`` says that the pairs are a whole alignment of two texts, which has an error rate.
+    """
+
+    path: Path
+    ways: tuple[str, ...] = ("from → to", "to → from")
+    links: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return str(self.path)
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.path.stat().st_size
+
+    def fingerprint(self) -> str:
+        """What tells these questions from others: how they are asked, and a hash of the files."""
+        digest = sha256(repr((type(self).__name__, self.ways, self.links)).encode())
+        for path in self.files:
+            with path.open("rb") as file:
+                for piece in iter(lambda: file.read(PIECE), b""):
+                    digest.update(piece)
+            digest.update(b"\0")
+        return digest.hexdigest()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What is read."""
+        return (self.path,)
+
+    @abstractmethod
+    def texts(self) -> Iterator[GoldText]:
+        """The texts one after the other, the same at every call."""
+
+
+def require_short(text: str) -> None:
+    """Raise ``ValueError`` for a text of more characters than are read of any."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"a text has {len(text):,} characters, and may have {MOST_CHARACTERS:,}")
+
+
+def words_of(text: str) -> tuple[Span, ...]:
+    """What stands between spaces."""
+    return tuple(match.span() for match in re.finditer(r"\S+", text))
+
+
+def clean_label(label: str) -> str:
+    """A label that a table can print. Raises ``ValueError``."""
+    if not label or len(label) > LONGEST_LABEL or not label.isprintable():
+        raise ValueError(f"a label is 1 to {LONGEST_LABEL} characters that can be printed")
+    return label
+
+
+MARK = re.compile(r"\((?P<opened>[^()]*)(?P<alone>\))?|(?P<closed>[^()]+)\)")
+NAMES = ("eid", "GRP")
+"""What ``# global.Entity`` calls the field that says which entity it is."""
+
+
+class Mention(NamedTuple):
+    """A mention of an entity, by its head word: the one whose own head stands outside of it."""
+
+    entity: str
+    word: int
+
+
+def entity_place(fields: str) -> int:
+    """Which of the fields between dashes names the entity; the first where nothing is said."""
+    names = fields.split("-")
+    return next((names.index(name) for name in NAMES if name in names), 0)
+
+
+def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> list[Mention]:
+    """The mentions of a sentence, in the order of their head words.
+
+    ``column`` is the Entity of each word, ``heads`` the head of each word. Of a mention in several pieces the
+    first one counts. Raises ``ValueError`` for a mention that lacks its beginning or its end.
+    """
+    opened: dict[str, list[int]] = {}
+    spans: list[tuple[str, int, int]] = []
+    for word, marks in enumerate(column):
+        if MARK.sub("", marks):
+            raise ValueError(
+                f"the Entity of word {word + 1} is {marks[:20]!r}: write (e1-person, e1) or (e1)"
+            )
+        for match in MARK.finditer(marks):
+            if match["closed"] is None:
+                parts = match["opened"].split("-")
+                name = parts[place] if place < len(parts) else ""
+                if match["alone"]:
+                    spans.append((name, word, word))
+                else:
+                    opened.setdefault(name, []).append(word)
+            else:
+                name = match["closed"]
+                if not opened.get(name):
+                    raise ValueError(f"entity {name[:20]!r} ends at word {word + 1} and begins nowhere")
+                spans.append((name, opened[name].pop(), word))
+    endless = next((name for name, words in opened.items() if words), None)
+    if endless is not None:
+        raise ValueError(f"entity {endless[:20]!r} begins at word {opened[endless][0] + 1} and ends nowhere")
+    mentions = []
+    for name, start, stop in spans:
+        entity, _, piece = name.partition("[")
+        if entity and (not piece or piece.startswith("1/")):
+            outside = (word for word in range(start, stop + 1) if not start <= heads[word] <= stop)
+            mentions.append(Mention(entity, next(outside, stop)))
+    return sorted(mentions, key=lambda mention: mention.word)
+
+
+COLUMNS = 10
+FORM, HEAD, RELATION, MISC = 1, 6, 7, 9
+
+WORDS = 128
+"""Words of a document that are read together where coreference is asked, as by Clark et al. 2019."""
+
+COREFERENCE = "coreference"
+
+LONGEST = 2000
+"""Words of a sentence; there is none so long."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence: its text, where its words stand in it, and for each its head (-1: the root) and relation.
+
+    ``mentions`` are those of the Entity column; ``opens`` says that a document begins with it.
+    """
+
+    number: int  # of its first line
+    text: str
+    words: tuple[Span, ...]
+    heads: tuple[int, ...]
+    relations: tuple[str, ...]
+    mentions: tuple[Mention, ...]
+    opens: bool
+    done: int
+    fault: str = ""
+
+
+@dataclass
+class _Block:
+    """The lines of one sentence."""
+
+    number: int
+    rows: list[list[str]] = field(default_factory=list)
+    size: int = 0
+    opens: bool = False
+    fault: str = ""
+
+    def read(self, line: Line) -> None:
+        """One more line, which is neither empty nor a comment; behind a fault nothing is kept."""
+        if self.fault:
+            return
+        columns = line.text.split("\t")
+        self.rows.append(columns)
+        self.size += len(line.text)
+        if line.fault:
+            self.fault = f"line {line.number:,}: {line.fault}"
+        elif len(columns) != COLUMNS:
+            self.fault = f"line {line.number:,}: it has {len(columns)} columns, not {COLUMNS}"
+        elif len(self.rows) > LONGEST or self.size > MOST_CHARACTERS:
+            self.fault = f"a sentence may have {LONGEST:,} lines, and {MOST_CHARACTERS:,} characters in them"
+
+
+@dataclass(frozen=True)
+class Conllu(GoldFile):
+    """A treebank; with ``coreference`` it is asked for earlier mentions in place of dependency relations."""
+
+    coreference: bool = False
+
+    def texts(self) -> Iterator[GoldText]:
+        """A sentence each; with coreference up to ``WORDS`` words of a document."""
+        if self.coreference:
+            yield from _documents(self.sentences())
+            return
+        for sentence in self.sentences():
+            pairs = tuple(
+                Pair((word,), (head,), relation)
+                for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True))
+                if head >= 0
+            )
+            yield _text(sentence, pairs)
+
+    def sentences(self) -> Iterator[Sentence]:
+        """The sentences, those that cannot be read with their fault."""
+        block = _Block(1)
+        entity = done = 0
+        for line in read_lines(self.path):
+            done = line.done
+            if not line.fault and not line.text.strip():
+                if block.rows:
+                    yield _sentence(block, entity, done)
+                if block.rows or block.opens:
+                    block = _Block(line.number + 1)
+                block.number = line.number + 1
+            elif line.text.startswith("#"):
+                name, _, value = line.text[1:].partition("=")
+                block.opens |= name.split()[:1] == ["newdoc"]
+                if name.strip() == "global.Entity":
+                    entity = entity_place(value.strip())
+            else:
+                block.read(line)
+        if block.rows:
+            yield _sentence(block, entity, done)
+
+
+def _sentence(block: _Block, entity: int, done: int) -> Sentence:
+    """The sentence of some lines."""
+    try:
+        if block.fault:
+            raise ValueError(block.fault)
+        text, words = _spell(block.rows)
+        rows = [row for row in block.rows if row[0].isdecimal()]
+        heads = tuple(_head(row, len(rows)) for row in rows)
+        relations = tuple(clean_label(row[RELATION]) for row in rows)
+        mentions = tuple(read_mentions([_misc(row).get("Entity", "") for row in rows], heads, entity))
+        return Sentence(block.number, text, words, heads, relations, mentions, block.opens, done)
+    except ValueError as error:
+        return Sentence(block.number, "", (), (), (), (), block.opens, done, str(error))
+
+
+def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
+    """The text as it was written, and where in it each word stands. Raises ``ValueError``."""
+    text, words, space = "", list[Span](), ""
+    joined, last = "", 0  # a token of several words, whose lines follow it: what of it is left
+    for row in rows:
+        first, dash, stop = row[0].partition("-")
+        spaced = "" if _misc(row).get("SpaceAfter") == "No" else " "
+        if "." in row[0]:
+            continue  # a word that was left out of the text
+        ends = read_number(stop)
+        if dash and ends is not None and read_number(first) == len(words) + 1 > last:
+            text += space + row[FORM]
+            joined, last, space = row[FORM], ends, spaced
+            continue
+        if row[0] != str(len(words) + 1):
+            raise ValueError(f"word {row[0][:9]!r} does not follow word {len(words)}")
+        if len(words) < last:
+            place = joined.find(row[FORM])
+            if place < 0:  # one that is not spelled out, as in du = de + le: the first stands for both
+                words.append((len(text) - len(joined), len(text)))
+                joined = ""
+                continue
+            begin = len(text) - len(joined) + place
+            words.append((begin, begin + len(row[FORM])))
+            joined = joined[place + len(row[FORM]) :]
+            continue
+        text += space
+        words.append((len(text), len(text) + len(row[FORM])))
+        text += row[FORM]
+        space = spaced
+    if not text.strip():
+        raise ValueError("it holds no words")
+    return text, tuple(words)
+
+
+def _head(row: list[str], count: int) -> int:
+    head = read_number(row[HEAD])
+    if head is None or head > count:
+        raise ValueError(f"word {row[0]} has no head among the {count:,} words of its sentence")
+    return head - 1
+
+
+def _misc(row: list[str]) -> dict[str, str]:
+    """The last column: ``SpaceAfter=No|Entity=(e1)``."""
+    parts = (part.partition("=") for part in row[MISC].split("|"))
+    return {name: value for name, _, value in parts}
+
+
+def _text(sentence: Sentence, pairs: tuple[Pair, ...]) -> GoldText:
+    where = f"line {sentence.number:,}"
+    return GoldText(where, sentence.text, sentence.words, pairs, sentence.done, fault=sentence.fault)
+
+
+def _documents(sentences: Iterator[Sentence]) -> Iterator[GoldText]:
+    """Neighbouring sentences of a document together, with a pair for each mention and those before it."""
+    together: list[Sentence] = []
+    for sentence in sentences:
+        if sentence.fault:
+            yield _text(sentence, ())
+            continue
+        size = sum(len(each.words) for each in together) + len(sentence.words)
+        if together and (sentence.opens or size > WORDS):
+            yield _join(together)
+            together = []
+        together.append(sentence)
+    if together:
+        yield _join(together)
+
+
+def _join(sentences: list[Sentence]) -> GoldText:
+    text, words = "", list[Span]()
+    earlier: dict[str, list[int]] = {}
+    pairs = []
+    for sentence in sentences:
+        text += " " if text else ""
+        before = len(words)
+        words += [(start + len(text), stop + len(text)) for start, stop in sentence.words]
+        text += sentence.text
+        for mention in sentence.mentions:
+            word = before + mention.word
+            known = earlier.setdefault(mention.entity, [])
+            if known and word not in known:
+                pairs.append(Pair((word,), tuple(known), COREFERENCE))
+            known += [] if word in known else [word]
+    first = replace(sentences[0], text=text, words=tuple(words), done=sentences[-1].done)
+    return _text(first, tuple(pairs))
+
+
+EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
+
+LONGEST_LINE = 400
+"""Characters of one side of a pair: a phrase, no text."""
+
+_Words: TypeAlias = tuple[str, tuple[Span, ...]]
+"""A text, and where its words stand."""
+
+UNNAMED = "all"
+"""The label of a pair that has none."""
+
+
+class JsonLines(GoldFile):
+    """An object a line: ``text``, ``pairs`` of from, to and a label, and for translations a ``target``.
+
+    From and to are each the number of a word (what stands between spaces, from 0) or the characters
+    ``[first, behind the last]``.
+    """
+
+    def texts(self) -> Iterator[GoldText]:
+        """A text a line."""
+        for line in read_lines(self.path):
+            where = f"line {line.number:,}"
+            if line.fault or line.text.strip():
+                try:
+                    yield _read_object(line, where)
+                except ValueError as error:
+                    yield GoldText(where, "", done=line.done, fault=str(error))
+
+
+def _read_object(line: Line, where: str) -> GoldText:
+    """The text of one line. Raises ``ValueError`` with what is wrong."""
+    if line.fault:
+        raise ValueError(line.fault)
+    try:
+        fields = json.loads(line.text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("pairs"), list):
+        raise ValueError(f"write {EXAMPLE}")
+    text = _as_text(fields.get("text"))
+    target = None if fields.get("target") is None else _as_text(fields["target"])
+    if len(fields["pairs"]) > MOST_PAIRS:
+        raise ValueError(f"it has {len(fields['pairs']):,} pairs, and a text may have {MOST_PAIRS:,}")
+    places = (text, words_of(text))
+    left_places = places if target is None else (target, words_of(target))
+    asked = [_pair(pair, left_places, places) for pair in fields["pairs"]]
+    rights = [right for _, right, _ in asked]
+    lefts = [left for left, _, _ in asked]
+    words = _cut(text, rights if target is not None else [*lefts, *rights])
+    target_words = words if target is None else _cut(target, lefts)
+    pairs = tuple(
+        Pair(_inside(left, target_words), _inside(right, words), label) for left, right, label in asked
+    )
+    return GoldText(where, text, words, pairs, line.done, target, () if target is None else target_words)
+
+
+def _as_text(given: Any) -> str:
+    """A text as JSON holds it. Raises ``ValueError`` for what is none."""
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError("a text is missing or empty")
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character (a lone surrogate)") from None
+    require_short(given)
+    return given
+
+
+def _pair(pair: Any, left: _Words, right: _Words) -> tuple[Span, Span, str]:
+    if not isinstance(pair, list) or len(pair) not in (2, 3):
+        raise ValueError("a pair is [from, to] or [from, to, label]")
+    label = pair[2] if len(pair) == 3 else UNNAMED
+    if not isinstance(label, str):
+        raise ValueError("the label of a pair is a text")
+    return _span(pair[0], left), _span(pair[1], right), clean_label(label)
+
+
+def _span(given: Any, words: _Words) -> Span:
+    """The characters that are meant by the number of a word, or by two numbers."""
+    text, spans = words
+    if type(given) is int and 0 <= given < len(spans):
+        return spans[given]
+    if isinstance(given, list) and len(given) == 2 and all(type(number) is int for number in given):
+        start, stop = given
+        if 0 <= start < stop <= min(len(text), start + LONGEST_LINE) and text[start:stop].strip():
+            return start, stop
+    raise ValueError(
+        f"{json.dumps(given)[:40]} is no place in its text: name one of the words 0 to {len(spans) - 1}, or "
+        f"up to {LONGEST_LINE} characters [first, behind the last] of its {len(text):,}"
+    )
+
+
+def _cut(text: str, spans: Sequence[Span]) -> tuple[Span, ...]:
+    """The words of a text, cut also where a span begins or ends."""
+    edges = sorted({edge for span in spans for edge in span})
+    words = []
+    for start, stop in words_of(text):
+        inside = edges[bisect_left(edges, start + 1) : bisect_left(edges, stop)]
+        words += list(pairwise((start, *inside, stop)))
+    return tuple(words)
+
+
+def _inside(span: Span, words: Sequence[Span]) -> tuple[int, ...]:
+    """The words of a span; none of them reaches over its edges."""
+    first = bisect_left(words, span[0], key=lambda word: word[0])
+    last = bisect_left(words, span[1], key=lambda word: word[0])
+    return tuple(range(first, last))
+
+
+LINK = re.compile(r"(\d{1,6})([-?p])(\d{1,6})", re.ASCII)
+BETWEEN = "|||"
+ALIGNED = "aligned"
+
+
+@dataclass(frozen=True)
+class Pharaoh(GoldFile):
+    """Lines of ``source ||| target``, and in the file ``alignments`` for each its links source-target."""
+
+    alignments: Path = Path()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The texts, and their links."""
+        return self.path, self.alignments
+
+    def texts(self) -> Iterator[GoldText]:
+        """A pair of texts a line."""
+        lines = zip_longest(read_lines(self.path), read_lines(self.alignments), fillvalue=Line(0, "", 0))
+        for line, links in lines:
+            where = f"line {line.number or links.number:,}"
+            try:
+                if not line.number or not links.number:
+                    both = self.path, self.alignments
+                    short, long = both if links.number else both[::-1]
+                    raise ValueError(f"{short} ends before {long}: each text needs its line of links")
+                if line.fault or links.fault:
+                    raise ValueError(line.fault or links.fault)
+                if line.text.strip() or links.text.strip():
+                    yield _read(line.text, links.text, where, line.done)
+            except ValueError as error:
+                yield GoldText(where, "", done=line.done, fault=str(error))
+            if not line.number or not links.number:
+                return
+
+
+def _read(line: str, links: str, where: str, done: int) -> GoldText:
+    source, _, target = (part.strip() for part in line.partition(BETWEEN))
+    if not source or not target or BETWEEN in target:
+        raise ValueError(f"write source {BETWEEN} target")
+    require_short(source)
+    require_short(target)
+    words, target_words = words_of(source), words_of(target)
+    pairs = []
+    linked = links.split()
+    if len(linked) > MOST_PAIRS:
+        raise ValueError(f"it has {len(linked):,} links, and a text may have {MOST_PAIRS:,}")
+    for link in linked:
+        match = LINK.fullmatch(link)
+        if match is None:
+            raise ValueError(f"{link[:20]!r} is no link: write 0-0, or 0?0 for a possible one")
+        one, other = int(match[1]), int(match[3])
+        if one >= len(words) or other >= len(target_words):
+            raise ValueError(
+                f"the link {link} is outside of {len(words):,} source and {len(target_words):,} target words"
+            )
+        pairs.append(Pair((other,), (one,), ALIGNED, match[2] == "-"))
+    return GoldText(where, source, words, tuple(pairs), done, target, target_words)
+
+
+def read_gold(path: Path, *, alignments: Path | None = None, coreference: bool = False) -> GoldFile:
+    """The questions of a file: ``.conllu``, ``.jsonl``, or texts with ``alignments``.
+
+    Raises ``InputError`` for what is none of these.
+    """
+    for file in (path, alignments):
+        if file is not None and not file.is_file():
+            raise InputError(f"no such file: {file}")
+    if alignments is not None:
+        return Pharaoh(path, ("target → source",), True, alignments)
+    kind = path.suffix.lower()
+    if coreference and kind != ".conllu":
+        raise InputError(f"{path} has no Entity column: coreference is read from a .conllu file")
+    if kind == ".conllu":
+        if coreference:
+            return Conllu(path, ("later → earlier", "earlier → later"), coreference=True)
+        return Conllu(path, ("dep → head", "head → dep"))
+    if kind in (".jsonl", ".ndjson"):
+        return JsonLines(path)
+    raise InputError(
+        f"cannot tell what questions {path} holds: give a .conllu or .jsonl file, or lines of "
+        "'source ||| target' with --alignments FILE"
+    )
+
+
+__all__ = ["GoldFile", "GoldText", "Pair", "read_gold"]

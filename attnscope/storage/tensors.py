@@ -1,0 +1,305 @@
+"""How attention lies in a file of arrays: which array is which layer, and what its rows and columns are.
+
+Every layer is one array ``[head, query, key]`` named by its kind and number, ``encoder.05``. Where the
+mask closed anything, ``encoder.05.allowed`` (bool, ``[head or 1, query, key]``) tells what it left open.
+One description in JSON says the rest::
+
+    {"format": 1, "title": ..., "notes": [...],
+     "axes": [{"queries": [place, ...], "keys": [place, ...]}, ...],
+     "layers": [{"kind": "encoder", "layer": 5, "array": "encoder.05", "axes": 0}, ...]}
+
+A place is ``[text, first token, token after its last, special, word, id]``: ``word`` is ``[segment,
+number]`` for a piece of a word, ``id`` a single token's number in the vocabulary, both else null.
+Layers with the same labels share one entry of ``axes``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.axes import Array, Place, Weights
+from attnscope.errors import AttnscopeError, InputError, first_line
+from attnscope.limits import UNNOTICED, require
+from attnscope.storage.files import name_other
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Layers = Iterable[tuple[int, Weights]]
+
+FORMAT = 1
+LONGEST = 1 << 20
+"""Rows or columns that a file may have, and tokens."""
+
+FARTHEST = 1 << 31
+"""The largest number of a token, or in the vocabulary, that may stand in a description."""
+
+DESCRIPTION = "attnscope"
+"""The name of the description among the arrays, or in a file's metadata."""
+
+
+@dataclass(eq=False)
+class Description:
+    """What a file says about its arrays; it grows while layers are written."""
+
+    title: str = ""
+    notes: tuple[str, ...] = ()
+    axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, kind: str, layer: int, weights: Weights) -> str:
+        """Describe one layer; return the name of its array."""
+        name = f"{kind}.{layer:02}"
+        axes = self.axes.setdefault((weights.queries, weights.keys), len(self.axes))
+        self.layers.append({"kind": kind, "layer": layer, "array": name, "axes": axes})
+        return name
+
+    def content(self) -> dict[str, Any]:
+        """The description as it stands in a file."""
+        axes = [{"queries": _store_axis(queries), "keys": _store_axis(keys)} for queries, keys in self.axes]
+        notes = list(self.notes)
+        return {"format": FORMAT, "title": self.title, "notes": notes, "axes": axes, "layers": self.layers}
+
+    def text(self) -> str:
+        """The description as JSON."""
+        return json.dumps(self.content(), ensure_ascii=False)
+
+    def tokens(self) -> list[str] | None:
+        """The texts of the keys, where all layers have the same."""
+        keys = {keys for _, keys in self.axes}
+        return [place.text for place in next(iter(keys))] if len(keys) == 1 else None
+
+
+def each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights]]:
+    """All layers of all kinds; asks for one at a time."""
+    for kind, layers in kinds.items():
+        for layer, weights in layers:
+            if weights.values.ndim != 3:
+                raise ValueError(f"a file holds heads [head, query, key], not {weights.values.shape}")
+            yield kind, layer, weights
+
+
+def _store_axis(axis: tuple[Place, ...]) -> list[list[Any]]:
+    return [
+        [place.text, place.start, place.stop, place.special, place.word and list(place.word), place.id]
+        for place in axis
+    ]
+
+
+def restore_axis(stored: Any) -> tuple[Place, ...]:
+    """The places of an axis from a description. Raises ``ValueError`` where it is none."""
+    if not isinstance(stored, list) or len(stored) > LONGEST:
+        raise ValueError(f"an axis is a list of at most {LONGEST:,} places")
+    return tuple(_restore_place(place) for place in stored)
+
+
+def _restore_place(stored: Any) -> Place:
+    match stored:
+        case [str(text), int(start), int(stop), bool(special), None | [int(), int()] as word, number]:
+            if 0 <= start < stop <= FARTHEST and (number is None or is_number(number)):
+                pooled = word is None and stop - start > 1  # pieces merged into a word still name it
+                return Place(text, start, stop, special, word and (word[0], word[1]), pooled, number)
+    raise ValueError(f"a row or column is described by {str(stored)[:60]!r}, not by its text and tokens")
+
+
+def is_number(value: Any, most: int = FARTHEST) -> bool:
+    """Whether a value of JSON is a whole number up to ``most``, with either sign."""
+    return type(value) is int and -most <= value <= most
+
+
+COPIES = 3
+"""How often the weights lie in memory while a picture is made of them."""
+
+PARSED = 10
+"""Bytes that a byte of JSON takes once it is read, about."""
+
+PACKED = 100
+"""How many bytes a byte of a large file may unpack to: weights pack 20 to 1 at best, a bomb 1,000 to 1."""
+
+PICKLED = b"\x80"
+"""What a pickle begins with."""
+
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
+    """The arrays of a file by name, in the machine's own byte order, and the description of one saved here.
+
+    Raises ``ValueError``, or another exception of a damaged file, ``SizeError`` for one that would not fit.
+    """
+    arrays, description = READERS[path.suffix.lower()](path)
+    if description is not None and not isinstance(description, dict):
+        raise ValueError("its description is none")
+    return {name: _to_native(array) for name, array in arrays.items()}, description
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Named tensors from a ``.safetensors``, ``.npz`` or ``.pt`` file; pickled objects are refused.
+
+    Raises ``InputError``, and ``SizeError`` for a file that would not fit the memory that is free.
+    """
+    import torch
+
+    try:
+        other = name_other(path)
+        if other is not None:
+            raise InputError(f"{path} is {other}, not a file")
+        if path.suffix == ".safetensors":
+            return read_safetensors(path)[0]
+        if path.suffix == ".npz":
+            arrays, _ = read_arrays(path)
+            return {name.removeprefix("arr_"): torch.from_numpy(array) for name, array in arrays.items()}
+        if path.suffix in (".pt", ".pth"):
+            return _read_torch(path)
+    except AttnscopeError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except Exception as error:  # three formats, each with exceptions of its own for a damaged file
+        raise InputError(f"{path} cannot be read: {first_line(error)}") from error
+    raise InputError(f"{path} is no tensor file: its name must end in .safetensors, .npz or .pt")
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file and its metadata.
+
+    Raises ``ValueError`` for a damaged file, ``OSError`` for one that cannot be read, ``SizeError``.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    _require(path.stat().st_size, path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no mapping
+            return tensors, file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    import torch
+
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            _require(sum(member.file_size for member in archive.infolist()), path)
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    entries = loaded if isinstance(loaded, (tuple, list)) else [loaded]
+    named = loaded if isinstance(loaded, dict) else dict(enumerate(entries))
+    if not all(isinstance(tensor, torch.Tensor) for tensor in named.values()):
+        raise InputError(f"{path} holds something else than tensors: save a dictionary of tensors")
+    _require(sum(tensor.numel() * tensor.element_size() for tensor in named.values()), path)
+    return {str(name): tensor for name, tensor in named.items()}
+
+
+def _read_npz(path: Path) -> tuple[dict[str, Array], Any]:
+    sizes = 0
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                sizes += _claimed_size(file, member.filename, member.file_size)
+    _require(sizes, path)
+    with np.load(path, allow_pickle=False) as members:
+        arrays = {name: members[name] for name in members.files}
+    text = arrays.pop(DESCRIPTION, None)
+    return arrays, None if text is None else _parse(str(text))
+
+
+def _read_npy(path: Path) -> tuple[dict[str, Array], None]:
+    with path.open("rb") as file:
+        _require(_claimed_size(file, path.name, path.stat().st_size), path)
+    return {path.stem: np.load(path, allow_pickle=False)}, None
+
+
+def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
+    """The bytes that an array's header claims, if the file of ``size`` bytes has as many."""
+    pickled = file.read(1) == PICKLED
+    file.seek(0)
+    version = None if pickled else np.lib.format.read_magic(file)
+    if version is not None and version not in HEADERS:
+        raise ValueError(f"{name} is in version {version[0]}.{version[1]} of the format, not 1.0 or 2.0")
+    shape, _, dtype = ((), False, np.dtype(object)) if version is None else HEADERS[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects, which could run code; save plain arrays instead")
+    claimed = math.prod(shape) * dtype.itemsize
+    if claimed != size - file.tell():
+        raise ValueError(f"{name} claims {claimed:,} bytes of weights and has {size - file.tell():,}")
+    return claimed
+
+
+def _require(size: int, path: Path) -> None:
+    """Refuse a file that would not fit the memory that is free, or that was packed to fill it."""
+    require(COPIES * size, f"what {path.name} holds", "save fewer layers into a file")
+    packed = path.stat().st_size
+    if size > max(UNNOTICED, PACKED * packed):
+        raise ValueError(f"its {packed:,} bytes unpack to {size:,}: save the arrays without compression")
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Array], Any]:
+    import torch
+
+    tensors, metadata = read_safetensors(path)
+    narrow = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # which NumPy has not
+    arrays = {name: (t.float() if t.dtype in narrow else t).numpy() for name, t in tensors.items()}
+    return arrays, _parse(metadata[DESCRIPTION]) if DESCRIPTION in metadata else None
+
+
+def _read_json(path: Path) -> tuple[dict[str, Array], Any]:
+    require(PARSED * path.stat().st_size, f"what {path.name} holds", "save the weights as .npz instead")
+    content = _parse(path.read_bytes().decode("utf-8-sig"))
+    if isinstance(content, dict) and isinstance(content.get("weights"), dict) and "format" in content:
+        weights = {name: _to_array(name, nested) for name, nested in content.pop("weights").items()}
+        masks = {f"{name}.allowed": np.isfinite(values) for name, values in weights.items()}
+        return {name: np.nan_to_num(values) for name, values in weights.items()} | masks, content
+    if not isinstance(content, dict):
+        layered = isinstance(content, list) and _depth(content) >= 4
+        content = dict(enumerate(content)) if layered else {path.stem: content}
+    return {str(name): _to_array(str(name), nested) for name, nested in content.items()}, None
+
+
+def _depth(nested: Any) -> int:
+    depth = 0
+    while isinstance(nested, list) and nested:
+        depth, nested = depth + 1, nested[0]
+    return depth
+
+
+def _to_array(name: str, nested: Any) -> Array:
+    """Nested lists as an array of numbers, ``null`` as NaN; or of texts, for tokens."""
+    try:
+        if name == "tokens":  # objects: an array of texts would give each the room of the longest
+            return np.array([str(text) for text in nested], object)
+        return np.array(nested, np.float64)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"{name} is no array of numbers") from None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its lists are nested too deep") from None
+
+
+def _to_native(array: Array) -> Array:
+    """The same numbers in the byte order of this machine, and in 64 bits at most, as torch has them."""
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+READERS: Mapping[str, Callable[[Path], tuple[dict[str, Array], Any]]] = {
+    ".npz": _read_npz,
+    ".npy": _read_npy,
+    ".safetensors": _read_safetensors,
+    ".json": _read_json,
+}
+"""What reads a file, by its suffix."""

@@ -1,0 +1,173 @@
+"""How a measure changes along the text: a curve a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnscope.axes import Array
+from attnscope.text import clean
+from attnscope.views.focus import FULL_BARS
+from attnscope.views.heads import HeadMap
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A head's averages over one run of rows after the other; ``None`` where no row of a run counts."""
+
+    head: str
+    values: tuple[float | None, ...]
+    baseline: tuple[float | None, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean over the runs that have one."""
+        known = [value for value in self.values if value is not None]
+        return sum(known) / len(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """One measure of several heads, best first; run ``i`` begins at row ``edges[i]``."""
+
+    measure: str
+    unit: str
+    edges: tuple[int, ...]
+    curves: tuple[Curve, ...]
+    title: str = ""
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def top(self) -> float:
+        """What a mark of full height stands for: a round share that holds all, or the largest figure."""
+        known = [abs(value) for value in self._known]
+        most = max(known, default=0.0) or 1.0
+        return next((step for step in FULL_BARS if self.unit == "share" and most <= step), most)
+
+    @property
+    def least(self) -> float:
+        """The smallest figure."""
+        return min(self._known, default=0.0)
+
+    @property
+    def _known(self) -> list[float]:
+        lines = [curve.values for curve in self.curves] + [self.curves[0].baseline]
+        return [value for line in lines for value in line if value is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One order of the tokens: the probability of the prediction after each step, and the means of it.
+
+    ``first`` are the tokens that stand first, none of a mean of several orders; the errors are those of such
+    a mean.
+    """
+
+    name: str
+    first: tuple[str, ...]
+    deletion: tuple[float, ...]
+    insertion: tuple[float, ...]
+    deletion_area: float
+    insertion_area: float
+    deletion_error: float = 0.0
+    insertion_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Faithful:
+    """Orders by several methods, the best first; ``taken`` is how many tokens each step has taken away."""
+
+    taken: tuple[int, ...]
+    ranked: tuple[Ranked, ...]
+    random: Ranked
+    alone: Ranked
+    title: str = ""
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> float:
+        """The probability with all tokens, of which areas are shown as shares."""
+        return self.random.deletion[0] or 1.0
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """A line for each label, made up of a share for each part."""
+
+    parts: tuple[str, ...]
+    labels: tuple[str, ...]
+    shares: Array  # [label, part]
+    title: str = ""
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """A letter for each part."""
+        return tuple(LETTERS[part % len(LETTERS)] for part in range(len(self.parts)))
+
+    @property
+    def tones(self) -> tuple[float, ...]:
+        """A place on the colour map for each part, 0 to 1, neighbours far apart."""
+        count = len(self.parts)
+        order = [(part * 5) % count if count % 5 else part for part in range(count)]
+        return tuple(0.15 + 0.75 * place / max(1, count - 1) for place in order)
+
+    @property
+    def legend(self) -> str:
+        """Which letter is which part, and its mean share."""
+        named = zip(self.letters, self.parts, self.shares.mean(0).tolist(), strict=True)
+        return " · ".join(f"{letter} {clean(name)} {mean:.2f}" for letter, name, mean in named)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One of the numbers that are added."""
+
+    label: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The words that a head's output raises and lowers most, each with how far."""
+
+    label: str
+    raised: tuple[Term, ...]
+    lowered: tuple[Term, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What a number is the sum of: in a few groups, and the largest terms one by one.
+
+    ``groups`` sum to ``total``, and so do ``largest`` and ``rest``. ``marked`` is the label of the term that
+    was asked for. ``heads`` is the map of all heads, which a picture has beside the bars.
+    """
+
+    groups: tuple[Term, ...]
+    total: Term
+    largest: tuple[Term, ...]
+    rest: Term | None = None
+    moved: tuple[Moved, ...] = ()
+    marked: str | None = None
+    heads: HeadMap | None = None
+    title: str = ""
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def blocks(self) -> tuple[tuple[Term, ...], ...]:
+        """The groups with their sum, and the largest terms with the rest."""
+        return (*self.groups, self.total), (*self.largest, *(() if self.rest is None else (self.rest,)))
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """How far the bars go below zero, and above it; 1 in all where there is none."""
+        values = [term.value for block in self.blocks for term in block]
+        low, high = max(0.0, -min(values, default=0.0)), max(0.0, max(values, default=0.0))
+        return (low, high) if low + high else (0.0, 1.0)

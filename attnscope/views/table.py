@@ -1,0 +1,36 @@
+"""A table: named columns, a row a line, what is said above and below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Cell: TypeAlias = "str | tuple[tuple[str, str], ...]"
+"""A text, or pieces of one, each with its style: ``bold``, ``dim``, or none."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name, whether it stands on the right, and what becomes of texts that are too long."""
+
+    name: str
+    right: bool = False
+    long: str = "wrap"  # wrap | keep | cut
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under the names of their columns.
+
+    ``gap`` is the number of spaces between columns; with ``edge`` they stand behind the last one, too.
+    ``dim`` are the numbers of rows that recede.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    title: str = ""
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+    gap: int = 2
+    edge: bool = False
+    dim: frozenset[int] = frozenset()

@@ -1,0 +1,220 @@
+"""An audit names the modules that mix tokens past the attention that is shown, and no others."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from attnscope.errors import InputError
+from attnscope.models import ModelInput, load
+from attnscope.questions.audit import audit
+from tests.capture.hooks.test_aten import CALLS, Direct
+from tests.capture.hooks.test_flex import Flexible, is_past
+from tests.capture.lineage import test_pieces, test_standing
+from tests.capture.tiny import FAMILIES, inputs
+from tests.models.folders import gpt2
+from tests.questions.audit.tiny import IDS, SIZES, Bare, audited, missing
+
+
+def all_through(calls):
+    return (f"all mixing between tokens goes through the attention that is shown: {calls} attention calls",)
+
+
+def of_family(name):
+    tiny = FAMILIES[name]
+    fields = inputs(tiny.inputs)
+    fields.pop("attention_mask", None)
+    return audited(tiny.build(), **fields)
+
+
+def test_a_model_that_mixes_by_attention_alone_is_said_to():
+    for name in ("bert", "gpt2", "mistral", "gpt-oss", "deberta-v2", "albert"):
+        seen = of_family(name)
+        assert seen.complete, (name, seen.sentences)
+        assert seen.sentences == all_through(len(seen.sites))
+
+
+def test_encoder_and_decoder_are_audited_together():
+    assert of_family("t5").sentences == all_through(6)
+
+
+def test_patches_of_a_picture_are_tokens():
+    assert of_family("vit").sentences == all_through(2)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "deberta-v2", "vit"])
+@pytest.mark.slow
+def test_one_layer_that_the_capture_misses_is_named_exactly(name):
+    sites = of_family(name).sites
+    for site in (sites[0], sites[-1]):
+        with missing(site.name):
+            seen = of_family(name)
+        assert [mixer.path for mixer in seen.mixers] == [site.name]
+        assert seen.sentences[-1] == f"1 of {len(sites)} attention calls were not captured"
+
+
+def test_convolutions_beside_attention_are_named_and_their_layers():
+    seen = audited(hf.ConvBertModel(hf.ConvBertConfig(**SIZES, embedding_size=32)))
+    assert len(seen.sites) == 3
+    assert (
+        "layers 0-2, encoder.layer.*.attention.self.key_conv_attn_layer (SeparableConv1D), "
+        "mix tokens by a convolution as well"
+    ) in seen.sentences
+    assert {mixer.layer for mixer in seen.mixers} == {0, 1, 2}
+
+
+def test_state_space_layers_of_a_hybrid_are_named_once():
+    config = hf.JambaConfig(
+        **SIZES,
+        num_key_value_heads=2,
+        num_experts=2,
+        use_mamba_kernels=False,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        mamba_d_state=8,
+    )
+    seen = audited(hf.JambaModel(config))
+    assert [site.layer for site in seen.sites] == [1]
+    assert seen.sentences == (
+        "layers 0, 2, layers.*.mamba (JambaMambaMixer), mix tokens by a state-space model as well",
+    )
+
+
+def test_a_model_without_attention_is_audited_too():
+    config = hf.FNetConfig(hidden_size=32, num_hidden_layers=3, intermediate_size=64, vocab_size=99)
+    seen = audited(hf.FNetModel(config))
+    assert seen.sites == ()
+    assert [mixer.path for mixer in seen.mixers] == [f"encoder.layer.{n}.fourier.self" for n in range(3)]
+
+
+class Pooling(nn.Module):
+    """Attention, and the mean of all tokens; in a module of its own or not."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(99, 16)
+        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.recur = nn.GRU(16, 16, batch_first=True)
+        self.apart = apart
+
+    def forward(self, ids):
+        states = self.embed(ids)
+        states = states + self.attend(states, states, states)[0]
+        return self.recur(states)[0] if self.apart else states.mean(1)
+
+
+def test_a_recurrence_and_a_pooling_behind_attention_are_named():
+    assert audited(Pooling(True), IDS).sentences == ("recur (GRU) mixes tokens by a recurrence as well",)
+    assert audited(Pooling(False), IDS).sentences == (
+        "the model itself (Pooling) mixes tokens by pooling as well",
+    )
+
+
+class Latents(nn.Module):
+    """Learned queries that look at a text and then, unseen by any capture, at each other."""
+
+    def __init__(self, mixes: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(99, 16)
+        self.queries = nn.Parameter(torch.randn(5, 16))
+        self.read = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.layer = nn.Linear(5, 5) if mixes else nn.Linear(16, 16)
+        self.mixes = mixes
+
+    def forward(self, ids):
+        states = self.embed(ids)
+        latents = self.read(self.queries.expand(len(ids), -1, -1), states, states)[0]
+        return self.layer(latents.mT).mT if self.mixes else self.layer(latents)
+
+
+def test_what_mixes_learned_queries_is_named():
+    assert audited(Latents(False), IDS).complete
+    seen = audited(Latents(True), IDS)
+    assert [mixer.path for mixer in seen.mixers] == ["layer"]
+
+
+@pytest.mark.parametrize("way", test_standing.INSIDE[::3], ids=lambda way: way.__name__)
+def test_what_mixes_inside_of_each_token_mixes_no_tokens(way, monkeypatch):
+    monkeypatch.setattr(test_standing, "COUNT", 8)  # and so tokens, enough to be changed
+    torch.manual_seed(0)
+    assert audited(test_standing.Model(way).eval(), torch.randn(1, 8, test_standing.SIZE)).complete
+
+
+def test_queries_that_choose_among_the_streams_of_their_own_token_are_not_moved_by_hand():
+    class Streams(nn.Module):
+        """Each token asks its own states of two layers, behind attention over the tokens."""
+
+        def __init__(self):
+            super().__init__()
+            self.attend, self.layers = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(16, 16)
+            self.choose = Choose()
+
+        def forward(self, states):
+            return states + self.choose(states, self.layers(self.attend(states, states, states)[0]))
+
+    class Choose(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key = nn.Parameter(torch.randn(1, 16)), nn.Linear(16, 16)
+
+        def forward(self, *layers):
+            states = torch.stack(layers, 2)  # [text, token, layer, feature]
+            query = self.query.expand(*states.shape[:2], 1, -1)
+            return nn.functional.scaled_dot_product_attention(query, self.key(states), states)[:, :, 0]
+
+    torch.manual_seed(0)
+    seen = audited(Streams().eval(), torch.randn(1, 9, 16))
+    assert seen.complete
+    assert [site.name for site in seen.sites] == ["attend"]
+
+
+def test_attention_from_channel_to_channel_is_not_shown_and_so_mixes():
+    layer = test_pieces.BetweenChannels(None, "softmax")
+    seen = audited(nn.Sequential(layer), torch.randn(1, test_pieces.COUNT, test_pieces.SIZE))
+    assert seen.sentences == (
+        "layer 0, * (BetweenChannels), mixes tokens by attention from channel to channel as well",
+    )
+
+
+def test_states_as_numbers_are_audited_like_ids():
+    class Neighbours(nn.Module):
+        def forward(self, states):
+            return states + states.roll(1, 1)
+
+    states = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(0))
+    assert audited(nn.Sequential(nn.Linear(16, 16)), states).complete
+    assert [mixer.path for mixer in audited(nn.Sequential(Neighbours()), states).mixers] == ["0"]
+
+
+def test_nothing_is_left_on_the_model_and_its_outputs_are_as_before():
+    model = FAMILIES["bert"].build()
+    with torch.inference_mode():
+        before = model(IDS).last_hidden_state
+        audited(model)
+        assert torch.equal(model(IDS).last_hidden_state, before)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_input_without_tokens_is_refused():
+    with pytest.raises(InputError, match="a text of some tokens"):
+        audit(Bare(nn.Linear(3, 3)), ModelInput({"x": torch.ones(1, 3)}, {}, ()))
+
+
+def test_a_recorded_pass_is_refused(tmp_path):
+    model = load(gpt2(tmp_path), generative=True)
+    with pytest.raises(InputError, match="give a text, not a pass that was recorded"):
+        audit(model, model.generate(model.prepare("The cat"), 2))
+
+
+@pytest.mark.parametrize("name", ["own", "own-causal"])
+def test_own_models_mix_by_attention_alone(name):
+    model = load(name)
+    assert audit(model, model.prepare("The cat sat on the mat because it was tired.")).complete
+
+
+@pytest.mark.parametrize(
+    "module", [Flexible(is_open=is_past), Direct(CALLS["flash"])], ids=["flex_attention", "aten"]
+)
+def test_kernels_that_modules_call_themselves_are_held(module):
+    seen = audited(nn.Sequential(module).eval(), torch.randn(1, 7, 16))
+    assert (len(seen.sites), seen.complete) == (1, True)

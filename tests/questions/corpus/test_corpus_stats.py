@@ -1,0 +1,219 @@
+"""Figures over a corpus are those of its texts one by one, however the run was batched, stopped or shared."""
+
+import json
+import math
+
+import pytest
+
+from attnscope.errors import InputError, SelectionError
+from attnscope.measures import Measurement
+from attnscope.models import load
+from attnscope.questions.corpus import CorpusRun
+from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.selection import Selection
+from attnscope.storage.corpus import Listed, read_corpus
+from tests.models.folders import gpt2, t5
+
+TEXTS = [
+    "The cat sat on the mat because it was tired.",
+    "It slept.",
+    "The dog sat on the rug because it was bored, and it barked!",
+    "She slept.",
+    "Who saw the dog on the mat? Nobody did.",
+    "The cat saw the dog because it was awake.",
+    "Then they all went home, and the cat sat on the mat again.",
+] * 3
+
+
+def one_by_one(model, texts):
+    """A pass a text, added up."""
+    measured = Measurement()
+    for text in texts:
+        model.run(model.prepare(text, truncate=True), [measured])
+    return measured.figures()
+
+
+def assert_same(found, expected, within=1e-6):
+    assert [(head.site.layer, head.site.kind, head.head) for head in found] == [
+        (head.site.layer, head.site.kind, head.head) for head in expected
+    ]
+    for one, other in zip(found, expected, strict=True):
+        assert one.figures.keys() == other.figures.keys()
+        for name, figure in other.figures.items():
+            mine = one.figures[name]
+            assert (mine.rows, mine.texts) == (figure.rows, figure.texts), name
+            assert mine.value == pytest.approx(figure.value, rel=within, abs=within), name
+            assert mine.baseline == pytest.approx(figure.baseline, rel=1e-12, abs=1e-12), name
+            assert mine.error == (figure.error and pytest.approx(figure.error, rel=1e-3, abs=within)), name
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load("own")
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", 4)
+
+
+@pytest.mark.parametrize("make", [lambda folder: "own", gpt2, t5], ids=["own", "gpt2", "t5"])
+def test_every_figure_is_that_of_the_texts_one_by_one(tmp_path, make):
+    model = load(make(tmp_path))
+    seen = corpus_stats(model, Listed(TEXTS), run=CorpusRun(truncate=True))
+    assert_same(seen.heads, one_by_one(model, TEXTS))
+    assert f"{len(TEXTS)} texts, " in seen.title
+
+
+def test_the_standard_error_is_that_of_a_ratio_over_texts(model):
+    seen = corpus_stats(model, Listed(TEXTS), Selection(layers=(0,)))
+    sums = []
+    for text in TEXTS:
+        (head,) = (head for head in one_by_one(model, [text]) if head.name == "L0H3")
+        figure = head.figures["entropy"]
+        sums.append((figure.value * figure.rows, figure.rows))
+    ratio = sum(value for value, _ in sums) / sum(rows for _, rows in sums)
+    squares = sum((value - ratio * rows) ** 2 for value, rows in sums)
+    error = math.sqrt(len(sums) / (len(sums) - 1) * squares) / sum(rows for _, rows in sums)
+    (found,) = (head for head in seen.heads if head.name == "L0H3")
+    assert found.figures["entropy"].error == pytest.approx(error, rel=1e-4)
+
+
+def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
+    model = load(gpt2(tmp_path, n_positions=600, n_layer=1))
+    texts = [" ".join([text] * 60) for text in TEXTS[:3]]
+    seen = corpus_stats(model, Listed(texts), run=CorpusRun(truncate=True))
+    assert "2 of 2 calls ran as a fused pass" in seen.ran  # two texts of 600 tokens, and a shorter one
+    beside = corpus_stats(model, Listed(texts), run=CorpusRun(truncate=True), exact_kernel=True)
+    assert "beside the kernel" in beside.ran
+    assert_same(seen.heads, beside.heads, within=1e-5)
+    assert_same(beside.heads, one_by_one(model, texts))
+
+
+def test_windows_change_nothing(model, small_windows):
+    assert_same(corpus_stats(model, Listed(TEXTS)).heads, one_by_one(model, TEXTS))
+
+
+def stopped_after(model, corpus, file, texts):
+    """A run that ends in the middle of a window."""
+
+    def stop(progress):
+        if progress.texts >= texts:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        corpus_stats(model, corpus, run=CorpusRun(checkpoint=file, watch=stop))
+
+
+def test_a_stopped_run_goes_on_to_the_very_same_bits(model, small_windows, tmp_path):
+    file = tmp_path / "sums.json"
+    whole = corpus_stats(model, Listed(TEXTS))
+    stopped_after(model, Listed(TEXTS), file, 10)
+    kept = json.loads(file.read_text())["state"]["progress"]
+    assert kept["texts"] == 8
+    passes = []
+    seen = corpus_stats(
+        model, Listed(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: passes.append(now.texts))
+    )
+    assert min(passes) > 8
+    assert seen.heads == whole.heads
+    assert (seen.title, seen.ran, seen.notes) == (whole.title, whole.ran, whole.notes)
+
+
+def test_a_finished_run_answers_from_its_checkpoint_without_a_pass(model, small_windows, tmp_path):
+    file = tmp_path / "sums.json"
+    seen = corpus_stats(model, Listed(TEXTS), run=CorpusRun(checkpoint=file))
+    again = corpus_stats(
+        model, Listed(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: pytest.fail("a pass ran"))
+    )
+    assert again.heads == seen.heads
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model": "own-causal"}, "another model:"),
+        ({"texts": TEXTS[1:]}, "another corpus:"),
+        ({"names": ("entropy",)}, "another set of measures:"),
+        ({"selection": Selection(layers=(1,))}, "another selection of heads:"),
+        ({"limit": 5}, "another limit:"),
+        ({"exact_kernel": True, "limit": 5}, "another limit and kernel:"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(model, tmp_path, change, sentence):
+    file = tmp_path / "sums.json"
+    corpus_stats(model, Listed(TEXTS[:4]), run=CorpusRun(checkpoint=file))
+    other = load(change.pop("model")) if "model" in change else model
+    texts = change.pop("texts", TEXTS[:4])
+    run = CorpusRun(checkpoint=file, limit=change.pop("limit", None))
+    with pytest.raises(InputError, match=f"belongs to a run with {sentence}"):
+        corpus_stats(other, Listed(texts), run=run, **change)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"attnscope checkpoint": 9}'])
+def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
+    file = tmp_path / "sums.json"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="is no checkpoint of attnscope"):
+        corpus_stats(model, Listed(TEXTS[:2]), run=CorpusRun(checkpoint=file))
+    assert file.read_bytes() == content
+
+
+def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(model, tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": text}) for text in (TEXTS[0], "too long " * 600, TEXTS[1])]
+    path.write_text("\n".join([lines[0], "oops", *lines[1:]]), "utf-8")
+    said = []
+    seen = corpus_stats(model, read_corpus(path), run=CorpusRun(report=said.append))
+    assert [sentence.split(":")[0] for sentence in said] == ["line 2", "line 3"]
+    assert "reads at most 512" in said[1]
+    assert "2 texts could not be read: line 2, line 3" in seen.notes
+    assert_same(seen.heads, one_by_one(model, TEXTS[:2]))
+    with pytest.raises(InputError, match="line 2: it is no JSON"):
+        corpus_stats(model, read_corpus(path), run=CorpusRun(strict=True))
+
+
+def test_texts_that_were_cut_are_counted_and_what_a_model_says_is_said_once(model, tmp_path):
+    texts = [TEXTS[0], "too long " * 600, "far too long " * 600]
+    assert (
+        "2 texts were cut at the limit of tokens"
+        in corpus_stats(model, Listed(texts), run=CorpusRun(truncate=True)).notes
+    )
+    both = load(t5(tmp_path))
+    notes = corpus_stats(both, Listed(TEXTS[:3])).notes
+    assert sum("the decoder reads the text itself" in note for note in notes) == 1
+
+
+def test_unknown_tokens_are_counted_over_all_texts(model):
+    texts = ["A ☃ sat.", "Two ☃ and a ☃ slept there.", "No snow."]
+    seen = corpus_stats(model, Listed(texts))
+    read = [model.prepare(text) for text in texts]
+    unknown = sum("[UNK]" in token.text for one in read for token in one.tokens)
+    total = sum(len(one.tokens) for one in read)
+    assert unknown == 3
+    assert [note for note in seen.notes if "unknown" in note] == [
+        f"3 of {total} tokens are unknown to the vocabulary: [UNK]"
+    ]
+
+
+@pytest.mark.parametrize("asked", [{"importance": True}, {"ablation": "zero"}])
+def test_a_corpus_in_which_nothing_is_predicted_has_no_loss_and_says_so(tmp_path, asked):
+    both = load(t5(tmp_path), predicting=True)
+    with pytest.raises(InputError, match=r"the list holds nothing that .* predicts: give longer texts, or"):
+        corpus_stats(both, Listed(TEXTS[:2]), **asked)
+
+
+def test_a_limit_stops_after_so_many_texts(model):
+    assert_same(
+        corpus_stats(model, Listed(TEXTS), run=CorpusRun(limit=5)).heads, one_by_one(model, TEXTS[:5])
+    )
+
+
+def test_a_corpus_without_a_readable_text_says_so(model):
+    with pytest.raises(InputError, match="the list holds no text that own can read"):
+        corpus_stats(model, Listed([" ", ""]))
+
+
+def test_a_layer_that_does_not_exist_is_met_with_those_that_do(model):
+    with pytest.raises(SelectionError, match="no layer 9: this model has layers 0-3"):
+        corpus_stats(model, Listed(TEXTS), Selection(layers=(9,)))

@@ -1,0 +1,239 @@
+"""Deletion and insertion: on a model whose prediction hangs on one known token, and by hand."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from attnscope.models import load
+from attnscope.models.module import ModuleModel
+from attnscope.questions.faithful import (
+    compare_heads,
+    compare_methods,
+    measure_orders,
+    open_deletion,
+    rank_tokens,
+    rows_of_prediction,
+)
+from attnscope.questions.selection import Selection
+from tests.models.folders import gpt2, minilm, save, t5
+from tests.models.images import VIT, WHOLE, picture, save_images
+
+TEXT = "The small cat sat on the mat."
+
+
+class OneToken(nn.Module):
+    """Two layers of one head: every row looks hard at "cat", which alone raises the score of "mat"."""
+
+    def __init__(self):
+        super().__init__()
+        self.reader = load("own").reader
+        vocabulary = self.reader.tokenizer.get_vocab_size()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(vocabulary, 8)
+        nn.init.normal_(self.embedding.weight, std=1e-3)
+        self.cat = self.reader.tokenizer.token_to_id("cat")
+        with torch.no_grad():
+            self.embedding.weight[self.cat, 0] = 1.0
+        self.out = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
+        for each in self.out:
+            nn.init.eye_(each.weight)
+        self.query = nn.Linear(8, 8)
+        nn.init.normal_(self.query.weight, std=1e-3)
+        with torch.no_grad():
+            self.query.bias.copy_(torch.tensor([3.0] + [0.0] * 7))
+        self.head = nn.Linear(8, vocabulary, bias=False)
+        nn.init.zeros_(self.head.weight)
+        with torch.no_grad():
+            self.head.weight[self.reader.tokenizer.token_to_id("mat"), 0] = 12.0
+
+    def forward(self, ids):
+        states = self.embedding(ids)  # [batch, token, width]
+        for out in self.out:
+            scores = self.query(states)[:, None] @ states[:, None].mT  # [batch, 1, query, key]
+            mixed = torch.softmax(scores, -1) @ states[:, None]
+            states = states + out(mixed[:, 0])
+        return self.head(states)
+
+
+@pytest.fixture(scope="module")
+def one_token():
+    model = ModuleModel("one", OneToken(), load("own").reader)
+    return model, model.prepare(TEXT)
+
+
+@pytest.fixture(scope="module")
+def compared(one_token):
+    return compare_methods(*one_token, "mat")
+
+
+def test_the_methods_that_find_the_known_token_rank_it_first_and_deletion_falls_at_once(compared):
+    found = {each.name: each for each in compared.ranked}
+    unfollowed = {"--weigh norm-residual", "--method alti"}  # no module is given the sum of its residual
+    assert len(found) == 7
+    assert {note.partition(":")[0] for note in compared.notes} >= unfollowed
+    for name in ("--weigh gradient", "--method relevance", "--weigh raw", "--method rollout"):
+        each = found[name]
+        assert each.first[0] == "cat 3"
+        whole, once, *rest = each.deletion
+        assert once < 0.1 * whole
+        assert max(rest) < 0.1 * whole
+        assert each.insertion[1] > 0.9 * whole
+        assert each.deletion_area == pytest.approx(
+            min(other.deletion_area for other in compared.ranked), rel=0.1
+        )
+    assert compared.alone.first[0] == "cat 3"
+
+
+def test_random_orders_fall_evenly_on_average_as_the_closed_form_says(one_token, compared):
+    """Of one token that counts among N, a share k / N of all orders has taken it away after k steps."""
+    model, prepared = one_token
+    deletion = open_deletion(model, prepared, "mat")
+    size = len(deletion.places)
+    with_it, without = (deletion.shares(np.array([[keep] * size]))[0] for keep in (True, False))
+    middle = (with_it + without) / 2
+    near = 4 * compared.random.deletion_error
+    assert 0 < near < 0.5 * with_it
+    assert compared.random.deletion_area == pytest.approx(middle, abs=near)
+    assert compared.random.insertion_area == pytest.approx(middle, abs=near)
+
+    small = open_deletion(model, model.prepare("A cat sat on it."), "mat")
+    every = np.array(list(permutations(range(len(small.places)))))
+    taken = np.arange(len(small.places) + 1)
+    curves = measure_orders(small, every, taken)
+    first, last = (small.shares(np.array([[keep] * (len(taken) - 1)]))[0] for keep in (True, False))
+    expected = first + (last - first) * taken / taken[-1]
+    np.testing.assert_allclose(curves.deletion.mean(0), expected, atol=0.02 * first)
+    np.testing.assert_allclose(curves.insertion.mean(0), expected[::-1], atol=0.02 * first)
+
+
+def test_an_order_is_measured_as_by_hand_with_mask_tokens():
+    model = load("own")
+    prepared = model.prepare("The [MASK] sat on the mat.")
+    deletion = open_deletion(model, prepared, None)
+    assert deletion.said == "a mask token stands in its place"
+    assert deletion.places == (1, 3, 4, 5, 6, 7)
+    order = np.array([[2, 0, 5, 1, 4, 3]])
+    ours = measure_orders(deletion, order, np.arange(7))
+    mask = model.reader.tokenizer.token_to_id("[MASK]")
+    whole = prepared.inputs["ids"]
+    for step in range(7):
+        for name, changed in (("deletion", order[0, :step]), ("insertion", order[0, step:])):
+            ids = whole.clone()
+            ids[0, [deletion.places[place] for place in changed]] = mask
+            with torch.no_grad():
+                logits = model.encoder.logits(model.encoder(**prepared.inputs | {"ids": ids}))[0, 2]
+            expected = float(logits.softmax(-1)[deletion.prediction.chosen])
+            assert getattr(ours, name)[0, step] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_causal_model_looks_at_no_token_that_was_taken_away(tmp_path):
+    model = load(gpt2(tmp_path), predicting=True)
+    deletion = open_deletion(model, model.prepare(TEXT), None)
+    last = len(deletion.prepared.tokens) - 1
+    assert deletion.said == "no other token can look at it"
+    assert last not in deletion.places
+    kept = np.ones((1, len(deletion.places)), bool)
+    kept[0, [1, 3]] = False
+    mask = torch.ones_like(deletion.prepared.inputs["input_ids"])
+    mask[0, [deletion.places[1], deletion.places[3]]] = 0
+    with torch.no_grad():
+        ids = deletion.prepared.inputs["input_ids"]
+        logits = model.writer(input_ids=ids, attention_mask=mask).logits[0, last]
+    expected = float(logits.softmax(-1)[deletion.prediction.chosen])
+    assert deletion.shares(kept)[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_patch_that_was_taken_away_is_grey(tmp_path):
+    network = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT))
+    model = load(save_images(tmp_path, network, "ViTImageProcessor", WHOLE), predicting=True)
+    prepared = model.prepare_image(picture(tmp_path / "cat.png"))
+    deletion = open_deletion(model, prepared, "1")
+    assert deletion.said == "its patch of the image is grey"
+    kept = np.ones((1, 16), bool)
+    kept[0, 6] = False  # the second row of patches, the third one
+    pixels = prepared.inputs["pixel_values"].clone()
+    pixels[:, :, 16:32, 32:48] = 0
+    with torch.no_grad():
+        expected = float(model.writer(pixel_values=pixels).logits[0].softmax(-1)[1])
+    assert deletion.shares(kept)[0] == pytest.approx(expected, rel=1e-4)
+    seen = compare_methods(model, prepared, "1")
+    assert len(seen.ranked) == 9
+    assert seen.ranked[0].first[0].count(",") == 1
+
+
+def test_rows_of_a_classifier_are_those_that_its_head_reads(tmp_path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm())
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = transformers.BertConfig(vocab_size=len(tokenizer), **sizes)
+    folder = save(tmp_path, transformers.BertForSequenceClassification(config), tokenizer)
+    model = load(folder, predicting=True)
+    prepared = model.prepare(TEXT)
+    counts = rows_of_prediction(model, prepared, None, None)
+    assert counts[0] == 1
+    assert not counts[1:].any()
+
+
+def test_heads_are_ranked_too_and_the_head_that_is_named_alone():
+    model = load("own-causal")
+    prepared = model.prepare("The cat sat on the mat because the")
+    seen = compare_heads(model, prepared, "norm", None, Selection(layers=(1,)))
+    assert {each.name for each in seen.ranked} == {"L1H0", "L1H1", "L1H2", "L1H3", "all heads"}
+    areas = [each.deletion_area for each in seen.ranked]
+    assert areas == sorted(areas)
+
+
+@pytest.fixture(scope="module")
+def translating(tmp_path_factory):
+    model = load(t5(tmp_path_factory.mktemp("t5")), predicting=True)
+    return model, model.prepare(TEXT, "A cat.")
+
+
+def test_of_an_encoder_decoder_the_tokens_of_the_encoder_are_hidden_and_the_decoders_stay(translating):
+    model, prepared = translating
+    deletion = open_deletion(model, prepared, "2")
+    special = [number for number, token in enumerate(prepared.tokens) if token.special]
+    assert deletion.places == tuple(n for n in range(len(prepared.tokens)) if n not in special)
+    kept = np.ones((1, len(deletion.places)), bool)
+    kept[0, [1, 3]] = False
+    mask = torch.ones_like(prepared.inputs["input_ids"])
+    mask[0, [deletion.places[1], deletion.places[3]]] = 0
+    with torch.no_grad():
+        logits = model.writer(**{**prepared.inputs, "attention_mask": mask}).logits[0, 2]
+    expected = float(logits.softmax(-1)[deletion.prediction.chosen])
+    assert deletion.shares(kept)[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_every_method_ranks_the_tokens_of_the_encoder_by_its_row_of_cross_attention(translating):
+    model, prepared = translating
+    found = dict(rank_tokens(model, prepared, "2", rows_of_prediction(model, prepared, "2", 2)))
+    assert len(found) == 9
+    assert all(each.shape == (len(prepared.tokens),) for each in found.values())
+    with torch.no_grad():
+        eager = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+            model.writer.config._name_or_path, attn_implementation="eager"
+        )
+        own = eager(**prepared.inputs, output_attentions=True).cross_attentions
+    expected = np.mean([each[0, :, 2].mean(0).numpy() for each in own], 0)
+    np.testing.assert_allclose(found["--weigh raw"], expected, atol=1e-6)
+    seen = compare_methods(model, prepared, "2")
+    assert len(seen.ranked) == 9
+    assert any("whose cross attention is asked" in note for note in seen.notes)
+    heads = compare_heads(model, prepared, "norm", "2", Selection())
+    assert len(heads.ranked) == 2 * 4 + 1
+
+
+def test_a_method_that_does_not_go_is_named(tmp_path):
+    gpt2(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 32}
+    config = transformers.GraniteConfig(
+        **sizes, vocab_size=400, residual_multiplier=0.5, max_position_embeddings=64
+    )
+    model = load(save(tmp_path, transformers.GraniteForCausalLM(config), tokenizer), predicting=True)
+    seen = compare_methods(model, model.prepare(TEXT), None)
+    assert "--method alti" not in {each.name for each in seen.ranked}
+    assert any(note.startswith("--method alti: layer 0") for note in seen.notes)

@@ -1,0 +1,283 @@
+"""Which heads look from here to there, against NumPy on the model's own eager weights."""
+
+import random
+import re
+from itertools import groupby
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.capture import Keep, recording
+from attnscope.errors import SelectionError
+from attnscope.models import load
+from attnscope.questions.find import find, parse_questions
+from attnscope.questions.selection import Selection
+from tests.models import folders
+
+TEXT = "The cat sat on the mat because it was tired, and the cat slept."
+CAUSAL = {"gpt2": True, "minilm": False}
+
+
+@pytest.fixture(scope="module", params=list(CAUSAL))
+def model(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    return load(folders.minilm() if request.param == "minilm" else folders.gpt2(folder))
+
+
+def eager(model, prepared) -> np.ndarray:
+    """The weights that the model itself reports, [layer, head, query, key]."""
+    model.module.set_attn_implementation("eager")
+    with torch.inference_mode():
+        given = model.module(**prepared.inputs, output_attentions=True).attentions
+    model.module.set_attn_implementation("sdpa")
+    return torch.cat(list(given)).double().numpy()
+
+
+def words_of(tokens) -> list[list[int]]:
+    """The tokens of every word, and every other token by itself."""
+
+    def word(number: int) -> tuple[int, ...]:
+        token = tokens[number]
+        return (-1, number) if token.special or token.word is None else (token.segment, token.word)
+
+    return [list(group) for _, group in groupby(range(len(tokens)), key=word)]
+
+
+def brute(weights, causal, words, left, right, step):
+    """Share, baseline and rank of every head, one row after the other.  -> three [layer, head]"""
+    size = weights.shape[-1]
+    totals, counted = np.zeros((3, *weights.shape[:2])), 0.0
+    for group in left:
+        for row in group:
+            open_keys = set(range(row + 1 if causal else size))
+            wanted = {row + step} if step is not None else {key for each in right for key in each}
+            if not wanted & open_keys:
+                continue
+            parts = [[key] for key in range(size)] if step is not None else words
+            sums = np.stack([weights[:, :, row, part].sum(-1) for part in parts])
+            meant = [number for number, part in enumerate(parts) if set(part) & wanted]
+            share = weights[:, :, row, sorted(wanted)].sum(-1)
+            rank = 1 + (sums > sums[meant].max(0)).sum(0)
+            for total, figure in zip(
+                totals, (share, len(wanted & open_keys) / len(open_keys), rank), strict=True
+            ):
+                total += figure / len(group)
+            counted += 1 / len(group)
+    return totals / counted
+
+
+def test_fifty_random_questions_have_the_answers_of_brute_force(model):
+    prepared = model.prepare(TEXT)
+    weights, words = eager(model, prepared), words_of(prepared.tokens)
+    causal = bool(np.triu(weights, 1).max() == 0)
+    texts = {"".join(prepared.tokens[number].text for number in word).strip() for word in words}
+    names = sorted(text for text in texts if not any(char in text for char in "#'\"/[]*0123456789"))
+    chance, answered = random.Random(0), 0
+    for _ in range(50):
+        left, right = chance.choice([*names, "*"]), chance.choice([*names, "-2", "-1", "+1"])
+        back = right[0] in "+-" and chance.random() < 0.5  # the same from the other side
+
+        def places(name):
+            spelled = ["".join(prepared.tokens[number].text for number in word).strip() for word in words]
+            return [word for word, text in zip(words, spelled, strict=True) if name in ("*", text)]
+
+        step = int(right) if right[0] in "+-" and right[1:].isdigit() else None
+        asked, rows_of = f"{left} -> {right}", places
+        if back:  # each key is asked about from so many tokens away
+            asked, away, step = f"{right} -> {left}", step, -step
+
+            def rows_of(name, away=away):
+                moved = [[at + away for at in word] for word in places(name)]
+                return [[row for row in word if 0 <= row < len(prepared.tokens)] for word in moved]
+
+        try:
+            (answer,) = find(model, prepared, parse_questions(asked)).answers
+        except SelectionError:
+            assert causal, "every question has an answer where no key is masked"
+            rows = [row for word in rows_of(left) for row in word]
+            keys = [row + step for row in rows] if step else [key for word in places(right) for key in word]
+            assert all(key > row for row in rows for key in keys) or step == 1
+            continue
+        answered += 1
+        expected = brute(weights, causal, words, rows_of(left), [] if step else places(right), step)
+        assert len(answer.heads) == weights.shape[0] * weights.shape[1]
+        shares = [looking.weight for looking in answer.heads]
+        assert shares == sorted(shares, reverse=True)
+        for looking in answer.heads:
+            share, baseline, rank = expected[:, looking.head.layer, looking.head.head]
+            assert looking.weight == pytest.approx(share, abs=2e-6)
+            assert looking.baseline == pytest.approx(baseline, abs=1e-6)
+            assert looking.rank == pytest.approx(rank, abs=1e-6), (left, right)
+    assert answered > 25
+
+
+def test_the_trained_heads_that_look_one_token_back_are_found():
+    model = load("own")
+    prepared = model.prepare("The cat sat on the mat because it was tired.")
+    (answer,) = find(model, prepared, parse_questions("* -> -1")).answers
+    assert [looking.head.name for looking in answer.heads[:2]] == ["L2H1", "L1H3"]
+    assert all(looking.weight > 0.9 and looking.rank == 1 for looking in answer.heads[:2])
+    assert answer.notes == ("1 of 13 rows cannot look there, and are left out",)
+
+
+def test_a_phrase_is_all_its_words(model):
+    prepared = model.prepare(TEXT)
+    at = [
+        number for number, token in enumerate(prepared.tokens) if token.text.strip() in ("on", "the", "mat")
+    ]
+    phrase = find(model, prepared, parse_questions("it -> 'on the mat'")).answers[0]
+    numbers = [number for number in at if prepared.tokens[number].word in (3, 4, 5)]
+    single = [find(model, prepared, parse_questions(f"it -> {number}")).answers[0] for number in numbers]
+    sums = {head.head: 0.0 for head in single[0].heads}
+    for answer in single:
+        for looking in answer.heads:
+            sums[looking.head] += looking.weight
+    assert len(numbers) >= 3
+    for looking in phrase.heads:
+        assert looking.weight == pytest.approx(sums[looking.head], abs=1e-6)
+
+
+def test_cross_attention_is_asked_from_the_decoder_to_the_encoder(tmp_path):
+    model = load(folders.t5(tmp_path))
+    prepared = model.prepare("The cat sat on the mat.", "A small tokenizer.")
+    keep = Keep(lambda site: range(4))
+    with torch.inference_mode(), recording(model.module, [keep]):
+        model.module(**prepared.inputs)
+    answer = find(model, prepared, parse_questions("small -> mat"), Selection(kind="cross")).answers[0]
+    queries, keys = prepared.axes["cross"]
+    rows = [i for i, token in enumerate(queries) if token.word == 1]
+    columns = [i for i, token in enumerate(keys) if token.word == 5]
+    crossed = [kept for kept in keep.maps if kept.site.kind == "cross"]
+    assert rows
+    assert columns
+    assert len(answer.heads) == 8
+    for looking in answer.heads:
+        weights = crossed[looking.head.layer].weights[0, looking.head.head]
+        assert looking.weight == pytest.approx(float(weights[rows][:, columns].sum(1).mean()), abs=1e-6)
+
+
+def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot():
+    model = load("own-causal")
+    there, back = find(model, model.prepare(TEXT), parse_questions("it <-> mat")).answers
+    assert there.heads
+    assert not back.heads
+    assert back.notes == ("'mat' cannot look at 'it' in decoder attention: those keys are masked",)
+
+
+def test_what_does_not_exist_is_named_with_what_does():
+    model = load("own")
+    with pytest.raises(SelectionError, match=r"no 'dog' among the keys: they read .*cat, sat"):
+        find(model, model.prepare(TEXT), parse_questions("it -> dog"))
+
+
+MARKED = "Don't the U.S. cats, a kind lot, pay $1,995 for 猫坐 or ☃ and ☃?"
+
+
+@pytest.mark.parametrize(
+    ("part", "spelled"),
+    [
+        ("don't", "Don't"),
+        ("U.S.", "U.S."),
+        ("$1,995", "$1,995"),
+        ("'cats, a kind lot'", "cats,akindlot"),
+        ("猫", "猫"),
+        ("'猫坐'", "猫坐"),
+        ("☃#2", "☃"),
+    ],
+)
+def test_words_that_a_tokenizer_cuts_or_lacks_are_found_as_they_are_written(part, spelled):
+    prepared = load(folders.minilm()).prepare(MARKED)
+    groups = parse_questions(f"{part} -> *")[0].left.tokens(prepared.tokens)
+    read = [
+        "".join(prepared.tokens[number].text.replace(" [UNK]", "") for number in group) for group in groups
+    ]
+    assert [each.casefold() for each in read] == [spelled.casefold()]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("it -> catt", "no 'catt' among the keys: did you mean 'cat'? they read [CLS], The, cat"),
+        ("it -> cat#3", "no 'cat#3' among the keys: cat stands at 2 places"),
+        ("it -> cat#0", "no 'cat#0' among the keys: the first is cat#1"),
+        ("400 -> cat", "no token 400 among the queries, which are 0 to 17"),
+        ("it -> +400", "no token stands 400 behind 'it'"),
+        ("it -> -40", "no token stands 40 before 'it'"),
+        ("+400 -> it", "no token stands 400 behind 'it'"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_what_is_near(asked, said):
+    model = load(folders.minilm())
+    with pytest.raises(SelectionError, match=re.escape(said)):
+        find(model, model.prepare(TEXT), parse_questions(asked))
+
+
+ARROWS = 'He wrote "a -> b" twice: the a <-> b, and a -> b of the cat.'
+
+
+@pytest.mark.parametrize(
+    ("part", "spelled"),
+    [
+        ('"a -> b"', ["a->b", "a->b"]),
+        ("'a <-> b'", ["a<->b"]),
+        ("'a -> b'#2", ["a->b"]),
+        (r'"\"a -> b\" twice"', ['"a->b"twice']),
+        (r"/^a$|wr->|tw\/?ice/", ["a", "twice", "a", "a"]),
+        ("/^a$/#3", ["a"]),
+        ("'#2'", []),
+        ("punctuation#1", ['"']),
+    ],
+)
+@pytest.mark.parametrize("way", ["{} -> cat", "cat -> {}", "{0} <-> {0}"])
+def test_quotes_are_read_before_arrows_and_numbers(part, spelled, way):
+    prepared = load(folders.minilm()).prepare(ARROWS)
+    question = parse_questions(way.format(part))[0]
+    side = question.right if question.left.text == "cat" else question.left
+    assert side.text == part
+    groups = side.tokens(prepared.tokens)
+    assert ["".join(prepared.tokens[number].text for number in group) for group in groups] == spelled
+
+
+@pytest.mark.parametrize("text", ["'tis -> cat", "don't -> 'the dog's mat'", "' -> '", "/ -> /", "a/b -> c"])
+def test_a_quote_that_does_not_close_is_a_letter(text):
+    (question,) = parse_questions(text)
+    assert str(question) == text
+
+
+@pytest.mark.parametrize(
+    "asked", ["it", "it ->", "-> cat", "it -> cat -> mat", "it -> 'a' -> 'b'", "-1 -> +1", "it -> /(/"]
+)
+def test_what_is_no_question_is_refused(asked):
+    with pytest.raises(SelectionError):
+        parse_questions(asked)
+
+
+def test_several_places_are_averaged_and_summed_and_said():
+    model = load("own")
+    prepared = model.prepare(TEXT)
+    both, first, second = (
+        find(model, prepared, parse_questions(f"it -> {name}")).answers[0]
+        for name in ("cat", "cat#1", "cat#2")
+    )
+    ones = {looking.head: looking.weight for looking in first.heads}
+    twos = {looking.head: looking.weight for looking in second.heads}
+    for looking in both.heads:
+        assert looking.weight == pytest.approx(ones[looking.head] + twos[looking.head], abs=1e-6)
+    assert both.notes == ("cat stands at 2 places (2, 14): summed",)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "* -> -999999999",
+        "it -> +999999999",
+        f"it -> -{10**30}",
+        "9" * 5000 + " -> it",
+        f"it#{'9' * 5000} -> it",
+    ],
+)
+def test_numbers_beyond_any_text_are_met_with_a_sentence(asked):
+    model = load("own")
+    with pytest.raises(SelectionError, match=r"cannot look at|^no "):
+        find(model, model.prepare(TEXT), parse_questions(asked))

@@ -1,0 +1,207 @@
+"""What is looked at is what the model itself says: every view against eager attention of the same weights."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from attnscope.attention import Head
+from attnscope.axes import weights
+from attnscope.errors import ModelError, SelectionError
+from attnscope.models import load
+from attnscope.questions import head
+from attnscope.questions.head import one_head
+from attnscope.questions.overview import overview
+from attnscope.questions.selection import Selection
+from attnscope.questions.token import one_token
+from tests.axes.oracle import hide_special, merge_words, pool
+from tests.models.folders import gpt2, mamba, minilm, t5
+
+TEXT = "The unbelievably tired cat sat on the mat, because the cat was tired."
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(minilm())
+
+
+@pytest.fixture(scope="module")
+def prepared(model):
+    return model.prepare(TEXT)
+
+
+@pytest.fixture(scope="module")
+def eager(prepared):
+    """The model's own eager attention.  [layer, head, query, key]"""
+    other = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
+    with torch.inference_mode():
+        return torch.cat(other(**prepared.inputs, output_attentions=True).attentions).numpy()
+
+
+def labelled(eager, prepared, layer, head):
+    return weights(eager[layer, head], prepared.tokens, prepared.tokens)
+
+
+def test_a_head_is_the_models_own(model, prepared, eager):
+    for layer, number in [(0, 2), (3, 11), (5, 0)]:
+        picture = one_head(model, prepared, Selection(Head(layer, number))).heatmap
+        np.testing.assert_allclose(picture.values, eager[layer, number], atol=1e-5)
+        assert [place.text for place in picture.weights.keys] == [token.text for token in prepared.tokens]
+        assert not picture.masked.any()
+
+
+def test_words_are_merged_as_the_views_define_it(model, prepared, eager):
+    expected = merge_words(labelled(eager, prepared, 2, 5))
+    found = one_head(model, prepared, Selection(Head("L2H5"), words=True)).heatmap
+    assert found.weights.keys == expected.keys
+    assert len(expected.keys) < len(prepared.tokens)
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+
+
+def test_special_tokens_are_hidden_and_their_share_is_said(model, prepared, eager):
+    expected, share = hide_special(labelled(eager, prepared, 2, 5))
+    found = one_head(model, prepared, Selection(Head("L2H5"), hide_special=True)).heatmap
+    assert found.weights.keys == expected.keys
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+    assert f"special tokens hidden: they take {share:.0%} of its attention" in found.notes
+
+
+def test_words_and_hidden_tokens_go_together(model, prepared, eager):
+    expected = merge_words(hide_special(labelled(eager, prepared, 2, 5))[0])
+    found = one_head(model, prepared, Selection(Head("L2H5"), words=True, hide_special=True)).heatmap
+    assert found.weights.keys == expected.keys
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+
+
+def test_a_head_too_large_to_keep_is_pooled_and_says_so(model, prepared, eager, monkeypatch):
+    monkeypatch.setattr(head, "LARGEST", 8)
+    size = -(-len(prepared.tokens) // 8)
+    expected = pool(labelled(eager, prepared, 1, 1), size, size)
+    found = one_head(model, prepared, "L1H1").heatmap
+    assert [place.label for place in found.weights.keys] == [place.label for place in expected.keys]
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+    assert any("pooled" in note for note in found.notes)
+
+
+def test_the_overview_has_every_head_in_its_place(model, prepared, eager):
+    seen = overview(model, prepared, Selection())
+    grid = seen.grids["encoder"]
+    assert [layer.layer for layer in grid.layers] == list(range(6))
+    for layer in grid.layers:
+        np.testing.assert_allclose(layer.values, eager[layer.layer], atol=1e-5)
+    assert grid.size == (len(prepared.tokens),) * 2
+    assert len(seen.heads) == 72
+
+
+def test_the_overview_names_the_known_previous_token_head(model, prepared):
+    roles = {found.name: found.role.name for found in overview(model, prepared, Selection()).heads}
+    assert roles["L0H2"] == "previous"
+    assert roles["L1H8"] == "next"
+
+
+def test_one_layer_can_be_looked_at_alone(model, prepared):
+    seen = overview(model, prepared, Selection(layers=(4,)))
+    assert [layer.layer for layer in seen.grids["encoder"].layers] == [4]
+    assert {found.site.layer for found in seen.heads} == {4}
+    assert seen.grids["encoder"].without_attention == ()
+
+
+def bars(listed):
+    return {bar.position: bar.weight for bar in listed.bars}
+
+
+def test_a_token_has_its_row_and_its_column(model, prepared, eager):
+    position = next(i for i, token in enumerate(prepared.tokens) if token.text == "mat")
+    seen = one_token(model, prepared, Selection(Head("L3H4"), token="mat"))
+    assert (seen.label, seen.position) == ("mat", position)
+    for place, weight in bars(seen.looks_at).items():
+        assert weight == pytest.approx(eager[3, 4, position, place], abs=1e-5)
+    for place, weight in bars(seen.looked_at_by).items():
+        assert weight == pytest.approx(eager[3, 4, place, position], abs=1e-5)
+    listed = [bar.weight for bar in seen.looks_at.bars]
+    assert listed == sorted(listed, reverse=True)
+    assert listed[0] == pytest.approx(eager[3, 4, position].max(), abs=1e-5)
+
+
+def test_without_a_head_a_token_is_averaged_over_all_heads(model, prepared, eager):
+    seen = one_token(model, prepared, Selection(token="1"))
+    for place, weight in bars(seen.looks_at).items():
+        assert weight == pytest.approx(eager.mean((0, 1))[1, place], abs=1e-5)
+    assert "mean of 72 heads of 6 layers" in seen.title
+
+
+def test_a_word_of_several_pieces_is_one_token_when_words_are_merged(model, prepared, eager):
+    word = [i for i, token in enumerate(prepared.tokens) if token.word == 1]
+    assert len(word) > 1
+    seen = one_token(model, prepared, Selection(Head("L0H0"), token="unbelievably", words=True))
+    first = eager[0, 0][word].mean(0)[0]
+    assert bars(seen.looks_at).get(0, 0) == pytest.approx(first, abs=1e-5)
+
+
+def test_a_token_that_stands_twice_is_named_with_its_other_places(model, prepared):
+    seen = one_token(model, prepared, Selection(token="cat"))
+    places = [i for i, token in enumerate(prepared.tokens) if token.text == "cat"]
+    assert seen.position == places[0]
+    assert f"the same text stands at {places[1]} too" in " ".join(seen.notes)
+
+
+def test_a_token_is_found_whatever_its_capitals(model, prepared):
+    assert one_token(model, prepared, Selection(Head("L0H0"), token="TIRED")).label == "tired"
+
+
+def test_a_token_that_is_not_there_is_met_with_those_that_are(model, prepared):
+    with pytest.raises(
+        SelectionError, match=r"no token 'dog': the text has the tokens 0-\d+, which read \[CLS\]"
+    ):
+        one_token(model, prepared, Selection(token="dog"))
+
+
+@pytest.mark.parametrize(
+    ("selection", "sentence"),
+    [
+        (Selection(Head("L7H0")), "no head L7H0: this model has layers 0-5, heads 0-11"),
+        (Selection(Head("L2H12")), "no head L2H12: this model has layers 0-5, heads 0-11"),
+        (Selection(layers=(9,)), "no layer 9: this model has layers 0-5, heads 0-11"),
+        (Selection(kind="cross"), "no cross-attention: this model has encoder attention"),
+        (Selection(kind="sideways"), "no kind 'sideways': this model has encoder attention"),
+    ],
+)
+def test_what_does_not_exist_is_met_with_what_does(model, prepared, selection, sentence):
+    look = overview if selection.head is None else one_head
+    with pytest.raises(SelectionError, match=sentence):
+        look(model, prepared, selection)
+
+
+def test_a_causal_model_shows_what_its_mask_closes(tmp_path):
+    model = load(gpt2(tmp_path))
+    picture = one_head(model, model.prepare("The cat sat on the mat."), "L1H2").heatmap
+    size = len(picture.values)
+    np.testing.assert_array_equal(picture.masked, ~np.tri(size, dtype=bool))
+
+
+def test_an_encoder_decoder_has_three_kinds_and_says_which_is_shown(tmp_path):
+    model = load(t5(tmp_path))
+    prepared = model.prepare("The cat sat.", "It was tired.")
+    seen = overview(model, prepared, Selection())
+    assert list(seen.grids) == ["encoder", "decoder", "cross"]
+    shown = one_head(model, prepared, "L0H0").heatmap
+    assert "exists in decoder and cross attention too" in " ".join(shown.notes)
+    cross = one_head(model, prepared, Selection(Head("L0H0"), kind="cross")).heatmap
+    assert cross.weights.keys[-1].text == "</s>"
+    assert cross.weights.queries[0].text == "<pad>"
+
+
+def test_in_cross_attention_a_word_of_the_source_has_only_a_column(tmp_path):
+    model = load(t5(tmp_path))
+    prepared = model.prepare("The cat sat.", "It was tired.")
+    source = next(token.text for token in prepared.axes["cross"][1] if token.text.strip())
+    assert source not in {token.text for token in prepared.axes["cross"][0]}
+    seen = one_token(model, prepared, Selection(kind="cross", token=source))
+    assert seen.looks_at is None
+    assert seen.looked_at_by is not None
+
+
+def test_a_model_without_attention_says_what_it_has_instead(tmp_path):
+    model = load(mamba(tmp_path))
+    with pytest.raises(ModelError, match=r"no attention to show: .*MambaMixer"):
+        overview(model, model.prepare("The cat sat."), Selection())

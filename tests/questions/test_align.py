@@ -1,0 +1,216 @@
+"""When words are said, against transformers' own token timestamps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import transformers
+from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
+
+from attnscope.attention import Head, Token
+from attnscope.capture import Keep
+from attnscope.errors import InputError, SelectionError
+from attnscope.models import load
+from attnscope.models.text.tokens import Vocabulary
+from attnscope.questions.align import SaidToken, align_words, join_words, rank_monotone, token_frames
+from tests.models import speech
+
+LONG = "The cat sat on the mat, it was tired."
+HEADS = ((0, 1), (1, 0))
+
+
+@pytest.fixture(scope="module")
+def tone(tmp_path_factory):
+    return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav", 1.3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return speech.whisper(tmp_path_factory.mktemp("whisper"))
+
+
+def shake(module, seed):
+    """New random weights, large enough for attention to have peaks."""
+    torch.manual_seed(seed)
+    for name, weights in module.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(weights, std=0.5)
+
+
+def said(prepared, ids, spell):
+    """The same sound with other tokens said."""
+    tokens = tuple(
+        Token(text, id_, special=number < 4)
+        for number, (id_, text) in enumerate(zip(ids, spell(ids), strict=True))
+    )
+    inputs = dict(prepared.inputs) | {"decoder_input_ids": torch.tensor([ids])}
+    axes = dict(prepared.axes) | {"decoder": (tokens, tokens), "cross": (tokens, prepared.axes["cross"][1])}
+    return replace(prepared, inputs=inputs, axes=axes)
+
+
+@pytest.mark.slow
+def test_times_are_those_of_transformers_frame_for_frame(folder, tone, monkeypatch):
+    model = load(folder, generative=True)
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    original, calls = WhisperGenerationMixin._extract_token_timestamps, []
+
+    def watch(self, outputs, heads, **named):
+        calls.append((outputs, heads, named))
+        return original(self, outputs, heads, **named)
+
+    monkeypatch.setattr(WhisperGenerationMixin, "_extract_token_timestamps", watch)
+    prepared = model.prepare_audio(tone)
+    mask = (torch.arange(200) < 130).long()[None]
+    ends = set()
+    for seed in range(50):
+        shake(theirs, seed)
+        model.writer.load_state_dict(theirs.state_dict())
+        made = theirs.eval().generate(
+            prepared.inputs["input_features"],
+            attention_mask=mask,
+            language="en",
+            task="transcribe",
+            max_new_tokens=24,
+            return_token_timestamps=True,
+            return_dict_in_generate=True,
+        )
+        outputs, heads, named = calls[-1]
+        assert named["num_input_ids"] == 4
+        ids = outputs.sequences[0].tolist()[:-1]  # the last one was never read
+        again = said(prepared, ids, model.reader.vocabulary.spell)
+        keep = Keep(lambda site: range(speech.HEADS) if site.kind == "cross" else None)
+        model.run(again, [keep])
+        rows = torch.stack([keep.maps[layer].weights[0, head, 4:, :65] for layer, head in HEADS])
+        times = made["token_timestamps"][0, 4:-1]
+        assert token_frames(rows, 7).tolist() == (times / 0.02).round().long().tolist()
+        # the command begins a row before, at the last token that it starts with, to find the first word too
+        expected = original(theirs, outputs, heads, num_frames=named["num_frames"], num_input_ids=3)
+        seen = align_words(model, again)
+        found = [round(one.end / 0.02) for one in seen.tokens]
+        assert found == (expected[0, 4:-1] / 0.02).round().long().tolist()
+        assert [one.begin for one in seen.tokens][1:] == [one.end for one in seen.tokens][:-1]
+        assert seen.heads == tuple(Head(*head) for head in HEADS)
+        ends |= set(found)
+    assert len(ends) > 20  # no two seeds say the same
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """A folder whose head L1H1 looks 2.5 frames further at each position; others look anywhere."""
+    folder = tmp_path_factory.mktemp("planted")
+    speech.whisper(folder, alignment_heads=None)
+    whole = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    torch.manual_seed(1)
+    encoder, decoder = whole.model.encoder, whole.model.decoder
+    with torch.no_grad():
+        for part in (encoder.conv2, decoder.embed_tokens):
+            part.weight.zero_()
+        encoder.conv2.bias.zero_()
+        for norm in (part for part in whole.modules() if isinstance(part, torch.nn.LayerNorm)):
+            norm.weight.fill_(1)
+            norm.bias.zero_()
+        for layer in (*encoder.layers, *decoder.layers):
+            for last in (layer.self_attn.out_proj, layer.fc2):
+                last.weight.zero_()
+                last.bias.zero_()
+        for layer in decoder.layers:
+            layer.encoder_attn.out_proj.weight.zero_()
+            layer.encoder_attn.out_proj.bias.zero_()
+            torch.nn.init.normal_(layer.encoder_attn.q_proj.weight)
+            torch.nn.init.normal_(layer.encoder_attn.k_proj.weight)
+        for table, turn in ((encoder.embed_positions, 0.015), (decoder.embed_positions, 0.0375)):
+            angle = turn * torch.arange(len(table.weight))
+            table.weight.zero_()
+            table.weight[:, :4] = torch.stack([angle.cos(), -angle.cos(), angle.sin(), -angle.sin()], 1)
+        cross = decoder.layers[1].encoder_attn
+        for projection in (cross.q_proj, cross.k_proj):
+            projection.weight[16:] = 0
+            projection.weight[16, 0] = projection.weight[17, 2] = 20.0
+            if projection.bias is not None:
+                projection.bias[16:] = 0
+    whole.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_planted_monotone_head_is_found_first(planted, tmp_path):
+    model = load(planted, generative=True)
+    prepared = model.prepare_audio(speech.sound(tmp_path / "a.wav", 2.0), LONG)
+    ranked = rank_monotone(model, prepared)
+    assert ranked[0].head == Head(1, 1)
+    assert ranked[0].share > 3 * ranked[0].baseline
+    assert len(ranked) == speech.LAYERS * speech.HEADS
+
+
+def test_a_planted_head_gives_each_token_its_moment(planted, tmp_path):
+    model = load(planted, generative=True)
+    prepared = model.prepare_audio(speech.sound(tmp_path / "a.wav", 2.0), LONG)
+    seen = align_words(model, prepared, [Head(1, 1)])
+    start = len(prepared.axes["decoder"][0]) - len(seen.tokens)
+    for number, said in enumerate(seen.tokens[1:-1], start + 1):
+        assert abs(said.begin - 0.05 * (number - 1)) < 0.08
+
+
+def test_without_alignment_heads_the_upper_half_is_taken_and_named(planted, tone):
+    model = load(planted, generative=True)
+    seen = align_words(model, model.prepare_audio(tone, "The cat sat."))
+    assert seen.heads == (Head(1, 0), Head(1, 1))
+    assert "all heads of the layers 1-1" in seen.way
+
+
+def test_chosen_heads_are_taken_in_their_order(folder, tone):
+    model = load(folder, generative=True)
+    prepared = model.prepare_audio(tone, "The cat sat.")
+    assert align_words(model, prepared, [Head("L1H1"), Head("L0H0")]).heads == (Head(1, 1), Head(0, 0))
+    with pytest.raises(SelectionError, match="no cross-attention head L7H0"):
+        align_words(model, prepared, [Head("L7H0")])
+
+
+def test_one_token_and_silence_have_times_too(folder, tmp_path):
+    soundfile.write(tmp_path / "silence.wav", np.zeros(16000), 16000)
+    model = load(folder, generative=True)
+    for text in ("a", "The cat sat."):
+        seen = align_words(model, model.prepare_audio(tmp_path / "silence.wav", text))
+        assert all(0 <= word.begin <= word.end <= 1 for word in seen.words)
+        assert " ".join(word.text for word in seen.words) == text
+
+
+def test_what_says_nothing_cannot_be_aligned(folder, tone, tmp_path):
+    model = load(folder, generative=True)
+    with pytest.raises(InputError, match="nothing is said"):
+        align_words(model, model.prepare_audio(tone))
+    encoder = load(speech.encoder(tmp_path, "hubert"))
+    with pytest.raises(InputError, match="aligns no words"):
+        align_words(encoder, encoder.prepare_audio(tone))
+
+
+def words_of(*spelled, decode=None):
+    vocabulary = Vocabulary(
+        lambda ids: [spelled[id_] for id_ in ids],
+        decode or (lambda ids: "".join(spelled[id_].replace("Ġ", " ").replace("▁", " ") for id_ in ids)),
+        set(),
+    )
+    tokens = [SaidToken(Token(text, number), number, number + 1) for number, text in enumerate(spelled)]
+    return [(word.text, word.begin, word.end) for word in join_words(tokens, vocabulary)]
+
+
+def test_a_word_has_its_pieces_and_its_punctuation():
+    assert words_of("Ġ", "The", "Ġc", "at", ",", "Ġsat", ".") == [
+        ("The", 0, 2),
+        ("cat,", 2, 5),
+        ("sat.", 5, 7),
+    ]
+
+
+def test_scripts_without_spaces_have_a_word_a_letter():
+    assert [word[0] for word in words_of("猫", "が", "。", "Ġok")] == ["猫", "が。", "ok"]
+
+
+def test_bytes_of_one_letter_are_one_word():
+    letters = " é".encode()
+
+    def decode(ids):
+        return bytes(letters[id_] for id_ in ids).decode("utf-8", "replace")
+
+    assert words_of("x", "y", "z", decode=decode) == [("é", 0, 3)]

@@ -1,0 +1,120 @@
+"""Claims hold or fail by the figures, and snapshots tell what has changed."""
+
+import pytest
+
+from attnscope.attention import Site
+from attnscope.errors import InputError, SelectionError
+from attnscope.measures import Figure, HeadFigures, Role
+from attnscope.questions.check import changes, claim, save_snapshot
+from attnscope.questions.stats import Stats
+
+
+def head(layer, number, kind="encoder", role="none", **figures):
+    return HeadFigures(
+        Site(f"layers.{layer}", 0, kind, layer),
+        number,
+        {name: Figure(value, 0.1, 9, 3, 0.01) for name, value in figures.items()},
+        {"segment": "there is one text", "induction": "no row has one"},
+        Role(role, 0.9, 0.1, 9, ""),
+    )
+
+
+HEADS = (
+    head(0, 0, previous=0.2, entropy=2.5),
+    head(0, 1, previous=0.95, entropy=0.5, role="previous"),
+    head(1, 0, previous=0.55, entropy=1.5),
+    head(1, 0, "cross", entropy=0.25),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "holds", "found"),
+    [
+        ("L0H1.previous > 0.9", True, "0.95 ±0.01"),
+        ("L0H1.previous>0.95", False, "0.95 ±0.01"),
+        ("L0H1.previous >= 0.95", True, "0.95 ±0.01"),
+        ("l0h0.entropy < 2.5", False, "2.5 ±0.01"),
+        ("L0H1.role = previous", True, "previous"),
+        ("L0H0.role != none", False, "none"),
+        ("L0H0.segment > 0", False, "there is one text"),
+        ("encoder.L1H0.entropy > 1", True, "1.5 ±0.01"),
+        ("cross.L1H0.entropy > 1", False, "0.25 ±0.01"),
+        ("any.previous > 0.9", True, "0.95 ±0.01, encoder L0H1"),
+        ("any.previous > 0.96", False, "0.95 ±0.01, encoder L0H1"),
+        ("any.entropy < 0.3", True, "0.25 ±0.01, cross L1H0"),
+        ("all.previous > 0.2", False, "0.2 ±0.01, encoder L0H0"),
+        ("all.entropy <= 2.5", True, "2.5 ±0.01, encoder L0H0"),
+        ("any.induction > 0.1", False, "no head has it: no row has one"),
+        ("any.role = previous", True, "1 of 4 heads"),
+        ("all.role = none", False, "3 of 4 heads"),
+        ("count(previous > 0.5) >= 2", True, "2: L0H1, L1H0"),
+        ("count(previous > 0.5 and role=none) > 1", False, "1: L1H0"),
+        ("count(entropy > 9) < 1", True, "0"),
+        ("count(previous > 0.5) = 2", True, "2: L0H1, L1H0"),
+        ("count(previous > 0.5) == 35", False, "2: L0H1, L1H0"),
+        ("count(previous > 0.5) != 2", False, "2: L0H1, L1H0"),
+    ],
+)
+def test_a_claim_is_judged_by_the_figures(text, holds, found):
+    verdict = claim(text).judge(HEADS)
+    assert (verdict.claim, verdict.holds, verdict.evidence) == (text, holds, found)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("previous > 0.9", "cannot read the claim"),
+        ("L0H1.previous", "cannot read"),
+        ("L0H1.__class__ > 1", "no measure '__class__'"),
+        ("L0H1.previos > 1", "did you mean 'previous'"),
+        ("count(previous > 0.5) >= two", "cannot read the claim"),
+        ("any.entropy < 1 and previous > 0.5", "says two things: make it two claims"),
+    ],
+)
+def test_what_is_no_claim_is_refused(text, sentence):
+    with pytest.raises(SelectionError, match=sentence):
+        claim(text)
+
+
+def test_a_head_that_does_not_exist_or_is_not_one_is_met_with_those_that_are():
+    with pytest.raises(SelectionError, match="no head L7H0: there are L0H0 to L1H0"):
+        claim("L7H0.entropy < 1").judge(HEADS)
+    with pytest.raises(SelectionError, match=r"which L1H0\? write encoder.L1H0 or cross.L1H0"):
+        claim("L1H0.entropy < 1").judge(HEADS)
+
+
+def test_a_claim_says_which_measures_it_needs():
+    assert claim("count(previous > 0.5 and role=none and span<3) >= 2").names == ("previous", "span")
+    assert claim("L0H0.role = none").names == ()
+    assert claim("any.coverage90 < 3").names == ("coverage90",)
+
+
+def stats(*heads):
+    return Stats(tuple(heads), "a title", "", ())
+
+
+def test_a_snapshot_tells_what_changed_and_nothing_else(tmp_path):
+    path = tmp_path / "before.json"
+    save_snapshot(stats(head(0, 0, previous=0.2, span=20.0), head(0, 1, entropy=1.0)), path)
+    now = stats(head(0, 0, previous=0.24, span=20.9, next=0.5), head(0, 2, entropy=1.0))
+    assert [(c.head, c.measure, c.before, c.now) for c in changes(now, path, 0.05)] == [
+        ("encoder L0H0", "next", None, 0.5),
+        ("encoder L0H1", "entropy", 1.0, None),
+        ("encoder L0H2", "entropy", None, 1.0),
+    ]
+    assert {c.measure for c in changes(now, path, 0.03)} == {"previous", "span", "next", "entropy"}
+
+
+def test_a_figure_that_became_no_number_has_changed(tmp_path):
+    path = tmp_path / "before.json"
+    save_snapshot(stats(head(0, 0, previous=0.2)), path)
+    (change,) = changes(stats(head(0, 0, previous=float("nan"))), path, 1e9)
+    assert change.before == 0.2
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"attnscope snapshot": 1, "heads": [1]}', b"\xff"])
+def test_a_file_that_is_no_snapshot_is_refused(tmp_path, content):
+    path = tmp_path / "before.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="is no snapshot that attnscope check saved"):
+        changes(stats(), path, 0.1)

@@ -1,0 +1,161 @@
+"""Looking at images: what is drawn over a picture is the model's own eager attention."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from attnscope.attention import Head
+from attnscope.errors import InputError, SelectionError
+from attnscope.models import load
+from attnscope.questions.head import one_head
+from attnscope.questions.layers import whole_layers
+from attnscope.questions.overview import overview
+from attnscope.questions.selection import Selection
+from attnscope.questions.token import one_token
+from tests.models import images
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    return images.picture(tmp_path_factory.mktemp("images") / "corner.png")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory, picture):
+    """A model with special tokens, an image in it, and its own eager attention.  [layer, head, query, key]"""
+    folder = images.vision(tmp_path_factory.mktemp("registers"), "dinov2-with-registers")
+    model = load(folder)
+    prepared = model.prepare_image(picture)
+    eager = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        weights = torch.cat(eager(**prepared.inputs, output_attentions=True).attentions).numpy()
+    return model, prepared, weights
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory, picture):
+    folder = images.vision(tmp_path_factory.mktemp("swin"), "swin")
+    model = load(folder)
+    prepared = model.prepare_image(picture)
+    eager = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        weights = eager(**prepared.inputs, output_attentions=True).attentions
+    return model, prepared, [each.numpy() for each in weights]
+
+
+def test_a_patch_is_drawn_over_the_picture_both_ways(seen):
+    model, prepared, weights = seen
+    focus = one_token(model, prepared, Selection(Head("L1H1"), token="2,3"))
+    place = 5 + 2 * 4 + 3
+    assert (focus.label, focus.position, focus.overlays[0].patch) == ("2,3", place, (2, 3))
+    np.testing.assert_allclose(focus.overlays[0].looks_at, weights[1, 1, place, 5:].reshape(4, 4), atol=1e-5)
+    np.testing.assert_allclose(
+        focus.overlays[0].looked_at_by, weights[1, 1, 5:, place].reshape(4, 4), atol=1e-5
+    )
+    assert np.array_equal(focus.overlays[0].pixels, prepared.picture.pixels)
+
+
+@pytest.mark.parametrize("name", ["CLS", "[CLS]", "cls", "0"])
+def test_a_special_token_is_found_with_and_without_its_brackets(seen, name):
+    model, prepared, weights = seen
+    focus = one_token(model, prepared, Selection(Head("L0H1"), token=name))
+    assert (focus.label, focus.overlays[0].patch) == ("[CLS]", None)
+    np.testing.assert_allclose(focus.overlays[0].looks_at, weights[0, 1, 0, 5:].reshape(4, 4), atol=1e-5)
+
+
+def test_a_patch_may_be_called_a_patch(seen):
+    model, prepared, _ = seen
+    assert one_token(model, prepared, Selection(Head("L0H0"), token="patch 1,2")).overlays[0].patch == (1, 2)
+
+
+def test_without_a_head_the_picture_shows_the_mean_of_all(seen):
+    model, prepared, weights = seen
+    focus = one_token(model, prepared, Selection(token="REG2"))
+    np.testing.assert_allclose(
+        focus.overlays[0].looks_at, weights.mean((0, 1))[3, 5:].reshape(4, 4), atol=1e-5
+    )
+    assert "mean of 4 heads of 2 layers" in focus.title
+
+
+def test_special_tokens_may_be_hidden_without_moving_a_patch(seen):
+    model, prepared, weights = seen
+    focus = one_token(model, prepared, Selection(Head("L0H0"), token="0,1", hide_special=True))
+    np.testing.assert_allclose(focus.overlays[0].looks_at, weights[0, 0, 6, 5:].reshape(4, 4), atol=1e-5)
+    assert focus.overlays[0].patch == (0, 1)
+
+
+def test_a_patch_that_is_not_there_is_told_what_is(seen):
+    model, prepared, _ = seen
+    with pytest.raises(SelectionError, match=r"no patch '9,9': .* from 0,0 to 3,3 and \[CLS\], \[REG0\]"):
+        one_token(model, prepared, Selection(token="9,9"))
+
+
+def test_heads_are_drawn_with_patches_on_their_axes(seen):
+    model, prepared, weights = seen
+    head = one_head(model, prepared, "L1H0").heatmap
+    np.testing.assert_allclose(head.values, weights[1, 0], atol=1e-5)
+    assert [place.label for place in head.weights.keys][4:7] == ["[REG3]", "0,0", "0,1"]
+    assert overview(model, prepared, Selection()).grids["encoder"].size == (21, 21)
+
+
+def test_windows_are_drawn_at_their_places_in_the_picture(windows):
+    model, prepared, weights = windows
+    placed = images.put_in_place(
+        torch.from_numpy(weights[0]), 4, shift=2
+    ).numpy()  # of the last block of a stage
+    layers = dict(whole_layers(model, prepared, Selection()).kinds["encoder"])
+    np.testing.assert_allclose(layers[1].values, placed, atol=1e-5)
+    focus = one_token(model, prepared, Selection(Head("L1H0"), token="2,3"))
+    assert (focus.label, focus.overlays[0].patch) == ("2,3", (2, 3))
+    np.testing.assert_allclose(focus.overlays[0].looks_at, placed[0, 2 * 16 + 3].reshape(16, 16), atol=1e-5)
+    every = overview(model, prepared, Selection())
+    assert not any("mean of" in said for said in every.notes)
+    assert "sizes: 256 in layers 0-1, 64 in layer 2" in every.notes
+    merged = images.put_in_place(torch.from_numpy(weights[1]), 4).numpy()
+    np.testing.assert_allclose(layers[2].values, merged, atol=1e-5)
+
+
+def test_detection_tokens_stand_behind_the_patches(tmp_path, picture):
+    model = load(images.vision(tmp_path, "yolos"))
+    prepared = model.prepare_image(picture)
+    assert [token.text for token in prepared.tokens][-4:] == ["3,3", "[DET0]", "[DET1]", "[DET2]"]
+    assert len({token.id for token in prepared.tokens}) == len(prepared.tokens)
+    focus = one_token(model, prepared, Selection(Head("L1H1"), token="DET1"))
+    assert (focus.position, focus.overlays[0].patch) == (18, None)
+    patch = one_token(model, prepared, Selection(Head("L1H1"), token="0,2"))
+    assert (patch.position, patch.overlays[0].patch) == (3, (0, 2))
+    assert patch.overlays[0].looked_at_by.shape == (4, 4)
+
+
+def test_stages_of_other_sizes_are_named_and_bare_positions_are_said_to_be_such(tmp_path, picture):
+    model = load(images.vision(tmp_path, "segformer"))
+    seen = overview(model, model.prepare_image(picture), Selection())
+    assert "sizes: 256 × 16 in layer 0, 64 × 16 in layer 1" in seen.notes
+    assert "layers 0-1: rows and columns are positions, no patches of the picture" in seen.notes
+    assert "256 × 16 and 64 × 16 tokens" in seen.grids["encoder"].subtitle
+
+
+def test_a_token_is_looked_up_in_the_tower_that_it_is_of(tmp_path, picture):
+    model = load(images.siglip(tmp_path))
+    both = model.prepare_image(picture, "a tired cat")
+    focus = one_token(model, both, Selection(token="0"))
+    assert "mean of 4 heads of 2 layers" in focus.title
+    alone = one_token(model, model.prepare_image(picture), Selection(token="0"))
+    np.testing.assert_allclose(focus.overlays[0].looks_at, alone.overlays[0].looks_at, atol=1e-6)
+
+
+def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
+    model = load(images.vilt(tmp_path))
+    seen = overview(model, model.prepare_image(picture, "a tired cat"), Selection())
+    assert seen.grids["encoder"].size == (5 + 1 + 16, 5 + 1 + 16)
+    with pytest.raises(InputError, match="reads a text beside the image: give both"):
+        model.prepare_image(picture)
+
+
+def test_a_merged_patch_has_no_place_in_the_picture(windows):
+    model, prepared, _ = windows
+    focus = one_token(model, prepared, Selection(Head("L2H0"), token="5"))
+    assert not focus.overlays
+    with pytest.raises(SelectionError, match="tokens 0-63"):
+        one_token(model, prepared, Selection(Head("L2H0"), token="2,3"))

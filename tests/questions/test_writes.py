@@ -1,0 +1,278 @@
+"""What each part writes to a score, against the models' own modules, and over the families."""
+
+import math
+import random
+
+import pytest
+import torch
+import transformers as hf
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from attnscope.attention import Head
+from attnscope.errors import ModelError, SelectionError
+from attnscope.models import load
+from attnscope.questions.ablate import ablate
+from attnscope.questions.composition import find_feeds
+from attnscope.questions.logits import direct_effects
+from attnscope.questions.selection import Selection
+from attnscope.questions.stats import stats
+from tests.models.folders import minilm
+from tests.questions.intervention.test_importance import saved
+from tests.tools.writes import try_type
+
+TEXT = "The cat sat on the"
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "max_position_embeddings": 64, "vocab_size": 8192,
+}  # fmt: skip
+GROUPED = SIZES | {"num_key_value_heads": 2}
+OLDER = {"vocab_size": 8192, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+SCALED = {"residual_multiplier": 0.3, "logits_scaling": 4.0, "embedding_multiplier": 5.0}
+CAUSAL = {
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**OLDER)),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)),
+    "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**GROUPED, num_local_experts=4)),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=8)),
+    "starcoder2": lambda: hf.Starcoder2ForCausalLM(hf.Starcoder2Config(**GROUPED)),
+    "granite": lambda: hf.GraniteForCausalLM(hf.GraniteConfig(**GROUPED, **SCALED)),
+    "bloom": lambda: hf.BloomForCausalLM(
+        hf.BloomConfig(vocab_size=8192, hidden_size=32, n_layer=2, n_head=4)
+    ),
+    "opt": lambda: hf.OPTForCausalLM(
+        hf.OPTConfig(
+            vocab_size=8192, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48,
+            word_embed_proj_dim=16, max_position_embeddings=64,
+        )
+    ),
+    "gpt-neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SIZES)),
+    "gptj": lambda: hf.GPTJForCausalLM(hf.GPTJConfig(**OLDER, rotary_dim=8)),
+    "phi": lambda: hf.PhiForCausalLM(hf.PhiConfig(**SIZES)),
+    "falcon": lambda: hf.FalconForCausalLM(hf.FalconConfig(**SIZES)),
+    "cohere": lambda: hf.CohereForCausalLM(hf.CohereConfig(**GROUPED)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**GROUPED, head_dim=8)),
+    "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**GROUPED)),
+}  # fmt: skip
+"""Plain, parallel and scaled blocks, norms before and behind, soft caps, experts, a narrower embedding."""
+
+
+def heldout(model, removed):
+    """A score with the output of one head gone, and norms, attention and feed-forward parts as they were.
+
+    An independent answer: the model's own modules with what they gave held by hooks. Norms must only scale.
+    """
+    clean, hooks = {}, []
+
+    def keep(name, module, args, output):
+        clean[name] = args[0].detach(), output.detach()
+
+    named = dict(model.named_modules())
+    norms = [name for name, module in named.items() if type(module).__name__.endswith("RMSNorm")]
+    parts = [name for name in named if name.endswith((".o_proj", ".mlp"))]
+    for name in norms + parts:
+        hooks.append(named[name].register_forward_hook(lambda *args, name=name: keep(name, *args)))
+    model(**removed["inputs"])
+    for hook in hooks:
+        hook.remove()
+
+    def scale(name, module, args, output):
+        given, made = clean[name]
+        return args[0] * (made / given)
+
+    def hold(name, module, args, output):
+        given, made = clean[name]
+        if name != removed["projection"]:
+            return made
+        lost = torch.zeros_like(given)
+        lost[..., removed["slice"]] = given[..., removed["slice"]]
+        return made - lost @ module.weight.T
+
+    hooks = [named[name].register_forward_hook(lambda *args, name=name: scale(name, *args)) for name in norms]
+    hooks += [named[name].register_forward_hook(lambda *args, name=name: hold(name, *args)) for name in parts]
+    logits = model(**removed["inputs"]).logits
+    for hook in hooks:
+        hook.remove()
+    return logits
+
+
+SCALING = ("llama", "qwen3", "granite", "gemma2", "olmo2")
+"""Families whose norms only scale, which makes an answer of their own easy."""
+
+QUICK = {"gpt2", "llama", "gptj", "gemma2"}
+EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CAUSAL]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_heads_feed_forward_parts_embeddings_and_biases_sum_to_the_score(name, tmp_path):
+    model = load(saved(tmp_path, CAUSAL[name]()), predicting=True)
+    prepared = model.prepare(TEXT)
+    seen = direct_effects(model, prepared, "mat", "cat")
+    with torch.no_grad():
+        logits = model.writer(**prepared.inputs).logits[0]
+    at = max(number for number, token in enumerate(prepared.tokens) if not token.special)
+    words = [model.reader.tokenizer.convert_tokens_to_ids(word) for word in ("mat", "cat")]
+    score = float(logits[at, words[0]] - logits[at, words[1]])
+    effects = seen.effects
+    parts = [*effects.heads.values(), *effects.feed_forward.values(), effects.embeddings, effects.biases]
+    assert set(effects.heads) == {Head(layer, head, "decoder") for layer in (0, 1) for head in range(4)}
+    assert all(effects.heads.values())
+    assert set(effects.feed_forward) == {0, 1}
+    assert not effects.mixers
+    assert sum(parts) == pytest.approx(score, abs=1e-4 * max(1, sum(map(abs, parts))))
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in SCALING if name != "gemma2")]
+)
+def test_a_head_writes_what_is_missing_without_it_while_all_else_is_held(name, tmp_path):
+    model = load(saved(tmp_path, CAUSAL[name]()), predicting=True)
+    model.writer.config.final_logit_softcapping = None
+    prepared = model.prepare(TEXT)
+    seen = direct_effects(model, prepared, "mat", None)
+    at = max(number for number, token in enumerate(prepared.tokens) if not token.special)
+    mat = model.reader.tokenizer.convert_tokens_to_ids("mat")
+    with torch.no_grad():
+        whole = model.writer(**prepared.inputs).logits[0, at, mat]
+        for layer, head in ((0, 1), (1, 2)):
+            removed = {
+                "inputs": prepared.inputs,
+                "projection": f"model.layers.{layer}.self_attn.o_proj",
+                "slice": slice(8 * head, 8 * head + 8),
+            }
+            missing = float(whole - heldout(model.writer, removed)[0, at, mat])
+            assert seen.effects.heads[Head(layer, head, "decoder")] == pytest.approx(missing, abs=1e-4)
+
+
+def test_a_head_writes_what_its_slice_of_the_projection_makes_of_what_it_mixed(tmp_path):
+    model = load(saved(tmp_path, CAUSAL["gpt2"]()), predicting=True)
+    prepared = model.prepare(TEXT)
+    seen = direct_effects(model, prepared, "3", None).effects
+    given = {}
+    body = model.writer.transformer
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, name=name: given.update({name: args[0][0, 3]}))
+        for name, module in {"last": body.h[1].attn.c_proj, "norm": body.ln_f}.items()
+    ]
+    outputs = []
+    hooks.append(body.h[0].mlp.register_forward_hook(lambda _, args, out: outputs.append(out[0, 3])))
+    with torch.no_grad():
+        logits = model.writer(**prepared.inputs).logits[0, 3]
+    for hook in hooks:
+        hook.remove()
+    unembedding = model.writer.lm_head.weight[logits.argmax()].detach()
+    spread = torch.sqrt(given["norm"].var(unbiased=False) + body.ln_f.eps)
+
+    def effect(part):
+        part = part.detach()
+        return float((((part - part.mean()) / spread) * body.ln_f.weight.detach()) @ unembedding)
+
+    for head in range(4):
+        part = given["last"][8 * head : 8 * head + 8] @ body.h[1].attn.c_proj.weight[8 * head : 8 * head + 8]
+        assert seen.heads[Head(1, head, "decoder")] == pytest.approx(effect(part), abs=1e-5)
+    assert seen.feed_forward[0] == pytest.approx(effect(outputs[0]), abs=1e-5)
+
+
+def test_a_word_is_moved_by_what_the_head_writes_to_it(tmp_path):
+    model = load(saved(tmp_path, CAUSAL["gemma2"]()), predicting=True)
+    prepared = model.prepare(TEXT)
+    head = Head(1, 2, "decoder")
+    words = direct_effects(model, prepared, "mat", None, Head("L1H2")).words[head]
+    raised, lowered = ([word.moved for word in each] for each in (words.raised, words.lowered))
+    assert raised == sorted(raised, reverse=True)
+    assert lowered == sorted(lowered)
+    known = model.reader.tokenizer.get_vocab()
+    whole = [word for word in (*words.raised, *words.lowered) if word.text in known]
+    assert whole
+    for word in whole[:3]:
+        effect = direct_effects(model, prepared, word.text, None).effects.heads[head]
+        assert effect == pytest.approx(word.moved, abs=1e-5)
+
+
+def test_words_of_the_largest_heads_are_told_unless_one_is_named(tmp_path):
+    model = load("own-causal")
+    seen = direct_effects(model, model.prepare(TEXT), None, None)
+    assert list(seen.words) == seen.effects.largest_heads(5)
+    with pytest.raises(SelectionError, match="layers 0-2 have heads 0-3"):
+        direct_effects(model, model.prepare(TEXT), None, None, Head("L1H7"))
+
+
+def test_what_repeats_is_written_by_the_induction_heads_and_ablation_agrees():
+    """Olsson et al. 2022: what stood behind an earlier copy of the last word is predicted by induction."""
+    model = load("own-causal")
+    words = ["table", "river", "garden", "letter", "window", "horse", "captain", "stone"]
+    written, missed = dict[str, float](), dict[str, float]()
+    for seed in range(4):
+        drawn = random.Random(seed).sample(words, 8)
+        prepared = model.prepare(" ".join(drawn + drawn[:5]))
+        for head, effect in direct_effects(model, prepared, drawn[5], None).effects.heads.items():
+            written[head.name] = written.get(head.name, 0.0) + effect
+    prepared = model.prepare(" ".join(words + words))
+    figures = {
+        head.address.name: head.figures["induction"].value
+        for head in stats(model, prepared, Selection()).heads
+    }
+    for name in figures:
+        changed = ablate(model, prepared, Head(name)).changed
+        again = [math.log(each.right[0] / each.right[1]) for each in changed if each.position > len(words)]
+        missed[name] = sum(again) / len(again)
+
+    def largest(values):
+        return set(sorted(values, key=values.__getitem__)[-2:])
+
+    assert largest(written) == largest(figures) == {"L1H0", "L1H3"}
+    costly = sorted(missed, key=missed.__getitem__)
+    assert set(costly[-4:]) == {"L1H0", "L1H3", "L0H0", "L0H2"}  # those of layer 0 write next to nothing:
+    fed = find_feeds(model, prepared, Head("L1H3")).feeds
+    assert fed[0].head.name in {"L0H0", "L0H2"}  # they feed the others
+
+
+def test_masked_words_and_decoders_of_a_pair_are_followed_too(tmp_path):
+    model = load(saved(tmp_path, hf.BertForMaskedLM(hf.BertConfig(**SIZES))), predicting=True)
+    seen = direct_effects(model, model.prepare("The cat [MASK] on the mat."), "sat", "cat")
+    assert {head.kind for head in seen.effects.heads} == {"encoder"}
+    assert "the slope of the gelu of the output head" in seen.notes[0]
+    assert seen.effects.total == pytest.approx(seen.score, abs=1e-4)
+    config = hf.BartConfig(
+        vocab_size=8192, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64,
+    )  # fmt: skip
+    folder = saved(tmp_path / "bart", hf.BartForConditionalGeneration(config))
+    model = load(folder, predicting=True)
+    seen = direct_effects(model, model.prepare("The cat sat.", TEXT), "mat", "cat")
+    assert {head.kind for head in seen.effects.heads} == {
+        "decoder",
+        "cross",
+    }  # the encoder's are read by these
+    assert seen.effects.total == pytest.approx(seen.score, abs=1e-4)
+
+
+def test_mixers_beside_attention_are_parts_of_their_own(tmp_path):
+    config = hf.JambaConfig(
+        **GROUPED, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4, mamba_dt_rank=4,
+        use_mamba_kernels=False, num_experts=2,
+    )  # fmt: skip
+    model = load(saved(tmp_path, hf.JambaForCausalLM(config)), predicting=True)
+    effects = direct_effects(model, model.prepare(TEXT), "mat", None).effects
+    assert {head.layer for head in effects.heads} == {1}
+    assert set(effects.mixers) == {(0, "mamba")}
+    assert set(effects.feed_forward) == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["cohere2_moe", "gemma3n_text", "jetmoe", "ctrl", "zamba2", "xlstm", "biogpt"]
+)
+def test_the_table_of_families_is_made_again(name):
+    named = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]
+    assert try_type(name, named if isinstance(named, str) else named[0])[0] in ("followed", "no heads")
+
+
+def test_what_cannot_be_asked_is_refused_in_a_sentence(tmp_path):
+    model = load(minilm())
+    with pytest.raises(ModelError, match="load it with predicting"):
+        direct_effects(model, model.prepare(TEXT), "mat", None)
+    model = load(saved(tmp_path, CAUSAL["gpt2"]()), predicting=True)
+    with pytest.raises(SelectionError, match="no token 'xyzzyx'"):
+        direct_effects(model, model.prepare(TEXT), "mat", "xyzzyx")
+    model.writer.requires_grad_(False)
+    with pytest.raises(ModelError, match="it keeps no gradients"):
+        direct_effects(model, model.prepare(TEXT), "mat", None)

@@ -171,7 +171,8 @@ def plain(value: Any) -> Any:
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    for way, _, meaning in members(type(value)):
+    kind: Any = type(value)
+    for way, _, meaning in members(kind):
         found = value
         for name in way:
             found = getattr(found, name)

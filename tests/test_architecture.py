@@ -1,4 +1,4 @@
-"""The rooms of the package, one above the other, and the direction of the arrows between them."""
+"""The packages, one above the other, and the direction of the imports between them."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 import attnscope
 
 PACKAGE = Path(attnscope.__file__).parent
-FLOORS = [  # from the ground up: a package imports from those below it, and from no other
+LAYERS = [  # from the ground up: a package imports from those above it in this list, and from no other
     {"text"},
     {"errors"},
     {"registry", "limits", "offline", "progress"},
@@ -34,7 +34,7 @@ FLOORS = [  # from the ground up: a package imports from those below it, and fro
     {"cli"},
     {"__main__"},
 ]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {name: number for number, packages in enumerate(LAYERS) for name in packages}
 BANNED = {
     "axes": {"torch", "transformers"},
     "measures": {"transformers"},
@@ -45,7 +45,7 @@ LONGER = {"schemas.py"}  # one table, which records replace piece by piece
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -76,13 +76,13 @@ def file_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_room_imports_from_the_rooms_below_it_alone(path):
-    room = room_of(path)
+def test_a_package_imports_from_those_below_it_alone(path):
+    package = package_of(path)
     for name in imports(path):
         parts = name.split(".")
-        assert parts[0] not in BANNED.get(room, ()), f"{path} imports {name}"
-        if parts[0] == "attnscope" and parts[1] in FLOOR and parts[1] != room:
-            assert FLOOR[parts[1]] < FLOOR[room], f"{path} imports {name}, which does not stand below it"
+        assert parts[0] not in BANNED.get(package, ()), f"{path} imports {name}"
+        if parts[0] == "attnscope" and parts[1] in LAYER and parts[1] != package:
+            assert LAYER[parts[1]] < LAYER[package], f"{path} imports {name}, which does not stand below it"
 
 
 def test_no_files_import_each_other_in_a_circle():
@@ -90,7 +90,7 @@ def test_no_files_import_each_other_in_a_circle():
         module_of(path): {file_of(name) for name in imports(path)} & MODULES - {module_of(path)}
         for path in SOURCES
     }
-    for module, names in graph.items():  # a room's own __init__ only lists what its files hold
+    for module, names in graph.items():  # a package's own __init__ only lists what its files hold
         graph[module] = {name for name in names if not module.startswith(name + ".")}
     try:
         TopologicalSorter(graph).prepare()
@@ -98,10 +98,10 @@ def test_no_files_import_each_other_in_a_circle():
         pytest.fail(" → ".join(error.args[1]))
 
 
-def test_every_file_stands_in_a_room_is_short_and_none_is_named_utils():
+def test_every_file_stands_in_a_package_is_short_and_none_is_named_utils():
     assert SOURCES
     for path in SOURCES:
-        assert room_of(path) in FLOOR, path
+        assert package_of(path) in LAYER, path
         assert "utils" not in path.stem
         lines = len(path.read_text("utf-8").splitlines())
         assert lines <= MOST_LINES or path.name in LONGER, path

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from attnscope.questions.align import Alignment, Word, write_textgrid, write_vtt
+from attnscope.questions.align import SpokenText, SpokenWord, write_textgrid, write_vtt
 from tests.models import folders, speech
 
 TEXT = "The cat sat on the mat."
@@ -58,12 +58,12 @@ def test_subtitles_are_numbered_and_timed(run, whisper, tone, answer):
 
 def test_subtitles_of_a_page_hold_no_markup():
     words = (
-        Word("\"it's", 0.0, 0.5),
-        Word("<b>&", 0.5, 61.25),
-        Word("-->", 61.25, 3661.5),
-        Word("猫", 3661.5, 3662.0),
+        SpokenWord("\"it's", 0.0, 0.5),
+        SpokenWord("<b>&", 0.5, 61.25),
+        SpokenWord("-->", 61.25, 3661.5),
+        SpokenWord("猫", 3661.5, 3662.0),
     )
-    out = write_vtt(Alignment((), words, (), "", "", 0.0, 3662.0, ()))
+    out = write_vtt(SpokenText((), words, (), "", "", 0.0, 3662.0, ()))
     assert out.split("\n\n") == [
         "WEBVTT",
         "00:00:00.000 --> 00:00:00.500\n\"it's",
@@ -74,8 +74,8 @@ def test_subtitles_of_a_page_hold_no_markup():
 
 
 def test_a_textgrid_holds_a_word_in_the_last_frame_and_late_times_exactly():
-    words = (Word("late", 1234.567, 1300.02),)
-    out = write_textgrid(Alignment((), words, (), "", "", 0.0, 1300.0, ()))
+    words = (SpokenWord("late", 1234.567, 1300.02),)
+    out = write_textgrid(SpokenText((), words, (), "", "", 0.0, 1300.0, ()))
     assert re.findall(r"xmax = (\S+)", out) == ["1300.02", "1300.02", "1234.567", "1300.02"]
 
 

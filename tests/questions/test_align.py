@@ -14,7 +14,7 @@ from attnscope.capture import Keep
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.text.tokens import Vocabulary
-from attnscope.questions.align import SaidToken, align_words, join_words, rank_monotone, token_frames
+from attnscope.questions.align import SpokenToken, align_words, join_words, rank_monotone, token_frames
 from tests.models import speech
 
 LONG = "The cat sat on the mat, it was tired."
@@ -137,7 +137,7 @@ def planted(tmp_path_factory):
 def test_a_planted_monotone_head_is_found_first(planted, tmp_path):
     model = load(planted, generative=True)
     prepared = model.prepare_audio(speech.sound(tmp_path / "a.wav", 2.0), LONG)
-    ranked = rank_monotone(model, prepared)
+    ranked = rank_monotone(model, prepared).ranked
     assert ranked[0].head == Head(1, 1)
     assert ranked[0].share > 3 * ranked[0].baseline
     assert len(ranked) == speech.LAYERS * speech.HEADS
@@ -191,7 +191,7 @@ def words_of(*spelled, decode=None):
         decode or (lambda ids: "".join(spelled[id_].replace("Ġ", " ").replace("▁", " ") for id_ in ids)),
         set(),
     )
-    tokens = [SaidToken(Token(text, number), number, number + 1) for number, text in enumerate(spelled)]
+    tokens = [SpokenToken(Token(text, number), number, number + 1) for number, text in enumerate(spelled)]
     return [(word.text, word.begin, word.end) for word in join_words(tokens, vocabulary)]
 
 

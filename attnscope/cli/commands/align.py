@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from attnscope.cli.command import REQUIRED, TEXT, WHERE, argument, command, flag, option
-from attnscope.cli.deliver import print_answer
+from attnscope.cli.deliver import print_answer, print_views
 from attnscope.cli.heads import parse_head
-from attnscope.cli.options import ModelOptions, SourceOptions
+from attnscope.cli.options import ModelOptions, PrintedOptions, SourceOptions
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
 
 if TYPE_CHECKING:
     from attnscope.attention import Head
     from attnscope.models import Model, ModelInput
-    from attnscope.questions.align import Alignment, MonotoneHead
+    from attnscope.questions.align import SpokenText
 
 LONGEST = 24
 """Letters of a word that a column has room for; longer ones push their bar away."""
@@ -84,19 +84,19 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
         raise typer.BadParameter("it is a format of its own: leave out --format", param_hint="--json")
     from attnscope.models.inputs import Part
     from attnscope.questions.align import (
+        WRITERS,
+        MonotoneHeads,
         align_letters,
         align_windows,
         align_words,
-        alignment_numbers,
         is_long,
         rank_monotone,
-        rank_numbers,
         reads_letters,
-        write_srt,
-        write_textgrid,
-        write_vtt,
     )
+    from attnscope.questions.answer import Answer
+    from attnscope.records import plain
 
+    result: SpokenText | MonotoneHeads
     loaded, text = _open(asked, model)
     part = Part(asked.from_second, asked.to_second, asked.truncate)
     if not asked.truncate and is_long(loaded, asked.sound, part):
@@ -106,20 +106,19 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
         prepared = _write(loaded, loaded.prepare_audio(asked.sound, text, part), asked, text)
         with reading(loaded, prepared):
             if asked.rank:
-                ranked = rank_monotone(loaded, prepared)
+                result = rank_monotone(loaded, prepared)
             elif reads_letters(prepared) and not heads:
                 result = align_letters(loaded, prepared)
             else:
                 result = align_words(loaded, prepared, heads)
-    if asked.rank:
-        print_answer("align", rank_numbers(ranked)) if output.as_json else _print_rank(ranked)
-    elif output.as_json:
-        print_answer("align", alignment_numbers(result))
+    if output.as_json:
+        print_answer("align", plain(result))
+    elif isinstance(result, MonotoneHeads):
+        print_views(Answer((result.table,), {}, dict), PrintedOptions())
     elif output.format == "table":
         _print_words(result)
     else:
-        writers = {"srt": write_srt, "vtt": write_vtt, "textgrid": write_textgrid}
-        sys.stdout.write(writers[output.format](result))
+        sys.stdout.write(WRITERS[output.format](result))
 
 
 def _require_unsaid(model: Model, asked: SoundOptions, text: str | None) -> None:
@@ -166,7 +165,7 @@ def _write(model: Model, prepared: ModelInput, asked: SoundOptions, text: str | 
         return model.generate(prepared, count)
 
 
-def _print_words(result: Alignment) -> None:
+def _print_words(result: SpokenText) -> None:
     """A line a word, with its place in the sound."""
     from rich.console import Console
     from rich.text import Text
@@ -190,22 +189,3 @@ def _print_words(result: Alignment) -> None:
         console.print(Text(text).append(" " * first + bar if bar else "", style="cyan"), soft_wrap=True)
     for note in result.notes:
         console.print(Text(f"· {visible(note)}"), style="dim")
-
-
-def _print_rank(ranked: tuple[MonotoneHead, ...]) -> None:
-    """The heads, the most monotone first."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("head", "forward", "baseline", "lift"):
-        table.add_column(name, justify="left" if name == "head" else "right")
-    for each in ranked:
-        figures = (each.share, each.baseline, each.share / each.baseline)
-        table.add_row(each.head.name, *(f"{figure:.3f}" for figure in figures[:2]), f"{figures[2]:.1f}×")
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
-        "forward: the share of a token's attention on the best way that only goes forward through the sound",
-        style="dim",
-    )

@@ -1,7 +1,8 @@
-"""Numbers for other programs: one line of JSON on standard output."""
+"""Where the answer of every command goes: JSON, CSV, files, or the terminal."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import sys
@@ -10,15 +11,77 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.cli.options import PrintedOptions, Said
-from attnscope.questions.answer import Answer, name_schema
-from attnscope.questions.selection import Selection
-from attnscope.render.terminal import print_view
+from attnscope.cli.options import PICTURES, Metadata, PrintedOptions
+from attnscope.errors import OutputError
 from attnscope.text import escape_json
 
 if TYPE_CHECKING:
-    from attnscope.models import Model, ModelInput
+    from attnscope.models import ModelInput
+    from attnscope.questions.answer import Answer
     from attnscope.views import Drawable
+
+PLAIN = PrintedOptions()
+"""How a command without options for pictures prints."""
+
+
+def deliver(
+    command: str,
+    answer: Answer,
+    output: Any,
+    picture: PrintedOptions = PLAIN,
+    metadata: Metadata | None = None,
+) -> None:
+    """Print or save an answer, as the options of a command ask.
+
+    ``output`` is the command's group of options that says where the answer goes; what it does not have, the
+    command does not offer:
+
+    * ``as_json``: the numbers with ``metadata`` behind them, and the name of the schema before them;
+    * ``as_csv``: ``answer.table``;
+    * ``out``: by its suffix ``answer.pictures``, several of them as several files; ``answer.arrays`` (.npz),
+      ``answer.layers`` (.npz, .safetensors, .json, .csv), or a page of ``answer.heads`` (.html);
+    * else ``answer.views`` in the terminal, with pixels where ``picture`` asks for them.
+
+    Options that do not fit the answer are refused by ``check_picture`` and the command before any work.
+    """
+    out: Path | None = getattr(output, "out", None)
+    if getattr(output, "as_json", False):
+        print_answer(command, {**answer.numbers, **(metadata or {})})
+    elif getattr(output, "as_csv", False):
+        csv.writer(sys.stdout, lineterminator="\n").writerows(answer.table() if answer.table else ())
+    elif out is None:
+        print_views(answer, picture)
+    elif out.suffix.lower() in PICTURES:
+        save_pictures(answer, out, picture)
+    else:
+        save_data(answer, out, picture)
+
+
+def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
+    """Write a page, or numbers in full."""
+    from attnscope.render.layers import PAGE, page_of
+    from attnscope.storage import arrays
+    from attnscope.storage.files import write_whole
+    from attnscope.views import HeadMap
+    from attnscope.views.charts import Terms
+
+    view = next(iter(answer.pictures.values()), None)
+    if out.suffix.lower() != PAGE and answer.arrays is not None:
+        arrays.save_arrays(answer.arrays(), out)
+    elif out.suffix.lower() != PAGE and answer.layers is not None:
+        kinds, title, notes = answer.layers()
+        arrays.save(kinds, out, title=title, notes=notes)
+    elif answer.heads is not None:
+        write_whole(out, page_of(answer.heads(), picture.cmap).encode())
+    elif isinstance(view, Terms):
+        from attnscope.render.page.terms import terms_page
+
+        dressed: Any = dress(view, picture)
+        maps = [each for each in answer.views if isinstance(each, HeadMap)]
+        write_whole(out, terms_page(dressed, maps, picture.cmap).encode())
+    else:
+        raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
+    print(f"saved {out}", file=sys.stderr)
 
 
 def print_plain(numbers: Any) -> None:
@@ -28,6 +91,8 @@ def print_plain(numbers: Any) -> None:
 
 def print_answer(command: str, numbers: Mapping[str, Any]) -> None:
     """Print what a command found, behind the name of the schema that says what is in it."""
+    from attnscope.questions.answer import name_schema
+
     print_plain({"schema": name_schema(command), **numbers})
 
 
@@ -44,6 +109,7 @@ def print_views(answer: Answer, picture: PrintedOptions) -> None:
     from rich.console import Console
 
     from attnscope.render import pixels
+    from attnscope.render.terminal import print_view
 
     console = Console(highlight=False)
     way = "cells" if picture.plain else pixels.choose_way(picture.graphics, console)
@@ -71,18 +137,12 @@ def print_written(prepared: ModelInput) -> None:
     Console(highlight=False).print(line, end="\n\n")
 
 
-def print_json(command: str, answer: Answer, said: Said) -> None:
-    """Write the numbers of a command to standard output, and what is ``said`` of them all."""
-    print_answer(command, {**answer.numbers, **said})
-
-
-def save(answer: Answer, out: Path, picture: PrintedOptions) -> None:
+def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     """Draw the answer into ``out``; several kinds of attention make several files, named after them."""
-    from attnscope.render.image import save as save_picture
+    from attnscope.render.image import save
 
-    for name, view in answer.pictures.items():
-        path = out if len(answer.pictures) == 1 else out.with_stem(f"{out.stem}-{name}")
-        drawn = save_picture(
+    for path, view in answer.files(out):
+        for warning in save(
             dress(view, picture),
             path,
             dpi=picture.dpi,
@@ -90,8 +150,7 @@ def save(answer: Answer, out: Path, picture: PrintedOptions) -> None:
             width=picture.size,
             font=picture.font,
             annotate=picture.annotate,
-        )
-        for warning in drawn:
+        ):
             print(f"attnscope: {warning}", file=sys.stderr)
         print(f"saved {path}", file=sys.stderr)
 
@@ -113,15 +172,3 @@ def dress(view: Drawable, picture: PrintedOptions) -> Drawable:
         changed |= {"readings": (), "subtitle": ""}
     dressed: Drawable = replace(view, **changed)
     return dressed
-
-
-def save_heads(model: Model, prepared: ModelInput, selection: Selection, out: Path, cmap: str | None) -> None:
-    """Write all heads that are meant as a page or as data, as the suffix says."""
-    from attnscope.questions.layers import all_heads, whole_layers
-    from attnscope.render.layers import PAGE, save_layers, save_page
-
-    if out.suffix.lower() == PAGE:
-        save_page(all_heads(model, prepared, selection), out, cmap)
-    else:
-        save_layers(whole_layers(model, prepared, selection), out)
-    print(f"saved {out}", file=sys.stderr)

@@ -70,7 +70,7 @@ def show_heads(
     with reading(loaded, prepared):
         result = compare_heads(loaded, prepared, model.weigh, model.target, selection)
     if as_json:
-        return print_answer("stats", asdict(result) | model.said)
+        return print_answer("stats", asdict(result) | model.metadata)
     _show(result, top or TOP, out, picture)
 
 
@@ -81,7 +81,7 @@ def _show(result: Faithful, top: int, out: Path | None, picture: PrintedOptions)
         from attnscope.questions.answer import Answer
 
         shown = replace(result, ranked=result.ranked[:top])
-        answers.save(Answer((), {"faithful": shown}, dict), out, picture)
+        answers.save_pictures(Answer((), {"faithful": shown}, dict), out, picture)
     else:
         _print(result, top, plain=picture.plain)
 

@@ -77,7 +77,7 @@ class ShownHeads(HeadOptions):
     against: str | None = option("With --writes: another word, whose score is taken away.", panel=WHERE)
 
 
-Said: TypeAlias = dict[str, Any]
+Metadata: TypeAlias = dict[str, Any]
 """What JSON says of all its numbers."""
 
 
@@ -140,7 +140,7 @@ class WeighedModelOptions(ModelOptions):
     )
 
     @property
-    def said(self) -> Said:
+    def metadata(self) -> Metadata:
         """What JSON says of it: nothing of the weights themselves."""
         target = {} if self.target is None else {"target": self.target}
         return {} if self.weigh == "raw" else {"weigh": self.weigh, **target}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.attention import Head
@@ -17,6 +18,8 @@ from attnscope.records import plain
 from attnscope.views import Bars, Focus, HeadMap, Heatmap, Ranked, Ranking, View
 
 if TYPE_CHECKING:
+    from attnscope.questions.layers import AllHeads
+    from attnscope.storage.arrays import Kinds
     from attnscope.views import Drawable
 
 
@@ -54,7 +57,9 @@ class Answer:
     """The views of an answer, those of them that make a picture file, and what writes the numbers behind.
 
     ``write`` makes a record, or a mapping; ``table`` the rows of a CSV file, the names of its columns first;
-    ``arrays`` what an ``.npz`` file holds. They are functions, as most answers are drawn and nothing else.
+    ``arrays`` what an ``.npz`` file holds; ``layers`` the weights of whole layers, with title and
+    notes, for any file of data; ``heads`` all heads, for a page. They are functions, as most answers are
+    drawn and nothing else.
     """
 
     views: tuple[View, ...]
@@ -62,12 +67,19 @@ class Answer:
     write: Callable[[], Any]
     table: Callable[[], Iterable[Sequence[object]]] | None = None
     arrays: Callable[[], Mapping[str, Array]] | None = None
+    layers: Callable[[], tuple[Kinds, str, tuple[str, ...]]] | None = None
+    heads: Callable[[], AllHeads] | None = None
 
     @cached_property
     def numbers(self) -> Mapping[str, Any]:
         """The numbers behind the views, as plain data."""
         numbers: Mapping[str, Any] = plain(self.write())
         return numbers
+
+    def files(self, path: Path) -> Iterator[tuple[Path, Drawable]]:
+        """Each picture with its file; several kinds of attention make several files, named after them."""
+        for name, view in self.pictures.items():
+            yield path if len(self.pictures) == 1 else path.with_stem(f"{path.stem}-{name}"), view
 
 
 def of_overview(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attnscope.questions.find import Answers, Looking
     from attnscope.questions.flow import Flow
     from attnscope.questions.spans import SpanMaps
+    from attnscope.storage.arrays import Kinds
     from attnscope.views import Scale
 
 
@@ -126,7 +127,18 @@ def of_flow(
         shown, last, weights = result.map(kind, layer)
         title = result.titled(shown, last)
         view = heatmap(weights, title=title, subtitle=result.subtitle, scale=scale, notes=result.notes)
-    return Answer((view,), {result.method: view}, partial(flow_numbers, result))
+    return Answer(
+        (view,), {result.method: view}, partial(flow_numbers, result), layers=partial(_flow_layers, result)
+    )
+
+
+def _flow_layers(result: Flow) -> tuple[Kinds, str, tuple[str, ...]]:
+    """The maps of all layers for a file of data, each as a layer of one head."""
+    kinds = {
+        kind: [(layer, replace(weights, values=weights.values[None])) for layer, weights in layers]
+        for kind, layers in result.maps.items()
+    }
+    return kinds, f"{result.method} · {result.title}", result.notes
 
 
 def flow_numbers(result: Flow) -> dict[str, Any]:

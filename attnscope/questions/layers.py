@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from attnscope.attention import Head
 from attnscope.axes import Weights
@@ -35,6 +36,9 @@ from attnscope.questions.token import lay_over
 from attnscope.views import Described, Focus, Grid, Heatmap, focus, grid
 from attnscope.views.focus import Scene, find_place
 
+if TYPE_CHECKING:
+    from attnscope.storage.arrays import Kinds
+
 LARGEST = 512
 """Rows and columns of each head; a longer text is pooled to as many."""
 
@@ -52,6 +56,11 @@ class WholeLayers:
     notes: tuple[str, ...]
     record: Record
     written: int | None = None
+
+    @property
+    def data(self) -> tuple[Kinds, str, tuple[str, ...]]:
+        """What a file of data holds: all weights, their title and their notes."""
+        return self.kinds, self.title, self.notes
 
     @property
     def proofs(self) -> Mapping[tuple[str, int], str]:

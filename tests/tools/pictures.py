@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from attnscope.cli.deliver import save
+from attnscope.cli.deliver import save_pictures
 from attnscope.cli.options import PrintedOptions
 from attnscope.models import load
 from attnscope.questions.answer import of_overview
@@ -16,7 +16,7 @@ PICTURES = Path(__file__).parents[2] / ".pictures"
 def main() -> None:
     """Draw every head of the bundled encoder on the README's sentence."""
     model = load("own")
-    save(
+    save_pictures(
         of_overview(overview(model, model.prepare(TEXT), Selection()), None),
         PICTURES / "overview.png",
         PrintedOptions(),

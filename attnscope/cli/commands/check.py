@@ -87,7 +87,7 @@ def check(
     if first and output.as_json:
         from attnscope.questions.asked import verdict_numbers
 
-        print_answer("check", verdict_numbers(verdicts, differences) | model.said)
+        print_answer("check", verdict_numbers(verdicts, differences) | model.metadata)
     elif first and differences is not None:
         _print_differences(differences, asked)
     if first and asked.save is not None:

@@ -19,9 +19,9 @@ from attnscope.cli.options import (
     PICTURES,
     AxisOptions,
     LayerOptions,
+    Metadata,
     NumbersOptions,
     PrintedOptions,
-    Said,
     SecondNamed,
     TextsOptions,
     WeighedModelOptions,
@@ -99,7 +99,7 @@ def show_feeds(
     named = list(contrast.heads or ())
     if len(named) > 1:
         raise typer.BadParameter("name one head, or none: compare L1H2 --feeds", param_hint="HEADS")
-    if model.said:
+    if model.metadata:
         raise typer.BadParameter("the weights alone tell: nothing is weighed", param_hint="--weigh")
     fed = parse_head(named[0]) if named else None
     check_picture(output.out, picture.cmap, one=True, signed=True)
@@ -119,7 +119,7 @@ def show_feeds(
         from attnscope.cli import deliver as answers
         from attnscope.questions.answer import of_maps
 
-        answers.save(of_maps(_maps(result)), output.out, picture)
+        answers.save_pictures(of_maps(_maps(result)), output.out, picture)
     else:
         _print(result, picture)
 
@@ -262,7 +262,7 @@ def compare(
     result = _compare(
         given, selection, pair, contrast, opening, one=one, everything=output.everything, saving=saving
     )
-    _print_compare(result, output, picture, model.said)
+    _print_compare(result, output, picture, model.metadata)
 
 
 def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -> bool:
@@ -388,18 +388,20 @@ def _rival(first: Source, contrast: Contrast) -> Source | None:
     return None
 
 
-def _print_compare(compared: Compared, output: CompareOutput, picture: PrintedOptions, said: Said) -> None:
+def _print_compare(
+    compared: Compared, output: CompareOutput, picture: PrintedOptions, metadata: Metadata
+) -> None:
     """Print a comparison, or save it."""
     from attnscope.cli import deliver as answers
 
     if output.as_json:
-        answers.print_json("compare", compared.answer, said)
+        print_answer("compare", {**compared.answer.numbers, **metadata})
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(compared.table)
     elif output.out is None:
         answers.print_views(compared.answer, picture)
     elif output.out.suffix.lower() != ".npz":
-        answers.save(compared.answer, output.out, picture)
+        answers.save_pictures(compared.answer, output.out, picture)
     else:
         from attnscope.storage.arrays import save_arrays
 

@@ -17,9 +17,9 @@ from attnscope.cli.deliver import print_answer
 from attnscope.cli.heads import select
 from attnscope.cli.options import (
     LayerOptions,
+    Metadata,
     NumbersOptions,
     PrintedOptions,
-    Said,
     SourceOptions,
     TextNamed,
     WeighedModelOptions,
@@ -135,7 +135,7 @@ def answer_gold(
     if torchrun_processes().number:
         return
     if output.as_json:
-        print_answer("find", answers.numbers_of(result) | model.said)
+        print_answer("find", answers.numbers_of(result) | model.metadata)
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(result))
     else:
@@ -241,7 +241,7 @@ def find(
         answers = find_heads(loaded, prepared, questions, select(attention))
     meant = LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
     opening = repeat("show", SourceOptions(**vars(source)), meant, picture, model)
-    write_answers("find", answers, output, picture, model.said, opening)
+    write_answers("find", answers, output, picture, model.metadata, opening)
 
 
 def write_answers(
@@ -249,14 +249,14 @@ def write_answers(
     answers: Answers,
     output: FindOutput,
     picture: PrintedOptions,
-    said: Said,
+    metadata: Metadata,
     opening: str | None = None,
 ) -> None:
-    """Print or save the answers; ``said`` goes into JSON, ``opening`` is a command that shows a head."""
+    """Print or save the answers; ``metadata`` goes into JSON, ``opening`` is a command that shows a head."""
     if output.as_json:
         from attnscope.questions.asked import found_numbers
 
-        print_answer(command, found_numbers(answers) | said)
+        print_answer(command, found_numbers(answers) | metadata)
     elif output.as_csv:
         _print_csv(answers)
     elif output.out is not None:
@@ -287,7 +287,9 @@ def _save(answers: Answers, out: Path, picture: PrintedOptions) -> None:
 
     for number, answer in enumerate(answers.answers, 1):
         path = out if len(answers.answers) == 1 else out.with_stem(f"{out.stem}-{number}")
-        output.save(of_maps(maps_of(answer, answers.title, (*answer.notes, *answers.notes))), path, picture)
+        output.save_pictures(
+            of_maps(maps_of(answer, answers.title, (*answer.notes, *answers.notes))), path, picture
+        )
 
 
 def _print(answers: Answers, top: int | None, picture: PrintedOptions, opening: str | None) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 
 from attnscope.cli.command import command, flag, option
-from attnscope.cli.deliver import print_answer
+from attnscope.cli.deliver import deliver
 from attnscope.cli.faithful import check_alone, show_methods
 from attnscope.cli.heads import parse_numbers, select
 from attnscope.cli.options import (
@@ -24,10 +23,6 @@ from attnscope.cli.options import (
     check_picture,
 )
 from attnscope.cli.source import read_source, reading
-from attnscope.errors import OutputError
-
-if TYPE_CHECKING:
-    from attnscope.questions.flow import Flow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +95,7 @@ def flow(
     if asked.faithful:
         check_alone(asked.token is None and not attention.layers and source.saved is None)
         return show_methods(given, asked.target, output.out, picture, as_json=output.as_json)
-    from attnscope.cli import deliver as answers
-    from attnscope.questions.asked import flow_numbers, of_flow
+    from attnscope.questions.asked import of_flow
     from attnscope.questions.flow import follow_flow
 
     loaded, prepared = given.open(
@@ -112,33 +106,15 @@ def flow(
     with reading(loaded, prepared):
         shown = select(LayerOptions(kind=attention.kind), axes)
         result = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
-    if output.as_json:
-        return print_answer("flow", flow_numbers(result))
-    if output.out is not None and output.out.suffix.lower() in WHOLE:
-        return _save(result, output.out)
-    answer = of_flow(
-        result,
-        kind=attention.kind,
-        layers=layers,
-        token=asked.token,
-        scale=axes.scale,
-        pictures=prepared.pictures,
-    )
-    if output.out is not None:
-        answers.save(answer, output.out, picture)
+    if output.as_json or (output.out is not None and output.out.suffix.lower() in WHOLE):
+        answer = of_flow(result)  # of every layer, whichever is drawn
     else:
-        answers.print_views(answer, picture)
-
-
-def _save(result: Flow, out: Path) -> None:
-    """The maps of all layers as arrays, each as a layer of one head."""
-    from attnscope.storage.arrays import save
-
-    if out.suffix.lower() == ".html":
-        raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
-    kinds = {
-        kind: [(layer, replace(weights, values=weights.values[None])) for layer, weights in layers]
-        for kind, layers in result.maps.items()
-    }
-    save(kinds, out, title=f"{result.method} · {result.title}", notes=result.notes)
-    print(f"saved {out}", file=sys.stderr)
+        answer = of_flow(
+            result,
+            kind=attention.kind,
+            layers=layers,
+            token=asked.token,
+            scale=axes.scale,
+            pictures=prepared.pictures,
+        )
+    deliver("flow", answer, output, picture)

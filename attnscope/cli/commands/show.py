@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from attnscope.cli.command import command, option, repeat
-from attnscope.cli.deliver import print_answer
+from attnscope.cli.deliver import deliver, print_answer, print_written, save_data
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options import (
     WHOLE,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from attnscope.models import Model, ModelInput
     from attnscope.questions.ablate import Ablation, Changed
-    from attnscope.questions.answer import Answer
     from attnscope.questions.logits import Word, Writes
 
 
@@ -41,11 +40,9 @@ PAGE = ".html"
 def show_writes(
     source: SourceOptions,
     asked: ShownHeads,
-    out: Path | None,
+    output: ShowOutput,
     picture: PrintedOptions,
     model: WeighedModelOptions,
-    *,
-    as_json: bool,
 ) -> None:
     """Print or save the direct effects of all parts of a model on one score."""
     if asked.token or asked.ablate or model.weigh != "raw" or (asked.layers and not asked.head):
@@ -53,6 +50,7 @@ def show_writes(
             "it is of all parts of the model: with --head, --target and --against alone",
             param_hint="--writes",
         )
+    out = output.out
     paged = out is not None and out.suffix.lower() == PAGE
     if out is not None and out.suffix.lower() in WHOLE and not paged:
         raise OutputError(
@@ -61,33 +59,13 @@ def show_writes(
     head = None if asked.head is None else parse_head(asked.head, asked)
     check_picture(out, picture.cmap, one=not paged, signed=True)
     given = read_source(source, replace(model, target=None))
-    from attnscope.cli import deliver as answers
     from attnscope.questions.logits import direct_effects, of_writes
 
     loaded, prepared = given.open(predicting=True)
     with reading(loaded, prepared):
         result = direct_effects(loaded, prepared, model.target, asked.against, head)
-    if as_json:
-        print_answer("show", _numbers(result))
-    elif out is not None and paged:
-        _save_page(of_writes(result, head), out, picture)
-    elif out is not None:
-        answers.save(of_writes(result, head), out, picture)
-    else:
-        answers.print_views(of_writes(result, head), picture)
-
-
-def _save_page(answer: Answer, out: Path, picture: PrintedOptions) -> None:
-    """All of it as one page."""
-    from attnscope.cli import deliver as answers
-    from attnscope.render.page.terms import terms_page
-    from attnscope.storage.files import write_whole
-    from attnscope.views import HeadMap
-
-    view: Any = answers.dress(answer.pictures["writes"], picture)
-    maps = [each for each in answer.views if isinstance(each, HeadMap)]
-    write_whole(out, terms_page(view, maps, picture.cmap).encode())
-    print(f"saved {out}", file=sys.stderr)
+    answer = replace(of_writes(result, head), write=partial(_numbers, result))
+    deliver("show", answer, output, picture)
 
 
 def _numbers(result: Writes) -> dict[str, Any]:
@@ -242,7 +220,7 @@ def show(
     attnscope show --from heads.npz --head L0H2
     """
     if attention.writes:
-        return show_writes(source, attention, output.out, picture, model, as_json=output.as_json)
+        return show_writes(source, attention, output, picture, model)
     if attention.against is not None:
         raise typer.BadParameter("it goes with --writes", param_hint="--against")
     head = None
@@ -252,9 +230,9 @@ def show(
         raise typer.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
     given = read_source(source, model)
     check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
-    from attnscope.cli import deliver as answers
-    from attnscope.questions.answer import of_head, of_overview, of_token
+    from attnscope.questions.answer import Answer, of_head, of_overview, of_token
     from attnscope.questions.head import one_head
+    from attnscope.questions.layers import all_heads, whole_layers
     from attnscope.questions.overview import overview
     from attnscope.questions.token import one_token
 
@@ -266,8 +244,11 @@ def show(
         return
     with reading(loaded, prepared):
         if whole and output.out is not None:
-            answers.save_heads(loaded, prepared, selection, output.out, picture.cmap)
-            return
+            asked = loaded, prepared, selection
+            answer = Answer(
+                (), {}, dict, layers=lambda: whole_layers(*asked).data, heads=partial(all_heads, *asked)
+            )
+            return save_data(answer, output.out, picture)
         if selection.token is not None:
             answer = of_token(one_token(loaded, prepared, selection))
         elif head is not None:
@@ -277,17 +258,5 @@ def show(
             opening = repeat("show", again, axes, picture, anew)
             answer = of_overview(overview(loaded, prepared, selection), opening)
     if not output.as_json and output.out is None:
-        answers.print_written(prepared)
-    _give(answer, output, picture, model)
-
-
-def _give(answer: Answer, output: ShowOutput, picture: PrintedOptions, model: WeighedModelOptions) -> None:
-    """Print an answer, its numbers, or save it."""
-    from attnscope.cli import deliver as answers
-
-    if output.as_json:
-        answers.print_json("show", answer, model.said)
-    elif output.out is not None:
-        answers.save(answer, output.out, picture)
-    else:
-        answers.print_views(answer, picture)
+        print_written(prepared)
+    deliver("show", answer, output, picture, model.metadata)

@@ -114,7 +114,7 @@ def show_written(
         which = result.heads[0].name if attention.head else f"mean of {len(result.heads)} heads"
         drawn = result.stack(which)
         if output.out is not None:
-            answers.save(Answer((drawn,), {"": drawn}, dict), output.out, picture)
+            answers.save_pictures(Answer((drawn,), {"": drawn}, dict), output.out, picture)
         else:
             answers.print_views(Answer((drawn,), {}, dict), picture)
         return
@@ -170,18 +170,18 @@ def spans(
             _print_ranked(asked, result)
             return
         answers = Answers(asked, result.title, (result.ran, *result.notes))
-        write_answers("spans", answers, output, picture, model.said)
+        write_answers("spans", answers, output, picture, model.metadata)
         return
     from attnscope.cli import deliver as way_out
     from attnscope.questions.asked import of_spans
 
     answer = of_spans(result, one=attention.head is not None)
     if output.as_json:
-        print_answer("spans", {**answer.numbers, **model.said})
+        print_answer("spans", {**answer.numbers, **model.metadata})
     elif output.as_csv:
         _print_csv(result)
     elif output.out is not None:
-        way_out.save(answer, output.out, picture)
+        way_out.save_pictures(answer, output.out, picture)
     else:
         way_out.print_views(answer, picture)
 

@@ -19,9 +19,9 @@ from attnscope.cli.heads import parse_numbers, select
 from attnscope.cli.options import (
     CorpusOptions,
     LayerOptions,
+    Metadata,
     NumbersOptions,
     PrintedOptions,
-    Said,
     SourceOptions,
     WeighedModelOptions,
     check_data,
@@ -144,9 +144,9 @@ def show_curves(
     top: int | None,
     out: Path | None,
     picture: PrintedOptions,
-    said: Said | None,
+    metadata: Metadata | None,
 ) -> None:
-    """One measure of the heads along the text, as curves, or as plain data with what is ``said`` of it."""
+    """One measure of the heads along the text, as curves, or as plain data with its ``metadata``."""
     from attnscope.cli import deliver as answers
     from attnscope.questions.answer import Answer
     from attnscope.questions.stats import curves_by_position
@@ -154,10 +154,10 @@ def show_curves(
     loaded, prepared = given.open(way="kernel")
     with reading(loaded, prepared):
         result = curves_by_position(loaded, prepared, selection, name, parts=PARTS, top=top or TOP)
-    if said is not None:
-        print_answer("stats", asdict(result) | said)
+    if metadata is not None:
+        print_answer("stats", asdict(result) | metadata)
     elif out is not None:
-        answers.save(Answer((result,), {"": result}, dict), out, picture)
+        answers.save_pictures(Answer((result,), {"": result}, dict), out, picture)
     else:
         answers.print_views(Answer((result,), {}, dict), picture)
 
@@ -226,8 +226,8 @@ def stats(
     _check_output(output, drawn is not None, asked.pooled, picture.cmap, one=corpus.texts is None)
     selection = select(attention)
     if given is not None and asked.by_position is not None:
-        said = model.said if output.as_json else None
-        show_curves(given, selection, asked.by_position, attention.top, output.out, picture, said)
+        metadata = model.metadata if output.as_json else None
+        show_curves(given, selection, asked.by_position, attention.top, output.out, picture, metadata)
         return
     if given is not None:
         result = _measure(given, selection, names, asked, saving=output.out is not None)
@@ -244,7 +244,7 @@ def stats(
     sort = attention.sort or next(iter(figures.of_predictions(result)), None)
     heads = _listed(result, met, sort)[: attention.top]
     if output.as_json:
-        print_answer("stats", figures.numbers_of(result, heads) | model.said)
+        print_answer("stats", figures.numbers_of(result, heads) | model.metadata)
     elif output.as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(figures.table_of(result, heads, names))
     else:
@@ -345,7 +345,7 @@ def _draw(result: Stats, name: str, out: Path | None, picture: PrintedOptions) -
 
     maps = of_maps(figures.maps(result, name))
     if out is not None:
-        answers.save(maps, out, picture)
+        answers.save_pictures(maps, out, picture)
     else:
         answers.print_views(maps, picture)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from attnscope import records
 from attnscope.questions.align import MonotoneHeads, SpokenText
 from attnscope.questions.answer import name_schema
+from attnscope.records import Meaning, schema, shaped
 
 Shape: TypeAlias = "dict[str, Any]"
 
@@ -36,22 +36,6 @@ def record(description: str, optional: tuple[str, ...] = (), /, **fields_: tuple
         "required": [name for name in fields if name not in optional],
         "additionalProperties": False,
     }
-
-
-def extended(shape: Shape, **fields: tuple[Shape, str]) -> Shape:
-    """The same objects, which may have these fields too."""
-    if "anyOf" in shape:
-        return shape | {"anyOf": [extended(each, **fields) for each in shape["anyOf"]]}
-    more = {name: described(*field) for name, field in fields.items()}
-    return shape | {"properties": shape["properties"] | more}
-
-
-def begun(shape: Shape, **fields: tuple[Shape, str]) -> Shape:
-    """The same objects, which begin with these fields."""
-    if "anyOf" in shape:
-        return shape | {"anyOf": [begun(each, **fields) for each in shape["anyOf"]]}
-    first = {name: described(*field) for name, field in fields.items()}
-    return shape | {"properties": first | shape["properties"], "required": [*first, *shape["required"]]}
 
 
 def listed(items: Shape, count: int | None = None) -> Shape:
@@ -314,7 +298,6 @@ ABLATION = record(
     losses=(listed(NUMBER, 2), "the loss with and without the head"),
     notes=NOTED,
 )
-SHOW = either(OVERVIEW, ONE_HEAD, ONE_TOKEN, ABLATION, WRITES)
 
 LAYER = {"name": (TEXT, "a module's path"), "layer": (COUNT, "its number"), "reason": (TEXT, "why")}
 SIGHTING: dict[str, Any] = CALL | {
@@ -350,7 +333,6 @@ AUDIT = record(
     held=(listed(record("an attention call", **PLACE)), "calls whose output was held still"),
     mixers=(listed(record("a module", **MIXER)), "modules through which another token still moves"),
 )
-INFO = either(SURVEY, AUDIT)
 
 WHERE: dict[str, tuple[Shape, str]] = {
     "layer": (COUNT, "its layer"),
@@ -442,7 +424,6 @@ MEASURED = record(
     notes=NOTED,
     heads=(listed(HEAD), "the heads that are meant, in the order that was asked for"),
 )
-STATS = either(MEASURED, CURVES)
 
 
 NATS = "Jensen-Shannon divergence, in nats"
@@ -573,7 +554,6 @@ FEEDS = record(
         "every way of every pair, the one farthest above its baseline first",
     ),
 )
-COMPARE = either(ALL, DEPTH, TWO, TEXTS, MODELS, FEEDS)
 
 CHECK = record(
     "claims and what became of them",
@@ -691,40 +671,45 @@ WRITTEN = record(
         "every head",
     ),
 )
-SPANS = either(PARTS, WRITTEN)
 
 
-__all__ = ["schema_of"]
-
-SCHEMAS = {
-    "show": SHOW,
-    "stats": either(STATS, FAITHFUL),
-    "compare": COMPARE,
-    "find": either(FIND, GOLD),
-    "spans": either(*SPANS["anyOf"], FIND),
-    "align": either(records.schema(SpokenText), records.schema(MonotoneHeads)),
-    "flow": either(FLOW, FAITHFUL),
-    "info": INFO,
-    "check": CHECK,
-    "export": EXPORT,
+ANSWERS: dict[str, tuple[Any, ...]] = {
+    "show": (OVERVIEW, ONE_HEAD, ONE_TOKEN, ABLATION, WRITES),
+    "stats": (MEASURED, CURVES, FAITHFUL),
+    "compare": (ALL, DEPTH, TWO, TEXTS, MODELS, FEEDS),
+    "find": (FIND, GOLD),
+    "spans": (PARTS, WRITTEN, FIND),
+    "align": (SpokenText, MonotoneHeads),
+    "flow": (FLOW, FAITHFUL),
+    "info": (SURVEY, AUDIT),
+    "check": (CHECK,),
+    "export": (EXPORT,),
 }
-WEIGH = (TEXT, "what the weights are weighed by (--weigh); absent where they are not")
-TARGET = (TEXT, "the prediction that a gradient is of (--target); absent where none was named")
+"""The records that each command may print with ``--json``; a shape stands where there is no record yet."""
+
 UNWEIGHED = ("info", "flow", "align")
-SCHEMAS |= {
-    name: extended(schema, weigh=WEIGH, target=TARGET)
-    for name, schema in SCHEMAS.items()
-    if name not in UNWEIGHED
+"""The commands that never weigh what they show."""
+
+WEIGHED = {
+    "weigh": shaped(str, Meaning("what the weights are weighed by (--weigh); absent where they are not")),
+    "target": shaped(
+        str, Meaning("the prediction that a gradient is of (--target); absent where none was named")
+    ),
 }
 
 
 def schema_of(command: str) -> Shape:
     """The schema of what a command prints with ``--json``."""
     name = name_schema(command)
-    schema = ({"const": name}, "the name of this schema, and its version behind it")
+    first = {"schema": {"const": name, "description": "the name of this schema, and its version behind it"}}
+    more = {} if command in UNWEIGHED else WEIGHED
+    shapes = [
+        shape | {"properties": first | shape["properties"] | more, "required": ["schema", *shape["required"]]}
+        for shape in map(schema, ANSWERS[command])
+    ]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": name,
         "title": f"attnscope {command} --json",
-        **begun(SCHEMAS[command], schema=schema),
+        **(shapes[0] if len(shapes) == 1 else {"anyOf": shapes}),
     }

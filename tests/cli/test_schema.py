@@ -8,7 +8,7 @@ from typer.main import get_command
 
 from attnscope.cli import app
 from attnscope.questions.answer import VERSION
-from attnscope.questions.schemas import SCHEMAS
+from attnscope.questions.schemas import ANSWERS
 from tests.models.folders import t5
 from tests.models.images import picture, vision
 
@@ -94,7 +94,7 @@ def test_images_and_pairs_too(run, tmp_path):
     validate(run("info", folder, "--json"), "info", run)
 
 
-@pytest.mark.parametrize("command", SCHEMAS)
+@pytest.mark.parametrize("command", ANSWERS)
 def test_every_field_is_described_and_the_version_told(run, command):
     schema = json.loads(run("schema", command).out)
     assert schema["$id"] == f"urn:attnscope:{command}:{VERSION}"
@@ -114,7 +114,7 @@ def test_every_field_is_described_and_the_version_told(run, command):
 def test_every_command_with_json_has_a_schema():
     commands = get_command(app).commands
     with_json = {name for name, each in commands.items() if any("--json" in p.opts for p in each.params)}
-    assert with_json == set(SCHEMAS)
+    assert with_json == set(ANSWERS)
 
 
 def test_a_command_without_one_is_wrong_usage_that_lists_them(run):

@@ -75,6 +75,12 @@ def argument(help: str, default: Any = None, metavar: str | None = None) -> Any:
     return field(default=default, metadata={DECLARED: declared})
 
 
+def refuse(when: object, option: str, sentence: str) -> None:
+    """Wrong usage, where that is so: what is wrong with an option, or does not go with it."""
+    if when:
+        raise typer.BadParameter(sentence, param_hint=option)
+
+
 LONGEST = 240
 """Characters of a command that is still worth copying."""
 

@@ -10,7 +10,7 @@ import typer
 
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.options import ModelOptions, PrintedOptions, WeighedModelOptions
-from attnscope.cli.source import Source, reading
+from attnscope.cli.source import SourceInput, reading
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +39,7 @@ def check_alone(alone: bool) -> None:
 
 
 def show_methods(
-    given: Source, target: str | None, out: Path | None, picture: PrintedOptions, *, as_json: bool
+    given: SourceInput, target: str | None, out: Path | None, picture: PrintedOptions, *, as_json: bool
 ) -> None:
     """All ways of weighing and of following attention, the best first."""
     from attnscope.questions.faithful import compare_methods
@@ -53,7 +53,7 @@ def show_methods(
 
 
 def show_heads(
-    given: Source,
+    given: SourceInput,
     selection: Selection,
     model: WeighedModelOptions,
     top: int | None,

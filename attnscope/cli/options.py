@@ -121,6 +121,11 @@ class ModelOptions:
         """The model that is meant."""
         return "own" if self.model is None else self.model
 
+    @property
+    def metadata(self) -> Metadata:
+        """What JSON says of it beside its numbers: nothing of the weights themselves."""
+        return {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeighedModelOptions(ModelOptions):
@@ -141,7 +146,7 @@ class WeighedModelOptions(ModelOptions):
 
     @property
     def metadata(self) -> Metadata:
-        """What JSON says of it: nothing of the weights themselves."""
+        """What its numbers are weighed by."""
         target = {} if self.target is None else {"target": self.target}
         return {} if self.weigh == "raw" else {"weigh": self.weigh, **target}
 
@@ -222,21 +227,17 @@ def check_picture(out: Path | None, cmap: str | None, one: bool, signed: bool = 
     if out is None:
         return
     suffix = out.suffix.lower()
-    _check_place(out, (*PICTURES, *WHOLE))
+    check_place(out, (*PICTURES, *WHOLE))
     if one and suffix in WHOLE:
         raise OutputError(f"a {suffix} file holds whole layers: leave out --head and --token, or use --json")
 
 
-def check_data(out: Path) -> None:
-    """Refuse, before any work is done, a file of whole layers that could not be written at its end."""
-    _check_place(out, WHOLE)
-
-
-def _check_place(out: Path, suffixes: tuple[str, ...]) -> None:
+def check_place(out: Path, suffixes: tuple[str, ...], rule: str = "") -> None:
+    """Refuse, before any work is done, a file that could not be written at its end."""
     suffix = out.suffix.lower()
     if suffix not in suffixes:
-        sentence = f"{out} cannot be written: its name must end in {', '.join(suffixes)}"
-        raise OutputError(tell_retired(sentence, suffix))
+        rule = rule or tell_retired(f"its name must end in {', '.join(suffixes)}", suffix)
+        raise OutputError(f"{out} cannot be written: {rule}")
     if not out.parent.is_dir():
         raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")
 

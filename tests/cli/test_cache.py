@@ -1,4 +1,4 @@
-"""The last looks: what changes anything runs the model again, and no damaged entry is believed."""
+"""Cached passes: what changes anything runs the model again, and no damaged entry is believed."""
 
 import json
 import os
@@ -14,10 +14,10 @@ import pytest
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from attnscope.cli import last_look
+from attnscope.cli import cached_passes
 from attnscope.cli import source as cli_source
 from attnscope.cli.options import ModelOptions, SourceOptions, WeighedModelOptions
-from attnscope.cli.source import Source
+from attnscope.cli.source import SourceInput
 from attnscope.models import identity
 from attnscope.storage import cache
 from tests.models.images import picture
@@ -28,7 +28,7 @@ TEXT = "The cat sat on the mat."
 
 @pytest.fixture
 def looks(monkeypatch, tmp_path):
-    """A folder of last looks of its own."""
+    """A cache of its own."""
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path / "kept"))
     return tmp_path / "kept" / "looks"
 
@@ -326,52 +326,52 @@ def source(monkeypatch, looks, folder):
     """What is looked at; a large file in the model's folder counts as settled at once."""
     monkeypatch.setattr(identity, "SETTLED", 0)
     (folder / "large.bin").write_bytes(bytes(identity.SMALL + 1))
-    return Source(SourceOptions(text=TEXT), ModelOptions(model=str(folder)), TEXT)
+    return SourceInput(SourceOptions(text=TEXT), ModelOptions(model=str(folder)), TEXT)
 
 
 def test_the_same_has_the_same_key(source):
-    assert last_look.key_of(source) == last_look.key_of(source) is not None
+    assert source.key == source.key is not None
     told = replace(source.asked, text=None, file=Path("a.txt"), fresh=True)
-    assert last_look.key_of(replace(source, asked=told)) == last_look.key_of(source)
+    assert replace(source, asked=told).key == source.key
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_another_file_of_the_model_has_another_key(source, folder, name):
-    before = last_look.key_of(source)
+    before = source.key
     FILES[name](folder)
-    assert last_look.key_of(source) not in (before, None)
+    assert source.key not in (before, None)
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_another_text_has_another_key(source, name):
     text, second = TEXTS[name]
-    assert last_look.key_of(replace(source, text=text, second=second)) != last_look.key_of(source)
+    assert replace(source, text=text, second=second).key != source.key
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_another_way_to_read_has_another_key(source, name):
     asked = replace(source.asked, **{name: SOURCES[name]})
-    assert last_look.key_of(replace(source, asked=asked)) != last_look.key_of(source)
+    assert replace(source, asked=asked).key != source.key
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_another_way_to_load_has_another_key(source, name):
     model = replace(source.model, **{name: MODELS[name]})
-    assert last_look.key_of(replace(source, model=model)) != last_look.key_of(source)
+    assert replace(source, model=model).key != source.key
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_another_version_has_another_key(monkeypatch, source, name):
     monkeypatch.setattr(identity, "version", lambda name: "1")
-    before = last_look.key_of(source)
+    before = source.key
     monkeypatch.setattr(identity, *PROGRAMS[name])
-    assert last_look.key_of(source) != before
+    assert source.key != before
 
 
 def test_another_device_that_is_seen_has_another_key(monkeypatch, source):
-    before = last_look.key_of(source)
+    before = source.key
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert last_look.key_of(source) != before
+    assert source.key != before
 
 
 @pytest.mark.parametrize("field", ["image", "second image", "video", "audio", "inputs"])
@@ -381,9 +381,9 @@ def test_another_content_of_what_is_read_has_another_key(source, tmp_path, field
     picture(first)
     asked = {"image": [file], "second image": [first, file]}.get(field, file)
     told = replace(source, asked=replace(source.asked, **{field.removeprefix("second "): asked}))
-    before = last_look.key_of(told)
+    before = told.key
     change_byte(file)
-    assert last_look.key_of(told) not in (before, None)
+    assert told.key not in (before, None)
 
 
 def test_other_images_of_the_same_bytes_have_another_key(source, tmp_path):
@@ -391,8 +391,8 @@ def test_other_images_of_the_same_bytes_have_another_key(source, tmp_path):
     picture(one)
     shutil.copy(one, other)
     asked = [[one], [other], [one, one], [one, other], [other, one]]
-    keys = [last_look.key_of(replace(source, asked=replace(source.asked, image=each))) for each in asked]
-    assert len({*keys, last_look.key_of(source)}) == 6
+    keys = [replace(source, asked=replace(source.asked, image=each)).key for each in asked]
+    assert len({*keys, source.key}) == 6
     assert None not in keys
 
 
@@ -400,22 +400,22 @@ def test_other_images_of_the_same_bytes_have_another_key(source, tmp_path):
 def test_another_weighing_has_another_key(source, weigh):
     weighed = WeighedModelOptions(model=source.model.model, weigh=weigh)
     plain = replace(weighed, weigh="raw")
-    keys = {last_look.key_of(replace(source, model=each)) for each in (weighed, plain, source.model)}
+    keys = {replace(source, model=each).key for each in (weighed, plain, source.model)}
     assert len(keys) == 3
     assert None not in keys
 
 
 def test_a_chat_of_another_day_has_another_key(monkeypatch, source):
     chat = replace(source, asked=replace(source.asked, chat=True))
-    before = last_look.key_of(chat)
-    monkeypatch.setattr(last_look, "date", type("Day", (), {"today": lambda: "1999-12-31"}))
-    assert last_look.key_of(chat) not in (before, None)
+    before = chat.key
+    monkeypatch.setattr(cached_passes, "date", type("Day", (), {"today": lambda: "1999-12-31"}))
+    assert chat.key not in (before, None)
 
 
 def test_the_same_model_elsewhere_has_another_key(source, folder, tmp_path):
     other = shutil.copytree(folder, tmp_path / "elsewhere")
     elsewhere = replace(source, model=replace(source.model, model=str(other)))
-    assert last_look.key_of(elsewhere) not in (last_look.key_of(source), None)
+    assert elsewhere.key not in (source.key, None)
 
 
 def test_a_changed_file_runs_the_model_again(run, looks, folder):
@@ -442,17 +442,17 @@ def test_a_changed_file_runs_the_model_again(run, looks, folder):
     ids=lambda model: model.name,
 )
 def test_what_nobody_can_tell_apart_has_no_key(source, model):
-    assert last_look.key_of(replace(source, model=model)) is None
+    assert replace(source, model=model).key is None
 
 
 def test_large_weights_that_were_just_written_have_no_key(monkeypatch, source):
     monkeypatch.setattr(identity, "SETTLED", 1000)
-    assert last_look.key_of(source) is None
+    assert source.key is None
 
 
 def test_an_adapter_whose_base_lies_elsewhere_has_no_key(source, folder):
     (folder / "adapter_config.json").write_text("{}")
-    assert last_look.key_of(source) is None
+    assert source.key is None
 
 
 def test_nothing_is_kept_where_that_is_said(run, monkeypatch, looks, folder):
@@ -678,10 +678,10 @@ def test_a_model_of_the_hub_is_the_snapshot_that_its_name_means(monkeypatch, sou
     named = replace(source, model=replace(source.model, model="someone/gpt"))
     (hub / "refs").mkdir()
     (hub / "refs" / "main").write_text("one")
-    before = last_look.key_of(named)
-    assert before == last_look.key_of(named) is not None
+    before = named.key
+    assert before == named.key is not None
     (hub / "refs" / "main").write_text("two")
-    assert last_look.key_of(named) not in (before, None)
+    assert named.key not in (before, None)
 
 
 def test_a_file_in_the_folders_place_means_no_cache(run, monkeypatch, folder, tmp_path):

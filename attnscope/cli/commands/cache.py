@@ -1,4 +1,4 @@
-"""``attnscope cache``: the last looks that are kept, and their end."""
+"""``attnscope cache``: the cached passes, and their end."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from attnscope.cli.options import CorpusOptions, LayerOptions, NumbersOptions, T
 from attnscope.cli.source import load_model, read_source, reading
 
 if TYPE_CHECKING:
-    from attnscope.cli.last_look import Way
+    from attnscope.cli.cached_passes import PassKind
     from attnscope.questions.check import Change, Verdict
     from attnscope.questions.selection import Selection
     from attnscope.questions.stats import Stats
@@ -105,8 +105,8 @@ def _measure(
 
     if not source.names_one:
         raise typer.BadParameter("give --texts CORPUS, --text or --file", param_hint="--texts")
-    way: Way = "fused" if names == DEFAULT else "other"
-    loaded, prepared = read_source(source, model).open(way=way)
+    kind: PassKind = "fused" if names == DEFAULT else "other"
+    loaded, prepared = read_source(source, model).open(kind=kind)
     with reading(loaded, prepared):
         return stats(loaded, prepared, selection, names=names)
 

@@ -27,7 +27,7 @@ from attnscope.cli.options import (
     WeighedModelOptions,
     check_picture,
 )
-from attnscope.cli.source import Source, open_two, read_source, reading, reopen
+from attnscope.cli.source import SourceInput, open_two, read_source, reading, reopen
 from attnscope.errors import InputError, OutputError, SelectionError
 from attnscope.text import read_number
 
@@ -108,7 +108,7 @@ def show_feeds(
     given = read_source(source if source.names_one else replace(source, text=ANY), model)
     from attnscope.questions.composition import find_feeds
 
-    loaded, prepared = given.open(looking=False)
+    loaded, prepared = given.open(cached=False)
     with reading(loaded, prepared):
         result = find_feeds(loaded, prepared, fed)
     if output.as_json:
@@ -323,7 +323,7 @@ def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, select
         )
 
 
-def _texts(corpus: TextsOptions, source: SecondNamed, model: WeighedModelOptions) -> list[Source]:
+def _texts(corpus: TextsOptions, source: SecondNamed, model: WeighedModelOptions) -> list[SourceInput]:
     """The texts of a corpus. Raises ``InputError`` where one cannot be read, or where there is none."""
     from attnscope.storage.corpus import read_corpus
 
@@ -333,14 +333,14 @@ def _texts(corpus: TextsOptions, source: SecondNamed, model: WeighedModelOptions
     for entry in islice(entries.entries(), corpus.limit):
         if entry.fault:
             raise InputError(f"{entries.name}, {entry.where}: {entry.fault}")
-        texts.append(Source(source, model, entry.text))
+        texts.append(SourceInput(source, model, entry.text))
     if not texts:
         raise InputError(f"{entries.name} holds no text")
     return texts
 
 
 def _compare(
-    given: list[Source], selection: Selection, pair: list[Head], contrast: Contrast, opening: str | None,
+    given: list[SourceInput], selection: Selection, pair: list[Head], contrast: Contrast, opening: str | None,
     *, one: bool, everything: bool, saving: bool,
 ) -> Compared:  # fmt: skip
     """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
@@ -377,7 +377,7 @@ def _compare(
         return of_heads(compare_all(loaded, prepared, selection), opening, everything=everything)
 
 
-def _rival(first: Source, contrast: Contrast) -> Source | None:
+def _rival(first: SourceInput, contrast: Contrast) -> SourceInput | None:
     """The other text, or the text with the other model, which is loaded as the first one is."""
     if contrast.with_text is not None:
         asked = replace(first.asked, text=contrast.with_text, file=None, line=None, keep=None)

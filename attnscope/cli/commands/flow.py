@@ -100,7 +100,7 @@ def flow(
 
     loaded, prepared = given.open(
         predicting=asked.method == "relevance",
-        looking=asked.method in ("rollout", "flow"),
+        cached=asked.method in ("rollout", "flow"),
         saving=output.out is not None,
     )
     with reading(loaded, prepared):

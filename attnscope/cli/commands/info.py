@@ -190,7 +190,7 @@ def info(
         source = replace(source, text=named.first, second_text=source.text)
     if not source.names_one:
         source = replace(source, text=TEXT)
-    loaded, prepared = read_source(source, model).open(looking=False)
+    loaded, prepared = read_source(source, model).open(cached=False)
     (_audit if asked.audit else _survey)(loaded, prepared, output.as_json)
 
 

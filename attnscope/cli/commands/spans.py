@@ -23,7 +23,7 @@ from attnscope.cli.options import (
     WeighedModelOptions,
     check_picture,
 )
-from attnscope.cli.source import Source, read_file, read_source, reading
+from attnscope.cli.source import SourceInput, read_file, read_source, reading
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
@@ -78,7 +78,7 @@ def check_parts(parts: PartOptions, source: SourceOptions) -> None:
         )
 
 
-def read_parts_of(given: Source, parts: PartOptions) -> tuple[Model, ModelInput, tuple[Span, ...]]:
+def read_parts_of(given: SourceInput, parts: PartOptions) -> tuple[Model, ModelInput, tuple[Span, ...]]:
     """The model, the text as it reads it, and its parts."""
     from attnscope.questions.parts import cut_input, read_marks, read_parts
 
@@ -88,7 +88,7 @@ def read_parts_of(given: Source, parts: PartOptions) -> tuple[Model, ModelInput,
         given = replace(given, text=text)
     elif parts.by.endswith(".json"):
         begins = read_parts(read_file(Path(parts.by)))
-    model, prepared = given.open(way="kernel" if parts.exact_kernel else "other")
+    model, prepared = given.open(kind="kernel" if parts.exact_kernel else "other")
     return model, prepared, cut_input(prepared, parts.by, begins)
 
 

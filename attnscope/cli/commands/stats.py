@@ -17,6 +17,7 @@ from attnscope.cli.deliver import print_answer
 from attnscope.cli.faithful import check_alone, show_heads
 from attnscope.cli.heads import parse_numbers, select
 from attnscope.cli.options import (
+    WHOLE,
     CorpusOptions,
     LayerOptions,
     Metadata,
@@ -24,15 +25,15 @@ from attnscope.cli.options import (
     PrintedOptions,
     SourceOptions,
     WeighedModelOptions,
-    check_data,
     check_picture,
+    check_place,
 )
-from attnscope.cli.source import Source, load_model, read_source, reading
+from attnscope.cli.source import SourceInput, load_model, read_source, reading
 from attnscope.questions import figures
 from attnscope.render.terminal.figure_table import print_table
 
 if TYPE_CHECKING:
-    from attnscope.cli.last_look import Way
+    from attnscope.cli.cached_passes import PassKind
     from attnscope.measures import HeadFigures
     from attnscope.models import Model, ModelInput
     from attnscope.questions.selection import Selection
@@ -138,7 +139,7 @@ def parse_rows(spelling: str | None) -> range | None:
 
 
 def show_curves(
-    given: Source,
+    given: SourceInput,
     selection: Selection,
     name: str,
     top: int | None,
@@ -151,7 +152,7 @@ def show_curves(
     from attnscope.questions.answer import Answer
     from attnscope.questions.stats import curves_by_position
 
-    loaded, prepared = given.open(way="kernel")
+    loaded, prepared = given.open(kind="kernel")
     with reading(loaded, prepared):
         result = curves_by_position(loaded, prepared, selection, name, parts=PARTS, top=top or TOP)
     if metadata is not None:
@@ -291,21 +292,21 @@ def _check_output(
     if pooled is not None:
         if not one:
             raise typer.BadParameter("it goes with one text, not with --texts", param_hint="--pooled")
-        check_data(pooled)
+        check_place(pooled, WHOLE)
 
 
 def _measure(
-    given: Source, selection: Selection, names: tuple[str, ...], asked: StatsOptions, *, saving: bool
+    given: SourceInput, selection: Selection, names: tuple[str, ...], asked: StatsOptions, *, saving: bool
 ) -> Stats:
     """The figures of one text; its maps are saved where they are asked for."""
     from attnscope.measures import DEFAULT
     from attnscope.questions.stats import stats as measure
 
-    way: Way = "fused" if names == DEFAULT else "other"
+    kind: PassKind = "fused" if names == DEFAULT else "other"
     loaded, prepared = given.open(
         predicting=asked.importance or asked.ablation is not None,
-        looking=asked.pooled is None,
-        way="kernel" if asked.exact_kernel or asked.rows is not None else way,
+        cached=asked.pooled is None,
+        kind="kernel" if asked.exact_kernel or asked.rows is not None else kind,
         saving=saving,
     )
     with reading(loaded, prepared):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from attnscope.attention import Head
+from attnscope.attention import Head, Kind
 
 Shape = dict[str, Any]
 Class = TypeVar("Class", bound=type)
@@ -64,6 +64,14 @@ class Parts:
         self.meanings = {
             name: Meaning(one) if isinstance(one, str) else one for name, one in meanings.items()
         }
+
+
+ADDRESS = Parts(
+    layer="its layer",
+    head="its number in the layer",
+    kind=Meaning("its kind of attention", shape=Kind),
+)
+"""A ``Head`` in whose place its numbers and its kind stand."""
 
 
 def record(sentence: str) -> Callable[[Class], Class]:

@@ -29,11 +29,10 @@ class Questions(Shown):
 
         Raises ``SelectionError`` for parts that the text has not.
         """
-        from attnscope.questions.asked import of_found
-        from attnscope.questions.find import find, parse_questions
+        from attnscope.questions.find import find_heads, of_found, parse_questions
 
         asked = [question for each in questions for question in parse_questions(each)]
-        return Picture(of_found(find(self._pass, self._pass.prepared, asked, select())), cmap)
+        return Picture(of_found(find_heads(self._pass, self._pass.prepared, asked, select())), cmap)
 
     def spans(
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
@@ -42,9 +41,8 @@ class Questions(Shown):
 
         Raises ``InputError`` for what is not cut so.
         """
-        from attnscope.questions.asked import of_spans
         from attnscope.questions.parts import cut_input
-        from attnscope.questions.spans import span_maps
+        from attnscope.questions.spans import of_spans, span_maps
 
         prepared = self._pass.prepared
         result = span_maps(self._pass, prepared, cut_input(prepared, by), select(head=head))
@@ -60,8 +58,7 @@ class Questions(Shown):
         cmap: str | None = None,
     ) -> Picture:
         """What the tokens of the last layer are made of, through all layers and heads; or one token."""
-        from attnscope.questions.asked import of_flow
-        from attnscope.questions.flow import follow_flow
+        from attnscope.questions.flow import follow_flow, of_flow
 
         prepared, asked = self._pass.prepared, select(words=words, hide_special=hide_special)
         named = None if token is None else str(token)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from attnscope.attention import Head
 from attnscope.axes import Array
@@ -14,7 +14,7 @@ from attnscope.capture import SiteRecord
 from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.questions.head import OneHead
 from attnscope.questions.overview import Overview
-from attnscope.records import plain
+from attnscope.records import Meaning, plain
 from attnscope.views import Bars, Focus, HeadMap, Heatmap, Ranked, Ranking, View
 
 if TYPE_CHECKING:
@@ -42,6 +42,13 @@ def site_numbers(site: SiteRecord) -> dict[str, Any]:
         "unproved": site.unproved,
     }
 
+
+Notes: TypeAlias = Annotated[
+    tuple[str, ...], Meaning("what to know about the model, the text and the answer")
+]
+
+MATRIX: Any = Sequence[Sequence[float]]
+"""The shape of an array of two axes in a record."""
 
 VERSION = 1
 """A release that takes a field away from any answer, or changes what one means, raises it."""

@@ -7,7 +7,7 @@ import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -215,4 +215,18 @@ def _figures(stats: Stats) -> dict[str, Any]:
     return {
         f"{head.site.kind} {head.name}": {name: figure.value for name, figure in head.figures.items()}
         for head in stats.heads
+    }
+
+
+def verdict_numbers(
+    verdicts: Sequence[Verdict], differences: Sequence[Change] | None = None
+) -> dict[str, Any]:
+    """Verdicts and changed figures as plain data."""
+    return {
+        "holds": all(verdict.holds for verdict in verdicts) and not differences,
+        "claims": [
+            {"claim": verdict.claim, "holds": verdict.holds, "figures": verdict.evidence}
+            for verdict in verdicts
+        ],
+        "changes": None if differences is None else [asdict(change) for change in differences],
     }

@@ -1,11 +1,13 @@
-"""Questions about two parts of a text: ``it -> cat``. Parsed, never run as code."""
+"""Which heads look from one part of a text to another: ``it -> cat``. Parsed, never run as code."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from math import isnan
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -14,7 +16,8 @@ from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.capture.observers.coarsen import BLOCK, SharedRows, rows_at_a_time
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.questions.parts import Group, Part, part_of, word_groups
+from attnscope.questions.answer import Answer, Notes
+from attnscope.questions.parts import Group, TextPart, part_of, word_groups
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import (
     kind_title,
@@ -24,7 +27,11 @@ from attnscope.questions.sentences import (
     provenance,
     require_selected,
 )
+from attnscope.records import ADDRESS, Meaning, record
 from attnscope.registry import nearest_name
+from attnscope.views import HeadMap, View, head_map
+from attnscope.views.heads import number
+from attnscope.views.table import Column, Table
 
 HELP = (
     "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "
@@ -44,8 +51,8 @@ RIGHT = re.compile(rf"{CLOSED}|(?:(?!<?->).)+", re.S)
 class Question:
     """How much of the attention of one part goes to another."""
 
-    left: Part
-    right: Part
+    left: TextPart
+    right: TextPart
 
     def __str__(self) -> str:
         return f"{self.left.text} -> {self.right.text}"
@@ -72,7 +79,7 @@ def is_question(text: str) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Aim:
+class ResolvedQuestion:
     """A question on the axes of one call: which rows are read, and which keys they are asked about."""
 
     rows: dict[int, float]  # and how much each counts
@@ -82,9 +89,10 @@ class Aim:
     word: Tensor  # [key], the word that each key is a piece of
     target: Tensor  # [word] bool
     wanted: Tensor  # [key] bool: the target's words, or nothing of a step
+    everything: bool  # whether every word is meant
 
     @classmethod
-    def of(cls, question: Question, queries: Axis, keys: Axis) -> Aim | None:
+    def of(cls, question: Question, queries: Axis, keys: Axis) -> ResolvedQuestion | None:
         """``None`` where one of the parts does not exist."""
         left, right, step = question.left.tokens(queries), question.right.tokens(keys), question.right.step
         if question.left.step is not None:  # each key is asked about from as many tokens away
@@ -108,7 +116,8 @@ class Aim:
         firsts = {group[0] for group in right}
         target = torch.tensor([key in firsts for key in range(len(keys))])
         each = torch.tensor(word)
-        return cls(rows, left, right, step, each, target, target[each])
+        everything = question.right.everything and step is None
+        return cls(rows, left, right, step, each, target, target[each], everything)
 
 
 def _moved(groups: tuple[Group, ...], step: int, length: int) -> tuple[Group, ...]:
@@ -117,8 +126,9 @@ def _moved(groups: tuple[Group, ...], step: int, length: int) -> tuple[Group, ..
     return tuple(group for group in moved if group)
 
 
+@record("a head's answer")
 @dataclass(frozen=True)
-class Looking:
+class HeadScore:
     """How much of what one head does answers a question.
 
     ``weight`` is the share of the attention of the left part that goes to the right part, ``baseline`` the
@@ -127,22 +137,21 @@ class Looking:
     ``rows`` of the left part that may look at the right part at all; rows of one word's pieces count as one.
     """
 
-    head: Head
-    weight: float
-    baseline: float
-    rank: float | None
-    rows: int
+    head: Annotated[Head, ADDRESS]
+    weight: Annotated[float, Meaning("how much the rows look at the keys")]
+    baseline: Annotated[float, Meaning("the same on even attention")]
+    rank: Annotated[float | None, Meaning("the place of the keys among all words")]
+    rows: Annotated[int, Meaning("rows that counted")]
 
 
 @dataclass(eq=False)
-class Sums:
+class QuestionSums:
     """What the rows of one call add up to, for one question."""
 
     question: int
     site: Site
     count: InitVar[int]  # of heads
-    aim: Aim
-    everything: bool
+    asked: ResolvedQuestion
     share: float = 0.0  # of the rows that are in the sums
     rows: int = 0
 
@@ -151,45 +160,39 @@ class Sums:
 
     def add(self, weights: Tensor, allowed: Tensor, start: int) -> None:
         """Rows of the call, [batch, head, row, key], from row ``start`` on."""
-        mine = [row for row in self.aim.rows if start <= row < start + weights.shape[2]]
+        mine = [row for row in self.asked.rows if start <= row < start + weights.shape[2]]
         if not mine:
             return
         part = [row - start for row in mine]
         weights, allowed = weights[:, :, part].cpu().double(), allowed[:, :, part].cpu()
-        wanted, step = self.aim.wanted, self.aim.step
+        wanted, step = self.asked.wanted, self.asked.step
         if step is not None:
             wanted = torch.arange(weights.shape[-1]) == torch.tensor(mine)[:, None] + step  # [row, key]
         opened = (allowed & wanted).sum(-1)  # [batch or 1, head or 1, row]
         looks = (opened > 0).any(0).any(0)  # [row]
-        share = torch.tensor([self.aim.rows[row] for row in mine], dtype=torch.float64) * looks
+        share = torch.tensor([self.asked.rows[row] for row in mine], dtype=torch.float64) * looks
         even = (opened / allowed.sum(-1).clamp(min=1)).mean(0, dtype=torch.float64)
         self.weight += (weights @ wanted.double() if step is None else (weights * wanted).sum(-1)).mean(
             0
         ) @ share
         self.baseline += even @ share
-        if not self.everything:
-            words = torch.zeros_like(weights).index_add_(-1, self.aim.word, weights)
-            best = words.masked_fill(~(self.aim.target if step is None else wanted), -1).amax(
+        if not self.asked.everything:
+            words = torch.zeros_like(weights).index_add_(-1, self.asked.word, weights)
+            best = words.masked_fill(~(self.asked.target if step is None else wanted), -1).amax(
                 -1, keepdim=True
             )
             self.rank += (words > best).sum(-1).mean(0, dtype=torch.float64).add_(1) @ share
         self.share += float(share.sum())
         self.rows += int(looks.sum())
 
-    def heads(self, numbers: Sequence[int]) -> list[Looking]:
+    def heads(self, numbers: Sequence[int]) -> list[HeadScore]:
         """The means, a head each; none where no row could look."""
         if not self.share:
             return []
-        site = self.site
+        layer, kind, ranked = self.site.layer, self.site.kind, not self.asked.everything
         table = torch.stack([self.weight, self.baseline, self.rank], 1) / self.share
         return [
-            Looking(
-                Head(site.layer, head, site.kind),
-                weight,
-                baseline,
-                None if self.everything else rank,
-                self.rows,
-            )
+            HeadScore(Head(layer, head, kind), weight, baseline, rank if ranked else None, self.rows)
             for head, (weight, baseline, rank) in zip(numbers, table.tolist(), strict=True)
         ]
 
@@ -198,27 +201,99 @@ NAMED = 6
 """Places of a part, or runs of them, that a note names."""
 
 
+@record("a question")
 @dataclass(frozen=True)
-class Answer:
+class QuestionResult:
     """All heads that a question is about, the one that looks most first, and what to know of the question."""
 
-    question: Question
-    heads: tuple[Looking, ...]
-    notes: tuple[str, ...] = ()
+    question: Annotated[Question, Meaning("as it was asked", shape=str, plain=str)]
+    heads: Annotated[tuple[HeadScore, ...], Meaning("every head, the one that looks most first")]
+    notes: Annotated[tuple[str, ...], Meaning("what to know about it")] = ()
+
+    def maps(self, subtitle: str = "", notes: tuple[str, ...] = ()) -> dict[str, HeadMap]:
+        """Every head's share as a map, one for each kind of attention."""
+        tables: dict[str, dict[int, dict[int, float]]] = {}
+        for each in self.heads:
+            layers = tables.setdefault(each.head.kind or "", {})
+            layers.setdefault(each.head.layer, {})[each.head.head] = each.weight
+        return {
+            kind: head_map(
+                {
+                    layer: [heads.get(head, float("nan")) for head in range(max(heads) + 1)]
+                    for layer, heads in layers.items()
+                },
+                "share",
+                limits=(0.0, 1.0),
+                title=f"{self.question} · {kind_title(kind)}",
+                subtitle=subtitle,
+                notes=notes,
+            )
+            for kind, layers in tables.items()
+        }
+
+    def table(self, top: int, notes: tuple[str, ...] = (), command: str = "") -> Table:
+        """The heads that look most, a line each."""
+        notes = (*self.notes, *notes)
+        if not self.heads:
+            return Table(title=str(self.question), notes=notes, command=command)
+        several = len({each.head.kind for each in self.heads}) > 1
+        whole = all(each.rank is None or each.rank.is_integer() for each in self.heads[:top])
+        left = ("head", *(("kind",) if several else ()))
+        columns = [Column(name, name not in left, "keep") for name in (*left, "share", "baseline", "rank")]
+        rows = []
+        for each in self.heads[:top]:
+            rank = "–" if each.rank is None else f"{each.rank:.{0 if whole else 1}f}"
+            kind = (each.head.kind or "",) if several else ()
+            rows.append((each.head.name, *kind, number(each.weight), number(each.baseline), rank))
+        return Table(tuple(columns), tuple(rows), notes=notes, command=command)
 
 
+@record("heads by how much of one part of a text looks at another")
 @dataclass(frozen=True)
-class Answers:
+class FindResult:
     """The answers to some questions about one text."""
 
-    answers: tuple[Answer, ...]
+    answers: Annotated[tuple[QuestionResult, ...], Meaning("every question", name="questions")]
     title: str
-    notes: tuple[str, ...]
+    notes: Notes
 
 
-def find(
+LISTED = 8
+"""Heads that are listed of each question."""
+
+
+def of_found(result: FindResult, top: int = LISTED, opening: str | None = None) -> Answer:
+    """For each question a map of all heads, and those that look most; ``opening`` is what shows a head."""
+    views: list[View] = [Table(subtitle=result.title)]
+    pictures: dict[str, HeadMap] = {}
+    command = ""
+    if opening is not None:
+        heads = [each.head for answer in result.answers for each in answer.heads]
+        kind = f" --kind {heads[0].kind}" if len({head.kind for head in heads}) > 1 else ""
+        command = f"{opening} --head {heads[0].name}{kind}"
+    for place, answer in enumerate(result.answers, 1):
+        last = place == len(result.answers)
+        table = answer.table(top, result.notes if last else (), command if last else "")
+        views += [*answer.maps().values(), table]
+        maps = answer.maps(result.title, (*answer.notes, *result.notes))
+        for kind, view in maps.items():
+            names = [str(place)] * (len(result.answers) > 1) + [kind] * (len(maps) > 1)
+            pictures["-".join(names)] = view
+    return Answer(tuple(views), pictures, lambda: result, partial(_csv_rows, result))
+
+
+def _csv_rows(result: FindResult) -> Iterator[tuple[object, ...]]:
+    """A line for each head of each question."""
+    yield "question", "kind", "layer", "head", "weight", "baseline", "rank", "rows"
+    for answer in result.answers:
+        for each in answer.heads:
+            head = each.head.kind, each.head.layer, each.head.head
+            yield answer.question, *head, each.weight, each.baseline, each.rank, each.rows
+
+
+def find_heads(
     model: Model, prepared: ModelInput, questions: Sequence[Question], selection: Selection | None = None
-) -> Answers:
+) -> FindResult:
     """Run the model once, and rank its heads by how much they look from one part of the text to another.
 
     Only the rows of the left parts are computed. Rows of a word's pieces are averaged, its columns summed; of
@@ -236,14 +311,14 @@ def find(
     answers = []
     for place, question in enumerate(questions):
         sums = [each for each in observer.sums if each.question == place]
-        heads = [looking for each in sums for looking in each.heads(numbers[each.site])]
-        heads.sort(key=lambda looking: (isnan(looking.weight), -looking.weight, looking.head))
+        heads = [score for each in sums for score in each.heads(numbers[each.site])]
+        heads.sort(key=lambda score: (isnan(score.weight), -score.weight, score.head))
         notes = _notes(question, sums) if heads else [_nothing(question, prepared, list(numbers))]
-        answers.append(Answer(question, tuple(heads), tuple(notes)))
+        answers.append(QuestionResult(question, tuple(heads), tuple(notes)))
     if not any(answer.heads for answer in answers):
         raise SelectionError("; ".join(note for answer in answers for note in answer.notes))
     title = f"{name_pass(model, prepared)} · {provenance(chosen)}"
-    return Answers(tuple(answers), title, (*model.notes, *prepared.notes, *record.notes))
+    return FindResult(tuple(answers), title, (*model.notes, *prepared.notes, *record.notes))
 
 
 @dataclass(eq=False)
@@ -251,39 +326,38 @@ class _Questions:
     """Observer: asks all questions of every call, of the rows that they are about."""
 
     questions: tuple[Question, ...]
-    sums: list[Sums] = field(default_factory=list)
-    aims: list[tuple[int, tuple[Axis, Axis], Aim | None]] = field(default_factory=list)
+    sums: list[QuestionSums] = field(default_factory=list)
+    resolved: list[tuple[int, tuple[Axis, Axis], ResolvedQuestion | None]] = field(default_factory=list)
 
-    def begin(self, attention: Attention) -> _Reading | None:
-        asked = []
-        for number, question in enumerate(self.questions):
-            aim = self._aim(number, attention.queries, attention.keys)
-            if aim is not None:
-                everything = question.right.everything and aim.step is None
-                asked.append(Sums(number, attention.site, attention.heads, aim, everything))
+    def begin(self, attention: Attention) -> _QuestionRows | None:
+        asked = [
+            QuestionSums(number, attention.site, attention.heads, resolved)
+            for number in range(len(self.questions))
+            if (resolved := self._resolve(number, attention.queries, attention.keys)) is not None
+        ]
         self.sums += asked
-        return _Reading(asked, rows_at_a_time(attention, BLOCK)) if asked else None
+        return _QuestionRows(asked, rows_at_a_time(attention, BLOCK)) if asked else None
 
-    def _aim(self, number: int, queries: Axis, keys: Axis) -> Aim | None:
+    def _resolve(self, number: int, queries: Axis, keys: Axis) -> ResolvedQuestion | None:
         """A question on these axes: looked for once, for all calls that have the same."""
-        for known, axes, aim in self.aims:
+        for known, axes, resolved in self.resolved:
             if known == number and axes == (queries, keys):
-                return aim
-        aim = Aim.of(self.questions[number], queries, keys)
-        self.aims.append((number, (queries, keys), aim))
-        return aim
+                return resolved
+        resolved = ResolvedQuestion.of(self.questions[number], queries, keys)
+        self.resolved.append((number, (queries, keys), resolved))
+        return resolved
 
 
 @dataclass(frozen=True, eq=False)
-class _Reading:
+class _QuestionRows:
     """The rows that the questions about one call need."""
 
-    asked: Sequence[Sums]
+    asked: Sequence[QuestionSums]
     step: int
 
     @property
     def wanted(self) -> Sequence[int]:
-        return sorted({row for each in self.asked for row in each.aim.rows})
+        return sorted({row for each in self.asked for row in each.asked.rows})
 
     def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
         for each in self.asked:
@@ -293,19 +367,19 @@ class _Reading:
         """Nothing is left to do."""
 
 
-def _notes(question: Question, sums: Sequence[Sums]) -> list[str]:
+def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
     """Where a part stands at several places, and rows that cannot look."""
     notes = []
-    aim = sums[0].aim
+    asked = sums[0].asked
     left = question.left if question.left.step is None else question.right
-    for part, groups, what in ((left, aim.left, "averaged"), (question.right, aim.right, "summed")):
+    for part, groups, what in ((left, asked.left, "averaged"), (question.right, asked.right, "summed")):
         if len(groups) > 1 and not part.everything:
             runs = number_ranges({group[0] for group in groups}).split(", ")
             at = ", ".join([*runs[:NAMED], *(["..."] if len(runs) > NAMED else [])])
             notes.append(f"{part.text} stands at {len(groups):,} places ({at}): {what}")
-    blind = len(aim.rows) - max(each.rows for each in sums)
+    blind = len(asked.rows) - max(each.rows for each in sums)
     if blind:
-        notes.append(f"{blind:,} of {len(aim.rows):,} rows cannot look there, and are left out")
+        notes.append(f"{blind:,} of {len(asked.rows):,} rows cannot look there, and are left out")
     return notes
 
 
@@ -327,20 +401,20 @@ def _nothing(question: Question, prepared: ModelInput, sites: Sequence[Site]) ->
     return f"{left!r} cannot look at {right!r} in {where}: those keys are masked"
 
 
-def _absent(part: Part, axis: Axis, side: str) -> str:
+def _absent(part: TextPart, axis: Axis, side: str) -> str:
     """That a part does not exist, and what is near it."""
     name, number = part.place
     if part.text.isdigit():
         return f"no token {part.text} among the {side}, which are 0 to {len(axis) - 1:,}"
     if number == 0:
         return f"no {part.text!r} among the {side}: the first is {name}#1"
-    if number is not None and (count := len(Part(name).tokens(axis))):
+    if number is not None and (count := len(TextPart(name).tokens(axis))):
         return f"no {part.text!r} among the {side}: {name} stands at {count:,} place{'s' * (count > 1)}"
     near = nearest_name(name, [place.text.strip() for place, _ in word_groups(axis)])
     return f"no {part.text!r} among the {side}: {near}they read {_listed(axis)}"
 
 
-def _leads(part: Part, step: int, axes: tuple[Axis, Axis], side: int) -> bool:
+def _leads(part: TextPart, step: int, axes: tuple[Axis, Axis], side: int) -> bool:
     """Whether a distance leads from some token of a part to one of the axis of ``side``."""
     groups = part.tokens(axes[1 - side])
     return any(0 <= at + step < len(axes[side]) for group in groups for at in group)

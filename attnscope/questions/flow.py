@@ -1,15 +1,16 @@
-"""What each layer mixes: one matrix a layer, of all its heads together."""
+"""What the tokens of a layer are made of: attention followed through all layers, heads averaged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
-from attnscope.attention import Attention, Axis, Site
+from attnscope.attention import Attention, Axis, Kind, Site
 from attnscope.axes import Array, Coarsening, Weights, coarsen, weights
 from attnscope.capture.observers.coarsen import rows_at_a_time
 from attnscope.capture.residuals import Residuals
@@ -33,11 +34,16 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.models.kept import FileModel
 from attnscope.models.weighed import gradients_of
+from attnscope.questions.answer import MATRIX, Answer
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, kinds_of, name_pass, number_ranges, provenance
 from attnscope.questions.token import boxes_of, find_place, lay_over
-from attnscope.views import Focus, Scale, grid, rank_places
+from attnscope.records import Meaning, derived, record
+from attnscope.views import Focus, Scale, grid, heatmap, rank_places
 from attnscope.views.grid import Series, Strip
+
+if TYPE_CHECKING:
+    from attnscope.storage.arrays import Kinds
 
 BLOCK = 1 << 23
 """Numbers computed at a time: 32 MB of float32."""
@@ -124,6 +130,22 @@ MOST_FLOWS = 64
 """Tokens up to which the largest flows between all of them are computed; one token's have no such limit."""
 
 
+@record("the map of a layer")
+@dataclass(frozen=True, eq=False)
+class FlowMap:
+    """What the tokens of one layer are made of."""
+
+    kind: Annotated[str, Meaning("its kind of attention", shape=Kind)]
+    layer: Annotated[int, Meaning("its number")]
+    queries: Annotated[
+        tuple[str, ...], Meaning("the tokens of the layer; of the largest flow of --token, that one")
+    ]
+    positions: Annotated[tuple[int, ...], Meaning("their numbers, or where each begins")]
+    keys: Annotated[tuple[str, ...], Meaning("the tokens of the text")]
+    weights: Annotated[Array, Meaning("[query, key]", shape=MATRIX)]
+
+
+@record("what the tokens of each layer are made of, of the text's own")
 @dataclass(frozen=True, eq=False)
 class Flow:
     """By kind of attention, a map for each layer ``[query, key]``: its tokens, made of the text's.
@@ -131,12 +153,29 @@ class Flow:
     A map has the rows that were computed: of the largest flow of one token, that token's alone.
     """
 
-    method: Method
+    method: Annotated[Method, Meaning("how attention was followed")]
     maps: Mapping[str, Sequence[tuple[int, Weights]]]
     title: str
     subtitle: str
-    notes: tuple[str, ...]
+    notes: Annotated[tuple[str, ...], Meaning("what to know")]
     lead: str | None = None
+
+    @property
+    @derived("every layer, from the first")
+    def layers(self) -> tuple[FlowMap, ...]:
+        """Every map with its labels."""
+        return tuple(
+            FlowMap(
+                kind,
+                layer,
+                tuple(place.text for place in weights.queries),
+                tuple(place.start for place in weights.queries),
+                tuple(place.text for place in weights.keys),
+                weights.values,
+            )
+            for kind, layers in self.maps.items()
+            for layer, weights in layers
+        )
 
     def titled(self, kind: str, layer: int) -> str:
         """What one map is: the method, as far as which layer, of which model."""
@@ -362,3 +401,35 @@ def focus_token(
     overlays = tuple(replace(each, verbs=VERBS) for each in overlays)
     title = result.titled(kind, layer)
     return Focus(place.label, place.start, made, goes, title, "", (*result.notes, *notes), overlays, VERBS)
+
+
+def of_flow(
+    result: Flow,
+    *,
+    kind: str | None = None,
+    layers: Sequence[int] | None = None,
+    token: str | None = None,
+    scale: Scale = "fixed",
+    pictures: Sequence[Picture] = (),
+) -> Answer:
+    """The map of one layer, small maps of several, or what one token is made of and goes into."""
+    view: Any
+    layer = layers[0] if layers else None
+    if layers is not None and len(layers) > 1:
+        view = maps_of_layers(result, kind, layers, scale)
+    elif token is not None:
+        view = focus_token(result, kind, layer, token, pictures)
+    else:
+        shown, last, weights = result.map(kind, layer)
+        title = result.titled(shown, last)
+        view = heatmap(weights, title=title, subtitle=result.subtitle, scale=scale, notes=result.notes)
+    return Answer((view,), {result.method: view}, lambda: result, layers=partial(_flow_layers, result))
+
+
+def _flow_layers(result: Flow) -> tuple[Kinds, str, tuple[str, ...]]:
+    """The maps of all layers for a file of data, each as a layer of one head."""
+    kinds = {
+        kind: [(layer, replace(weights, values=weights.values[None])) for layer, weights in layers]
+        for kind, layers in result.maps.items()
+    }
+    return kinds, f"{result.method} · {result.title}", result.notes

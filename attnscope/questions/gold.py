@@ -1,16 +1,17 @@
-"""What a run over a file of questions adds up, and how a file keeps it."""
+"""How well heads find answers that are known: a file of questions, asked in one pass over its texts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from typing import Any, get_args
+from typing import Annotated, Any, TypeAlias, get_args
 
 from attnscope.attention import Head, Kind, Site
 from attnscope.capture import Record
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
+from attnscope.questions.answer import Answer, Notes
 from attnscope.questions.corpus import (
     Batch,
     CorpusRun,
@@ -35,9 +36,12 @@ from attnscope.questions.gold_asked import (
 )
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, require_selected
+from attnscope.records import ADDRESS, Meaning, plain, record
 from attnscope.registry import nearest_name
 from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.gold import GoldFile, GoldText
+from attnscope.text import round_short
+from attnscope.views.table import Column, Table
 
 
 @dataclass
@@ -78,8 +82,12 @@ class GoldTotals:
         return cls(GoldSums.from_state(state["sums"], slots.count), slots, set(others), lost, set(skipped))
 
 
+Error: TypeAlias = Annotated[float | None, Meaning("its standard error over texts")]
+
+
+@record("a head's answers to the questions of a label")
 @dataclass(frozen=True)
-class Scored:
+class GoldScore:
     """How well one head finds the answers of a label in one direction, over ``rows`` questions.
 
     ``accuracy`` is the share of the questions whose row has its largest word among the answers, ``weight``
@@ -89,38 +97,42 @@ class Scored:
     alignment. Each ``error`` is a standard error over texts.
     """
 
-    head: Head
-    rows: int
-    texts: int
-    accuracy: float
-    accuracy_error: float | None
-    weight: float
-    weight_error: float | None
-    baseline: float
-    offset: int
-    fixed: float
-    chosen: float
-    aer: float | None = None
-    aer_error: float | None = None
+    head: Annotated[Head, ADDRESS]
+    rows: Annotated[int, Meaning("questions that were asked")]
+    texts: Annotated[int, Meaning("texts with any of them")]
+    accuracy: Annotated[
+        float,
+        Meaning("the share with the largest weight on an answer, special tokens and the word aside"),
+    ]
+    accuracy_error: Error
+    weight: Annotated[float, Meaning("how much the answers get on average")]
+    weight_error: Error
+    baseline: Annotated[float, Meaning("how much the answers get of even attention")]
+    offset: Annotated[int, Meaning("the best fixed distance, in words", shape={"type": "integer"})]
+    fixed: Annotated[float, Meaning("the accuracy of the word at that distance")]
+    chosen: Annotated[float, Meaning("the accuracy on the texts on which heads are ranked")]
+    aer: Annotated[float | None, Meaning("the alignment error rate, of alignments")] = None
+    aer_error: Error = None
 
 
+@record("a label in one direction")
 @dataclass(frozen=True)
-class Label:
+class LabelScores:
     """All heads by how well they find the answers of one label in one direction, the best first."""
 
-    label: str
-    way: str
-    heads: tuple[Scored, ...]
+    label: Annotated[str, Meaning("the label of the file")]
+    way: Annotated[str, Meaning("which words look at which", name="direction")]
+    heads: Annotated[tuple[GoldScore, ...], Meaning("every head, the one that finds most answers first")]
 
 
-def rank_heads(total: GoldSums, slots: Slots, ways: Sequence[str], held_out: bool) -> Iterator[Label]:
+def rank_heads(total: GoldSums, slots: Slots, ways: Sequence[str], held_out: bool) -> Iterator[LabelScores]:
     """Every label and direction that was asked, those with the most questions first."""
     found = []
     agreement = slots.numbers.get(None)
     for slot, number in slots.numbers.items():
         if slot is None:
             continue
-        ranked: list[Scored] = []
+        ranked: list[GoldScore] = []
         for site, sums in total.sites.items():
             halves = ([2 * number], [2 * number + 1]) if held_out else ([2 * number, 2 * number + 1],) * 2
             chosen, scored = (sums.part(rows) for rows in halves)
@@ -132,7 +144,7 @@ def rank_heads(total: GoldSums, slots: Slots, ways: Sequence[str], held_out: boo
                 ranked += heads
         ranked.sort(key=lambda head: (-head.chosen, -head.weight, head.head))
         if ranked:
-            found.append(Label(slot[0], ways[slot[1]], tuple(ranked)))
+            found.append(LabelScores(slot[0], ways[slot[1]], tuple(ranked)))
     counts: dict[str, int] = {}
     for each in found:
         counts[each.label] = max(counts.get(each.label, 0), max(head.rows for head in each.heads))
@@ -140,14 +152,14 @@ def rank_heads(total: GoldSums, slots: Slots, ways: Sequence[str], held_out: boo
     yield from sorted(found, key=lambda each: (-counts[each.label], order_[each.label]))
 
 
-def _score(site: Site, heads: Sequence[int], chosen: SiteSums, scored: SiteSums) -> Iterator[Scored]:
+def _score(site: Site, heads: Sequence[int], chosen: SiteSums, scored: SiteSums) -> Iterator[GoldScore]:
     """The figures of each head on ``scored``, beside the distance that is best on ``chosen``."""
     offset = int(chosen.offsets[0].argmax())
     rows = float(scored.asked[0])
     right, weight = scored.ratios(scored.right), scored.ratios(scored.weight)
     order = (chosen.right[0, 0] / chosen.asked[0]).tolist()
     for place, head in enumerate(heads):
-        yield Scored(
+        yield GoldScore(
             Head(site.layer, head, site.kind),
             int(rows),
             int(scored.texts[0]),
@@ -162,7 +174,7 @@ def _score(site: Site, heads: Sequence[int], chosen: SiteSums, scored: SiteSums)
         )
 
 
-def _with_error_rate(heads: Sequence[Scored], agreement: SiteSums) -> list[Scored]:
+def _with_error_rate(heads: Sequence[GoldScore], agreement: SiteSums) -> list[GoldScore]:
     """The same heads with their alignment error rates."""
     return [
         replace(head, aer=1 - ratio.value, aer_error=ratio.error)
@@ -170,14 +182,15 @@ def _with_error_rate(heads: Sequence[Scored], agreement: SiteSums) -> list[Score
     ]
 
 
+@record("heads by how many known answers they find (--gold)")
 @dataclass(frozen=True)
-class GoldAnswers:
+class GoldResult:
     """Every label and direction, those with the most questions first, and what to know."""
 
     title: str
-    labels: tuple[Label, ...]
-    held_out: bool
-    notes: tuple[str, ...]
+    labels: Annotated[tuple[LabelScores, ...], Meaning("every label and direction, the most frequent first")]
+    held_out: Annotated[bool, Meaning("whether heads were ranked on other texts than those of the figures")]
+    notes: Notes
 
 
 def find_gold(
@@ -188,7 +201,7 @@ def find_gold(
     relations: Sequence[str] = (),
     held_out: bool = False,
     run: CorpusRun = CorpusRun(),  # noqa: B008
-) -> GoldAnswers:
+) -> GoldResult:
     """Ask every head all questions of a file, in one pass over its texts.
 
     ``relations`` asks for these labels alone, or those with these before a colon. With ``held_out`` heads are
@@ -196,7 +209,7 @@ def find_gold(
     without questions that can be asked raises ``InputError``. Started by torchrun, the processes share the
     batches of each window, and each returns the same answers.
     """
-    work = _Work(model, file, selection or Selection(), tuple(relations), run)
+    work = _GoldRun(model, file, selection or Selection(), tuple(relations), run)
     identity = {
         "model": checkpoints.fingerprint(model.module),
         "file of questions": file.fingerprint(),
@@ -223,7 +236,7 @@ def find_gold(
         raise InputError(_nothing(work))
     title = f"{model.title} · {work.progress.layout[0]} · {_count(work.progress.texts, 'text')}, "
     title += f"{work.progress.tokens:,} tokens"
-    return GoldAnswers(title, labels, held_out, (*model.notes, *_notes(work)))
+    return GoldResult(title, labels, held_out, (*model.notes, *_notes(work)))
 
 
 _Share = tuple[GoldSums, set[Kind], int]
@@ -231,7 +244,7 @@ _Share = tuple[GoldSums, set[Kind], int]
 
 
 @dataclass
-class _Work:
+class _GoldRun:
     """What stays the same from window to window, and the sums so far."""
 
     model: Model
@@ -322,7 +335,7 @@ def is_meant(label: str, relations: Sequence[str]) -> bool:
     return label in relations or label.partition(":")[0] in relations
 
 
-def _nothing(work: _Work) -> str:
+def _nothing(work: _GoldRun) -> str:
     """Why no question was asked."""
     if work.total.others:
         labels = sorted(work.total.others)
@@ -335,7 +348,7 @@ def _nothing(work: _Work) -> str:
     return f"no pair of {work.file.name} can be asked of {work.model.name}"
 
 
-def _notes(work: _Work) -> list[str]:
+def _notes(work: _GoldRun) -> list[str]:
     """What was left out."""
     notes = [*work.progress.left_out]
     if work.total.lost:
@@ -351,3 +364,95 @@ def _notes(work: _Work) -> list[str]:
 
 def _count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+RARE = 10
+"""Times that one direction of a label may be asked more often than the other, and both be listed."""
+
+
+def of_gold(result: GoldResult, top: int = 1) -> Answer:
+    """For each label the ``top`` heads that find most answers, with their errors where there is room."""
+    table = replace(_table(result, top, wide=True), narrow=_table(result, top, wide=False))
+    return Answer((table,), {}, lambda: result, lambda: _csv_rows(result))
+
+
+def _csv_rows(result: GoldResult) -> Iterator[list[Any]]:
+    """The names of the columns, then a line for each head of each label and direction."""
+    for number, each in enumerate(result.labels):
+        for place, head in enumerate(each.heads):
+            figures = plain(head)
+            if not number and not place:
+                yield ["label", "direction", *figures]
+            yield [each.label, each.way, *figures.values()]
+
+
+def _table(result: GoldResult, top: int, *, wide: bool) -> Table:
+    by_label: dict[str, list[tuple[LabelScores, GoldScore]]] = {}
+    for each in result.labels:
+        by_label.setdefault(each.label, []).extend((each, head) for head in each.heads)
+    every = [head for rows in by_label.values() for _, head in rows]
+    several = len({head.head.kind for head in every}) > 1
+    rate = any(head.aer is not None for head in every)
+    left = ("label", "direction", "head", *(("kind",) if several else ()))
+    figures = ("right", "fixed", "weight", *(("AER",) if rate else ()), "asked")
+    lines: list[tuple[str, ...]] = []
+    dim: set[int] = set()
+    better = rare = 0
+    for label, rows in by_label.items():
+        most = max(head.rows for _, head in rows)
+        rare += len({each.way for each, head in rows if head.rows * RARE < most})
+        rows = [row for row in rows if row[1].rows * RARE >= most]
+        rows.sort(key=lambda row: (-row[1].chosen, -row[1].weight, row[1].head))
+        better += rows[0][1].accuracy > rows[0][1].fixed
+        for number, (each, head) in enumerate(rows[:top]):
+            if head.accuracy <= head.fixed:
+                dim.add(len(lines))
+            kind = (head.head.kind or "",) if several else ()
+            name = label if not number else ""
+            lines.append((name, each.way, head.head.name, *kind, *_cells(head, rate, wide)))
+    notes = _table_notes(result, better, len(by_label), rate)
+    if rare:
+        them = ("directions", "them") if rare > 1 else ("direction", "it")
+        notes.append(f"{rare:,} {them[0]} can be asked too rarely to be compared: --json has {them[1]}")
+    return Table(
+        tuple(Column(name, name in figures, "keep") for name in (*left, *figures)),
+        tuple(lines),
+        title=result.title,
+        notes=(*notes, *result.notes),
+        gap=1 + wide,
+        dim=frozenset(dim),
+    )
+
+
+def _cells(head: GoldScore, rate: bool, wide: bool) -> list[str]:
+    """The figures of a head; the error of the weight where there is room."""
+    fixed = f"{head.fixed:.2f} at {head.offset:+d}"
+    weight = f"{_ratio(head.weight, head.weight_error if wide else None)} ({round_short(head.baseline)})"
+    aer = [] if not rate else ["" if head.aer is None else _ratio(head.aer, head.aer_error)]
+    right = _ratio(head.accuracy, head.accuracy_error)
+    return [right, fixed, weight, *aer, f"{head.rows:,}"]
+
+
+def _ratio(value: float, error: float | None) -> str:
+    return f"{value:.2f}" if error is None else f"{value:.2f} ±{error:.2f}"
+
+
+def _table_notes(result: GoldResult, better: int, labels: int, rate: bool) -> list[str]:
+    """What stands in the table."""
+    most = "the head" if labels == 1 else f"for {better:,} of {labels:,} labels the head"
+    rest = "is right more often than the word at a fixed distance (the other lines are dim)"
+    if labels == 1:
+        rest = f"is {'' if better else 'not '}right more often than the word at a fixed distance"
+    chosen = (
+        "heads and distances were chosen on one half of the texts; the figures are those of the other half"
+    )
+    if not result.held_out:
+        chosen = "heads and distances are the best of these texts: --held-out scores them on others"
+    return [
+        f"{most} {rest}",
+        "right: the word's largest weight, special tokens and itself aside, goes to an answer; "
+        "fixed: the best word at one distance, in words",
+        "weight: what the answers get, and in parentheses the baseline: the same on even attention",
+        *(["AER: alignment error rate, the smaller the better (Och and Ney 2003)"] if rate else []),
+        chosen,
+    ]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise, repeat
 from string import punctuation
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from attnscope.attention import Axis, Token
 from attnscope.axes import SEPARATOR, Place, coarsen_axis, find_senses
@@ -17,6 +17,7 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.limits import OutOfTime, time_limited
 from attnscope.models.inputs import Message, ModelInput
 from attnscope.questions.scene import locate_tokens
+from attnscope.records import Meaning, record
 from attnscope.text import MOST_CHARACTERS, read_number
 
 Group: TypeAlias = tuple[int, ...]
@@ -41,7 +42,7 @@ SECONDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextPart:
     """One side of a question, as it was written.
 
     ``tokens`` finds it on an axis; ``step`` is set instead where it is as many tokens from each of the other
@@ -84,7 +85,7 @@ class Part:
         name, number = self.place
         if number is not None:
             several = name in CLASSES or _between(name, "\"'/")
-            places = Part(name).tokens(axis) if several else _written(name, words, axis)
+            places = TextPart(name).tokens(axis) if several else _written(name, words, axis)
             return places[number - 1 : number] if number else ()
         return _written(self.text, words, axis)
 
@@ -111,11 +112,11 @@ def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
     return tuple(zip(coarsening.places, groups, strict=True))
 
 
-def part_of(text: str) -> Part:
+def part_of(text: str) -> TextPart:
     """A part as it is written. Raises ``SelectionError`` for a regular expression that is none."""
     if text[0] in "+-" and read_number(text[1:]) is not None:
-        return Part(text, int(text))
-    part = Part(text)
+        return TextPart(text, int(text))
+    part = TextPart(text)
     for name in (text, part.place[0]):
         if _between(name, "/"):
             _pattern(name)
@@ -231,13 +232,14 @@ MOST_MARKED = 16 * MOST_CHARACTERS
 LONGEST_NAME = 24
 
 
-@dataclass(frozen=True, slots=True)
+@record("a part")
+@dataclass(frozen=True)
 class Span:
     """A named part: the tokens ``start`` to ``stop - 1``."""
 
-    name: str
-    start: int
-    stop: int
+    name: Annotated[str, Meaning("its name")]
+    start: Annotated[int, Meaning("its first token")]
+    stop: Annotated[int, Meaning("the token after its last")]
 
 
 def read_marks(text: str) -> tuple[str, Iterator[tuple[str, int]]]:

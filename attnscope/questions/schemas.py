@@ -6,6 +6,10 @@ from typing import Any, TypeAlias
 
 from attnscope.questions.align import MonotoneHeads, SpokenText
 from attnscope.questions.answer import name_schema
+from attnscope.questions.find import FindResult
+from attnscope.questions.flow import Flow
+from attnscope.questions.gold import GoldResult
+from attnscope.questions.spans import SpanMaps, WrittenAttention
 from attnscope.records import Meaning, schema, shaped
 
 Shape: TypeAlias = "dict[str, Any]"
@@ -61,26 +65,6 @@ def absent(shape: Shape) -> Shape:
 
 MATRIX = listed(listed(NUMBER))
 
-
-FLOW = record(
-    "what the tokens of each layer are made of, of the text's own",
-    method=({"enum": ["rollout", "flow", "relevance", "alti"]}, "how attention was followed"),
-    notes=(NOTES, "what to know"),
-    layers=(
-        listed(
-            record(
-                "the map of a layer",
-                kind=(KIND, "its kind of attention"),
-                layer=(COUNT, "its number"),
-                queries=(listed(TEXT), "the tokens of the layer; of the largest flow of --token, that one"),
-                positions=(listed(COUNT), "their numbers, or where each begins"),
-                keys=(listed(TEXT), "the tokens of the text"),
-                weights=(MATRIX, "[query, key]"),
-            )
-        ),
-        "every layer, from the first",
-    ),
-)
 
 ORDER = record(
     "an order of the tokens, or the mean of random ones",
@@ -334,69 +318,6 @@ AUDIT = record(
     mixers=(listed(record("a module", **MIXER)), "modules through which another token still moves"),
 )
 
-WHERE: dict[str, tuple[Shape, str]] = {
-    "layer": (COUNT, "its layer"),
-    "head": (COUNT, "its number in the layer"),
-    "kind": (KIND, "its kind of attention"),
-}
-FOUND = record(
-    "a head's answer",
-    **WHERE,
-    weight=(NUMBER, "how much the rows look at the keys"),
-    baseline=(NUMBER, "the same on even attention"),
-    rank=(absent(NUMBER), "the place of the keys among all words"),
-    rows=(COUNT, "rows that counted"),
-)
-FIND = record(
-    "heads by how much of one part of a text looks at another",
-    notes=NOTED,
-    questions=(
-        listed(
-            record(
-                "a question",
-                question=(TEXT, "as it was asked"),
-                notes=(NOTES, "what to know about it"),
-                heads=(listed(FOUND), "every head, the one that looks most first"),
-            )
-        ),
-        "every question",
-    ),
-)
-
-
-ANSWERED = record(
-    "a head's answers to the questions of a label",
-    **WHERE,
-    rows=(COUNT, "questions that were asked"),
-    texts=(COUNT, "texts with any of them"),
-    accuracy=(NUMBER, "the share with the largest weight on an answer, special tokens and the word aside"),
-    accuracy_error=(absent(NUMBER), "its standard error over texts"),
-    weight=(NUMBER, "how much the answers get on average"),
-    weight_error=(absent(NUMBER), "its standard error over texts"),
-    baseline=(NUMBER, "how much the answers get of even attention"),
-    offset=(WHOLE, "the best fixed distance, in words"),
-    fixed=(NUMBER, "the accuracy of the word at that distance"),
-    chosen=(NUMBER, "the accuracy on the texts on which heads are ranked"),
-    aer=(absent(NUMBER), "the alignment error rate, of alignments"),
-    aer_error=(absent(NUMBER), "its standard error over texts"),
-)
-GOLD = record(
-    "heads by how many known answers they find (--gold)",
-    notes=NOTED,
-    held_out=(FLAG, "whether heads were ranked on other texts than those of the figures"),
-    labels=(
-        listed(
-            record(
-                "a label in one direction",
-                label=(TEXT, "the label of the file"),
-                direction=(TEXT, "which words look at which"),
-                heads=(listed(ANSWERED), "every head, the one that finds most answers first"),
-            )
-        ),
-        "every label and direction, the most frequent first",
-    ),
-)
-
 
 CURVES = record(
     "a measure along the text (--by-position)",
@@ -628,59 +549,14 @@ EXPORT = record(
 )
 
 
-PARTS = record(
-    "how much the parts of a text look at each other",
-    notes=NOTED,
-    parts=(
-        listed(
-            record(
-                "a part",
-                name=(TEXT, "its name"),
-                start=(COUNT, "its first token"),
-                stop=(COUNT, "the token after its last"),
-            )
-        ),
-        "the parts of the text",
-    ),
-    heads=(
-        listed(
-            record(
-                "a head",
-                **WHERE,
-                weights=(MATRIX, "[part that looks, part that is looked at]"),
-                baseline=(MATRIX, "the same on even attention"),
-            )
-        ),
-        "every head",
-    ),
-)
-WRITTEN = record(
-    "what each written token looks at (--written)",
-    notes=NOTED,
-    parts=(listed(TEXT), "the parts of the text, and last what was written"),
-    tokens=(listed(TEXT), "the written tokens"),
-    heads=(
-        listed(
-            record(
-                "a head",
-                **WHERE,
-                lookback=(NUMBER, "its lookback ratio (Chuang et al. 2024); 0.5 is even attention"),
-                shares=(MATRIX, "[written token, part]"),
-            )
-        ),
-        "every head",
-    ),
-)
-
-
 ANSWERS: dict[str, tuple[Any, ...]] = {
     "show": (OVERVIEW, ONE_HEAD, ONE_TOKEN, ABLATION, WRITES),
     "stats": (MEASURED, CURVES, FAITHFUL),
     "compare": (ALL, DEPTH, TWO, TEXTS, MODELS, FEEDS),
-    "find": (FIND, GOLD),
-    "spans": (PARTS, WRITTEN, FIND),
+    "find": (FindResult, GoldResult),
+    "spans": (SpanMaps, WrittenAttention, FindResult),
     "align": (SpokenText, MonotoneHeads),
-    "flow": (FLOW, FAITHFUL),
+    "flow": (Flow, FAITHFUL),
     "info": (SURVEY, AUDIT),
     "check": (CHECK,),
     "export": (EXPORT,),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -19,17 +21,33 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.fused.fused_pass import MOST_CELLS, FusedPass
 from attnscope.fused.request import SHORTEST, Request
 from attnscope.models import Model, ModelInput
-from attnscope.questions.find import Answer, Looking, Question
-from attnscope.questions.parts import Part, Span
+from attnscope.questions.answer import MATRIX, Answer, Notes
+from attnscope.questions.find import HeadScore, Question, QuestionResult
+from attnscope.questions.parts import Span, TextPart
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import name_pass, provenance, require_selected
+from attnscope.questions.sentences import kind_title, name_pass, provenance, require_selected
 from attnscope.questions.stats import what_ran
+from attnscope.records import ADDRESS, Meaning, derived, record
+from attnscope.views import Heatmap, heatmap
 from attnscope.views.charts import Stack
+from attnscope.views.heads import number
+from attnscope.views.table import Column, Table
 
 SHORTEST_WIDENED = 128
 """With fewer tokens than this, rows are read beside the kernel for parts that it could sum itself, too."""
 
 
+@record("a head")
+@dataclass(frozen=True, eq=False)
+class HeadSpans:
+    """How much one head's parts look at each other, ``[part, part]``: rows averaged, columns summed."""
+
+    head: Annotated[Head, ADDRESS]
+    weights: Annotated[Array, Meaning("[part that looks, part that is looked at]", shape=MATRIX)]
+    baseline: Annotated[Array, Meaning("the same on even attention", shape=MATRIX)]
+
+
+@record("how much the parts of a text look at each other")
 @dataclass(frozen=True, eq=False)
 class SpanMaps:
     """How much the rows of each part look at each part: rows averaged, columns summed.
@@ -37,15 +55,20 @@ class SpanMaps:
     ``weights`` is ``[head, part, part]``, ``baseline`` the same of even attention over the open keys.
     """
 
-    spans: tuple[Span, ...]
+    spans: Annotated[tuple[Span, ...], Meaning("the parts of the text", name="parts")]
     heads: tuple[Head, ...]
     weights: Array
     baseline: Array
     title: str
-    ran: str
-    notes: tuple[str, ...] = ()
+    notes: Notes = ()
 
-    def pair(self, question: Question) -> tuple[Answer, ...]:
+    @property
+    @derived("every head", name="heads")
+    def by_head(self) -> tuple[HeadSpans, ...]:
+        """What is known of each head."""
+        return tuple(map(HeadSpans, self.heads, self.weights, self.baseline))
+
+    def pair(self, question: Question) -> tuple[QuestionResult, ...]:
         """All heads by how much one part looks at the other; at ``*``: at each, what is looked at most first.
 
         Raises ``SelectionError`` where there is no such part, or its keys are masked.
@@ -54,23 +77,23 @@ class SpanMaps:
         row = self._number(left)
         if right.everything:
             each = [
-                Answer(Question(left, Part(span.name)), heads)
+                QuestionResult(Question(left, TextPart(span.name)), heads)
                 for key, span in enumerate(self.spans)
-                if (heads := self._looking(row, key))
+                if (heads := self._scores(row, key))
             ]
             return tuple(sorted(each, key=lambda answer: -fmean(head.weight for head in answer.heads)))
-        heads = self._looking(row, self._number(right))
+        heads = self._scores(row, self._number(right))
         if not heads:
             raise SelectionError(f"{left.text!r} cannot look at {right.text!r}: those keys are masked")
-        return (Answer(question, heads),)
+        return (QuestionResult(question, heads),)
 
-    def _looking(self, row: int, key: int) -> tuple[Looking, ...]:
+    def _scores(self, row: int, key: int) -> tuple[HeadScore, ...]:
         """All heads that may look from one part to the other, the one that looks most first."""
         ranks = 1 + (self.weights[:, row] > self.weights[:, row, key, None]).sum(-1)
         lines = zip(self.heads, self.weights[:, row, key], self.baseline[:, row, key], ranks, strict=True)
         rows = self.spans[row].stop - self.spans[row].start
         heads = [
-            Looking(head, float(weight), float(baseline), float(rank), rows)
+            HeadScore(head, float(weight), float(baseline), float(rank), rows)
             for head, weight, baseline, rank in lines
             if baseline
         ]
@@ -82,14 +105,14 @@ class SpanMaps:
         places = tuple(Place(span.name, span.start, span.stop) for span in self.spans)
         return Weights(self.weights[some].mean(0), self.baseline[some].mean(0) > 0, places, places)
 
-    def _number(self, part: Part) -> int:
+    def _number(self, part: TextPart) -> int:
         """A part by its name, its number, or how it begins."""
         wanted = (part.quoted or part.text).casefold()
         names = [span.name.casefold() for span in self.spans]
         for fits in (wanted.__eq__, lambda each: each.startswith(f"{wanted} "), lambda each: wanted in each):
-            for number, each in enumerate(names):
+            for place, each in enumerate(names):
                 if fits(each):
-                    return number
+                    return place
         listed = ", ".join(span.name for span in self.spans[:12]) + (", ..." if len(self.spans) > 12 else "")
         raise SelectionError(f"no part {part.text!r}: the text has the parts {listed}")
 
@@ -118,6 +141,7 @@ def span_maps(
     require_selected(chosen, record, selection)
     if not observer.pool.maps:
         raise InputError("no attention of this model goes from the tokens of the text to these tokens")
+    ran = what_ran(sum(site.kernel == FUSED for site in chosen), len(chosen), chosen)
     numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
     sites = [each.site for each in observer.pool.maps]
     heads = [Head(site.layer, head, site.kind) for site in sites for head in numbers[site]]
@@ -130,8 +154,51 @@ def span_maps(
         np.concatenate([each.mean.astype(float) for each in observer.pool.maps]),
         np.concatenate(baseline),
         f"{name_pass(model, prepared)} · {provenance(chosen)}",
-        what_ran(sum(site.kernel == FUSED for site in chosen), len(chosen), chosen),
-        (*model.notes, *prepared.notes, *record.notes),
+        (ran, *model.notes, *prepared.notes, *record.notes),
+    )
+
+
+def of_spans(result: SpanMaps, *, one: bool) -> Answer:
+    """The parts as a map for each kind of attention: the mean of the heads, or the ``one`` that is meant."""
+    views: dict[str, Heatmap] = {}
+    for kind in dict.fromkeys(head.kind for head in result.heads):
+        count = sum(head.kind == kind for head in result.heads)
+        which = result.heads[0].name if one else f"mean of {count} heads"
+        title = f"{which} · {kind_title(kind or '')} · {len(result.spans)} parts"
+        views[kind or ""] = heatmap(result.mean(kind), title=title, subtitle=result.title, notes=result.notes)
+    return Answer(tuple(views.values()), views, lambda: result, partial(_csv_rows, result))
+
+
+def _csv_rows(result: SpanMaps) -> Iterator[tuple[object, ...]]:
+    """A line for each two parts of each head."""
+    yield "kind", "layer", "head", "from", "to", "weight", "baseline"
+    for each in result.by_head:
+        head = each.head.kind, each.head.layer, each.head.head
+        for row, one in enumerate(result.spans):
+            for key, other in enumerate(result.spans):
+                figures = float(each.weights[row, key]), float(each.baseline[row, key])
+                yield *head, one.name, other.name, *figures
+
+
+def rank_spans(result: SpanMaps, answers: Sequence[QuestionResult]) -> Table:
+    """The parts that one part looks at, the one that it looks at most first: what ``pair`` found of ``*``."""
+    count = len(result.heads)
+    rows = []
+    for answer in answers:
+        share, baseline = (
+            fmean(getattr(head, name) for head in answer.heads) for name in ("weight", "baseline")
+        )
+        best = answer.heads[0]
+        most = (f"{best.head.name} {number(best.weight)}",) if count > 1 else ()
+        rows.append((answer.question.right.text, number(share), number(baseline), *most))
+    figures = ("share", "baseline", "most in")[: 2 + (count > 1)]
+    which = result.heads[0].name if count == 1 else f"mean of {count} heads"
+    return Table(
+        (Column("part", long="cut"), *(Column(name, right=True, long="keep") for name in figures)),
+        tuple(rows),
+        title=f"{answers[0].question.left.text} -> * · {which}",
+        subtitle=result.title,
+        notes=result.notes,
     )
 
 
@@ -189,8 +256,19 @@ class _Spans:
         return baseline
 
 
+@record("a head")
 @dataclass(frozen=True, eq=False)
-class Looks:
+class HeadLookback:
+    """What each written token looks at in one head, and the head's lookback ratio."""
+
+    head: Annotated[Head, ADDRESS]
+    lookback: Annotated[float, Meaning("its lookback ratio (Chuang et al. 2024); 0.5 is even attention")]
+    shares: Annotated[Array, Meaning("[written token, part]", shape=MATRIX)]
+
+
+@record("what each written token looks at (--written)")
+@dataclass(frozen=True, eq=False)
+class WrittenAttention:
     """How much each written token looks at each part, the last part being what was written.
 
     ``shares`` is ``[head, token, part]``; ``lookback`` is a head's mean over the written tokens of
@@ -198,13 +276,19 @@ class Looks:
     token's own included (Chuang et al. 2024, Lookback Lens). Even attention has 0.5.
     """
 
-    parts: tuple[str, ...]
-    tokens: tuple[str, ...]
+    parts: Annotated[tuple[str, ...], Meaning("the parts of the text, and last what was written")]
+    tokens: Annotated[tuple[str, ...], Meaning("the written tokens")]
     heads: tuple[Head, ...]
     shares: Array
     lookback: Mapping[Head, float]
     title: str
-    notes: tuple[str, ...]
+    notes: Notes
+
+    @property
+    @derived("every head", name="heads")
+    def by_head(self) -> tuple[HeadLookback, ...]:
+        """What is known of each head."""
+        return tuple(map(HeadLookback, self.heads, self.lookback.values(), self.shares))
 
     def stack(self, which: str) -> Stack:
         """The mean over the heads, a line for each written token."""
@@ -225,7 +309,7 @@ def written_looks(
     selection: Selection | None = None,
     *,
     exact_kernel: bool = False,
-) -> Looks:
+) -> WrittenAttention:
     """Run the model once, and measure what each token of the last part looks at.
 
     Raises ``InputError`` if nothing was written.
@@ -238,15 +322,21 @@ def written_looks(
     rows = result.weights[:, len(text) :]  # [head, token, part]
     new = rows[..., len(text) :].sum(-1, keepdims=True)
     shares = np.concatenate([rows[..., : len(text)], new], -1)
-    return Looks(
+    return WrittenAttention(
         (*(span.name for span in text), last.name),
         tuple(visible(token.text.strip()) for token in prepared.tokens[last.start : last.stop]),
         result.heads,
         shares,
         dict(zip(result.heads, _lookback(shares, last.start).tolist(), strict=True)),
         result.title,
-        (result.ran, *result.notes),
+        result.notes,
     )
+
+
+def of_written(result: WrittenAttention, *, one: bool) -> Answer:
+    """What each written token looks at: the mean of the heads, or the ``one`` that is meant."""
+    stack = result.stack(result.heads[0].name if one else f"mean of {len(result.heads)} heads")
+    return Answer((stack,), {"": stack}, lambda: result)
 
 
 def _lookback(shares: Array, context: int) -> Array:

@@ -23,14 +23,17 @@ class Table:
     """Rows under the names of their columns.
 
     ``gap`` is the number of spaces between columns; with ``edge`` they stand behind the last one, too.
-    ``dim`` are the numbers of rows that recede.
+    ``dim`` are the numbers of rows that recede. ``command``, to be copied, stands below on one line.
+    ``narrow`` is shown instead where there is little room.
     """
 
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[Cell, ...], ...] = ()
     title: str = ""
     subtitle: str = ""
     notes: tuple[str, ...] = ()
     gap: int = 2
     edge: bool = False
     dim: frozenset[int] = frozenset()
+    command: str = ""
+    narrow: Table | None = None

@@ -23,7 +23,7 @@ SENTENCE = "The cat sat on the mat because it was tired. "
 def measure(tokens: int, layers: int, rounds: int) -> dict[str, float]:
     """The share of each way in the processor time of the pass."""
     from attnscope.models import load
-    from attnscope.questions.find import find, parse_questions
+    from attnscope.questions.find import find_heads, parse_questions
     from attnscope.questions.parts import Span
     from attnscope.questions.spans import span_maps
     from tests.models.folders import gpt2
@@ -37,7 +37,7 @@ def measure(tokens: int, layers: int, rounds: int) -> dict[str, float]:
     asked = parse_questions("it#9 -> cat#2")
     ways: dict[str, Callable[[], object]] = {
         "pass": lambda: model.run(prepared, []),
-        "find": lambda: find(model, prepared, asked),
+        "find": lambda: find_heads(model, prepared, asked),
         "spans": lambda: span_maps(model, prepared, spans),
         "spans beside the kernel": lambda: span_maps(model, prepared, spans, exact_kernel=True),
     }

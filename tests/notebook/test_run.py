@@ -82,7 +82,7 @@ def test_parts_and_claims_are_those_of_the_commands(own, run):
 def test_what_is_found_is_drawn_and_listed(cat):
     found = cat.find("it -> cat")
     assert "it -> cat" in repr(found)
-    assert "share 0." in repr(found)
+    assert "baseline  rank" in repr(found)
     assert found._repr_png_().startswith(b"\x89PNG")
     assert cat.flow(token="cat")._repr_png_().startswith(b"\x89PNG")
     assert cat.spans()._repr_png_().startswith(b"\x89PNG")

@@ -85,7 +85,7 @@ def check(
         _print_verdicts(verdicts)
     differences = None if asked.against is None else changes(result, asked.against, asked.tolerance)
     if first and output.as_json:
-        from attnscope.questions.asked import verdict_numbers
+        from attnscope.questions.check import verdict_numbers
 
         print_answer("check", verdict_numbers(verdicts, differences) | model.metadata)
     elif first and differences is not None:

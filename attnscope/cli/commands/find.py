@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import re
-import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import typer
 
 from attnscope.cli.command import argument, command, flag, option, repeat
 from attnscope.cli.corpus import corpus_run
-from attnscope.cli.deliver import print_answer
+from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
 from attnscope.cli.options import (
     LayerOptions,
-    Metadata,
     NumbersOptions,
     PrintedOptions,
     SourceOptions,
@@ -28,12 +25,6 @@ from attnscope.cli.options import (
 from attnscope.cli.retired import RETIRED
 from attnscope.cli.source import load_model, read_source, reading
 from attnscope.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from attnscope.questions.find import Answer, Answers
-
 
 GOLD = "Questions with known answers"
 
@@ -117,9 +108,8 @@ def answer_gold(
     model: WeighedModelOptions,
 ) -> None:
     """Ask all heads the questions of a file, and print how well they do."""
-    from attnscope.questions import gold_answer as answers
     from attnscope.questions.corpus import torchrun_processes
-    from attnscope.questions.gold import find_gold
+    from attnscope.questions.gold import find_gold, of_gold
     from attnscope.storage.gold import read_gold
 
     assert gold.gold is not None
@@ -132,16 +122,8 @@ def answer_gold(
         result = find_gold(
             loaded, file, select(attention), relations=relations, held_out=gold.held_out, run=run
         )
-    if torchrun_processes().number:
-        return
-    if output.as_json:
-        print_answer("find", answers.numbers_of(result) | model.metadata)
-    elif output.as_csv:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(answers.table_of(result))
-    else:
-        from rich.console import Console
-
-        answers.print_gold(result, output.top or 1, Console(highlight=False))
+    if not torchrun_processes().number:
+        deliver("find", of_gold(result, output.top or 1), output, metadata=model.metadata)
 
 
 def _refuse_sounds(path: Path) -> None:
@@ -214,7 +196,7 @@ def find(
 
     attnscope find --gold pairs.txt --alignments links.txt -m my-translator
     """
-    from attnscope.questions.find import is_question, parse_questions
+    from attnscope.questions.find import LISTED, find_heads, is_question, of_found, parse_questions
 
     given_words = asked.asked or []
     if check_gold(gold, given_words, source, output):
@@ -236,106 +218,7 @@ def find(
     given = read_source(source, model)
     loaded, prepared = given.open(saving=output.out is not None)
     with reading(loaded, prepared):
-        from attnscope.questions.find import find as find_heads
-
-        answers = find_heads(loaded, prepared, questions, select(attention))
+        result = find_heads(loaded, prepared, questions, select(attention))
     meant = LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
     opening = repeat("show", SourceOptions(**vars(source)), meant, picture, model)
-    write_answers("find", answers, output, picture, model.metadata, opening)
-
-
-def write_answers(
-    command: str,
-    answers: Answers,
-    output: FindOutput,
-    picture: PrintedOptions,
-    metadata: Metadata,
-    opening: str | None = None,
-) -> None:
-    """Print or save the answers; ``metadata`` goes into JSON, ``opening`` is a command that shows a head."""
-    if output.as_json:
-        from attnscope.questions.asked import found_numbers
-
-        print_answer(command, found_numbers(answers) | metadata)
-    elif output.as_csv:
-        _print_csv(answers)
-    elif output.out is not None:
-        _save(answers, output.out, picture)
-    else:
-        _print(answers, output.top, picture, opening)
-
-
-def _print_csv(answers: Answers) -> None:
-    """A line for each head of each question."""
-    from attnscope.questions.asked import looking_numbers
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["question", "kind", "layer", "head", "weight", "baseline", "rank", "rows"])
-    for answer in answers.answers:
-        for each in answer.heads:
-            head = each.head
-            writer.writerow(
-                [answer.question, head.kind, head.layer, head.head, *looking_numbers(each).values()]
-            )
-
-
-def _save(answers: Answers, out: Path, picture: PrintedOptions) -> None:
-    """The maps as picture files, several of them numbered."""
-    from attnscope.cli import deliver as output
-    from attnscope.questions.answer import of_maps
-    from attnscope.questions.asked import maps_of
-
-    for number, answer in enumerate(answers.answers, 1):
-        path = out if len(answers.answers) == 1 else out.with_stem(f"{out.stem}-{number}")
-        output.save_pictures(
-            of_maps(maps_of(answer, answers.title, (*answer.notes, *answers.notes))), path, picture
-        )
-
-
-def _print(answers: Answers, top: int | None, picture: PrintedOptions, opening: str | None) -> None:
-    """For each question a map of all heads, and those that look most."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from attnscope.cli import deliver as output
-    from attnscope.questions.answer import of_maps
-    from attnscope.questions.asked import LISTED, maps_of
-
-    console = Console(highlight=False)
-    console.print(Text(answers.title), style="dim")
-    for answer in answers.answers:
-        print()
-        output.print_views(of_maps(maps_of(answer)), picture)
-        if answer.heads:
-            print()
-            console.print(_table(answer, top or LISTED))
-        else:
-            console.print(Text(str(answer.question)), style="bold")
-        for note in answer.notes:
-            console.print(Text(f"· {note}"), style="dim")
-    for note in answers.notes:
-        console.print(Text(f"· {note}"), style="dim")
-    if opening is not None:  # a command to be copied, so that it stays on one line
-        heads = [each.head for answer in answers.answers for each in answer.heads]
-        kind = f" --kind {heads[0].kind}" if len({head.kind for head in heads}) > 1 else ""
-        console.print(Text(f"· {opening} --head {heads[0].name}{kind}"), style="dim", soft_wrap=True)
-
-
-def _table(answer: Answer, top: int) -> Table:
-    """The heads that look most, a line each."""
-    from rich.table import Table
-
-    from attnscope.views.heads import number
-
-    several = len({each.head.kind for each in answer.heads}) > 1
-    whole = all(each.rank is None or each.rank.is_integer() for each in answer.heads[:top])
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for name in ("head", *(("kind",) if several else ())):
-        table.add_column(name, no_wrap=True)
-    for name in ("share", "baseline", "rank"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for each in answer.heads[:top]:
-        rank = "–" if each.rank is None else f"{each.rank:.{0 if whole else 1}f}"
-        kind = (each.head.kind or "",) if several else ()
-        table.add_row(each.head.name, *kind, number(each.weight), number(each.baseline), rank)
-    return table
+    deliver("find", of_found(result, output.top or LISTED, opening), output, picture, model.metadata)

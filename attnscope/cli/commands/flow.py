@@ -95,8 +95,7 @@ def flow(
     if asked.faithful:
         check_alone(asked.token is None and not attention.layers and source.saved is None)
         return show_methods(given, asked.target, output.out, picture, as_json=output.as_json)
-    from attnscope.questions.asked import of_flow
-    from attnscope.questions.flow import follow_flow
+    from attnscope.questions.flow import follow_flow, of_flow
 
     loaded, prepared = given.open(
         predicting=asked.method == "relevance",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from attnscope.cli.command import MODEL, WHERE, command, flag, option
-from attnscope.cli.commands.find import FindOutput, write_answers
-from attnscope.cli.deliver import print_answer
+from attnscope.cli.commands.find import FindOutput
+from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select_heads
 from attnscope.cli.options import (
     HeadOptions,
@@ -27,9 +25,7 @@ from attnscope.cli.source import SourceInput, read_file, read_source, reading
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
-    from attnscope.questions.find import Answer
     from attnscope.questions.parts import Span
-    from attnscope.questions.spans import SpanMaps
 
 
 WAYS = ("sentence", "line", "paragraph", "segment", "modality", "role", "marks")
@@ -92,41 +88,6 @@ def read_parts_of(given: SourceInput, parts: PartOptions) -> tuple[Model, ModelI
     return model, prepared, cut_input(prepared, parts.by, begins)
 
 
-def show_written(
-    model: Model,
-    prepared: ModelInput,
-    cut: tuple[Span, ...],
-    parts: PartOptions,
-    attention: HeadOptions,
-    output: FindOutput,
-    picture: PrintedOptions,
-) -> None:
-    """What each written token looks at, drawn or as plain data."""
-    from attnscope.cli import deliver as answers
-    from attnscope.questions.answer import Answer
-    from attnscope.questions.spans import written_looks
-
-    if output.as_csv:
-        raise typer.BadParameter("it is drawn here, or printed with --json", param_hint="--written")
-    with reading(model, prepared):
-        result = written_looks(model, prepared, cut, select_heads(attention), exact_kernel=parts.exact_kernel)
-    if not output.as_json:
-        which = result.heads[0].name if attention.head else f"mean of {len(result.heads)} heads"
-        drawn = result.stack(which)
-        if output.out is not None:
-            answers.save_pictures(Answer((drawn,), {"": drawn}, dict), output.out, picture)
-        else:
-            answers.print_views(Answer((drawn,), {}, dict), picture)
-        return
-    heads = [
-        asdict(head) | {"lookback": result.lookback[head], "shares": shares.tolist()}
-        for head, shares in zip(result.heads, result.shares, strict=True)
-    ]
-    print_answer(
-        "spans", {"notes": result.notes, "parts": result.parts, "tokens": result.tokens, "heads": heads}
-    )
-
-
 @command
 def spans(
     source: SourceOptions,
@@ -151,77 +112,25 @@ def spans(
 
     attnscope spans "The king said that the queen" -m own-causal --generate 10 --written
     """
-    from attnscope.questions.find import Answers, parse_questions
-    from attnscope.questions.spans import span_maps
+    from attnscope.questions.find import LISTED, FindResult, of_found, parse_questions
+    from attnscope.questions.spans import of_spans, of_written, rank_spans, span_maps, written_looks
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()
     check_picture(output.out, picture.cmap, one=True)
     check_parts(parts, source)
     loaded, prepared, cut = read_parts_of(read_source(source, model), parts)
-    if parts.written:
-        show_written(loaded, prepared, cut, parts, attention, output, picture)
-        return
+    if parts.written and output.as_csv:
+        raise typer.BadParameter("it is drawn here, or printed with --json", param_hint="--written")
+    asked, one, exact = select_heads(attention), attention.head is not None, parts.exact_kernel
     with reading(loaded, prepared):
-        result = span_maps(loaded, prepared, cut, select_heads(attention), exact_kernel=parts.exact_kernel)
+        if parts.written:
+            answer = of_written(written_looks(loaded, prepared, cut, asked, exact_kernel=exact), one=one)
+        else:
+            result = span_maps(loaded, prepared, cut, asked, exact_kernel=exact)
+            answer = of_spans(result, one=one)
     if questions:
-        asked = tuple(chain.from_iterable(result.pair(question) for question in questions))
-        drawn = not (output.as_json or output.as_csv or output.out)
-        if drawn and questions[0].right.everything:
-            _print_ranked(asked, result)
-            return
-        answers = Answers(asked, result.title, (result.ran, *result.notes))
-        write_answers("spans", answers, output, picture, model.metadata)
-        return
-    from attnscope.cli import deliver as way_out
-    from attnscope.questions.asked import of_spans
-
-    answer = of_spans(result, one=attention.head is not None)
-    if output.as_json:
-        print_answer("spans", {**answer.numbers, **model.metadata})
-    elif output.as_csv:
-        _print_csv(result)
-    elif output.out is not None:
-        way_out.save_pictures(answer, output.out, picture)
-    else:
-        way_out.print_views(answer, picture)
-
-
-def _print_ranked(answers: Sequence[Answer], result: SpanMaps) -> None:
-    """The parts that one part looks at, the one that it looks at most first, as a table."""
-    from statistics import fmean
-
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from attnscope.views.heads import number
-
-    console, count = Console(highlight=False), len(result.heads)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("part", overflow="ellipsis", no_wrap=True)
-    for name in ("share", "baseline", "most in")[: 2 + (count > 1)]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for answer in answers:
-        share, baseline = (
-            fmean(getattr(head, name) for head in answer.heads) for name in ("weight", "baseline")
-        )
-        best = answer.heads[0]
-        most = (f"{best.head.name} {number(best.weight)}",) if count > 1 else ()
-        table.add_row(Text(answer.question.right.text), number(share), number(baseline), *most)
-    which = result.heads[0].name if count == 1 else f"mean of {count} heads"
-    console.print(Text(f"{answers[0].question.left.text} -> * · {which}"), style="bold")
-    console.print(Text(result.title), style="dim")
-    console.print(table)
-    for note in (result.ran, *result.notes):
-        console.print(Text(f"· {note}"), style="dim")
-
-
-def _print_csv(result: SpanMaps) -> None:
-    """A line for each two parts of each head."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["kind", "layer", "head", "from", "to", "weight", "baseline"])
-    for head, weights, baseline in zip(result.heads, result.weights, result.baseline, strict=True):
-        for row, one in enumerate(result.spans):
-            for key, other in enumerate(result.spans):
-                figures = float(weights[row, key]), float(baseline[row, key])
-                writer.writerow([head.kind, head.layer, head.head, one.name, other.name, *figures])
+        found = tuple(chain.from_iterable(result.pair(question) for question in questions))
+        answer = of_found(FindResult(found, result.title, result.notes), output.top or LISTED)
+        if questions[0].right.everything:
+            answer = replace(answer, views=(rank_spans(result, found),))
+    deliver("spans", answer, output, picture, model.metadata)

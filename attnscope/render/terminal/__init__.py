@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, Group
 from rich.segment import Segment
 
 from attnscope.render.terminal.bars import aligned_lines, focus_lines, ranking_lines
@@ -119,7 +119,6 @@ def print_view(
     """Print a view to a console, or to standard output."""
     console = console or Console(highlight=False)
     if isinstance(view, Table):
-        for part in table_parts(view):
-            console.print(part)
+        console.print(Group(*table_parts(view, console.width)), crop=False)
     else:
         console.print(Picture(view, cmap, plain, printed=True), crop=False)

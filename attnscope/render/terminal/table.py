@@ -11,9 +11,14 @@ from rich.text import Text
 from attnscope.text import visible
 from attnscope.views.table import Cell, Table
 
+WIDE = 100
+"""Columns from which a table that has a narrow form is shown in full."""
 
-def table_parts(view: Table) -> Iterator[RenderableType]:
+
+def table_parts(view: Table, width: int) -> Iterator[RenderableType]:
     """What is printed of a table: its titles, its rows, its notes."""
+    if view.narrow is not None and width < WIDE:
+        view = view.narrow
     for text, style in ((view.title, "bold"), (view.subtitle, "dim")):
         if text:
             yield Text(visible(text), style=style)
@@ -31,6 +36,8 @@ def table_parts(view: Table) -> Iterator[RenderableType]:
         yield table
     for note in view.notes:
         yield Text(f"· {visible(note)}", style="dim")
+    if view.command:
+        yield Text(f"· {visible(view.command)}", style="dim", no_wrap=True, overflow="ignore")
 
 
 def _text(cell: Cell) -> Text:

@@ -11,7 +11,7 @@ import torch
 from attnscope.capture import Keep, recording
 from attnscope.errors import SelectionError
 from attnscope.models import load
-from attnscope.questions.find import find, parse_questions
+from attnscope.questions.find import find_heads, parse_questions
 from attnscope.questions.selection import Selection
 from tests.models import folders
 
@@ -92,7 +92,7 @@ def test_fifty_random_questions_have_the_answers_of_brute_force(model):
                 return [[row for row in word if 0 <= row < len(prepared.tokens)] for word in moved]
 
         try:
-            (answer,) = find(model, prepared, parse_questions(asked)).answers
+            (answer,) = find_heads(model, prepared, parse_questions(asked)).answers
         except SelectionError:
             assert causal, "every question has an answer where no key is masked"
             rows = [row for word in rows_of(left) for row in word]
@@ -115,7 +115,7 @@ def test_fifty_random_questions_have_the_answers_of_brute_force(model):
 def test_the_trained_heads_that_look_one_token_back_are_found():
     model = load("own")
     prepared = model.prepare("The cat sat on the mat because it was tired.")
-    (answer,) = find(model, prepared, parse_questions("* -> -1")).answers
+    (answer,) = find_heads(model, prepared, parse_questions("* -> -1")).answers
     assert [looking.head.name for looking in answer.heads[:2]] == ["L2H1", "L1H3"]
     assert all(looking.weight > 0.9 and looking.rank == 1 for looking in answer.heads[:2])
     assert answer.notes == ("1 of 13 rows cannot look there, and are left out",)
@@ -126,9 +126,11 @@ def test_a_phrase_is_all_its_words(model):
     at = [
         number for number, token in enumerate(prepared.tokens) if token.text.strip() in ("on", "the", "mat")
     ]
-    phrase = find(model, prepared, parse_questions("it -> 'on the mat'")).answers[0]
+    phrase = find_heads(model, prepared, parse_questions("it -> 'on the mat'")).answers[0]
     numbers = [number for number in at if prepared.tokens[number].word in (3, 4, 5)]
-    single = [find(model, prepared, parse_questions(f"it -> {number}")).answers[0] for number in numbers]
+    single = [
+        find_heads(model, prepared, parse_questions(f"it -> {number}")).answers[0] for number in numbers
+    ]
     sums = {head.head: 0.0 for head in single[0].heads}
     for answer in single:
         for looking in answer.heads:
@@ -144,7 +146,7 @@ def test_cross_attention_is_asked_from_the_decoder_to_the_encoder(tmp_path):
     keep = Keep(lambda site: range(4))
     with torch.inference_mode(), recording(model.module, [keep]):
         model.module(**prepared.inputs)
-    answer = find(model, prepared, parse_questions("small -> mat"), Selection(kind="cross")).answers[0]
+    answer = find_heads(model, prepared, parse_questions("small -> mat"), Selection(kind="cross")).answers[0]
     queries, keys = prepared.axes["cross"]
     rows = [i for i, token in enumerate(queries) if token.word == 1]
     columns = [i for i, token in enumerate(keys) if token.word == 5]
@@ -159,7 +161,7 @@ def test_cross_attention_is_asked_from_the_decoder_to_the_encoder(tmp_path):
 
 def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot():
     model = load("own-causal")
-    there, back = find(model, model.prepare(TEXT), parse_questions("it <-> mat")).answers
+    there, back = find_heads(model, model.prepare(TEXT), parse_questions("it <-> mat")).answers
     assert there.heads
     assert not back.heads
     assert back.notes == ("'mat' cannot look at 'it' in decoder attention: those keys are masked",)
@@ -168,7 +170,7 @@ def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot():
 def test_what_does_not_exist_is_named_with_what_does():
     model = load("own")
     with pytest.raises(SelectionError, match=r"no 'dog' among the keys: they read .*cat, sat"):
-        find(model, model.prepare(TEXT), parse_questions("it -> dog"))
+        find_heads(model, model.prepare(TEXT), parse_questions("it -> dog"))
 
 
 MARKED = "Don't the U.S. cats, a kind lot, pay $1,995 for 猫坐 or ☃ and ☃?"
@@ -210,7 +212,7 @@ def test_words_that_a_tokenizer_cuts_or_lacks_are_found_as_they_are_written(part
 def test_what_is_not_there_is_answered_with_what_is_near(asked, said):
     model = load(folders.minilm())
     with pytest.raises(SelectionError, match=re.escape(said)):
-        find(model, model.prepare(TEXT), parse_questions(asked))
+        find_heads(model, model.prepare(TEXT), parse_questions(asked))
 
 
 ARROWS = 'He wrote "a -> b" twice: the a <-> b, and a -> b of the cat.'
@@ -257,7 +259,7 @@ def test_several_places_are_averaged_and_summed_and_said():
     model = load("own")
     prepared = model.prepare(TEXT)
     both, first, second = (
-        find(model, prepared, parse_questions(f"it -> {name}")).answers[0]
+        find_heads(model, prepared, parse_questions(f"it -> {name}")).answers[0]
         for name in ("cat", "cat#1", "cat#2")
     )
     ones = {looking.head: looking.weight for looking in first.heads}
@@ -280,4 +282,4 @@ def test_several_places_are_averaged_and_summed_and_said():
 def test_numbers_beyond_any_text_are_met_with_a_sentence(asked):
     model = load("own")
     with pytest.raises(SelectionError, match=r"cannot look at|^no "):
-        find(model, model.prepare(TEXT), parse_questions(asked))
+        find_heads(model, model.prepare(TEXT), parse_questions(asked))

@@ -12,8 +12,8 @@ import transformers
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput, load
-from attnscope.questions.find import find, parse_questions
-from attnscope.questions.parts import Part
+from attnscope.questions.find import find_heads, parse_questions
+from attnscope.questions.parts import TextPart
 from tests.capture.tiny import FAMILIES, inputs, own_attentions
 from tests.models.images import picture, vision
 
@@ -150,7 +150,7 @@ def test_fifty_random_questions_have_the_answers_of_brute_force(name, tmp_path):
             moved = [[key - step for key in group if 0 <= key - step < len(queries)] for group in columns]
             left, rows, columns = f"{-step:+d}", [group for group in moved if group], []
         try:
-            (answer,) = find(model, prepared, parse_questions(f"{left} -> {right}")).answers
+            (answer,) = find_heads(model, prepared, parse_questions(f"{left} -> {right}")).answers
         except SelectionError:
             answer = None
         found = {looking.head: looking for looking in answer.heads} if answer else {}
@@ -181,7 +181,7 @@ def test_fifty_random_questions_have_the_answers_of_brute_force(name, tmp_path):
 def test_a_piece_is_not_its_whole_word():
     """Of a word in pieces, the first one alone gets what it gets."""
     model, prepared, own = made("bert")
-    (first, whole) = find(
+    (first, whole) = find_heads(
         model, prepared, parse_questions("cat#1 -> 2") + parse_questions("cat#1 -> untired")
     ).answers
     weights = own["self"]
@@ -195,14 +195,16 @@ def test_a_piece_is_not_its_whole_word():
 
 def test_parts_are_looked_for_once_for_all_layers(monkeypatch):
     asked = []
-    tokens = Part.tokens
+    tokens = TextPart.tokens
 
     def counted(part, axis):
         asked.append(part.text)
         return tokens(part, axis)
 
-    monkeypatch.setattr(Part, "tokens", counted)
+    monkeypatch.setattr(TextPart, "tokens", counted)
     model = load("own")
-    answer = find(model, model.prepare("The cat sat on the mat."), parse_questions("sat -> cat")).answers[0]
+    answer = find_heads(
+        model, model.prepare("The cat sat on the mat."), parse_questions("sat -> cat")
+    ).answers[0]
     assert len({looking.head.layer for looking in answer.heads}) == 4
     assert asked == ["sat", "cat"]

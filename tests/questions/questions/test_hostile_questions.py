@@ -12,7 +12,7 @@ from attnscope.questions.find import parse_questions
 def test_an_expression_that_tries_every_way_is_stopped(pattern, monkeypatch):
     monkeypatch.setattr(parts, "SECONDS", 0.2)
     with pytest.raises(SelectionError, match="takes longer than"):
-        parts.Part(f"/{pattern}/").tokens((Token("a" * 60 + "b", 0),))
+        parts.TextPart(f"/{pattern}/").tokens((Token("a" * 60 + "b", 0),))
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import torch
 from attnscope.capture import Keep
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
-from attnscope.questions.asked import of_spans
 from attnscope.questions.find import parse_questions
 from attnscope.questions.parts import cut_input, cut_text, read_marks, read_parts, segments, spans_of
 from attnscope.questions.selection import Selection
-from attnscope.questions.spans import span_maps
+from attnscope.questions.spans import of_spans, span_maps
 from tests.models import folders
 
 TEXT = 'The cat sat on the mat. It was tired because it ran.\n\n"Who slept?" he said! The cat did.'
@@ -89,7 +88,7 @@ def test_a_long_text_is_cut_inside_of_the_fused_pass(tmp_path):
     spans = spans_of(prepared.tokens, text, cut_text(text, "sentence"))
     seen = span_maps(model, prepared, spans)
     exact = span_maps(model, prepared, spans, exact_kernel=True)
-    assert "2 of 2 calls ran as a fused pass" in seen.ran
+    assert "2 of 2 calls ran as a fused pass" in seen.notes[0]
     assert len(spans) > 30
     np.testing.assert_allclose(seen.weights, exact.weights, atol=2e-6)
     np.testing.assert_allclose(seen.baseline, exact.baseline, atol=1e-6)
@@ -183,7 +182,7 @@ def test_numbers_are_not_written_out_for_who_only_looks(monkeypatch):
     def never(result):
         raise AssertionError("nobody asked for the numbers")
 
-    monkeypatch.setattr("attnscope.questions.asked.span_numbers", never)
+    monkeypatch.setattr("attnscope.questions.answer.plain", never)
     prepared = load("own").prepare(TEXT)
     maps = span_maps(load("own"), prepared, spans_of(prepared.tokens, TEXT, cut_text(TEXT, "line")))
     with pytest.raises(AssertionError, match="nobody asked"):

@@ -40,7 +40,8 @@ def find_cached(key: str, kind: PassKind, model: ModelOptions, *, saving: bool) 
 
 def run_small(model: Model, prepared: ModelInput, kind: PassKind, *, cached: bool) -> Trace | None:
     """The pass of an input, if that is small; of a long one only where it will be ``cached``."""
-    from attnscope.models.kept import has_short_text, hold_long, hold_short
+    from attnscope.models.keeping import hold_long, hold_short
+    from attnscope.models.kept import has_short_text
 
     if model.weigh == "gradient":
         return None

@@ -172,7 +172,8 @@ class SourceInput:
 
         Raises ``AttnscopeError``.
         """
-        from attnscope.models.kept import FileModel, keep_trace, look_at
+        from attnscope.models.keeping import keep_trace
+        from attnscope.models.kept import FileModel, look_at
         from attnscope.models.text.given import Given
         from attnscope.storage.trace import write_trace
 

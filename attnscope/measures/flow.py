@@ -7,12 +7,9 @@ the layer below. All of it is NumPy, float64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from attnscope.axes import Array
 from attnscope.measures.weighing import Explanation
@@ -185,55 +182,3 @@ def max_flow(steps: Sequence[tuple[str, Array]], own: int, other: int, row: int)
     flows = [maximum_flow(graph, source, key).flow_value / CAPACITY for key in range(other + own)]
     shares: Array = np.array(flows) / sum(flows)
     return shares
-
-
-DRAWS = 32
-"""Random matrices that the baseline is the mean of."""
-
-
-@dataclass(frozen=True, eq=False)
-class Circuit:
-    """The projections of the heads of one layer, each ``[head, width, size]``; ``output`` is turned so."""
-
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor
-    output: Tensor
-
-
-def compose(earlier: Circuit, later: Circuit) -> dict[str, Tensor]:
-    """The scores of all pairs of heads of two layers, by the way: Q, K, V.  -> [later head, earlier head]"""
-    ways = {"V": (later.value, later.output)}
-    if later.query is not None and later.key is not None:
-        ways = {"Q": (later.query, later.key), "K": (later.key, later.query)} | ways
-    wrote = _gram(earlier.value)
-    length = _length(earlier.value, earlier.output)  # [earlier head]
-    scores = {}
-    for way, (reads, rest) in ways.items():
-        met = torch.einsum("ewo,lwr->leor", earlier.output.double(), reads.double())
-        square = torch.einsum("eab,leax,lxy,leby->le", wrote, met, _gram(rest), met)
-        scores[way] = square.clamp(min=0).sqrt() / (_length(reads, rest)[:, None] * length)
-    return scores
-
-
-def compose_random(earlier: Circuit, later: Circuit) -> tuple[float, float]:
-    """The mean score of random matrices of the same shapes, and how far they scatter: alike every time."""
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(like: Tensor) -> Tensor:
-        return torch.randn(DRAWS, *like.shape[1:], generator=generator, dtype=torch.float64)
-
-    one = Circuit(None, None, drawn(earlier.value), drawn(earlier.output))
-    other = Circuit(None, None, drawn(later.value), drawn(later.output))
-    scores = compose(one, other)["V"]
-    return float(scores.mean()), float(scores.std())
-
-
-def _gram(parts: Tensor) -> Tensor:
-    """[head, width, size] -> [head, size, size]"""
-    return parts.double().mT @ parts.double()
-
-
-def _length(one: Tensor, other: Tensor) -> Tensor:
-    """The Frobenius norm of one times the other turned.  [head, width, size] twice -> [head]"""
-    return (_gram(one) * _gram(other)).sum((-2, -1)).clamp(min=0).sqrt()

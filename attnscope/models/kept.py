@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
-from datetime import datetime, timezone
-from functools import cached_property, partial
+from dataclasses import astuple, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import nn
 
-from attnscope import __version__
 from attnscope.attention import Attention, Axis, Head, HeldRows, Kind, Site, Token
-from attnscope.axes import Array, Place, Weights, coarsen_axis
-from attnscope.capture import Coarsen, Observer, Record, SiteRecord, Steps
-from attnscope.capture.placing.without_attention import why_empty
-from attnscope.errors import InputError, ModelError, SelectionError, SizeError
+from attnscope.axes import Array, Place, Weights
+from attnscope.capture.record import Record, SiteRecord
+from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.figures import Weigh
-from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import SHORTEST
-from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement, fused_request
-from attnscope.measures.words import measure_words
+from attnscope.measures import DEFAULT, MEASURES, HeadFigures
 from attnscope.models.inputs import Heard, Message, ModelInput, Objective, Picture
-from attnscope.models.model import Model, find_device
+from attnscope.models.model import Model
 from attnscope.storage.arrays import read
-from attnscope.storage.cache import LARGEST
 from attnscope.storage.trace import SUFFIX, Trace, read_trace
 from attnscope.storage.trace.layout import (
-    FORMAT,
-    About,
-    Box,
-    Call,
     Description,
-    Fault,
-    Image,
-    Labels,
-    Positions,
-    Rows,
-    Sound,
-    TraceMessage,
-    Without,
 )
-from attnscope.storage.trace.replay import KeepRows, replay
+from attnscope.storage.trace.replay import replay
 from attnscope.text import Untrusted, clean, visible
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from attnscope.capture import Observer
+    from attnscope.fused.fused_pass import FusedPass
 
 
 class FileModel(Model):
@@ -273,6 +258,8 @@ class WeightsFile(FileModel):
 
 
 def _layers(kinds: Mapping[str, Sequence[tuple[int, Weights]]], form: str) -> Iterator[Attention]:
+    import torch
+
     axes: dict[tuple[Place, ...], Axis] = {}  # layers share theirs, which measures look for
     known: tuple[Kind, ...] = ("encoder", "decoder", "cross")
     for kind in known:
@@ -314,253 +301,3 @@ def _axis(places: tuple[Place, ...]) -> Axis:
         span = (place.start, place.stop) if pooled else None
         tokens.append(Token(place.text, number, place.special, segment, word, span))
     return tuple(tokens)
-
-
-MEASURED = 1 << 26
-"""Weights of a short pass that are measured before anybody asks, at most: 256 heads of 512 tokens."""
-
-
-class UnkeptPass(ModelError):
-    """A pass that a trace cannot hold: the recording failed in some of it."""
-
-
-@dataclass(eq=False)
-class _Measuring:
-    """Measures all heads, as long as those so far have at most so many weights."""
-
-    most: float
-    measured: Measurement = field(default_factory=Measurement)
-    size: int = 0
-
-    def observe(self, attention: Attention) -> None:
-        """Measure one call."""
-        self.size += attention.batch * attention.heads * len(attention.queries) * len(attention.keys)
-        if self.size <= self.most:
-            self.measured.observe(attention)
-
-    def figures(self) -> tuple[HeadFigures, ...]:
-        """The figures of every head; none where there were too many weights."""
-        return tuple(self.measured.figures()) if self.size <= self.most else ()
-
-
-def hold_short(model: Model, prepared: ModelInput) -> Trace | None:
-    """The pass of a short input, looked at as one from a file; ``None`` for a long one, or one that fails."""
-    if not prepared.tokens or not has_short_text(prepared):
-        return None
-    return _hold(partial(model.run, prepared), model, prepared, MEASURED)
-
-
-def hold_long(model: Model, prepared: ModelInput, *, fused: bool = False) -> Trace | None:
-    """The pass of a long input, if it is small beside ``LARGEST``; ``None`` for any other, or one that fails.
-
-    ``fused``: the fused pass measures all heads in the kernels' place. Beside these nothing is measured.
-    """
-    size = _trace_size(model.module, len(prepared.tokens))
-    if size is None or size > LARGEST:
-        return None
-    request = fused_request(Measurement().measures, [prepared.tokens]) if fused else None
-    run = partial(model.run, prepared, fused=None if request is None else FusedPass(request))
-    return _hold(run, model, prepared, math.inf if fused else 0)
-
-
-def _hold(
-    run: Callable[[Sequence[Observer]], Record],
-    model: Model,
-    prepared: ModelInput,
-    most: float,
-) -> Trace | None:
-    """The pass, measured up to so many weights; ``None`` for one that cannot be kept."""
-    if prepared.arrays is not None:
-        return None
-    try:
-        trace = make_trace(run, prepared, describe_model(model), model.notes, most=most)
-    except (UnkeptPass, SizeError):
-        return None
-    return replace(trace, description=replace(trace.description, weighed=model.weighed))
-
-
-def keep_trace(model: Model, prepared: ModelInput) -> Trace:
-    """Run the model once with its own kernels, and keep what its rows are computed from, and all figures."""
-    return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes)
-
-
-def make_trace(
-    run: Callable[[Sequence[Observer]], Record],
-    prepared: ModelInput,
-    about: About,
-    notes: tuple[str, ...] = (),
-    *,
-    most: float = math.inf,
-) -> Trace:
-    """Let a pass run before observers, and keep it; ``notes`` are those of the model.
-
-    Heads of more than ``most`` weights in all are not measured.
-    """
-    kept, measuring = KeepRows(), _Measuring(most)
-    record = run([kept, measuring])
-    axes: dict[Axis, int] = {}
-
-    def number(axis: Axis) -> int:
-        return axes.setdefault(axis, len(axes))
-
-    if len(kept.calls) != len(record.sites):
-        raise UnkeptPass(f"the pass of {about.name} cannot be kept: {'; '.join(record.notes)}")
-    images = tuple(
-        Image(
-            each.name,
-            kept.hold(f"pixels{place}", each.pixels),
-            each.grid,
-            number(each.tokens),
-            tuple(Box(id_, edges) for id_, edges in each.boxes.items()),
-        )
-        for place, each in enumerate(prepared.pictures)
-    )
-    description = Description(
-        trace=FORMAT,
-        attnscope=__version__,
-        kept=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        model=about,
-        model_notes=notes,
-        weighed="",
-        text_notes=prepared.notes,
-        text=prepared.text,
-        messages=tuple(TraceMessage(*each) for each in prepared.messages),
-        tokens=number(prepared.tokens),
-        written=prepared.written,
-        labels=tuple(
-            Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()
-        ),
-        images=images,
-        heard=_describe_sound(prepared.heard, kept),
-        calls=tuple(
-            _call(site, number(queries), number(keys), rows)
-            for site, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
-        ),
-        axes=tuple(Positions(axis.start, axis.stop) if isinstance(axis, range) else axis for axis in axes),
-        without_attention=tuple(
-            Without(each.name, each.layer, each.reason) for each in record.without_attention
-        ),
-        failures=tuple(Fault(each.name, each.reason) for each in record.failures),
-        changes=tuple(record.changes),
-        figures=measuring.figures(),
-        words=(),
-    )
-    trace = Trace(description, kept.arrays)
-    return replace(trace, description=replace(description, words=_measure_words(trace)))
-
-
-def _describe_sound(heard: Heard | None, kept: KeepRows) -> Sound | None:
-    if heard is None:
-        return None
-    bands = None if heard.bands is None else kept.hold("bands", heard.bands)
-    return Sound(heard.seconds, heard.frames, heard.begin, bands)
-
-
-def _measure_words(trace: Trace) -> tuple[HeadFigures, ...]:
-    """The figures of every head whose pieces of words are merged; none where a text is long."""
-    if not is_short(trace) or not trace.description.figures:
-        return ()
-    coarse = Coarsen(
-        lambda attention: (
-            coarsen_axis(attention.queries, words=True),
-            coarsen_axis(attention.keys, words=True),
-        )
-    )
-    replay(trace, arrays=True).shown_to([coarse])
-    return tuple(head for made in coarse.maps for head in measure_words(made.label()[0], made.site) or ())
-
-
-def describe_model(model: Model) -> About:
-    """What a model is, in a few words that go into a file; of a trace, what its model was."""
-    if isinstance(model, TracedModel):
-        return model.trace.description.model
-    return describe_module(model.name, model.module)
-
-
-def describe_module(name: str, module: nn.Module) -> About:
-    """What a module is, in a few words that go into a file."""
-    return About(
-        name=name,
-        class_=type(module).__name__,
-        revision=getattr(getattr(module, "config", None), "_commit_hash", None),
-        parameters=sum(weights.numel() for weights in module.parameters()),
-        device=str(find_device(module)),
-    )
-
-
-def _call(call: SiteRecord, queries: int, keys: int, rows: Rows) -> Call:
-    site = call.site
-    return Call(
-        name=site.name,
-        call=site.call,
-        kind=site.kind,
-        layer=site.layer,
-        step=call.step,
-        source=call.source,
-        kernel=call.kernel,
-        batch=call.batch,
-        heads=call.heads,
-        key_heads=call.key_heads,
-        offset=call.offset,
-        dtype=call.dtype,
-        window=call.window,
-        refusal=call.refusal,
-        difference=call.difference,
-        queries=queries,
-        keys=keys,
-        rows=rows,
-    )
-
-
-def _trace_size(module: nn.Module, tokens: int) -> int | None:
-    """Bytes of the queries and keys of all layers, at most; ``None`` where no config tells it."""
-    config = getattr(module, "config", None)
-    text = getattr(config, "get_text_config", None)
-    config = text() if callable(text) else config
-    width = getattr(config, "hidden_size", getattr(config, "width", None))
-    layers = getattr(config, "num_hidden_layers", getattr(config, "layers", None))
-    if not isinstance(width, int) or not isinstance(layers, int):
-        return None
-    both = 3 if getattr(config, "is_encoder_decoder", False) else 1  # encoder, decoder, across
-    bytes_ = next((weights.itemsize for weights in module.parameters() if weights.is_floating_point()), 4)
-    return 2 * both * layers * width * tokens * bytes_
-
-
-@dataclass(eq=False)
-class LastPass:
-    """An observer that holds one pass: a site that comes again with several queries begins another."""
-
-    steps: Steps = field(default_factory=Steps)
-    met: set[Site] = field(default_factory=set)
-    passes: int = 1
-
-    def observe(self, attention: Attention) -> None:
-        """Hold one call."""
-        if attention.site in self.met and len(attention.queries) > 1:
-            self.steps, self.met, self.passes = Steps(), set(), self.passes + 1
-        self.met.add(attention.site)
-        self.steps.observe(attention)
-
-    def kept(
-        self, module: nn.Module, name: str, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]]
-    ) -> TracedModel:
-        """The pass as a trace. Raises ``ModelError`` if there is none."""
-        if not self.met:
-            raise ModelError(f"{name} has no attention to show: {why_empty(module, record)}")
-        notes = (f"the last of {self.passes:,} passes",) if self.passes > 1 else ()
-        replay = self.steps.replay(record, axes)
-        tokens = next((keys for _, keys in axes.values() if isinstance(keys, tuple)), ())
-        prepared = ModelInput({}, axes, tokens, notes, replay=replay)
-        return TracedModel(make_trace(replay.shown_to, prepared, describe_module(name, module)))
-
-
-def label_axes(tokens: Sequence[str] | None) -> dict[Kind, tuple[Axis, Axis]]:
-    """Texts as the axes of every attention of their number; equal texts are the same token."""
-    if tokens is None:
-        return {}
-    numbers: dict[str, int] = {}
-    axis = tuple(
-        Token(str(text), numbers.setdefault(str(text), len(numbers)), word=place)
-        for place, text in enumerate(tokens)
-    )
-    return {"encoder": (axis, axis), "decoder": (axis, axis)}

@@ -15,18 +15,8 @@ from attnscope.capture.projections import Projection, Projections, head_gradient
 from attnscope.capture.residuals import Residual, Residuals
 from attnscope.errors import InputError, ModelError
 from attnscope.figures import Weigh
-from attnscope.measures.weighing import (
-    WEIGHINGS,
-    Values,
-    WeighedRows,
-    by_block_norm,
-    by_gradient,
-    by_norm,
-    by_zeroing,
-    normed_weight,
-    residual_part,
-    spread_rows,
-)
+from attnscope.measures.blocks import by_block_norm, normed_weight, residual_part, spread_rows
+from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
 from attnscope.models.inputs import ModelInput, Objective, Part, Paths
 from attnscope.models.kept import FileModel
 from attnscope.models.kinds import show_kinds

@@ -53,7 +53,8 @@ class Reader:
         so many tokens, and shows them too. Raises ``InputError`` for what the model cannot read,
         ``ModelError`` for a model that fails.
         """
-        from attnscope.models.kept import TracedModel, keep_trace
+        from attnscope.models.keeping import keep_trace
+        from attnscope.models.kept import TracedModel
         from attnscope.models.text.given import Given
 
         model, files = self._model, image if video is None else video
@@ -143,7 +144,7 @@ def record(
     generation are shown as one text. Raises ``ModelError`` if no attention ran.
     """
     from attnscope.capture import recording
-    from attnscope.models.kept import LastPass, label_axes
+    from attnscope.models.keeping import LastPass, label_axes
 
     run, last, axes = Run(), LastPass(), label_axes(tokens)
     with recording(module, [last], axes) as record:

@@ -208,7 +208,8 @@ class Run(Questions):
 
         Raises ``OutputError``.
         """
-        from attnscope.models.kept import TracedModel, keep_trace
+        from attnscope.models.keeping import keep_trace
+        from attnscope.models.kept import TracedModel
         from attnscope.questions.layers import whole_layers
         from attnscope.render.image import FORMATS
         from attnscope.render.layers import PAGE, save_layers, save_page

@@ -11,7 +11,7 @@ from attnscope.attention import Head, Site
 from attnscope.axes import Array
 from attnscope.capture.projections import Circuits
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.flow import Circuit, compose, compose_random
+from attnscope.measures.composition import Circuit, compose, compose_random
 from attnscope.models import Model, ModelInput
 from attnscope.models.kept import FileModel
 

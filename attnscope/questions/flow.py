@@ -16,6 +16,7 @@ from attnscope.capture.observers.coarsen import rows_at_a_time
 from attnscope.capture.residuals import Residuals
 from attnscope.errors import ModelError, SelectionError
 from attnscope.limits import require
+from attnscope.measures.blocks import Contributions
 from attnscope.measures.flow import (
     METHODS,
     Both,
@@ -29,7 +30,7 @@ from attnscope.measures.flow import (
     with_crossed_residual,
     with_residual,
 )
-from attnscope.measures.weighing import Amounts, Contributions, Values, by_gradient
+from attnscope.measures.weighing import Amounts, Values, by_gradient
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.models.kept import FileModel

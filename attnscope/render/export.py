@@ -17,7 +17,7 @@ from attnscope import __version__
 from attnscope.attention import Axis, Token
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.kept import describe_model
+from attnscope.models.keeping import describe_model
 from attnscope.progress import tell
 from attnscope.questions.answer import site_numbers
 from attnscope.questions.layers import AllHeads, all_heads

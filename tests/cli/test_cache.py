@@ -165,7 +165,7 @@ def test_what_the_fused_pass_measured_answers_for_no_kernel(run, looks, long_tex
 
 
 def test_a_long_text_whose_pass_is_large_is_not_kept(run, monkeypatch, looks, long_text):
-    monkeypatch.setattr("attnscope.models.kept.LARGEST", 1 << 20)
+    monkeypatch.setattr("attnscope.models.keeping.LARGEST", 1 << 20)
     assert not came_from_there(run("show", *long_text))
     assert not looks.exists()
 

@@ -171,11 +171,9 @@ class Model(torch.nn.Module):
 """
 
 
-def test_weights_without_a_softmax_need_not_sum_to_one_and_negative_ones_are_named(run, tmp_path):
+def test_weights_that_no_softmax_made_are_named_with_the_reason_and_not_shown(run, tmp_path):
     (tmp_path / "rectified.py").write_text(RECTIFIED)
-    said = " ".join(run("info", f"{tmp_path}/rectified.py:Model").out.split())
-    assert "weights that no softmax made (product): rows need not sum to 1" in said
-    assert "a sink" not in said
-    assert (
-        "no attention in layers 1: it weighs values by products of queries and keys, some of them neg" in said
-    )
+    said = " ".join(run("info", f"{tmp_path}/rectified.py:Model").err.split())
+    assert "has no attention to show" in said
+    assert "in layers.0, it weighs values by scores that no softmax made" in said
+    assert "in layers.1, it weighs values by products of queries and keys, some of them negative" in said

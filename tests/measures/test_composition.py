@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.measures.flow import Circuit, compose, compose_random
+from attnscope.measures.composition import Circuit, compose, compose_random
 
 WIDTH = 12
 

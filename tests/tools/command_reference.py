@@ -24,13 +24,12 @@ WORDS = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
 
 INTRODUCTION = """# The command line
 
-One file a command: it parses, calls one floor, and prints. `attnscope COMMAND --help` says the same as this
-page, which `python -m tests.tools.command_reference` writes from the code.
+One file a command: it parses, makes one call, and delivers the answer. `attnscope COMMAND --help` says
+the same as this page, which `python -m tests.tools.command_reference` writes from the code.
 
 A command's function takes groups of options as objects. A group is a frozen dataclass whose fields `option`,
-`flag` and `argument` of [options/declare.py](options/declare.py) make; `@command` of [command.py](command.py)
-turns the fields into the words that a user types. So an option is said once, and has one name wherever it
-stands.
+`flag` and `argument` of [command.py](command.py) make; its `@command` turns the fields into the words that a
+user types. So an option is said once, and has one name wherever it stands.
 
 **To add an option**, add a field to the group that it belongs to: each command that takes the group has it.
 **To add a command**, write a function of groups with `@command` above it, its help and an example in its

@@ -86,7 +86,9 @@ class ScoredRows:
             batch, _, count, size = query.shape
             query = query.reshape(batch, key.shape[1], groups, count, size)
             key = key.unsqueeze(2)
-        scores = (query.to(kind) * self.call.scale) @ key.to(kind).mT
+        # rows of a live call and of its trace agree to the bit: a product may depend on how its factors lie
+        query, key = query.to(kind).contiguous(), key.to(kind).contiguous()
+        scores = (query * self.call.scale) @ key.mT
         return scores.flatten(1, 2) if scores.ndim == 5 else scores
 
 

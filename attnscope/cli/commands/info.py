@@ -12,14 +12,12 @@ from attnscope.cli.command import argument, command, flag
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
 from attnscope.cli.source import read_source, reading
-from attnscope.questions.answer import site_numbers
-from attnscope.questions.audit import Audit
-from attnscope.questions.info import Sighting, Survey
-from attnscope.questions.sentences import note_differences, note_unproved, number_ranges
 from attnscope.text import visible
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
+    from attnscope.questions.audit import Audit
+    from attnscope.questions.info import Sighting, Survey
 
 
 COLUMNS = ("layer", "kind", "module, kernel, weights", "heads", "size", "rows sum to", "own report")
@@ -28,6 +26,8 @@ LONG = COLUMNS[2]
 
 def survey_numbers(result: Survey) -> dict[str, Any]:
     """A survey as plain data, every call by itself."""
+    from attnscope.questions.answer import site_numbers
+
     return {
         "notes": list(result.notes),
         "sites": [
@@ -59,6 +59,8 @@ def print_survey(result: Survey) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from attnscope.questions.sentences import number_ranges
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in COLUMNS:
@@ -99,6 +101,8 @@ def _cells(sighting: Sighting) -> tuple[str, ...]:
 
 def _without(result: Survey) -> list[str]:
     """The layers that have no attention, those of one reason together."""
+    from attnscope.questions.sentences import number_ranges
+
     reasons: dict[str, list[int]] = {}
     for layer in result.without_attention:
         reasons.setdefault(layer.reason, []).append(layer.layer)
@@ -108,6 +112,8 @@ def _without(result: Survey) -> list[str]:
 
 
 def _notes(result: Survey) -> list[str]:
+    from attnscope.questions.sentences import note_differences, note_unproved, number_ranges
+
     notes = []
     if any(sighting.site.key_heads != sighting.site.heads for sighting in result.sightings):
         notes.append("heads: query heads / key-value heads")
@@ -126,10 +132,7 @@ def _notes(result: Survey) -> list[str]:
             f"weights times values give the kernel's output within {max(proofs):.1g}, in {len(proofs)} calls"
         )
     notes += note_unproved([sighting.site for sighting in result.sightings])
-    product = [each for each in result.sightings if each.site.kernel == "product"]
-    if any(each.low < 1 - 1e-3 or each.high > 1 + 1e-3 for each in product):
-        notes.append("weights that no softmax made (product): rows need not sum to 1")
-    if any(each.high < 1 - 1e-3 for each in result.sightings if each not in product):
+    if any(each.high < 1 - 1e-3 for each in result.sightings):
         rest = "a sink that no token owns, or on padding"
         notes.append(f"rows that sum to less than 1 leave the rest on {rest}")
     return notes

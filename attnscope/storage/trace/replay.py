@@ -1,23 +1,17 @@
-"""An observer that keeps what the rows of each call are computed from."""
+"""A trace shown to observers as a model's pass is: the same calls, with the same rows to the last bit."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, OpenKeys, RowSource, Site
+from attnscope.attention import Attention, AttentionCall, HeldRows, OpenKeys, RowSource, Site
 from attnscope.axes import Array
 from attnscope.capture.record import Failure, LayerWithoutAttention, Record, Replay, SiteRecord
-from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
-from attnscope.capture.rows.steps import SteppedRows
-from attnscope.fused.runs import is_plain, opens
-from attnscope.limits import require
 from attnscope.storage.trace.file import Trace
 from attnscope.storage.trace.layout import (
     Bias,
@@ -26,147 +20,17 @@ from attnscope.storage.trace.layout import (
     Joined,
     Mask,
     Rows,
-    Scores,
     Stepped,
     allowed_of,
     bias_rows,
     key_of,
     open_rows,
-    pack_mask,
     rows_of,
 )
 from attnscope.text import clean
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-BYTES = 5
-"""What a weight and its mask take."""
-
-BLOCK = 1 << 24
-"""Cells of a mask that are asked for at a time, where a function makes it."""
-
-
-@dataclass(eq=False)
-class KeepRows:
-    """Keeps each call in ``calls``: its axes and its rows; arrays of the same contents are held once.
-
-    Queries, keys and masks are copied: the kernel's own may be written into. Weights are kept only where
-    there is nothing to compute them from: from queries and keys they come out the same to the last bit.
-    """
-
-    calls: list[tuple[Axis, Axis, Rows]] = field(default_factory=list)
-    arrays: dict[str, Array] = field(default_factory=dict)
-    names: dict[bytes, str] = field(default_factory=dict)
-
-    def observe(self, attention: Attention) -> None:
-        """Keep one call."""
-        queries, keys = attention.queries, attention.keys
-        shape = attention.batch, attention.heads, len(queries), len(keys)
-        self.calls.append((queries, keys, self._rows(attention.read, shape)))
-
-    def hold(self, what: str, array: Array) -> str:
-        """Hold an array, if there is none like it yet; its name."""
-        digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-        name = self.names.setdefault(digest.digest(), f"{what}.{len(self.names):04}")
-        self.arrays.setdefault(name, array)
-        return name
-
-    def _rows(self, read: RowSource, shape: tuple[int, int, int, int]) -> Rows:
-        batch, _, queries, keys = shape
-        if isinstance(read, ScoredRows):
-            return self._scores(read.call)
-        if isinstance(read, JoinedHeads):
-            parts = zip(read.parts, read.counts, strict=True)
-            joined = tuple(self._rows(part, (batch, count, queries, keys)) for part, count in parts)
-            return Joined("heads", joined, read.counts)
-        if isinstance(read, SteppedRows):
-            return self._steps(read, shape)
-        require(2 * BYTES * math.prod(shape), "the trace of this text", "cut the text")
-        weights = read.weights if isinstance(read, HeldRows) else read.rows(0, queries, None)
-        opened = read.open_keys if isinstance(read, HeldRows) else read.allowed(0, queries)
-        mask = None if opened is None else self._mask(opened, queries, weights.shape[-1])
-        return Held("weights", self._tensor("weights", weights), mask)
-
-    def _steps(self, read: SteppedRows, shape: tuple[int, int, int, int]) -> Stepped:
-        """The steps of a generation; each has the first keys of the last one's, where that is so."""
-        parts: list[Rows] = []
-        calls = [part.call for part in read.calls if isinstance(part, ScoredRows)]
-        longest = max(calls, key=lambda call: call.key.shape[2], default=None)
-        for number, part in enumerate(read.calls):
-            size = shape[0], shape[1], read.starts[number + 1] - read.starts[number], shape[3]
-            if isinstance(part, ScoredRows) and longest is not None:
-                parts.append(self._scores(part.call, longest.key))
-            else:
-                parts.append(self._rows(part, size))
-        return Stepped("steps", tuple(parts), read.starts, read.shifts, read.keys)
-
-    def _scores(self, call: AttentionCall, longest: Tensor | None = None) -> Scores:
-        queries, keys = call.query.shape[2], call.key.shape[2]
-        begins = longest is not None and keys < longest.shape[2] and _begins(longest, call.key)
-        key = longest if longest is not None and begins else call.key
-        require(2 * (call.query.nbytes + key.nbytes), "the trace of this text", "cut the text")
-        scale = call.scale if isinstance(call.scale, (int, float)) else self._tensor("scale", call.scale)
-        return Scores(
-            "scores",
-            query=self._tensor("query", call.query),
-            key=self._tensor("key", key),
-            stop=keys if begins else None,
-            scale=scale if isinstance(scale, str) else float(scale),
-            biases=tuple(self._bias(bias) for bias in call.biases),
-            masks=tuple(self._mask(mask, queries, keys) for mask in call.masks),
-            diagonal=call.diagonal,
-            softcap=call.softcap,
-            sinks=None if call.sinks is None else self._tensor("sinks", call.sinks),
-        )
-
-    def _bias(self, bias: Tensor) -> Bias:
-        """An additive mask by what it closes, if it closes all with one number; else all its numbers."""
-        import torch
-
-        bias = _narrow(bias)
-        if is_plain(bias):
-            opened = opens(bias)
-            closed = torch.unique(bias[~opened])
-            if len(closed) < 2:
-                mask = pack_mask(opened.cpu().numpy(), self.hold)
-                closed = closed if len(closed) else bias.new_zeros(1)
-                return Bias(self._tensor("closed", closed.reshape(1, 1, 1, 1)), mask)
-        return Bias(self._tensor("bias", bias), None)
-
-    def _mask(self, mask: OpenKeys, queries: int, keys: int) -> Mask:
-        if not callable(mask):
-            return pack_mask(_narrow(mask).cpu().numpy(), self.hold)
-        step = max(1, BLOCK // keys)
-        blocks = [mask(start, min(queries, start + step)).cpu().numpy() for start in range(0, queries, step)]
-        return pack_mask(np.concatenate(blocks, 2), self.hold)
-
-    def _tensor(self, what: str, tensor: Any) -> str:
-        """Hold a copy of a tensor; bfloat16, which NumPy has not, as its bits."""
-        import torch
-
-        tensor = tensor.detach().cpu().contiguous().clone()
-        bits = tensor.dtype == torch.bfloat16
-        return self.hold(what, tensor.view(torch.int16).numpy().view(np.uint16) if bits else tensor.numpy())
-
-
-def _begins(longest: Tensor, key: Tensor) -> bool:
-    import torch
-
-    return torch.equal(longest[..., : key.shape[2], :], key)
-
-
-def _narrow(mask: Any) -> Any:
-    """A mask with four axes, those along which it only repeats itself narrowed to one entry."""
-    while mask.ndim < 4:
-        mask = mask[None]
-    for axis, step in enumerate(mask.stride()):
-        if step == 0:
-            mask = mask.narrow(axis, 0, 1)
-    return mask
-
 
 HELD = 2
 """Calls whose tensors stay at hand."""

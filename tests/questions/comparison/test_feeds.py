@@ -76,7 +76,8 @@ def test_a_trained_model_of_another_kind_composes():
 
 
 def test_a_file_holds_no_weights_of_a_model(causal):
-    from attnscope.models.kept import TracedModel, keep_trace
+    from attnscope.models.keeping import keep_trace
+    from attnscope.models.kept import TracedModel
 
     traced = TracedModel(keep_trace(causal, causal.prepare("A cat.")))
     with pytest.raises(ModelError, match="holds no weights of a model"):

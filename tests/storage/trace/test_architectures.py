@@ -12,7 +12,8 @@ from attnscope.attention import Head
 from attnscope.errors import SizeError
 from attnscope.fused.request import SHORTEST
 from attnscope.models import Model, ModelInput
-from attnscope.models.kept import keep_trace, look_at, open_file
+from attnscope.models.keeping import keep_trace
+from attnscope.models.kept import look_at, open_file
 from attnscope.questions.answer import head_numbers, of_head, of_overview
 from attnscope.questions.compare import compare
 from attnscope.questions.compared import of_heads

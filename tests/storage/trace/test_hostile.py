@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
-from attnscope.models.kept import keep_trace, open_file
+from attnscope.models.keeping import keep_trace
+from attnscope.models.kept import open_file
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import stats

@@ -1,0 +1,65 @@
+"""How much what one head writes is what a later head reads: composition, from the weights alone.
+
+Elhage et al. 2021, A Mathematical Framework for Transformer Circuits: the length of the product of what the
+earlier head writes with what the later one reads, over the product of their lengths. With states as rows,
+``W_OV = W_V W_O`` and ``W_QK = W_Q W_Kᵀ``, K-composition is ``‖W_OV W_QKᵀ‖ / (‖W_OV‖ ‖W_QK‖)``, Q-composition
+``‖W_OV W_QK‖`` over the same, V-composition ``‖W_OV W_OV'‖ / (‖W_OV‖ ‖W_OV'‖)``, all of them Frobenius norms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DRAWS = 32
+"""Random matrices that the baseline is the mean of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """The projections of the heads of one layer, each ``[head, width, size]``; ``output`` is turned so."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor
+    output: Tensor
+
+
+def compose(earlier: Circuit, later: Circuit) -> dict[str, Tensor]:
+    """The scores of all pairs of heads of two layers, by the way: Q, K, V.  -> [later head, earlier head]"""
+    ways = {"V": (later.value, later.output)}
+    if later.query is not None and later.key is not None:
+        ways = {"Q": (later.query, later.key), "K": (later.key, later.query)} | ways
+    wrote = _gram(earlier.value)
+    length = _length(earlier.value, earlier.output)  # [earlier head]
+    scores = {}
+    for way, (reads, rest) in ways.items():
+        met = torch.einsum("ewo,lwr->leor", earlier.output.double(), reads.double())
+        square = torch.einsum("eab,leax,lxy,leby->le", wrote, met, _gram(rest), met)
+        scores[way] = square.clamp(min=0).sqrt() / (_length(reads, rest)[:, None] * length)
+    return scores
+
+
+def compose_random(earlier: Circuit, later: Circuit) -> tuple[float, float]:
+    """The mean score of random matrices of the same shapes, and how far they scatter: alike every time."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(like: Tensor) -> Tensor:
+        return torch.randn(DRAWS, *like.shape[1:], generator=generator, dtype=torch.float64)
+
+    one = Circuit(None, None, drawn(earlier.value), drawn(earlier.output))
+    other = Circuit(None, None, drawn(later.value), drawn(later.output))
+    scores = compose(one, other)["V"]
+    return float(scores.mean()), float(scores.std())
+
+
+def _gram(parts: Tensor) -> Tensor:
+    """[head, width, size] -> [head, size, size]"""
+    return parts.double().mT @ parts.double()
+
+
+def _length(one: Tensor, other: Tensor) -> Tensor:
+    """The Frobenius norm of one times the other turned.  [head, width, size] twice -> [head]"""
+    return (_gram(one) * _gram(other)).sum((-2, -1)).clamp(min=0).sqrt()

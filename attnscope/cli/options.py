@@ -1,4 +1,4 @@
-"""Many texts: where they are read from, and what is done with those that cannot be read."""
+"""The groups of options that several commands have, and what is checked of them before any work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from attnscope.cli.command import MANY, MODEL, PICTURE, TEXT, WHERE, argument, flag, option
+from attnscope.cli.command import MANY, MODEL, MOST_USED, PICTURE, TEXT, WHERE, argument, flag, option
 from attnscope.cli.complete import complete_cmap, complete_head, complete_kind, complete_layer, complete_model
 from attnscope.cli.retired import tell_retired
 from attnscope.errors import OutputError
@@ -18,38 +18,32 @@ from attnscope.text import LARGEST_SEED
 class TextsOptions:
     """A corpus, or the first texts of one."""
 
+    panel = MANY
     texts: Path | None = option(
-        "Read a corpus: a text a line (.txt), JSON lines (.jsonl), .parquet, or a folder of .txt files.",
-        panel=MANY,
+        "Read a corpus: a text a line (.txt), JSON lines (.jsonl), .parquet, or a folder of .txt files."
     )
-    field: str = option(
-        "Where .jsonl and .parquet keep the text; text if not given.", panel=MANY, default="text"
-    )
-    limit: int | None = option("Stop after so many texts.", min=1, panel=MANY)
+    field: str = option("Where .jsonl and .parquet keep the text; text if not given.", default="text")
+    limit: int | None = option("Stop after so many texts.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(TextsOptions):
     """A corpus that is measured as a whole, and may be stopped and gone on with."""
 
-    strict: bool = flag("End at the first text that cannot be read, not skip it.", panel=MANY)
-    checkpoint: Path | None = option(
-        "Keep the sums in this file; the same command goes on from there.", panel=MANY
-    )
+    panel = MANY
+    strict: bool = flag("End at the first text that cannot be read, not skip it.")
+    checkpoint: Path | None = option("Keep the sums in this file; the same command goes on from there.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOptions:
     """Layers by their number and kind."""
 
+    panel = WHERE
     layers: str | None = option(
-        "Layers, counted from 0: 5, or several, like 0-3,7.",
-        "--layer",
-        "--layers",
-        panel=WHERE,
-        complete=complete_layer,
+        "Layers, counted from 0: 5, or several, like 0-3,7.", "--layer", "--layers", complete=complete_layer
     )
-    kind: str | None = option("encoder, decoder or cross.", panel=WHERE, complete=complete_kind)
+    kind: str | None = option("encoder, decoder or cross.", complete=complete_kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,40 +75,36 @@ Metadata: TypeAlias = dict[str, Any]
 """What JSON says of all its numbers."""
 
 
-def _stay_offline(asked: bool) -> bool:
-    if asked:
-        from attnscope.offline import close_network
-
-        close_network()
-    return asked
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """A model's name, and what may be done to load it."""
 
+    panel = MODEL
     model: str | None = option(
         "own (the default), own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs that file).",
         "--model",
         "-m",
+        panel=MOST_USED,
         complete=complete_model,
     )
     tokenizer: str = option(
-        "For FILE.py:NAME: the model whose tokenizer to use, or its folder.", panel=MODEL, default="own"
+        "For FILE.py:NAME: the model whose tokenizer to use, or its folder.", default="own"
     )
-    device: str = option("auto, cpu, cuda or mps.", panel=MODEL, default="auto")
+    device: str = option("auto, cpu, cuda or mps.", default="auto")
     device_map: str | None = option(
-        "auto: spread a model too large for one device over all there are; needs accelerate.", panel=MODEL
+        "auto: spread a model too large for one device over all there are; needs accelerate."
     )
-    dtype: str = option("auto, float32, float16 or bfloat16.", panel=MODEL, default="auto")
-    revision: str | None = option("Branch, tag or commit on the hub.", panel=MODEL)
-    trust_remote_code: bool = flag(
-        "Run Python code that comes with the model. It can do anything you can.", panel=MODEL
-    )
-    allow_pickle: bool = flag("Load pickled weights where there are no safetensors.", panel=MODEL)
-    offline: bool = flag(
-        "Use models that are already here; nothing goes to the network.", panel=MODEL, callback=_stay_offline
-    )
+    dtype: str = option("auto, float32, float16 or bfloat16.", default="auto")
+    revision: str | None = option("Branch, tag or commit on the hub.")
+    trust_remote_code: bool = flag("Run Python code that comes with the model. It can do anything you can.")
+    allow_pickle: bool = flag("Load pickled weights where there are no safetensors.")
+    offline: bool = flag("Use models that are already here; nothing goes to the network.")
+
+    def __post_init__(self) -> None:
+        if self.offline:
+            from attnscope.offline import close_network
+
+            close_network()
 
     @property
     def name(self) -> str:
@@ -131,17 +121,16 @@ class ModelOptions:
 class WeighedModelOptions(ModelOptions):
     """Which model, and what its attention is weighed by."""
 
+    panel = WHERE
     weigh: Weigh = option(
         "A cell is the weight itself (raw), or its share in what the head adds (norm), in the same with the "
         "residual and behind the layer norm (norm-residual), in how far it turns without the key (zeroing), "
         "or in what raises a prediction (gradient); stats --explain says more.",
-        panel=WHERE,
         default="raw",
     )
     target: str | None = option(
         "With --weigh gradient or --writes: the prediction, a word at the end of the text, the number of a "
-        "token, or a classifier's class (of a token: CLASS@TOKEN); the likeliest if not given.",
-        panel=WHERE,
+        "token, or a classifier's class (of a token: CLASS@TOKEN); the likeliest if not given."
     )
 
     @property
@@ -169,10 +158,10 @@ class AxisOptions:
 class MapOptions(AxisOptions):
     """What stands on the axes, and what full colour stands for."""
 
+    panel = PICTURE
     scale: Literal["auto", "fixed", "row", "head"] = option(
         "Full colour is a weight of 1, or the largest of its row or head; auto is 1, or the head's where "
         "nearly all weights are faint, and says so.",
-        panel=PICTURE,
         default="auto",
     )
 
@@ -181,31 +170,30 @@ class MapOptions(AxisOptions):
 class PictureOptions:
     """How a picture that is saved is drawn."""
 
-    cmap: str | None = option("Colour map; a wrong name lists them.", panel=PICTURE, complete=complete_cmap)
-    dpi: float = option("Dots per inch of a PNG.", min=10, max=1200, panel=PICTURE, default=150)
+    panel = PICTURE
+    cmap: str | None = option("Colour map; a wrong name lists them.", complete=complete_cmap)
+    dpi: float = option("Dots per inch of a PNG.", min=10, max=1200, default=150)
     size: float | None = option(
-        "Width of a picture in inches; as large as is legible if not given.", min=1, max=100, panel=PICTURE
+        "Width of a picture in inches; as large as is legible if not given.", min=1, max=100
     )
-    font: str | None = option("A font family to prefer, of those installed.", panel=PICTURE)
+    font: str | None = option("A font family to prefer, of those installed.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedOptions(PictureOptions):
     """How a picture that is printed or saved is drawn, and what stands around one that is saved."""
 
-    title: str | None = option("A title of your own for a picture that is saved.", panel=PICTURE)
-    no_title: bool = flag("Save a picture without any title.", "--no-title", panel=PICTURE)
-    no_figures: bool = flag(
-        "Save a picture without the figures and notes below it.", "--no-figures", panel=PICTURE
-    )
-    annotate: bool = flag("Write the weights into the cells of one head that is saved.", panel=PICTURE)
+    panel = PICTURE
+    title: str | None = option("A title of your own for a picture that is saved.")
+    no_title: bool = flag("Save a picture without any title.", "--no-title")
+    no_figures: bool = flag("Save a picture without the figures and notes below it.", "--no-figures")
+    annotate: bool = flag("Write the weights into the cells of one head that is saved.")
     graphics: Literal["auto", "kitty", "sixel", "iterm", "cells"] = option(
         "Coloured cells, or real pixels by kitty, sixel or iterm; auto asks the terminal, and draws cells "
         "where it does not answer. Never in a pipe. Auto and sixel need textual-image.",
-        panel=PICTURE,
         default="cells",
     )
-    plain: bool = flag("Shades instead of colours.", panel=PICTURE)
+    plain: bool = flag("Shades instead of colours.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,61 +237,46 @@ SECOND = "A second text: its pair, or the target of an encoder-decoder."
 class SourceOptions:
     """One text, or what stands in its place, and what a model writes on."""
 
+    panel = TEXT
     text: str | None = argument("The text; - reads standard input.")
     second_text: str | None = argument(SECOND)
-    file: Path | None = option("Read the text from a file.", "--file", "-f")
-    line: int | None = option(
-        "Take one line of the input, counted from 1; a tab in it parts a pair.", panel=TEXT
-    )
+    file: Path | None = option("Read the text from a file.", "--file", "-f", panel=MOST_USED)
+    line: int | None = option("Take one line of the input, counted from 1; a tab in it parts a pair.")
     saved: Path | None = option(
         "Look at a file, without a model: a .trace that --keep made, or weights (.npz, .npy, .safetensors, "
         ".json) saved by attnscope or another tool.",
         "--from",
-        panel=TEXT,
     )
     keep: Path | None = option(
-        "Keep the pass in FILE.trace: every command looks at it again with --from, without the model.",
-        panel=TEXT,
+        "Keep the pass in FILE.trace: every command looks at it again with --from, without the model."
     )
-    fresh: bool = flag("Run the model again, though the same pass is kept (see attnscope cache).", panel=TEXT)
+    fresh: bool = flag("Run the model again, though the same pass is kept (see attnscope cache).")
     image: list[Path] | None = option(
         "An image for a model that reads them; with a text, for one that reads both. Several: --image A "
-        "--image B; they stand where the text says <image>, or before it.",
-        panel=TEXT,
+        "--image B; they stand where the text says <image>, or before it."
     )
     video: Path | None = option(
-        "With a text: a GIF, APNG or WebP, or a folder of frames in order of names, for a model of videos.",
-        panel=TEXT,
+        "With a text: a GIF, APNG or WebP, or a folder of frames in order of names, for a model of videos."
     )
     audio: Path | None = option(
-        "A WAV or FLAC file for a model that hears; the text is what is said in it, for one that writes.",
-        panel=TEXT,
+        "A WAV or FLAC file for a model that hears; the text is what is said in it, for one that writes."
     )
-    from_second: float = option(
-        "With --audio: hear the sound from that second on.", min=0, panel=TEXT, default=0.0
-    )
-    to_second: float | None = option("With --audio: hear it up to that second.", min=0, panel=TEXT)
+    from_second: float = option("With --audio: hear the sound from that second on.", min=0, default=0.0)
+    to_second: float | None = option("With --audio: hear it up to that second.", min=0)
     inputs: Path | None = option(
-        "Tensors for the model's forward instead of a text, .safetensors, .npz or .pt.", panel=TEXT
+        "Tensors for the model's forward instead of a text, .safetensors, .npz or .pt."
     )
-    max_tokens: int | None = option("Cut the text at that many tokens.", min=1, panel=TEXT)
-    truncate: bool = flag("Cut a text that is longer than the model's positions.", panel=TEXT)
-    generate: int | None = option(
-        "Let the model write up to that many tokens, and show them too.", min=1, panel=TEXT
-    )
+    max_tokens: int | None = option("Cut the text at that many tokens.", min=1)
+    truncate: bool = flag("Cut a text that is longer than the model's positions.")
+    generate: int | None = option("Let the model write up to that many tokens, and show them too.", min=1)
     temperature: float = option(
-        "With --generate: 0 takes the likeliest token, above 0 tokens are drawn.",
-        min=0,
-        panel=TEXT,
-        default=0.0,
+        "With --generate: 0 takes the likeliest token, above 0 tokens are drawn.", min=0, default=0.0
     )
-    seed: int = option(
-        "With --temperature: what to draw.", min=0, largest=LARGEST_SEED, panel=TEXT, default=0
-    )
+    seed: int = option("With --temperature: what to draw.", min=0, largest=LARGEST_SEED, default=0)
     chat: bool = flag(
-        "Give the text as a user's message, in the model's chat format; or all messages as JSON.", panel=TEXT
+        "Give the text as a user's message, in the model's chat format; or all messages as JSON."
     )
-    system: str | None = option("With --chat: a system message.", panel=TEXT)
+    system: str | None = option("With --chat: a system message.")
 
     @property
     def pictures(self) -> list[Path]:
@@ -320,7 +293,8 @@ class SourceOptions:
 class SecondNamed(SourceOptions):
     """The same, where what follows the text is no second text."""
 
-    second_text: str | None = option(SECOND, "--second", panel=TEXT)
+    panel = TEXT
+    second_text: str | None = option(SECOND, "--second")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from typer.main import get_command
 
 from attnscope.cli import app
 
-COMMANDS = get_command(app).commands
+GROUP = get_command(app)
+COMMANDS = GROUP.list_commands(None)
 
 
 def test_without_a_command_the_help_is_shown(run):
@@ -26,7 +27,7 @@ def test_every_command_has_a_help_with_an_example(run, name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_says_what_it_does(name):
-    for parameter in COMMANDS[name].params:
+    for parameter in GROUP.get_command(None, name).params:
         assert parameter.help, f"{name} {parameter.name}"
 
 

@@ -64,7 +64,7 @@ def words(command: Callable[..., None]) -> dict[str, Word]:
 
 def _word(parameter: inspect.Parameter) -> Word:
     kind, declared = get_args(parameter.annotation)
-    names = [name for name in (declared.default, *(declared.param_decls or ())) if isinstance(name, str)]
+    names = list(declared.param_decls or ())
     if isinstance(declared, ArgumentInfo):
         spelling = (declared.metavar or parameter.name.upper()).strip("[]")
     else:

@@ -1,15 +1,14 @@
-"""The commands by name, a file each, which is imported when it is asked for: no look pays for another."""
+"""The commands by name, a file each, which is imported when it is asked for: no command pays for another."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -25,45 +24,22 @@ NAMES = (
 )  # fmt: skip
 """Every command, in the order of the help: a function of this name in the file of this name."""
 
-VALUES: Mapping[Any, str] = {bool: "", str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
-"""What the help calls the value of an option."""
-
-LONGEST_CHOICES = 22
-"""Letters of all choices together beyond which the help's text lists them."""
-
 HELP = {"help_option_names": ["-h", "--help"]}
 
 WRONG_USAGE: Any = typer.BadParameter.__mro__[1]
 """What click, or Typer's copy of it, raises for wrong usage of any kind."""
 
-
 OPTION = re.compile(r"--?[^\W\d_]")
 """How an option begins: -2, "-2 -> cat" and "- a line of a list" are none."""
 
 
-class Commands(Mapping[str, Any]):
-    """Every command by its name, as Typer has it."""
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in NAMES:
-            raise KeyError(name)
-        return _build(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(NAMES)
-
-    def __len__(self) -> int:
-        return len(NAMES)
-
-
 class Command(TyperCommand):
-    """A command that checks what there is to check."""
+    """A command that takes arguments which begin with a minus, and reads its values without pydantic."""
 
     def get_params(self, ctx: Any) -> Any:
         """The options and arguments."""
-        words = inspect.signature(self.callback or _take).parameters
-        kinds = {name: next(iter(get_args(word.annotation)), None) for name, word in words.items()}
-        return _spare(_name_values(super().get_params(ctx), kinds), kinds)
+        kinds = {name: get_args(note)[0] for name, note in self.callback.__annotations__.items()}
+        return _without_pydantic(super().get_params(ctx), kinds)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take what is typed: an argument may begin with a minus, ``"-2 -> cat"``."""
@@ -77,14 +53,18 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The command line, with the commands of ``Commands``."""
+    """The command line."""
 
     def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes | {"commands": Commands()})
+        super().__init__(**attributes | {"commands": dict.fromkeys(NAMES)})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name; ``None`` for one that does not exist."""
+        return _build(cmd_name) if cmd_name in NAMES else None
 
     def get_params(self, ctx: Any) -> Any:
         """The options before a command."""
-        return _spare(_name_values(super().get_params(ctx), {}), {})
+        return _without_pydantic(super().get_params(ctx), {})
 
     def make_context(self, *given: Any, **more: Any) -> Any:
         """What was typed before a command, read."""
@@ -143,45 +123,23 @@ def _behind_options(typed: list[str], valued: Collection[str]) -> list[str]:
     return [*options, "--", *arguments]
 
 
-def _name_values(parameters: Any, kinds: Mapping[str, Any]) -> Any:
-    """Parameters with a word for the value that is typed behind them; Typer would name a type of Python."""
-    for parameter in parameters:
-        if parameter.param_type_name == "option" and parameter.metavar is None:
-            parameter.metavar = _name_value(kinds.get(parameter.name, bool))
-    return parameters
+def _without_pydantic(parameters: Any, kinds: Mapping[str, Any]) -> Any:
+    """Parameters whose values are checked where they can be wrong; a flag names no value in the help.
 
-
-def _name_value(kind: Any) -> str:
-    """What the help calls a value of ``kind``: its choices where they are few, nothing behind a flag."""
-    if get_origin(kind) is Literal:
-        choices = "|".join(get_args(kind))
-        return choices if len(choices) <= LONGEST_CHOICES else "WAY"
-    return VALUES[kind] if kind in VALUES else _name_value(get_args(kind)[0])
-
-
-def _spare(parameters: Any, kinds: Mapping[str, Any]) -> Any:
-    """Parameters whose values are checked where they can be wrong.
-
-    Typer asks pydantic about every value, and to import that takes a fifth of a look at a pass that is kept.
+    Typer asks pydantic about every value, and to import that takes a fifth of a command on a cached pass.
     """
-    for parameter in parameters:
-        if "process_value" not in vars(parameter) and not parameter.required:
-            parameter.process_value = partial(
-                _take, parameter, kinds.get(parameter.name), parameter.process_value
-            )
+    for each in parameters:
+        if each.param_type_name == "option" and each.metavar is None:
+            each.metavar = ""
+        if "process_value" not in vars(each) and not each.required:
+            each.process_value = partial(_take, each, kinds.get(each.name), each.process_value)
     return parameters
 
 
 def _take(parameter: Any, kind: Any, check: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
     """A value as it is: one that was not given, a text, or a path, of which nothing is asked here."""
-    if parameter.multiple:
-        return check(context, value) if value else ()
-    if value is None and parameter.callback is not None:
-        return parameter.callback(context, parameter, value)
-    if value is None or (
-        parameter.callback is None and (kind in (str, str | None) or value == parameter.default)
-    ):
+    if parameter.multiple and not value:
+        return ()
+    if value is None or value == parameter.default or kind in (str, str | None):
         return value
-    if kind in (Path, Path | None) and isinstance(value, str):
-        return Path(value)
-    return check(context, value)
+    return Path(value) if kind in (Path, Path | None) else check(context, value)

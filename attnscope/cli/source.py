@@ -174,13 +174,13 @@ class SourceInput:
         """
         from attnscope.models.keeping import keep_trace
         from attnscope.models.kept import FileModel, look_at
-        from attnscope.models.text.given import Given
+        from attnscope.models.request import InputRequest
         from attnscope.storage.trace import write_trace
 
         if isinstance(model, FileModel):
             return model.prepared
         asked, text = self.asked, self.text
-        prepared = Given(
+        prepared = InputRequest(
             text=(text or None) if asked.pictures or asked.audio else text,
             second=self.second,
             pictures=asked.pictures,

@@ -55,11 +55,11 @@ class Reader:
         """
         from attnscope.models.keeping import keep_trace
         from attnscope.models.kept import TracedModel
-        from attnscope.models.text.given import Given
+        from attnscope.models.request import InputRequest
 
         model, files = self._model, image if video is None else video
         tensors = text if isinstance(text, Mapping) else None
-        given = Given(
+        request = InputRequest(
             text=None if text is None or tensors is not None else str(text),
             second=second,
             pictures=[Path(each) for each in ([files] if isinstance(files, (str, Path)) else files or [])],
@@ -77,7 +77,7 @@ class Reader:
             truncate=truncate,
         )
         with _at_rest(model.module):
-            prepared = given.prepare(model)
+            prepared = request.prepare(model)
             with model.threads(prepared):
                 return Run(TracedModel(keep_trace(model, prepared)))
 

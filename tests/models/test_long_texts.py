@@ -10,8 +10,8 @@ from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.model import fit_tokens
+from attnscope.models.request import InputRequest
 from attnscope.models.text import reader
-from attnscope.models.text.given import Given
 from attnscope.text import MOST_CHARACTERS
 
 BOOK = "A cat sat there. " * 100_000
@@ -105,7 +105,7 @@ def test_a_model_without_positions_reads_no_more_than_can_be_tokenized():
 
 def test_a_chat_is_not_cut_but_refused(own):
     with pytest.raises(InputError, match="the text has 1,700,000 characters: shorten it to 1,048,576"):
-        Given(text=BOOK, chat=True).read(own)
+        InputRequest(text=BOOK, chat=True).read(own)
 
 
 class Watched(PreTrainedTokenizerFast):

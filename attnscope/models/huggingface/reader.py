@@ -10,7 +10,7 @@ from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.foreign import bounded, explained
 from attnscope.models.model import Fit
-from attnscope.models.text.given import read_messages
+from attnscope.models.request import read_messages
 from attnscope.models.text.tokens import Vocabulary, mark_unknown, tokens_of, tokens_of_ids
 from attnscope.text import MOST_CHARACTERS
 

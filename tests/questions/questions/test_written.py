@@ -13,7 +13,7 @@ from attnscope.capture import Keep
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.inputs import Message
-from attnscope.models.text.given import read_messages
+from attnscope.models.request import read_messages
 from attnscope.questions.parts import Span, cut_text, read_parts, spans_of, spans_of_roles
 from attnscope.questions.spans import span_maps, written_looks
 from tests.cli.run import runner

@@ -1,4 +1,4 @@
-"""A chat as it is given: one message, or all of them as JSON."""
+"""What a model is asked to read: a text, a chat, pictures, a sound or tensors, and how much it generates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-EXAMPLE = '[{"role": "user", "content": "Who slept?"}]'
+CHAT_EXAMPLE = '[{"role": "user", "content": "Who slept?"}]'
 
 
 def read_messages(text: str, system: str | None = None) -> list[dict[str, str]]:
@@ -36,9 +36,10 @@ def read_messages(text: str, system: str | None = None) -> list[dict[str, str]]:
     if messages is None:
         messages = [{"role": "user", "content": text}]
     elif not messages or not all(map(_is_message, messages)):
-        raise InputError(f"a chat in JSON is a list of messages, each with a role and a content: {EXAMPLE}")
-    said = [] if system is None else [{"role": "system", "content": system}]
-    return [*said, *messages]
+        raise InputError(
+            f"a chat in JSON is a list of messages, each with a role and a content: {CHAT_EXAMPLE}"
+        )
+    return [*([] if system is None else [{"role": "system", "content": system}]), *messages]
 
 
 def _is_message(message: Any) -> bool:
@@ -52,7 +53,7 @@ Waiting: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class InputRequest:
     """A text, or what stands in its place or beside it, and how much the model writes on.
 
     ``tensors`` are by the names of arguments, or a file of them; ``begin`` and ``end`` are seconds of the
@@ -122,6 +123,5 @@ class Given:
         """What was said in a chat; nothing where it was none."""
         if not self.chat or self.text is None:
             return ()
-
-        said = read_messages(self.text, self.system)
-        return tuple(Message(each["role"], each["content"]) for each in said)
+        messages = read_messages(self.text, self.system)
+        return tuple(Message(each["role"], each["content"]) for each in messages)

@@ -24,12 +24,12 @@ from attnscope.axes import visible
 from attnscope.errors import AttnscopeError
 from attnscope.questions.layers import AllHeads
 from attnscope.render.colour import OFFERED, SEQUENTIAL
-from attnscope.render.image import save
-from attnscope.render.terminal import Picture
+from attnscope.render.image import save_image
+from attnscope.render.terminal import PrintedView
 from attnscope.render.terminal.heatmap import token_at
 from attnscope.render.terminal.overlay import patch_under
 from attnscope.render.terminal.surface import Surface
-from attnscope.views import SCALES, Drawable, Focus
+from attnscope.views import SCALES, Drawable, TokenView
 
 KEYS = (
     ("← →", "the head before, the next head"),
@@ -88,13 +88,13 @@ class Shown:
     head: tuple[str, int, int]
     pinned: int | None
     row: bool
-    focus: Focus | None
+    focus: TokenView | None
     console: Console
     cmap: str
     plain: bool
 
 
-def halves_of(focus: Focus) -> Mapping[str, Focus]:
+def halves_of(focus: TokenView) -> Mapping[str, TokenView]:
     """What a token looks at, and who looks at it, each with its pictures, by the widgets that show them."""
     bare = replace(focus, title="", notes=(), full=focus.full_bar)
     at = tuple(replace(each, looked_at_by=None) for each in focus.overlays if each.looks_at is not None)
@@ -127,7 +127,7 @@ def save_new(view: Drawable, folder: Path, name: str, cmap: str | None) -> tuple
     """
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     path = next(path for path in (folder / f"{stem}.png" for stem in names) if not path.exists())
-    return path, save(view, path, cmap=cmap)
+    return path, save_image(view, path, cmap=cmap)
 
 
 BESIDE = 110
@@ -237,19 +237,19 @@ class Browser(App[None]):
         self.query_one("#said", Static).update(Text(said))
         if self.opened:
             view, marked = self.heads.head(kind, layer, head), self.pinned if self.row else None
-            picture = Picture(replace(view, title="", subtitle=""), self.cmap, self.plain, marked)
+            picture = PrintedView(replace(view, title="", subtitle=""), self.cmap, self.plain, marked)
         else:
             grid = replace(self.heads.overview(kind), title="", subtitle="")
-            picture = Picture(grid, self.cmap, self.plain, (layer, head))
+            picture = PrintedView(grid, self.cmap, self.plain, (layer, head))
         self.query_one("#picture", Static).update(picture)
         self.screen.set_class(self.pinned is not None, "pinned")
         if self.pinned is not None:
             for side, half in halves_of(self.focus_of(self.pinned)).items():
                 empty = half.looks_at is None and half.looked_at_by is None
-                self.query_one(side, Static).update("" if empty else Picture(half, self.cmap, self.plain))
+                self.query_one(side, Static).update("" if empty else PrintedView(half, self.cmap, self.plain))
         self.call_after_refresh(self._reveal)
 
-    def focus_of(self, token: int) -> Focus:
+    def focus_of(self, token: int) -> TokenView:
         """What a token looks at and who looks at it, in the chosen head; in cross-attention one of them."""
         if self.heads.weights[self.head[:2]].square:
             return self.heads.token(*self.head, token, token)

@@ -139,10 +139,10 @@ def print_written(prepared: ModelInput) -> None:
 
 def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     """Draw the answer into ``out``; several kinds of attention make several files, named after them."""
-    from attnscope.render.image import save
+    from attnscope.render.image import save_image
 
     for path, view in answer.files(out):
-        for warning in save(
+        for warning in save_image(
             dress(view, picture),
             path,
             dpi=picture.dpi,

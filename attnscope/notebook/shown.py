@@ -66,12 +66,12 @@ class Picture(Shown):
 
         Raises ``OutputError``.
         """
-        from attnscope.render.image import save
+        from attnscope.render.image import save_image
 
         path = Path(path)
         for name, view in self._answer.pictures.items():
             one = len(self._answer.pictures) == 1
-            save(
+            save_image(
                 view,
                 path if one else path.with_stem(f"{path.stem}-{name}"),
                 dpi=dpi,

@@ -15,7 +15,7 @@ from attnscope.measures import HeadFigures, worth_a_look
 from attnscope.questions.head import OneHead
 from attnscope.questions.overview import Overview
 from attnscope.records import Meaning, plain
-from attnscope.views import Bars, Focus, HeadMap, Heatmap, Ranked, Ranking, View
+from attnscope.views import Bars, HeadMap, Heatmap, Ranked, Ranking, TokenView, View
 
 if TYPE_CHECKING:
     from attnscope.questions.layers import AllHeads
@@ -141,12 +141,12 @@ def _matrix_numbers(result: OneHead) -> dict[str, Any]:
     }
 
 
-def of_token(result: Focus) -> Answer:
+def of_token(result: TokenView) -> Answer:
     """What one token looks at, and who looks at it."""
     return Answer((result,), {"token": result}, partial(_focus_numbers, result))
 
 
-def _focus_numbers(result: Focus) -> dict[str, Any]:
+def _focus_numbers(result: TokenView) -> dict[str, Any]:
     numbers: dict[str, Any] = {
         "notes": list(result.notes),
         "which": result.title,

@@ -38,7 +38,7 @@ from attnscope.questions.selection import Selection, head_of
 from attnscope.questions.sentences import kind_title, name_pass, note_hidden, provenance, require_selected
 from attnscope.views import grid
 from attnscope.views.distances import HeadDistances, HeadPlane, distance_map
-from attnscope.views.grid import CELLS, Series, Strip
+from attnscope.views.grid import CELLS, LayerStrip, Series
 from attnscope.views.heatmap import HeadPair, Parting, head_pair
 
 
@@ -222,7 +222,7 @@ class Depth:
     distances: NDArray[np.float64]  # [layer, layer]
     error: NDArray[np.float64]  # [layer, layer]
     figures: tuple[HeadFigures, ...]
-    view: Strip
+    view: LayerStrip
 
 
 def through_layers(
@@ -254,7 +254,7 @@ def through_layers(
     named = name_pass(model, prepared)
     picture = grid([(layer, weights) for layer, weights, _ in thumbnails], scale=selection.scale)
     size = (result.sites[0].queries, result.sites[0].keys)
-    view = Strip(
+    view = LayerStrip(
         names=tuple(each.name for each in result.heads),
         roles=tuple(each.role.name if each.role else "" for each in figures),
         thumbnails=replace(picture, size=size, whole=False),

@@ -26,7 +26,7 @@ from attnscope.progress import tell
 from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
-from attnscope.views.charts import Faithful, Ranked
+from attnscope.views.charts import Faithful, TokenOrder
 
 
 @dataclass(frozen=True, eq=False)
@@ -373,11 +373,11 @@ def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> Curves:
     return Curves(*shares)
 
 
-def _rank(name: str, first: tuple[str, ...], curves: Curves, taken: Array) -> Ranked:
+def _rank(name: str, first: tuple[str, ...], curves: Curves, taken: Array) -> TokenOrder:
     """The means over orders, and the areas under them with their standard errors."""
     width = np.diff(taken) / taken[-1]
     areas = [((each[:, 1:] + each[:, :-1]) / 2) @ width for each in curves]  # [order] each
     count = len(curves.deletion)
     errors = [float(each.std(ddof=1) / count**0.5) if count > 1 else 0.0 for each in areas]
     deleted, inserted = (tuple(each.mean(0).tolist()) for each in curves)
-    return Ranked(name, first, deleted, inserted, float(areas[0].mean()), float(areas[1].mean()), *errors)
+    return TokenOrder(name, first, deleted, inserted, float(areas[0].mean()), float(areas[1].mean()), *errors)

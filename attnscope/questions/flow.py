@@ -40,8 +40,8 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, kinds_of, name_pass, number_ranges, provenance
 from attnscope.questions.token import boxes_of, find_place, lay_over
 from attnscope.records import Meaning, derived, record
-from attnscope.views import Focus, Scale, grid, heatmap, rank_places
-from attnscope.views.grid import Series, Strip
+from attnscope.views import Scale, TokenView, grid, heatmap, rank_places
+from attnscope.views.grid import LayerStrip, Series
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -362,7 +362,7 @@ TOP = 10
 VERBS = "is made of", "goes into"
 
 
-def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int] | None, scale: Scale) -> Strip:
+def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int] | None, scale: Scale) -> LayerStrip:
     """The maps of several layers, or of all, as thumbnails, with how much of each token is still itself."""
     kind, _, _ = result.map(kind, None)
     numbers = [layer for layer, _ in result.maps[kind]] if layers is None else list(layers)
@@ -374,7 +374,7 @@ def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int] | None,
         series = Series("largest", "share", tuple(float(each.max(-1).mean()) for each in values))
     stacked = [(layer, replace(weights, values=weights.values[None])) for layer, weights in maps]
     size = (len(maps[0][1].queries), len(maps[0][1].keys))
-    return Strip(
+    return LayerStrip(
         names=tuple(f"0-{layer}" if layer else "0" for layer in numbers),
         roles=("",) * len(maps),
         thumbnails=replace(grid(stacked, scale=scale), size=size, whole=False, each="a layer"),
@@ -388,7 +388,7 @@ def maps_of_layers(result: Flow, kind: str | None, layers: Sequence[int] | None,
 
 def focus_token(
     result: Flow, kind: str | None, layer: int | None, token: str, pictures: Sequence[Picture] = ()
-) -> Focus:
+) -> TokenView:
     """What one token of a layer is made of, and which of the layer's tokens it goes into."""
     kind, layer, weights = result.map(kind, layer)
     row = find_place(weights.queries, token)
@@ -401,7 +401,9 @@ def focus_token(
     overlays, notes = lay_over(pictures, place, (weights.values[row], weights.keys), None)
     overlays = tuple(replace(each, verbs=VERBS) for each in overlays)
     title = result.titled(kind, layer)
-    return Focus(place.label, place.start, made, goes, title, "", (*result.notes, *notes), overlays, VERBS)
+    return TokenView(
+        place.label, place.start, made, goes, title, "", (*result.notes, *notes), overlays, VERBS
+    )
 
 
 def of_flow(

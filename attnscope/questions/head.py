@@ -28,7 +28,7 @@ from attnscope.questions.sentences import (
     provenance,
     require_selected,
 )
-from attnscope.views import Heatmap, Reading, heatmap
+from attnscope.views import Heatmap, Measured, heatmap
 
 
 def find_figures(prepared: ModelInput, names: Sequence[str]) -> tuple[HeadFigures, ...] | None:
@@ -157,10 +157,10 @@ def pick_head(weights: Weights, head: int) -> Weights:
     return replace(weights, values=weights.values[head], allowed=allowed)
 
 
-def readings_of(head: HeadFigures) -> Iterator[Reading]:
+def readings_of(head: HeadFigures) -> Iterator[Measured]:
     """The figures that stand beside a head's picture."""
     for name in READINGS:
         figure = head.figures.get(name)
         if figure is not None and not (name == "sink" and abs(figure.value) < 1e-4):
             measure = MEASURES[name]
-            yield Reading(name, figure.value, figure.baseline, measure.unit, measure.summary)
+            yield Measured(name, figure.value, figure.baseline, measure.unit, measure.summary)

@@ -33,8 +33,8 @@ from attnscope.questions.sentences import (
     require_selected,
 )
 from attnscope.questions.token import lay_over
-from attnscope.views import Described, Focus, Grid, Heatmap, focus, grid
-from attnscope.views.focus import Scene, find_place
+from attnscope.views import Described, Grid, Heatmap, TokenView, grid, token_view
+from attnscope.views.token import Scene, find_place
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -167,11 +167,11 @@ class AllHeads:
         picture = self._grid(kind, [layer for layer, _ in self.layers.kinds[kind]], "")
         return replace(picture, whole=self.selection.every_layer)
 
-    def token(self, kind: str, layer: int, head: int, query: int | None, key: int | None) -> Focus:
+    def token(self, kind: str, layer: int, head: int, query: int | None, key: int | None) -> TokenView:
         """What the token ``query`` looks at in one head, and who looks at the token ``key``."""
         picture = self.head(kind, layer, head)
         weights, notes = picture.weights, self.layers.notes
-        result = focus(weights, query=query, key=key, title=picture.title, notes=notes)
+        result = token_view(weights, query=query, key=key, title=picture.title, notes=notes)
         row = None if query is None else find_place(weights.queries, query)
         column = None if key is None else find_place(weights.keys, key)
         overlays, _ = lay_over(

@@ -25,7 +25,7 @@ from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.models.text.tokens import readable
 from attnscope.questions.answer import Answer
 from attnscope.views import HeadMap, View, head_map
-from attnscope.views.charts import Moved, Term, Terms
+from attnscope.views.charts import MovedWords, Term, Terms
 
 HEADS = 5
 """Heads whose words are told, unless one is named."""
@@ -189,7 +189,7 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
         largest=tuple(Term(part, parts[part]) for part in listed),
         rest=Term(f"{len(rest):,} others", sum(parts[part] for part in rest)) if rest else None,
         moved=tuple(
-            Moved(name(each), _terms(favours.raised), _terms(favours.lowered))
+            MovedWords(name(each), _terms(favours.raised), _terms(favours.lowered))
             for each, favours in result.words.items()
         ),
         marked=marked,

@@ -28,8 +28,8 @@ from attnscope.questions.sentences import (
 )
 from attnscope.registry import nearest_name
 from attnscope.text import read_number
-from attnscope.views import Bars, Focus, Overlay, rank_places
-from attnscope.views.focus import Edges, describe_box
+from attnscope.views import Bars, Overlay, TokenView, rank_places
+from attnscope.views.token import Edges, describe_box
 
 NUMBERED = re.compile(r"(image|frame)s? [0-9-]+ · ")
 """Which picture a token stands for: its row and column alone mean the first."""
@@ -133,7 +133,7 @@ MOST_TRIED = 1000
 """Tokens among which the nearest to a name that is none of them is looked for."""
 
 
-def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus:
+def one_token(model: Model, prepared: ModelInput, selection: Selection) -> TokenView:
     """Run the model once, and rank the row and the column of the token that is meant.
 
     With a layer and a head: of that head; otherwise the mean over the heads of that layer, or of all.
@@ -172,7 +172,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Focus
         (_mean(looked_at_by), queries.places) if looked_at_by else None,
     )
     top = BESIDE if overlays else TOP
-    return Focus(
+    return TokenView(
         label=place.label,
         position=place.start,
         looks_at=_rank(looks_at, keys.places, top, boxes) if looks_at else None,

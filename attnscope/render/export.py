@@ -53,7 +53,7 @@ class Exported:
     warnings: tuple[str, ...]
 
 
-def export(
+def save_export(
     model: Model,
     prepared: ModelInput,
     selection: Selection,

@@ -8,7 +8,7 @@ import numpy as np
 
 from attnscope.axes import Array
 from attnscope.render.colour import STEPS, table
-from attnscope.views.focus import Overlay
+from attnscope.views.token import Overlay
 
 DIMMED = 0.3
 """How much of a picture's own light a patch without any attention keeps."""

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 from attnscope.views.charts import Curves, Faithful, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
-from attnscope.views.focus import Bar, Bars, Focus, Overlay, focus, rank_places
-from attnscope.views.grid import Grid, GridLayer, Strip, grid
+from attnscope.views.grid import Grid, GridLayer, LayerStrip, grid
 from attnscope.views.heads import AlignedTexts, Described, HeadMap, Ranked, Ranking, head_map
-from attnscope.views.heatmap import SCALES, HeadPair, Heatmap, Reading, Scale, heatmap
+from attnscope.views.heatmap import SCALES, HeadPair, Heatmap, Measured, Scale, heatmap
 from attnscope.views.table import Table
+from attnscope.views.token import Bar, Bars, Overlay, TokenView, rank_places, token_view
 
 __all__ = [
     "SCALES",
@@ -22,32 +22,32 @@ __all__ = [
     "Bars",
     "Described",
     "Drawable",
-    "Focus",
     "Grid",
     "GridLayer",
     "HeadMap",
     "Heatmap",
+    "Measured",
     "Overlay",
     "Ranked",
     "Ranking",
-    "Reading",
     "Scale",
+    "TokenView",
     "View",
-    "focus",
     "grid",
     "head_map",
     "heatmap",
     "rank_places",
+    "token_view",
 ]
 
 View: TypeAlias = (
-    "Heatmap | Grid | Focus | HeadMap | Ranking | DistanceMap | HeadPlane | Strip | HeadPair | AlignedTexts"
-    " | Curves | Stack | Terms | Table"
+    "Heatmap | Grid | TokenView | HeadMap | Ranking | DistanceMap | HeadPlane | LayerStrip | HeadPair"
+    " | AlignedTexts | Curves | Stack | Terms | Table"
 )
 """What is printed in a terminal."""
 
 Drawable: TypeAlias = (
-    "Heatmap | Grid | Focus | HeadMap | DistanceMap | HeadDistances | Strip | HeadPair | Terms | Curves"
-    " | Stack | Faithful"
+    "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | LayerStrip | HeadPair | Terms"
+    " | Curves | Stack | Faithful"
 )
 """What is saved as a picture."""

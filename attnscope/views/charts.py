@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from attnscope.axes import Array
 from attnscope.text import clean
-from attnscope.views.focus import FULL_BARS
 from attnscope.views.heads import HeadMap
+from attnscope.views.token import FULL_BARS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class TokenOrder:
     """One order of the tokens: the probability of the prediction after each step, and the means of it.
 
     ``first`` are the tokens that stand first, none of a mean of several orders; the errors are those of such
@@ -78,9 +78,9 @@ class Faithful:
     """Orders by several methods, the best first; ``taken`` is how many tokens each step has taken away."""
 
     taken: tuple[int, ...]
-    ranked: tuple[Ranked, ...]
-    random: Ranked
-    alone: Ranked
+    ranked: tuple[TokenOrder, ...]
+    random: TokenOrder
+    alone: TokenOrder
     title: str = ""
     subtitle: str = ""
     notes: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedWords:
     """The words that a head's output raises and lowers most, each with how far."""
 
     label: str
@@ -153,7 +153,7 @@ class Terms:
     total: Term
     largest: tuple[Term, ...]
     rest: Term | None = None
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[MovedWords, ...] = ()
     marked: str | None = None
     heads: HeadMap | None = None
     title: str = ""

@@ -276,7 +276,7 @@ class Series:
 
 
 @dataclass(frozen=True, eq=False)
-class Strip:
+class LayerStrip:
     """One head number in every layer that has it.
 
     ``thumbnails`` has one head a layer. The first of ``series`` is the distance of each layer's head from

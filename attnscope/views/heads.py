@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnscope.axes import Array, Place, Weights
-from attnscope.views.heatmap import Reading
+from attnscope.views.heatmap import Measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Described:
 
     role: str
     sentence: str
-    readings: tuple[Reading, ...]
+    readings: tuple[Measured, ...]
 
 
 @dataclass(frozen=True, slots=True)

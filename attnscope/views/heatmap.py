@@ -26,7 +26,7 @@ FEW = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Measured:
     """One measured number of a head, beside its baseline, the same on even attention; and what it means."""
 
     name: str
@@ -54,7 +54,7 @@ class Heatmap:
     signed: bool = False
     limits: tuple[float, float] = (0.0, 1.0)
     notes: tuple[str, ...] = ()
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[Measured, ...] = ()
     block: tuple[int, int] = (1, 1)
     written: int | None = None
     bands: Array | None = None  # [band, moment], 0 to 1
@@ -98,7 +98,7 @@ def heatmap(
     scale: Scale = "fixed",
     signed: bool = False,
     notes: tuple[str, ...] = (),
-    readings: tuple[Reading, ...] = (),
+    readings: tuple[Measured, ...] = (),
 ) -> Heatmap:
     """Settle one head ``[query, key]``.
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from attnscope.render.page import page
+from attnscope.render.page.page import page
 from tests.benchmarks.pictures import made
 from tests.render.page.browser import browser
 
@@ -39,7 +39,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         path = Path(name, "page.html")
         start = time.process_time()
-        page.save({"encoder": enumerate(layers)}, path, title="a model")
+        path.write_text(page({"encoder": enumerate(layers)}, title="a model"), "utf-8")
         taken = time.process_time() - start
         print(f"144 heads × {tokens} tokens: {path.stat().st_size / 1e6:.1f} MB, written in {taken:.2f} s")
         with browser(Path(name, "profile")) as shown:

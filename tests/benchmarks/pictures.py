@@ -25,8 +25,8 @@ from rich.console import Console
 from attnscope.attention import Token
 from attnscope.axes import Weights, weights
 from attnscope.questions.head import pick_head
-from attnscope.render.image import DPI, Album, drawing, save
-from attnscope.render.page import page
+from attnscope.render.image import DPI, Album, drawing, save_image
+from attnscope.render.page.page import page
 from attnscope.render.terminal import lines, print_view
 from attnscope.render.terminal.surface import Surface
 from attnscope.views import Grid, Heatmap, Reading, grid, heatmap
@@ -150,7 +150,9 @@ def main() -> None:
         row(
             "144 heads in one PNG, 12 × 12 axes, tight layout",
             *seconds(
-                lambda: save(view, folder / "all.png"), lambda: axes_of_all(layers, folder), repeats=repeats
+                lambda: save_image(view, folder / "all.png"),
+                lambda: axes_of_all(layers, folder),
+                repeats=repeats,
             ),
         )
         single = heatmap(pick_head(made(64)[0], 0))
@@ -178,7 +180,7 @@ def compare_pages(folder: Path) -> None:
     row(
         "144 heads × 128 tokens as a page, bertviz model_view",
         *seconds(
-            lambda: page.save({"encoder": enumerate(layers)}, mine, title="a model"),
+            lambda: mine.write_text(page({"encoder": enumerate(layers)}, title="a model"), "utf-8"),
             lambda: bertviz_page(layers, theirs),
             repeats=1,
         ),

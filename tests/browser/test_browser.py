@@ -15,7 +15,7 @@ from attnscope.models.kept import WeightsFile
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
-from attnscope.render.image import save
+from attnscope.render.image import save_image
 from tests.models.folders import t5
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -121,7 +121,7 @@ def test_s_saves_what_is_in_view_under_a_name_that_is_free(heads, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "L00H01-2.png", "L00H01-token0.png", "L00H01.png", "overview.png",
     ]  # fmt: skip
-    save(heads.head("encoder", 0, 1), tmp_path / "same.png")
+    save_image(heads.head("encoder", 0, 1), tmp_path / "same.png")
     assert (tmp_path / "L00H01.png").read_bytes() == (tmp_path / "same.png").read_bytes()
 
 

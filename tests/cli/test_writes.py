@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from attnscope.render.page.terms import terms_page
-from attnscope.views.charts import Moved, Term, Terms
+from attnscope.views.charts import MovedWords, Term, Terms
 from tests.questions.test_writes import CAUSAL, TEXT, saved
 
 
@@ -94,7 +94,7 @@ def test_a_page_has_every_part_every_head_and_the_words_and_nothing_that_runs(ru
 def test_a_page_holds_a_text_that_looks_like_markup_as_text():
     terms = (Term("<script>alert(1)</script>", 1.0),)
     view = Terms(
-        terms, terms[0], terms, moved=(Moved("L0H0", terms, ()),), title="<b>title</b>", notes=("<i>",)
+        terms, terms[0], terms, moved=(MovedWords("L0H0", terms, ()),), title="<b>title</b>", notes=("<i>",)
     )
     shown = _Seen(terms_page(view, []))
     assert not shown.active

@@ -7,7 +7,7 @@ import numpy as np
 from attnscope.axes import Place, weights
 from attnscope.views import grid
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane, distance_map
-from attnscope.views.grid import Series, Strip
+from attnscope.views.grid import LayerStrip, Series
 from attnscope.views.heads import AlignedTexts
 from attnscope.views.heatmap import HeadPair, Parting, head_pair
 from tests.render.screen import random_head
@@ -45,14 +45,14 @@ def pair(count: int = 5, label: str = "cat") -> HeadPair:
     return head_pair(("L0H1", "L2H3"), (one, other), (parting,), title="L0H1 and L2H3", notes=("a note",))
 
 
-def strip(layers: int = 4) -> Strip:
+def strip(layers: int = 4) -> LayerStrip:
     maps = [(number, random_head(6, seed=number)) for number in range(layers)]
     stacked = [
         (number, weights(head.values[None], range(6), range(6), head.allowed)) for number, head in maps
     ]
     values = tuple(float(number) / 7 for number in range(layers))
     series = (Series("change", "nats", (None, *values[1:])), Series("entropy", "nats", values))
-    return Strip(
+    return LayerStrip(
         names=tuple(f"L{number}H3" for number in range(layers)),
         roles=("previous", *["none"] * (layers - 1)),
         thumbnails=grid(stacked),

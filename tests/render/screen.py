@@ -11,7 +11,7 @@ from rich.console import Console
 from attnscope.attention import Token
 from attnscope.axes import Weights, weights
 from attnscope.render.colour import STEPS, table
-from attnscope.render.terminal import Picture, View, lines
+from attnscope.render.terminal import PrintedView, View, lines
 from attnscope.render.terminal.surface import TONES, Surface, clusters
 
 
@@ -27,7 +27,7 @@ def printed(
         no_color=no_color,
         highlight=False,
     )
-    console.print(Picture(view, **options), crop=False)
+    console.print(PrintedView(view, **options), crop=False)
     return console.file.getvalue()
 
 

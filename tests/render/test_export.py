@@ -21,8 +21,8 @@ from attnscope.models import load
 from attnscope.progress import listening
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
-from attnscope.render.export import export
-from attnscope.render.image import save
+from attnscope.render.export import save_export
+from attnscope.render.image import save_image
 from attnscope.storage import folder as room
 from attnscope.storage.arrays import read
 from attnscope.storage.folder import FORMATS, Contents, Name, claim_folder, refuse_existing
@@ -46,19 +46,19 @@ def names(folder) -> list[str]:
 
 
 def test_there_is_a_file_a_head_one_a_layer_one_of_all_and_a_manifest(model, text, tmp_path):
-    export(model, text, Selection(layers=(0, 2)), tmp_path / "out", dpi=40)
+    save_export(model, text, Selection(layers=(0, 2)), tmp_path / "out", dpi=40)
     heads = [f"L{layer:02}H{head:02}.png" for layer in (0, 2) for head in range(8)]
     assert names(tmp_path / "out") == sorted([*heads, "L00.png", "L02.png", "overview.png", "manifest.json"])
 
 
 def test_a_head_is_the_picture_that_show_saves(model, text, tmp_path):
-    export(model, text, Selection(layers=(1,)), tmp_path, heads=(3,), dpi=60)
-    save(one_head(model, text, "L1H3").heatmap, tmp_path / "shown.png", dpi=60)
+    save_export(model, text, Selection(layers=(1,)), tmp_path, heads=(3,), dpi=60)
+    save_image(one_head(model, text, "L1H3").heatmap, tmp_path / "shown.png", dpi=60)
     assert (tmp_path / "L01H03.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
 
 
 def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_layers(model, text, tmp_path):
-    export(model, text, Selection(layers=(1,)), tmp_path, heads=(0, 7), formats=("png", "npz"), dpi=40)
+    save_export(model, text, Selection(layers=(1,)), tmp_path, heads=(0, 7), formats=("png", "npz"), dpi=40)
     assert names(tmp_path) == [
         "L01.png", "L01H00.png", "L01H07.png", "heads.npz", "manifest.json", "overview.png",
     ]  # fmt: skip
@@ -69,7 +69,7 @@ def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_laye
 @pytest.mark.slow
 def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(model, text, tmp_path):
     for name in ("first", "second"):
-        export(model, text, Selection(layers=(3,)), tmp_path / name, heads=(1,), formats=FORMATS, dpi=40)
+        save_export(model, text, Selection(layers=(3,)), tmp_path / name, heads=(1,), formats=FORMATS, dpi=40)
     found = names(tmp_path / "first")
     assert {name.split(".")[1] for name in found} == set(FORMATS)
     assert found == names(tmp_path / "second")
@@ -78,7 +78,7 @@ def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(
 
 
 def test_the_manifest_tells_where_it_all_came_from(model, text, tmp_path):
-    done = export(
+    done = save_export(
         model, text, Selection(layers=(0,)), tmp_path, heads=(2,), dpi=40, command="attnscope export"
     )
     manifest = json.loads((tmp_path / "manifest.json").read_text("utf-8"))
@@ -98,7 +98,9 @@ def test_the_manifest_tells_where_it_all_came_from(model, text, tmp_path):
 
 
 def test_checksums_are_those_of_the_files(model, text, tmp_path):
-    done = export(model, text, Selection(layers=(0,)), tmp_path, heads=(2,), formats=("png", "json"), dpi=40)
+    done = save_export(
+        model, text, Selection(layers=(0,)), tmp_path, heads=(2,), formats=("png", "json"), dpi=40
+    )
     listed = {file["name"]: file for file in done.manifest["files"]}
     assert sorted([*listed, "manifest.json"]) == names(tmp_path)
     for name, file in listed.items():
@@ -109,7 +111,9 @@ def test_checksums_are_those_of_the_files(model, text, tmp_path):
 
 def test_kinds_of_attention_lead_the_names_where_there_are_several(tmp_path):
     pair = load(t5(tmp_path / "model"))
-    export(pair, pair.prepare(TEXT, "It sat."), Selection(layers=(0,)), tmp_path / "out", heads=(1,), dpi=40)
+    save_export(
+        pair, pair.prepare(TEXT, "It sat."), Selection(layers=(0,)), tmp_path / "out", heads=(1,), dpi=40
+    )
     assert names(tmp_path / "out") == sorted(
         [f"{kind}-{name}.png" for kind in ("encoder", "decoder", "cross") for name in ("L00", "L00H01")]
         + [f"{kind}-overview.png" for kind in ("encoder", "decoder", "cross")]
@@ -124,9 +128,9 @@ def test_nothing_is_overwritten_unless_asked_and_nothing_else_is_touched(model, 
     (tmp_path / "L00H02.png").write_bytes(b"mine")
     (tmp_path / "notes.txt").write_bytes(b"mine")
     with pytest.raises(OutputError, match=r"holds L00H02.png that this would overwrite.*--force"):
-        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+        save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
     assert names(tmp_path) == ["L00H02.png", "notes.txt"]
-    export(model, text, Selection(layers=(0,)), tmp_path, heads=(2,), dpi=40, force=True)
+    save_export(model, text, Selection(layers=(0,)), tmp_path, heads=(2,), dpi=40, force=True)
     assert (tmp_path / "L00H02.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "notes.txt").read_bytes() == b"mine"
 
@@ -145,7 +149,7 @@ def test_what_may_be_written_is_known_before_the_model_is(name, covered):
 
 def test_a_second_export_into_the_folder_is_refused_while_one_writes(model, text, tmp_path):
     with claim_folder(tmp_path), pytest.raises(OutputError, match="another export is writing into"):
-        export(model, text, Selection(layers=(0,)), tmp_path)
+        save_export(model, text, Selection(layers=(0,)), tmp_path)
     assert names(tmp_path) == []
     with claim_folder(tmp_path):
         pass  # the claim has ended with its block
@@ -155,7 +159,7 @@ def _write(folder, layers, barrier, answers):
     model = load("own")
     barrier.wait()
     try:
-        export(model, model.prepare(TEXT), Selection(layers=layers), folder, heads=(0,), dpi=40)
+        save_export(model, model.prepare(TEXT), Selection(layers=layers), folder, heads=(0,), dpi=40)
         answers.put("done")
     except OutputError as error:
         answers.put(str(error))
@@ -191,20 +195,20 @@ def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(mod
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), listening(stop):
-        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+        save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
     assert names(tmp_path) == ["L00.png", "L00H00.png", "manifest.json", "overview.png"]
     assert "files" not in json.loads((tmp_path / "manifest.json").read_text("utf-8"))
     for other in (model.prepare("Another text."), text):
         with pytest.raises(OutputError, match=r"L00.png and 3 more files that this would overwrite"):
-            export(model, other, Selection(layers=(0,)), tmp_path, dpi=40 + (other is text))
+            save_export(model, other, Selection(layers=(0,)), tmp_path, dpi=40 + (other is text))
     refuse_existing(tmp_path, Contents(("png",), (0,)))  # nothing is known of the text yet
-    export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
-    export(model, text, Selection(layers=(0,)), tmp_path.with_name("whole"), dpi=40)
+    save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+    save_export(model, text, Selection(layers=(0,)), tmp_path.with_name("whole"), dpi=40)
     assert names(tmp_path) == names(tmp_path.with_name("whole"))
     for name in names(tmp_path):
         assert (tmp_path / name).read_bytes() == (tmp_path.with_name("whole") / name).read_bytes()
     with pytest.raises(OutputError, match="would overwrite"):
-        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+        save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
 
 
 def heed_interrupts() -> None:
@@ -238,7 +242,7 @@ def test_a_mark_that_nobody_wrote_opens_no_folder(content, model, text, tmp_path
     (tmp_path / "manifest.json").write_bytes(content)
     (tmp_path / "overview.png").write_bytes(b"mine")
     with pytest.raises(OutputError, match="would overwrite"):
-        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+        save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
     assert (tmp_path / "overview.png").read_bytes() == b"mine"
 
 
@@ -262,21 +266,21 @@ def test_a_link_in_the_folder_is_replaced_and_not_followed(model, text, tmp_path
     outside.write_bytes(b"mine")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "overview.png").symlink_to(outside)
-    export(model, text, Selection(layers=(0,)), tmp_path / "out", heads=(0,), dpi=40, force=True)
+    save_export(model, text, Selection(layers=(0,)), tmp_path / "out", heads=(0,), dpi=40, force=True)
     assert outside.read_bytes() == b"mine"
     assert not (tmp_path / "out" / "overview.png").is_symlink()
 
 
 def test_what_does_not_exist_is_told_with_what_does(model, text, tmp_path):
     with pytest.raises(SelectionError, match="no layer 7, 9: this model has layers 0-3"):
-        export(model, text, Selection(layers=(0, 7, 9)), tmp_path / "a")
+        save_export(model, text, Selection(layers=(0, 7, 9)), tmp_path / "a")
     with pytest.raises(SelectionError, match="no head 8: these layers have heads 0-7"):
-        export(model, text, Selection(), tmp_path / "b", heads=(0, 8))
+        save_export(model, text, Selection(), tmp_path / "b", heads=(0, 8))
     with pytest.raises(OutputError, match="no format 'bmp': there are png, svg, pdf, apng, npz"):
-        export(model, text, Selection(), tmp_path / "c", formats=("bmp",))
+        save_export(model, text, Selection(), tmp_path / "c", formats=("bmp",))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="cannot write into"):
-        export(model, text, Selection(), tmp_path / "file")
+        save_export(model, text, Selection(), tmp_path / "file")
 
 
 def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(model, text, tmp_path, monkeypatch):
@@ -290,12 +294,12 @@ def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(model, text, 
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OutputError, match="No space left on device"):
-        export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
+        save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
     assert names(tmp_path) == ["manifest.json", "overview.png"]
 
 
 def test_merged_words_and_hidden_tokens_reach_the_data(model, text, tmp_path):
-    export(model, text, Selection(layers=(0,), hide_special=True), tmp_path, formats=("npz",))
+    save_export(model, text, Selection(layers=(0,), hide_special=True), tmp_path, formats=("npz",))
     found = read(tmp_path / "heads.npz")
     assert [place.text for place in found.kinds["encoder"][0][1].keys] == [
         "The",
@@ -319,7 +323,7 @@ def test_python_without_file_digest_gives_the_same_checksum(tmp_path, monkeypatc
 
 
 def test_an_animated_image_shows_layer_after_layer(model, text, tmp_path):
-    export(model, text, Selection(), tmp_path, formats=("apng", "png"), dpi=40)
+    save_export(model, text, Selection(), tmp_path, formats=("apng", "png"), dpi=40)
     with Image.open(tmp_path / "heads.apng") as film:
         assert (film.n_frames, film.info["loop"], film.info["duration"]) == (4, 0, 1200)
         for layer in range(4):

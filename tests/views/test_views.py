@@ -1,4 +1,4 @@
-"""Heatmap, Grid, Focus, HeadMap: values, limits and notes, before anything is drawn."""
+"""Heatmap, Grid, TokenView, HeadMap: values, limits and notes, before anything is drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from attnscope.attention import Token
 from attnscope.axes import Place, weights
 from attnscope.errors import SelectionError
-from attnscope.views import focus, grid, head_map, heatmap, rank_places
+from attnscope.views import grid, head_map, heatmap, rank_places, token_view
 from attnscope.views.grid import thumbnail_levels
 from tests.axes.oracle import hide_special, merge_words
 
@@ -96,9 +96,9 @@ def test_words_and_hidden_tokens_keep_their_numbers_in_the_text() -> None:
     )
     field, _ = hide_special(merge_words(weights(VALUES, tokens, tokens)))
     assert [(place.label, place.start) for place in field.keys] == [("cat", 1), ("!", 3)]
-    assert focus(field, query=2, key=2).label == "cat"
+    assert token_view(field, query=2, key=2).label == "cat"
     with pytest.raises(SelectionError, match="no token 0 here: this picture shows tokens 1-3"):
-        focus(field, query=0, key=0)
+        token_view(field, query=0, key=0)
 
 
 def test_a_grid_keeps_layer_numbers_holes_and_ragged_heads() -> None:
@@ -129,7 +129,7 @@ def test_a_thumbnail_can_be_scaled_by_its_own_head() -> None:
 
 
 def test_a_focus_ranks_the_row_and_the_column_of_a_token() -> None:
-    view = focus(weights(VALUES, TEXT, TEXT, CAUSAL), query=2, key=2, top=2)
+    view = token_view(weights(VALUES, TEXT, TEXT, CAUSAL), query=2, key=2, top=2)
     assert view.looks_at is not None
     assert view.looked_at_by is not None
     assert [(bar.label, bar.position, bar.weight) for bar in view.looks_at.bars] == [
@@ -143,8 +143,8 @@ def test_a_focus_ranks_the_row_and_the_column_of_a_token() -> None:
 
 def test_a_token_of_one_side_of_cross_attention_has_one_list() -> None:
     field = weights(np.full((2, 3), 1 / 3), range(2), range(3))
-    assert focus(field, query=1, key=None).looked_at_by is None
-    assert focus(field, query=None, key=2).looks_at is None
+    assert token_view(field, query=1, key=None).looked_at_by is None
+    assert token_view(field, query=None, key=2).looks_at is None
 
 
 def test_a_head_map_pads_ragged_layers() -> None:

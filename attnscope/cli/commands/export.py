@@ -90,12 +90,12 @@ def export(
         raise OutputError(tell_retired(str(error), *(f".{form}" for form in formats))) from None
     if not output.force:
         refuse_existing(output.out, contents)
-    from attnscope.render.export import export as write_all
+    from attnscope.render.export import save_export
 
     loaded, prepared = given.open(saving=True)
     selection = select(attention, axes)
     with reading(loaded, prepared), _going_on(output.out, contents):
-        done = write_all(
+        done = save_export(
             loaded,
             prepared,
             selection,

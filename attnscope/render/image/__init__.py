@@ -1,6 +1,6 @@
 """Views as images: PNG, SVG and PDF, drawn by matplotlib without a screen.
 
-    warnings = save(view, "L05H03.png")      # the suffix says the format
+    warnings = save_image(view, "L05H03.png")      # the suffix says the format
     album = Album()                          # many pictures: what they share is drawn once
     warnings = album.save(view, "L05H04.png")
     with drawing(view) as (figure, warnings):
@@ -11,6 +11,6 @@ style says. Token text is literal (no formulas), and characters that no font has
 """
 
 from attnscope.render.image.album import Album
-from attnscope.render.image.draw import DPI, FORMATS, drawing, encode, save
+from attnscope.render.image.draw import DPI, FORMATS, drawing, encode, save_image
 
-__all__ = ["DPI", "FORMATS", "Album", "drawing", "encode", "save"]
+__all__ = ["DPI", "FORMATS", "Album", "drawing", "encode", "save_image"]

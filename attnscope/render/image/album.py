@@ -1,7 +1,7 @@
 """Many heads as images, of which one is drawn in full.
 
 Heads of one text differ in their cells, title and readings only. Labels, frame and colour bar of a PNG
-are drawn for the first one and put under each of the others. The files are those that ``save`` writes.
+are drawn for the first one and put under each of the others. The files are those that ``save_image`` writes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from attnscope.render.image.draw import (
     DPI,
     encode_png,
     figure_of,
-    save,
+    save_image,
     settings,
     style_of,
-    texts,
+    texts_of,
 )
 from attnscope.render.image.maps import image_values
 from attnscope.render.image.sheet import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Album:
-    """Saves pictures, with the options of ``save``; remembers what the last one may share with the next."""
+    """Saves pictures as ``save_image`` does; remembers what the last one may share with the next."""
 
     dpi: float = DPI
     cmap: str | None = None
@@ -57,10 +57,10 @@ class Album:
     _last: Sheet | None = field(default=None, repr=False)
 
     def save(self, view: Drawable, path: str | Path) -> list[str]:
-        """Write one view as an image; return what to warn of. Raises what ``save`` raises."""
+        """Write one view as an image; return what to warn of. Raises what ``save_image`` raises."""
         if not isinstance(view, Heatmap) or Path(path).suffix.lower() != ".png":
-            return save(view, path, dpi=self.dpi, cmap=self.cmap, width=self.width, font=self.font)
-        fonts, warnings = families(texts(view), self.font)
+            return save_image(view, path, dpi=self.dpi, cmap=self.cmap, width=self.width, font=self.font)
+        fonts, warnings = families(texts_of(view), self.font)
         style = style_of(view, self.cmap, self.width)
         with settings(fonts):
             if self._last is None or not self._last.fits(view, style, fonts):
@@ -95,7 +95,7 @@ class Sheet:
         return self._sheet_key == _sheet_key(view, style, fonts, self._wide)
 
     def png(self, view: Heatmap) -> bytes:
-        """The image of a head that fits, as ``save`` would write it."""
+        """The image of a head that fits, as ``save_image`` would write it."""
         for artist, text in zip(self._texts, _changing_texts(view, self._wide), strict=True):
             artist.set_text(text)
         canvas: Any = self.figure.canvas

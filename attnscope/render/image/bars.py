@@ -21,7 +21,7 @@ from attnscope.render.image.sheet import (
     wrap_title,
 )
 from attnscope.render.overlay import blend, full_light, levels_of, resize
-from attnscope.views.focus import Bars, Focus, Overlay
+from attnscope.views.token import Bars, Overlay, TokenView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ BETWEEN = 0.25
 FINEST = 448  # pixels of a picture's shorter side, at least, so that patches have sharp edges
 
 
-def overlay_figure(view: Focus, shown: Sequence[Overlay], style: Style) -> Figure:
+def overlay_figure(view: TokenView, shown: Sequence[Overlay], style: Style) -> Figure:
     """A row for each picture: itself, and each map laid over it; full light is the heaviest weight."""
     count = 1 + max(len(each.maps) for each in shown)
     side = SIDE if not style.width else max((style.width - BETWEEN * (count - 1) - 0.2) / count, LEAST)
@@ -80,7 +80,7 @@ def _proportion(shown: Overlay) -> float:
     return float(wide / tall)
 
 
-def _titles(view: Focus, shown: Overlay, side: float, *, several: bool) -> list[str]:
+def _titles(view: TokenView, shown: Overlay, side: float, *, several: bool) -> list[str]:
     """What stands above a picture and each of its maps."""
     which = f" · {shown.name}" if several else ""
     label = axis.short(view.label)
@@ -124,7 +124,7 @@ LENGTH = 2.6  # inches of the longest bar
 BETWEEN_BARS = 0.5
 
 
-def focus_figure(view: Focus, style: Style) -> Figure:
+def focus_figure(view: TokenView, style: Style) -> Figure:
     """Two lists of bars side by side, on the scale of the terminal; the heaviest on top. Or a picture."""
     if view.overlays:
         return overlay_figure(view, view.overlays, style)

@@ -23,7 +23,7 @@ from attnscope.render.image.sheet import (
     sheet,
 )
 from attnscope.text import clean, round_short
-from attnscope.views.charts import Curves, Faithful, Moved, Ranked, Stack, Terms
+from attnscope.views.charts import Curves, Faithful, MovedWords, Stack, Terms, TokenOrder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -142,7 +142,7 @@ def faithful_figure(view: Faithful, style: Style) -> Figure:
     return figure
 
 
-def _lines(view: Faithful) -> list[tuple[Ranked, tuple[str, object, float]]]:
+def _lines(view: Faithful) -> list[tuple[TokenOrder, tuple[str, object, float]]]:
     """Each order with its colour, dash and width: those beside which all stand are grey."""
     own = [
         (each, (COLOURS[n % len(COLOURS)], DASHES[n // len(COLOURS) % len(DASHES)], 1.3))
@@ -308,7 +308,7 @@ def _draw_heads(axes: Axes, view: Terms, wide: float, tall: float, style: Style)
     frame(axes)
 
 
-def _sentence(moved: Moved) -> str:
+def _sentence(moved: MovedWords) -> str:
     """What a head's output does to words."""
     parts = []
     for name, words in (("raises", moved.raised), ("lowers", moved.lowered)):

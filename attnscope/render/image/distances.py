@@ -17,8 +17,8 @@ from attnscope.render.image.sheet import (
     SMALL,
     Margins,
     Style,
-    colour_bar,
     colour_map,
+    draw_colour_bar,
     frame,
     sheet,
 )
@@ -109,7 +109,7 @@ def _draw_table(
             square = Rectangle((start - 0.5, start - 0.5), count, count, fill=False, lw=0.9, ec="white")
             axes.add_patch(square)
     frame(axes)
-    colour_bar(figure, axes, style, [(0, f"{view.top:.2f} nats\napart"), (1, "0, alike")])
+    draw_colour_bar(figure, axes, style, [(0, f"{view.top:.2f} nats\napart"), (1, "0, alike")])
 
 
 def _draw_plane(axes: Axes, view: HeadPlane, side: float, style: Style) -> None:

@@ -27,10 +27,10 @@ from attnscope.storage.folder import PICTURES
 from attnscope.views import Drawable
 from attnscope.views.charts import Curves, Faithful, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadDistances
-from attnscope.views.focus import Focus
-from attnscope.views.grid import Grid, Strip
+from attnscope.views.grid import Grid, LayerStrip
 from attnscope.views.heads import HeadMap
 from attnscope.views.heatmap import HeadPair, Heatmap
+from attnscope.views.token import TokenView
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,11 +71,11 @@ def fit_width(figure: Figure, width: float) -> None:
 DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Heatmap: heatmap_figure,
     Grid: grid_figure,
-    Focus: focus_figure,
+    TokenView: focus_figure,
     HeadMap: head_map_figure,
     DistanceMap: distance_figure,
     HeadDistances: distances_figure,
-    Strip: strip_figure,
+    LayerStrip: strip_figure,
     HeadPair: pair_figure,
     Terms: terms_figure,
     Curves: curves_figure,
@@ -103,7 +103,7 @@ SETTINGS = {
 }
 
 
-def save(
+def save_image(
     view: Drawable,
     path: str | Path,
     *,
@@ -179,7 +179,7 @@ def drawing(
 
     Inside it matplotlib has its own defaults and takes text literally; after it, the user's settings.
     """
-    fonts, warnings = families(texts(view), font)
+    fonts, warnings = families(texts_of(view), font)
     with settings(fonts):
         figure = figure_of(view, replace(style_of(view, cmap, width), annotate=annotate))
         if annotate and not any(text.get_gid() == WEIGHT for axes in figure.axes for text in axes.texts):
@@ -205,12 +205,12 @@ def style_of(view: Drawable, cmap: str | None, width: float | None) -> Style:
     return Style(width, choose_map(cmap, signed=signed))
 
 
-def texts(view: Drawable) -> Iterator[str]:
+def texts_of(view: Drawable) -> Iterator[str]:
     """Every text that a view may show."""
     yield from (view.title, view.subtitle, *view.notes)
     if isinstance(view, Heatmap):
         yield from (place.label for place in (*view.weights.queries, *view.weights.keys))
-    elif isinstance(view, Focus):
+    elif isinstance(view, TokenView):
         lists = [bars for bars in (view.looks_at, view.looked_at_by) if bars is not None]
         yield from (view.label, *(bar.label for bars in lists for bar in bars.bars))
     elif isinstance(view, Terms):
@@ -219,7 +219,7 @@ def texts(view: Drawable) -> Iterator[str]:
     elif isinstance(view, Stack):
         yield from (*view.parts, *view.labels)
     elif isinstance(view, HeadPair):
-        yield from texts(view.difference)
+        yield from texts_of(view.difference)
         yield from (text for parting in view.partings for text in (parting.label, *parting.keys))
 
 

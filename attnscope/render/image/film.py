@@ -25,8 +25,7 @@ def save_film(
 ) -> list[str]:
     """Write views as an APNG that shows one after the other for ever; return what to warn of.
 
-    Smaller pictures stand in the upper left corner of the largest. The options are those of ``save``, and so
-    is what it raises.
+    Smaller pictures stand in the upper left corner of the largest. Options and errors: see ``save_image``.
     """
     from PIL import Image
 

@@ -17,12 +17,21 @@ from attnscope.render.image.sheet import (
     SMALL,
     Margins,
     Style,
-    colour_bar,
+    draw_colour_bar,
     frame,
     sheet,
     stacked,
 )
-from attnscope.views.grid import CELLS, SCALE_ENDS, Grid, GridLayer, Series, Strip, describe, thumbnail_levels
+from attnscope.views.grid import (
+    CELLS,
+    SCALE_ENDS,
+    Grid,
+    GridLayer,
+    LayerStrip,
+    Series,
+    describe,
+    thumbnail_levels,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +78,7 @@ def grid_figure(view: Grid, style: Style) -> Figure:
         spine.set_visible(False)
     low = "−1" if view.shown_scale == "fixed" else "−largest"
     top = stacked(SCALE_ENDS[view.shown_scale])
-    colour_bar(figure, axes, style, [(0, low if view.signed else "0"), (1, top)])
+    draw_colour_bar(figure, axes, style, [(0, low if view.signed else "0"), (1, top)])
     return figure
 
 
@@ -145,7 +154,7 @@ NARROWEST, WIDEST = 0.55, 1.1  # inches from layer to layer
 LINE, BETWEEN = 0.42, 0.14  # inches of one number's curve, and of the air below it
 
 
-def strip_figure(view: Strip, style: Style) -> Figure:
+def strip_figure(view: LayerStrip, style: Style) -> Figure:
     """Layers from left to right; below each, the points of its numbers."""
     import numpy as np
 
@@ -189,7 +198,7 @@ def strip_figure(view: Strip, style: Style) -> Figure:
         spine.set_visible(False)
     for centre, role in zip(centres, view.roles, strict=True):
         axes.text(centre, tall * 1.03, role, size=SMALL, color=GREY, ha="center", va="top")
-    colour_bar(figure, axes, style, [(0, "0"), (1, stacked(SCALE_ENDS[heads.shown_scale]))])
+    draw_colour_bar(figure, axes, style, [(0, "0"), (1, stacked(SCALE_ENDS[heads.shown_scale]))])
     for number, series in enumerate(view.series):
         top = box.y1 - (thumbnail + 0.25 + number * (LINE + BETWEEN)) * inch
         curve = figure.add_axes((box.x0, top - LINE * inch, box.width, LINE * inch))

@@ -17,8 +17,8 @@ from attnscope.render.image.sheet import (
     SMALL,
     Margins,
     Style,
-    colour_bar,
     colour_map,
+    draw_colour_bar,
     frame,
     hatch,
     sheet,
@@ -97,7 +97,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     if by_row:
         ends = ("−largest" if view.signed else "0", stacked(EACH_ROW))
     middle = "" if by_row else f"{(low + high) / 2:.3g}"
-    colour_bar(figure, axes, style, [(0, ends[0]), (0.5, middle), (1, ends[1])])
+    draw_colour_bar(figure, axes, style, [(0, ends[0]), (0.5, middle), (1, ends[1])])
     return figure
 
 
@@ -156,7 +156,7 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     frame(axes)
     if cell >= 0.3:
         _write_numbers(axes, view, style, min(7.0, cell * 72 * 0.24))
-    colour_bar(figure, axes, style, [(0, f"{low:.3g}"), (1, top)])
+    draw_colour_bar(figure, axes, style, [(0, f"{low:.3g}"), (1, top)])
     return figure
 
 
@@ -229,7 +229,7 @@ def _draw(figure: Figure, axes: Axes, view: Heatmap, cell: float, style: Style, 
     frame(axes)
     axes.text(0, -0.02, view.title, transform=axes.transAxes, size=NORMAL, weight="bold", va="top")
     top = stacked(EACH_ROW) if by_row else f"{high:.2g}"
-    colour_bar(figure, axes, style, [(0, f"{low:.2g}"), (1, top)])
+    draw_colour_bar(figure, axes, style, [(0, f"{low:.2g}"), (1, top)])
 
 
 def _said(names: tuple[str, str], parting: Parting) -> str:

@@ -18,7 +18,7 @@ from attnscope.axes import Place
 from attnscope.errors import SelectionError
 from attnscope.render.colour import table
 from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short, title_words
-from attnscope.views.heatmap import Reading
+from attnscope.views.heatmap import Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -182,10 +182,10 @@ def em(character: str) -> float:
     """How wide a character is, of the size of its letters, generously."""
     if unicodedata.combining(character) or unicodedata.category(character) == "Cf":
         return 0.0
-    return 1.25 if is_wide(character) else 0.64
+    return 1.25 if is_double_width(character) else 0.64
 
 
-def is_wide(character: str) -> bool:
+def is_double_width(character: str) -> bool:
     """Whether a character is as wide as it is tall, and stands upright in a column of text."""
     return unicodedata.east_asian_width(character) in "WF"
 
@@ -215,7 +215,7 @@ def wrap_title(text: str, size: float, width: float, *, bold: bool = False, labe
     text = clean(text)
     if sets_letters():
         text = isolate(text[: len(label)]) + isolate_quotes(text[len(label) :])
-    lines = wrap(text, size, width, bold=bold)
+    lines = wrap_inches(text, size, width, bold=bold)
     if len(lines) <= LINES:
         return "\n".join(isolate_lines(lines))
     room = _room(size, width, bold)
@@ -225,7 +225,7 @@ def wrap_title(text: str, size: float, width: float, *, bold: bool = False, labe
     return "\n".join(isolate_lines([*kept[:-1], f"{kept[-1].rstrip()} …"]))
 
 
-def wrap(text: str, size: float, width: float, *, bold: bool = False) -> list[str]:
+def wrap_inches(text: str, size: float, width: float, *, bold: bool = False) -> list[str]:
     """A text in as few lines as a sheet of some inches needs, the widest as narrow as can be.
 
     Lines are broken between the parts of a title where that takes no line more, else between words.
@@ -328,7 +328,7 @@ def sheet(
     title: str,
     subtitle: str,
     notes: Sequence[str],
-    readings: Sequence[Reading] = (),
+    readings: Sequence[Measured] = (),
 ) -> tuple[Figure, Axes]:
     """A figure with axes of ``width`` × ``height`` inches, and room around them for title and caption."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -338,7 +338,7 @@ def sheet(
     full = max(margins.left + width + margins.right, 3.2)
     title, subtitle = wrap_title(title, LARGE, full), wrap_title(subtitle, BELOW, full)
     columns = in_columns(readings, full)
-    lines = [line for note in notes for line in wrap(note, SMALL, full)]
+    lines = [line for note in notes for line in wrap_inches(note, SMALL, full)]
     measured = max((len(column) for column in columns), default=0)
     heads = [
         (TITLE, title, LARGE, "black", 0.22 + 0.18 * title.count("\n"), 0.08),
@@ -371,19 +371,19 @@ def sheet(
     return figure, axes
 
 
-def in_columns(readings: Sequence[Reading], width: float) -> list[Sequence[Reading]]:
+def in_columns(readings: Sequence[Measured], width: float) -> list[Sequence[Measured]]:
     """Readings in as many columns as a sheet of some inches has room for."""
     count = max(int((width - GAP) / COLUMN), 1)
     tall = -(-len(readings) // count)
     return [readings[start : start + tall] for start in range(0, len(readings), tall)] if tall else []
 
 
-def value_of(reading: Reading) -> str:
+def value_of(reading: Measured) -> str:
     """What a reading shows as its number."""
     return f"{reading.value:.2f}"
 
 
-def _beside(reading: Reading) -> str:
+def _beside(reading: Measured) -> str:
     baseline = "" if reading.baseline is None else f"(baseline {round_short(reading.baseline)})"
     return f"{reading.unit} {baseline}".strip()
 
@@ -455,7 +455,7 @@ def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list
 
 def short(text: str) -> str:
     """The text, its end or a framed token's middle cut if it is too long; wide characters count twice."""
-    ends = list(accumulate(1 + is_wide(character) for character in text))
+    ends = list(accumulate(1 + is_double_width(character) for character in text))
     if not text or ends[-1] <= LONGEST:
         return text
     last = 2 * (LONGEST - 1) // 3 if is_framed(text) and ends[-1] == len(text) else 0
@@ -506,7 +506,7 @@ def above(axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *,
     """
     transform = axes.get_xaxis_transform() + _shift(axes, 0, PAD)
     for x, text in zip(at, texts, strict=True):
-        upright = rotation == 90 and bool(text) and all(map(is_wide, text))
+        upright = rotation == 90 and bool(text) and all(map(is_double_width, text))
         axes.text(
             x,
             1,
@@ -552,7 +552,7 @@ def stacked(words: str) -> str:
     return words.replace(" ", "\n")
 
 
-def colour_bar(figure: Figure, axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]) -> None:
+def draw_colour_bar(figure: Figure, axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]) -> None:
     """Draw the bar on the right of ``axes``; ``ticks`` are (0 to 1, text)."""
     box = axes.get_position()
     wide, tall = figure.get_size_inches()

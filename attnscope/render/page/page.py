@@ -11,21 +11,18 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights, shrink
-from attnscope.errors import OutputError
 from attnscope.render.colour import OFFERED, choose_map, table
 from attnscope.render.overlay import DIMMED, GLOW
-from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
 from attnscope.views import Described
-from attnscope.views.focus import Scene
 from attnscope.views.heatmap import FAINT, FEW
+from attnscope.views.token import Scene
 
 LARGEST, MASKED = 254, 255
 """The byte of the largest weight, and the byte of a masked cell."""
@@ -135,7 +132,7 @@ Words = Mapping[tuple[str, int], Sequence[Described]]
 
 
 @dataclass
-class Contents:
+class PageContents:
     """Gathers layer by layer what the page holds.
 
     ``scene`` is the picture or the sound that some tokens stand for.
@@ -228,7 +225,7 @@ class Contents:
             }
 
 
-def list_worth(worth: Sequence[Head], contents: Contents, kinds: Sequence[str]) -> list[list[int]]:
+def list_worth(worth: Sequence[Head], contents: PageContents, kinds: Sequence[str]) -> list[list[int]]:
     """Kind, layer and head of the heads to be looked at first, of those that the page has."""
     places = [(kinds.index(head.kind or kinds[0]), head.layer, head.head) for head in worth]
     return [[*place] for place in places if "w{}-{}-{}".format(*place) in contents.heads]
@@ -264,22 +261,6 @@ AT_ONCE = 512 * 512
 """The most weights that are kept as they are, for a third of a megabyte."""
 
 
-def save(
-    kinds: Mapping[str, Layers],
-    path: str | Path,
-    *,
-    title: str,
-    subtitle: str = "",
-    notes: tuple[str, ...] = (),
-    cmap: str | None = None,
-    top: float = 1.0,
-) -> None:
-    """Write the page. Raises ``OutputError`` for a place that cannot be written to."""
-    if Path(path).suffix.lower() not in (".html", ".htm"):
-        raise OutputError(f"cannot write {path}: the name of a page ends in .html")
-    write_whole(path, page(kinds, title=title, subtitle=subtitle, notes=notes, cmap=cmap, top=top).encode())
-
-
 def page(
     kinds: Mapping[str, Layers],
     *,
@@ -305,7 +286,7 @@ def page(
     """
     chosen = choose_map(cmap, signed=False)
     code = Code(max(top, 1.0))
-    contents = Contents(code, described or {}, proofs or {}, scene)
+    contents = PageContents(code, described or {}, proofs or {}, scene)
     layers = contents.add(kinds)
     worth_a_look = list_worth(worth, contents, list(kinds))
     content = {
@@ -354,9 +335,10 @@ def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> s
     script = "\n".join((own / name).read_text("utf-8") for name in SCRIPTS)
     pictures = "img-src data:; " if content["scene"] else ""
     data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
+    allowed = f"script-src {content_hash(script)}; style-src {content_hash(style)}"
     parts = {
         "TITLE": html.escape(isolate_quotes(clean(title))),
-        "POLICY": f"default-src 'none'; {pictures}script-src {digest(script)}; style-src {digest(style)}",
+        "POLICY": f"default-src 'none'; {pictures}{allowed}",
         "STYLE": style,
         "DATA": data,
         "FIRST": first,  # before the script, which can draw it at once
@@ -369,7 +351,7 @@ def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> s
     return whole
 
 
-def digest(text: str) -> str:
+def content_hash(text: str) -> str:
     """How a page's policy names a script or a style that it allows: by its SHA-256."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"

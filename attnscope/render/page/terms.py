@@ -12,10 +12,10 @@ from importlib.resources import files
 import numpy as np
 
 from attnscope.render.colour import STEPS, choose_map, steps, table
-from attnscope.render.page.page import digest
+from attnscope.render.page.page import content_hash
 from attnscope.text import clean
 from attnscope.views import HeadMap
-from attnscope.views.charts import Moved, Term, Terms
+from attnscope.views.charts import MovedWords, Term, Terms
 
 CELL = 26
 """Pixels of one head."""
@@ -25,7 +25,7 @@ def terms_page(view: Terms, maps: Sequence[HeadMap], cmap: str | None = None) ->
     """The page as text; ``maps`` are those of all heads, one a kind of attention."""
     name = choose_map(cmap, signed=True)
     style = (files(__package__) / "terms.css").read_text("utf-8")
-    policy = f"default-src 'none'; style-src {digest(style)}"
+    policy = f"default-src 'none'; style-src {content_hash(style)}"
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -104,7 +104,7 @@ def _heads(heads: HeadMap, name: str) -> Iterator[str]:
     yield "</svg></div></section>"
 
 
-def _words(moved: Sequence[Moved]) -> Iterator[str]:
+def _words(moved: Sequence[MovedWords]) -> Iterator[str]:
     """The words whose scores some heads move."""
     if not moved:
         return

@@ -1,7 +1,7 @@
 """Views in a terminal, as rich renderables: truecolor or 256 colours, or shades without any colour.
 
     print_view(view)                                  # to standard output
-    console.print(Picture(view, cmap="viridis"))      # anywhere that rich prints
+    console.print(PrintedView(view, cmap="viridis"))      # anywhere that rich prints
 
 Pictures fill the console's width. Cells carry their own colours, so that they look the same on light
 and dark backgrounds; text keeps the terminal's foreground. In a pipe, with NO_COLOR, on a terminal of
@@ -29,11 +29,11 @@ from attnscope.render.terminal.table import table_parts
 from attnscope.views import View
 from attnscope.views.charts import Curves, Stack, Terms
 from attnscope.views.distances import DistanceMap, HeadPlane
-from attnscope.views.focus import Focus
-from attnscope.views.grid import Grid, Strip
+from attnscope.views.grid import Grid, LayerStrip
 from attnscope.views.heads import AlignedTexts, HeadMap, Ranking
 from attnscope.views.heatmap import HeadPair, Heatmap
 from attnscope.views.table import Table
+from attnscope.views.token import TokenView
 
 TEXT_OF = itemgetter(0)
 """The text of a segment; this is asked ten thousand times a frame."""
@@ -42,12 +42,12 @@ TEXT_OF = itemgetter(0)
 DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
     Heatmap: heatmap_lines,
     Grid: grid_lines,
-    Focus: focus_lines,
+    TokenView: focus_lines,
     HeadMap: head_map_lines,
     Ranking: ranking_lines,
     DistanceMap: distance_lines,
     HeadPlane: plane_lines,
-    Strip: strip_lines,
+    LayerStrip: strip_lines,
     HeadPair: pair_lines,
     AlignedTexts: aligned_lines,
     Curves: curves_lines,
@@ -58,7 +58,7 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class PrintedView:
     """A view as something that rich prints; ``plain`` leaves colour away even where there is some.
 
     ``marked`` stands out: a (layer, head) of a grid, or a token of a heatmap. ``printed`` says that a console
@@ -121,4 +121,4 @@ def print_view(
     if isinstance(view, Table):
         console.print(Group(*table_parts(view, console.width)), crop=False)
     else:
-        console.print(Picture(view, cmap, plain, printed=True), crop=False)
+        console.print(PrintedView(view, cmap, plain, printed=True), crop=False)

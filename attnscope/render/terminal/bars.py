@@ -17,16 +17,16 @@ from attnscope.render.terminal.surface import (
     Line,
     Surface,
     cut,
-    fit,
+    fit_text,
     footing,
     heading,
     number_label,
     tone,
-    wrap,
+    wrap_text,
 )
 from attnscope.text import isolate
-from attnscope.views.focus import Bars, Focus
 from attnscope.views.heads import AlignedTexts, Ranking, Step
+from attnscope.views.token import Bars, TokenView
 
 INDENT = 2
 """Columns before a command, at least; as far in as a head's reason where there is room."""
@@ -41,7 +41,7 @@ SIDE_BY_SIDE = 100
 """Columns from which the two lists of a focus stand beside each other."""
 
 
-def focus_lines(view: Focus, surface: Surface) -> Iterator[Line]:
+def focus_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
     """Both lists of a focus, side by side where there is room; they share one scale."""
     yield from heading(view.title, view.subtitle, surface)
     if view.overlays:
@@ -72,9 +72,9 @@ def focus_lines(view: Focus, surface: Surface) -> Iterator[Line]:
 
 def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: Surface) -> Iterator[Line]:
     """The list of one side; ``where`` columns of it are for parts of pictures."""
-    yield [Segment(fit(title, width), BOLD)]
+    yield [Segment(fit_text(title, width), BOLD)]
     if not bars.bars:
-        yield [Segment(fit("nothing: the mask closes every key", width), DIM)]
+        yield [Segment(fit_text("nothing: the mask closes every key", width), DIM)]
         return
     longest = max(cell_len(f"{bar.label} {bar.position}") for bar in bars.bars)
     label = min(longest, LABEL_WIDTH, width // 3)
@@ -84,10 +84,10 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
         yield [
             Segment(f"{number_label(bar.label, bar.position, label, right=True)}  {bar.weight:.2f} "),
             *([Segment(bar.where.ljust(where), DIM)] if where else []),
-            Segment(fit(_bar(bar.weight / full, room, surface), width - label - 7 - where), style),
+            Segment(fit_text(_bar(bar.weight / full, room, surface), width - label - 7 - where), style),
         ]
     if bars.more:
-        yield [Segment(fit(" " * (label + 2) + bars.rest, width), DIM)]
+        yield [Segment(fit_text(" " * (label + 2) + bars.rest, width), DIM)]
 
 
 def _bar(share: float, room: int, surface: Surface) -> str:
@@ -116,7 +116,7 @@ def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
     indent = min(label, surface.width - widest) if surface.width - widest >= INDENT else label
     commands = _commands([head.command for head in view.heads], surface.width - indent)
     for ranked, command in zip(view.heads, commands, strict=True):
-        for i, line in enumerate(wrap(ranked.reason, surface.width - label)):
+        for i, line in enumerate(wrap_text(ranked.reason, surface.width - label)):
             name = ranked.head if i == 0 else ""
             yield [Segment(name.ljust(label), BOLD), Segment(isolate(line))]
         if command:
@@ -151,8 +151,8 @@ def aligned_lines(view: AlignedTexts, surface: Surface) -> Iterator[Line]:
         for one, other, mark, width in steps:
             style = MARKED if mark.strip() and surface.colour else PLAIN
             for line, text in zip(lines, (one, other), strict=False):
-                line += [Segment(fit(text, width), style if text else PLAIN), Segment(" ")]
-            lines[2].append(Segment(fit(mark * (width if mark == REPLACED else 1), width + 1), DIM))
+                line += [Segment(fit_text(text, width), style if text else PLAIN), Segment(" ")]
+            lines[2].append(Segment(fit_text(mark * (width if mark == REPLACED else 1), width + 1), DIM))
         yield from lines if any(segment.text.strip() for segment in lines[2]) else lines[:2]
         yield []
     yield [Segment(f"{REPLACED} replaced   {LEFT_OUT} left out   {PUT_IN} put in", DIM)]

@@ -19,15 +19,15 @@ from attnscope.render.terminal.surface import (
     Line,
     Surface,
     cut,
-    fit,
+    fit_text,
     footing,
     heading,
     style_on,
     tone,
-    wrap,
+    wrap_text,
 )
 from attnscope.text import clean, isolate, round_short
-from attnscope.views.charts import Curves, Moved, Stack, Term, Terms
+from attnscope.views.charts import Curves, MovedWords, Stack, Term, Terms
 
 WIDEST = 3
 """Columns of a mark, at most."""
@@ -50,8 +50,8 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
         quiet = DIM if name == "baseline" else None
         marks = "".join(_mark(value, top, surface) * each for value in values)
         yield [
-            Segment(fit(name, label), quiet or BOLD),
-            Segment(fit(marks, count * each), quiet or bar),
+            Segment(fit_text(name, label), quiet or BOLD),
+            Segment(fit_text(marks, count * each), quiet or bar),
             Segment(f"  {end}", quiet),
         ]
     first, last = f"row {view.edges[0]:,}", f"{view.edges[-1] - 1:,}"
@@ -91,7 +91,7 @@ def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
     label = min(max([1, *(cell_len(clean(each)) for each in view.labels)]), LONGEST_LABEL)
     room = min(surface.width - label - 10, WIDEST_STACK)
     for name, shares in zip(view.labels, view.shares.tolist(), strict=True):
-        line: Line = [Segment(isolate(fit(cut(clean(name), label), label)) + "  ")]
+        line: Line = [Segment(isolate(fit_text(cut(clean(name), label), label)) + "  ")]
         for part, cells in enumerate(_cells(shares, room)):
             if cells:
                 line.append(Segment(letters[part] * cells, styles[part]))
@@ -100,7 +100,7 @@ def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
         line.append(Segment(f"{rest}  {letters[most]} {shares[most]:.2f}"))
         yield line
     yield []
-    for words in wrap(view.legend, surface.width):
+    for words in wrap_text(view.legend, surface.width):
         yield [Segment(isolate(words))]
     yield from footing(view.notes, surface)
 
@@ -133,7 +133,7 @@ def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:
     yield from heading(view.title, view.subtitle, surface)
     every = [term for block in view.blocks for term in block]
     label = min(LABEL, max(cell_len(term.label) for term in every))
-    number = max(len(spell(term.value)) for term in every)
+    number = max(len(signed_number(term.value)) for term in every)
     low, high = view.span
     column = (low + high) / max(8, min(LONGEST, surface.width - label - number - 6))  # what one stands for
     widths = label, number, math.ceil(low / column)
@@ -155,7 +155,7 @@ def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:
     yield from [[], *footing(view.notes, surface)] if view.notes else []
 
 
-def spell(value: float) -> str:
+def signed_number(value: float) -> str:
     """A signed number, three figures behind its point."""
     return f"{value:+.3f}"
 
@@ -166,7 +166,7 @@ def _line(
     """A label, a number, and a bar from zero, which has some columns to its left."""
     label, number, room = widths
     eighths = round(abs(term.value) / column * 8)
-    text = f"{fit(term.label, label)}  {spell(term.value).rjust(number)}  "
+    text = f"{fit_text(term.label, label)}  {signed_number(term.value).rjust(number)}  "
     line = [Segment(text, style)]
     zero = Segment("|" if surface.ascii else "│", DIM)
     if term.value < 0:
@@ -191,7 +191,7 @@ def _ink(number: int, surface: Surface) -> Style | None:
     return tone(surface.palette(signed=True), inside, None)
 
 
-def _words(moved: Moved, width: int, surface: Surface) -> Iterator[Line]:
+def _words(moved: MovedWords, width: int, surface: Surface) -> Iterator[Line]:
     """Two lines: what is raised, and what is lowered."""
     for name, words in (("raises", moved.raised), ("lowers", moved.lowered)):
         label = (moved.label if name == "raises" else "").ljust(width)
@@ -203,7 +203,7 @@ def _words(moved: Moved, width: int, surface: Surface) -> Iterator[Line]:
             size = len(between) + cell_len(text) + len(value)
             if size > left:
                 if not number:
-                    line.append(Segment(isolate(fit(text, left).rstrip())))
+                    line.append(Segment(isolate(fit_text(text, left).rstrip())))
                 break
             left -= size
             line += [Segment(between), Segment(isolate(text)), Segment(value, DIM)]

@@ -19,13 +19,13 @@ from attnscope.render.terminal.surface import (
     centre,
     colour_bar,
     cut,
-    fit,
-    flow,
+    fit_text,
+    flow_items,
     footing,
     half_blocks,
     heading,
     style_on,
-    wrap,
+    wrap_text,
 )
 from attnscope.views.distances import DistanceMap, HeadPlane
 
@@ -67,7 +67,7 @@ def plane_lines(view: HeadPlane, surface: Surface) -> Iterator[Line]:
     if surface.colour and len(set(view.layers)) > 1:
         told += ", coloured from the first layer to the last"
     said = f"{told}; near means alike"
-    yield from ([Segment(line, DIM)] for line in wrap(said, surface.width))
+    yield from ([Segment(line, DIM)] for line in wrap_text(said, surface.width))
     yield from footing(view.notes, surface)
 
 
@@ -153,8 +153,10 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
         yield colour_bar(f"{view.top:.2f} nats", "0 alike", surface, palette)
     else:
         steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in SHADE_FROM]
-        yield from ([Segment(line)] for line in flow([*steps, "nats apart, or nearer"], surface.width, "  "))
-    yield from ([Segment(line, DIM)] for line in wrap(_said(view, layout), surface.width))
+        yield from (
+            [Segment(line)] for line in flow_items([*steps, "nats apart, or nearer"], surface.width, "  ")
+        )
+    yield from ([Segment(line, DIM)] for line in wrap_text(_said(view, layout), surface.width))
     yield from footing(view.notes, surface)
 
 
@@ -221,7 +223,7 @@ def _rows(view: DistanceMap, layout: _Layout, surface: Surface, palette: Palette
     for row, name in enumerate(view.rows):
         if row in edges:
             yield []
-        line = [Segment(fit(cut(name, layout.label), layout.label) + " ", DIM)]
+        line = [Segment(fit_text(cut(name, layout.label), layout.label) + " ", DIM)]
         for column in range(len(view.columns)):
             if column in edges:
                 line.append(Segment(" "))
@@ -239,20 +241,20 @@ def _half_rows(view: DistanceMap, layout: _Layout, palette: Palette) -> Iterator
     tones = np.round(view.nearness() * (TONES - 1)).astype(int)
     edges = sorted(_edges(view, layout))
     tones = _space_out(_space_out(tones, edges, 0), edges, 1)
-    shown = view.rows if layout.air else [shorten(name) for name in view.rows]
+    shown = view.rows if layout.air else [short_head(name) for name in view.rows]
     names = np.insert(np.array(shown, object), edges, "").tolist()
     if len(tones) % 2:
         tones, names = np.vstack([tones, np.full_like(tones[:1], -1)]), [*names, ""]
     cells = tones.tolist()
     for row in range(0, len(cells), 2):
         yield [
-            Segment(fit(names[row], layout.label) + " " * layout.air, DIM),
+            Segment(fit_text(names[row], layout.label) + " " * layout.air, DIM),
             *half_blocks(cells[row], cells[row + 1], palette),
             Segment(" " * layout.air + names[row + 1], DIM),
         ]
 
 
-def shorten(name: str) -> str:
+def short_head(name: str) -> str:
     """A head as it may be written, too: L5H11 is 5.11."""
     return name.removeprefix("L").replace("H", ".")
 

@@ -21,7 +21,7 @@ from attnscope.render.terminal.surface import (
     footing,
     half_block_lines,
     heading,
-    wrap,
+    wrap_text,
 )
 from attnscope.views.grid import CELLS, SCALE_ENDS, Grid, GridLayer, describe, thumbnail_levels
 
@@ -58,7 +58,7 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
     label = len(f"L{view.layers[-1].layer} ") if view.layers else 0
     width, beside, gap = _layout(view, surface, label, compact=chosen is not None)
     height = half_lines(view, width)
-    small = view.fit(rows_of(height, surface), width)
+    small = view.fit(thumbnail_rows(height, surface), width)
     rows = _rows_of(small, width, height, gap, surface, palette, chosen)
     for start in range(0, view.heads, beside):
         heads = range(start, min(start + beside, view.heads))
@@ -123,7 +123,7 @@ def half_lines(view: Grid, width: int) -> int:
     return tall if tall <= queries else max(tall - tall % max(queries, 1), 1)
 
 
-def rows_of(height: int, surface: Surface) -> int:
+def thumbnail_rows(height: int, surface: Surface) -> int:
     """Rows of a thumbnail of so many half-lines: without colour a row takes a line."""
     return height if surface.colour else (height + 1) // 2
 
@@ -133,7 +133,7 @@ def thumbnails(
 ) -> list[list[Line]]:
     """The lines of each head of a layer."""
     if not surface.colour:
-        return _shaded(layer, view, rows_of(height, surface), width, surface)
+        return _shaded(layer, view, thumbnail_rows(height, surface), width, surface)
     tones = tones_of(layer, view, width, height)
     lines = half_block_lines(tones.reshape(-1, width), palette)
     tall = tones.shape[1] // 2
@@ -250,4 +250,4 @@ def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Itera
         said.append("blank: masked" if surface.colour else "·: masked")
     low = "-1" if small.shown_scale == "fixed" else "-largest"
     yield colour_bar(low if view.signed else "0", high, surface, palette)
-    yield from ([Segment(line, DIM)] for line in wrap("; ".join(said), surface.width))
+    yield from ([Segment(line, DIM)] for line in wrap_text("; ".join(said), surface.width))

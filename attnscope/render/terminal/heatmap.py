@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from attnscope.axes import Array, Place
-from attnscope.render.terminal.grid import columns_of, half_lines, legend, rows_of, thumbnails
+from attnscope.render.terminal.grid import columns_of, half_lines, legend, thumbnail_rows, thumbnails
 from attnscope.render.terminal.surface import (
     BOLD,
     DIM,
@@ -28,8 +28,8 @@ from attnscope.render.terminal.surface import (
     centre,
     colour_bar,
     cut,
-    fit,
-    flow,
+    fit_text,
+    flow_items,
     footing,
     half_block_lines,
     heading,
@@ -37,10 +37,10 @@ from attnscope.render.terminal.surface import (
     readings,
     style_on,
     upright,
-    wrap,
+    wrap_text,
 )
 from attnscope.text import isolate
-from attnscope.views.grid import Series, Strip
+from attnscope.views.grid import LayerStrip, Series
 from attnscope.views.heads import HeadMap, number
 from attnscope.views.heatmap import EACH_ROW, HeadPair, Heatmap
 
@@ -54,7 +54,7 @@ TALLEST = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CellLayout:
     """``cell`` columns a cell; ``half``: two rows a line; ``label``: the width of a row's label."""
 
     cell: int
@@ -93,27 +93,27 @@ def token_at(view: Heatmap, surface: Surface, pinned: int | None, x: int, y: int
     return view.weights.queries[row].start if 0 <= row < len(view.weights.queries) and line >= 0 else None
 
 
-def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, Layout]:
+def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
     """The map as large as the surface shows it, and how."""
     rows, columns = view.values.shape
     label = _label_width(view.weights.queries, surface)
     room = surface.width - label - 1
     wide = NUMBERED if surface.colour else NUMBERED + 1  # without colour a shade stands beside it
     if rows <= TALLEST and columns * wide <= room:
-        return view, Layout(wide, False, label)
+        return view, CellLayout(wide, False, label)
     if rows <= TALLEST and columns * 2 <= room:
-        return view, Layout(2, False, label)
+        return view, CellLayout(2, False, label)
     if not surface.colour:
         if rows > TALLEST or columns > room:
             label = _widest_label(surface)
             view = view.fit(TALLEST, surface.width - label - 1)
         cell = 2 if 2 * view.values.shape[1] <= surface.width - label - 1 else 1
-        return view, Layout(cell, False, label)
+        return view, CellLayout(cell, False, label)
     if columns > room - label - 1:  # odd rows are labelled on the right
         label = _widest_label(surface)
         room = surface.width - 2 * (label + 1)
         view = view.fit(2 * room, room)
-    return view, Layout(1, True, label)
+    return view, CellLayout(1, True, label)
 
 
 def _widest_label(surface: Surface) -> int:
@@ -131,13 +131,13 @@ def _digits(place: Place) -> int:
     return len(f" {place.start}")
 
 
-def _row_label(place: Place, layout: Layout, *, right: bool = False) -> str:
+def _row_label(place: Place, layout: CellLayout, *, right: bool = False) -> str:
     if place.pooled:
-        return fit(place.label, layout.label, right=right)
+        return fit_text(place.label, layout.label, right=right)
     return number_label(place.label, place.start, layout.label, right=right)
 
 
-def _header(view: Heatmap, layout: Layout) -> Iterator[Line]:
+def _header(view: Heatmap, layout: CellLayout) -> Iterator[Line]:
     """Column labels from top to bottom where cells are wide enough to tell them apart, else numbers."""
     space = " " * (layout.label + 1)
     keys = view.weights.keys
@@ -166,7 +166,7 @@ def _place_of(axis: tuple[Place, ...], token: int) -> int | None:
 
 
 def _rows(
-    view: Heatmap, tones: Array, layout: Layout, surface: Surface, palette: Palette, marked: int | None
+    view: Heatmap, tones: Array, layout: CellLayout, surface: Surface, palette: Palette, marked: int | None
 ) -> Iterator[Line]:
     """One row a line."""
     shown = np.abs(2 * view.levels() - 1) if view.signed else view.levels()  # a shade has no sign
@@ -208,7 +208,7 @@ def _shade(text: str, level: float, cell: int, surface: Surface) -> str:
 
 
 def _half_rows(
-    view: Heatmap, tones: Array, layout: Layout, palette: Palette, marked: int | None
+    view: Heatmap, tones: Array, layout: CellLayout, palette: Palette, marked: int | None
 ) -> Iterator[Line]:
     """Two rows a line: the upper one labelled on the left, the lower one on the right."""
     queries = view.weights.queries
@@ -224,7 +224,7 @@ def _half_rows(
         yield line
 
 
-def _legend(view: Heatmap, layout: Layout, surface: Surface, palette: Palette) -> Iterator[Line]:
+def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palette) -> Iterator[Line]:
     """The colour bar, how to read the map, and the columns' texts where nothing else shows them."""
     low, high = f"{view.limits[0]:.2g}", f"{view.limits[1]:.2g}"
     if view.scale == "row":
@@ -243,11 +243,11 @@ def _legend(view: Heatmap, layout: Layout, surface: Surface, palette: Palette) -
         yield [*bar, Segment(f"   {text}", DIM)]
     else:
         yield bar
-        yield from ([Segment(line, DIM)] for line in wrap(text, surface.width))
+        yield from ([Segment(line, DIM)] for line in wrap_text(text, surface.width))
     if layout.cell == 1 and not view.weights.square and not all(key.heard for key in view.weights.keys):
         columns = [isolate(_column_label(place)) for place in view.weights.keys]
         yield []
-        yield from ([Segment(line, DIM)] for line in flow(["columns:", *columns], surface.width, "   "))
+        yield from ([Segment(line, DIM)] for line in flow_items(["columns:", *columns], surface.width, "   "))
 
 
 def _column_label(place: Place) -> str:
@@ -294,12 +294,12 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
     room = min(longest, max((surface.width - label - 8) // 2, 12))
     yield [Segment("where they part most", BOLD)]
     yield [
-        Segment(fit("token", label, right=True) + "  nats  ", DIM),
-        Segment(fit(f"{one} looks at", room) + fit(f"{other} looks at", room).rstrip(), DIM),
+        Segment(fit_text("token", label, right=True) + "  nats  ", DIM),
+        Segment(fit_text(f"{one} looks at", room) + fit_text(f"{other} looks at", room).rstrip(), DIM),
     ]
     for each in view.partings:
         cells = [
-            fit(f"{isolate(cut(key, room - 7))} {weight:.2f}", room)
+            fit_text(f"{isolate(cut(key, room - 7))} {weight:.2f}", room)
             for key, weight in zip(each.keys, each.weights, strict=True)
         ]
         yield [
@@ -314,7 +314,7 @@ NARROWEST, WIDEST = 9, 17
 SPARKS, ASCII_SPARKS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 
 
-def strip_lines(view: Strip, surface: Surface) -> Iterator[Line]:
+def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:
     """Layers from left to right, with their figures below; those that do not fit follow in a second row."""
     yield from heading(view.title, view.subtitle, surface)
     label = max([len("change"), *(len(series.name) for series in view.series)]) + 2
@@ -324,7 +324,7 @@ def strip_lines(view: Strip, surface: Surface) -> Iterator[Line]:
     beside = -(-count // -(-count // beside))
     width = columns_of(view.thumbnails, min(max(room // beside - 1, 1), WIDEST))
     height = half_lines(view.thumbnails, width)
-    small = view.thumbnails.fit(rows_of(height, surface), width)
+    small = view.thumbnails.fit(thumbnail_rows(height, surface), width)
     palette = surface.palette(signed=False)
     drawn = [thumbnails(layer, small, width, height, surface, palette)[0] for layer in small.layers]
     for start in range(0, count, beside):
@@ -347,7 +347,7 @@ def strip_lines(view: Strip, surface: Surface) -> Iterator[Line]:
         known = [value for value in series.values if value is not None]
         ends = f"{min(known):.2f} to {max(known):.2f} {series.unit}" if known else ""
         sparks = _sparks(series, surface)
-        name = Segment(fit(series.name, label), DIM)
+        name = Segment(fit_text(series.name, label), DIM)
         if label + len(sparks) + 2 + len(ends) <= surface.width:
             yield [name, Segment(sparks), Segment(f"  {ends}", DIM)]
             continue
@@ -361,8 +361,8 @@ def strip_lines(view: Strip, surface: Surface) -> Iterator[Line]:
 
 def _cells(name: str, texts: Sequence[str], label: int, width: int, style: object = None) -> Line:
     """A name, and a text below each thumbnail."""
-    cells = " ".join(fit(cut(text, width), width) for text in texts)
-    return [Segment(fit(name, label), DIM), Segment(cells, BOLD if style is BOLD else None)]
+    cells = " ".join(fit_text(cut(text, width), width) for text in texts)
+    return [Segment(fit_text(name, label), DIM), Segment(cells, BOLD if style is BOLD else None)]
 
 
 def _number_strip(value: float | None) -> str:

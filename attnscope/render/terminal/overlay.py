@@ -12,8 +12,8 @@ from rich.style import Style
 
 from attnscope.axes import Array
 from attnscope.render.overlay import blend, full_light, levels_of, resize
-from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface, colour_bar, fit
-from attnscope.views.focus import Overlay
+from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface, colour_bar, fit_text
+from attnscope.views.token import Overlay
 
 WIDEST = 64
 """Columns of a picture, where there is room for more."""
@@ -39,7 +39,7 @@ def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Ite
     for view in views:
         which = f"{view.name}: " if len(views) > 1 else ""
         for verb, weights in view.maps:
-            title = [Segment(fit(f"{which}{label} {verb}", room), BOLD)]
+            title = [Segment(fit_text(f"{which}{label} {verb}", room), BOLD)]
             blocks.append([title, *_picture(view, weights, tops[verb], room, surface)])
     for first in range(0, count, beside):
         for lines in zip_longest(*blocks[first : first + beside], fillvalue=[]):

@@ -19,7 +19,7 @@ from rich.style import Style
 from attnscope.axes import Array
 from attnscope.render.colour import STEPS, choose_map, table, terminal_colours
 from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short, title_words
-from attnscope.views.heatmap import Reading
+from attnscope.views.heatmap import Measured
 
 JOINER = "\u200d"
 
@@ -38,7 +38,7 @@ def clusters(text: str) -> list[str]:
     return found
 
 
-def fit(text: str, width: int, *, right: bool = False) -> str:
+def fit_text(text: str, width: int, *, right: bool = False) -> str:
     """The text in exactly ``width`` cells: cut with ``…`` or filled (on the left if ``right``)."""
     kept = cut(text, width)
     space = " " * (width - cell_len(kept))
@@ -52,7 +52,7 @@ def number_label(text: str, number: int, width: int, *, right: bool = False) -> 
     """
     room = width - len(f" {number}")
     if room < 1:
-        return fit(f"{number}", width, right=right)
+        return fit_text(f"{number}", width, right=right)
     kept = cut(text, room)
     space = " " * (room - cell_len(kept))
     label = f"{isolate(kept)} {number}"
@@ -103,9 +103,9 @@ def centre(text: str, width: int) -> str:
     return " " * (space // 2) + isolate(text) + " " * (space - space // 2)
 
 
-def wrap(text: str, width: int) -> list[str]:
+def wrap_text(text: str, width: int) -> list[str]:
     """The text in lines of at most ``width`` cells, broken between words."""
-    return flow(text.split(), width, " ")
+    return flow_items(text.split(), width, " ")
 
 
 def balance(text: str, width: int) -> list[str]:
@@ -114,10 +114,10 @@ def balance(text: str, width: int) -> list[str]:
     Lines are broken between the parts of a title where that takes no line more, else between words.
     """
     items, gap = _breakable(text, width)
-    lines = flow(items, width, gap)
+    lines = flow_items(items, width, gap)
     longest = max(map(cell_len, items), default=0)
     for narrower in range(width - 1, longest - 1, -1) if len(lines) > 1 else ():
-        tried = flow(items, narrower, gap)
+        tried = flow_items(items, narrower, gap)
         if len(tried) > len(lines):
             break
         lines = tried
@@ -128,11 +128,11 @@ def _breakable(text: str, width: int) -> tuple[list[str], str]:
     """What is not broken, and what stands between: the parts of a title, or its words."""
     words, parts = title_words(text), text.split(" · ")
     fits = max(map(cell_len, parts)) <= width
-    whole = fits and len(flow(parts, width, " · ")) <= len(flow(words, width, " "))
+    whole = fits and len(flow_items(parts, width, " · ")) <= len(flow_items(words, width, " "))
     return (parts, " · ") if whole else (words, " ")
 
 
-def flow(items: Sequence[str], width: int, gap: str) -> list[str]:
+def flow_items(items: Sequence[str], width: int, gap: str) -> list[str]:
     """Items side by side in lines of at most ``width`` cells; one that is longer than a line is cut."""
     lines: list[str] = []
     for item in items:
@@ -274,7 +274,7 @@ def _title_lines(text: str, width: int) -> list[str]:
 def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:
     """Each note as a quiet sentence."""
     for note in notes:
-        for i, line in enumerate(wrap(clean(note), surface.width - 2)):
+        for i, line in enumerate(wrap_text(clean(note), surface.width - 2)):
             yield [Segment("  " if i else "· ", DIM), Segment(isolate(line), DIM)]
 
 
@@ -292,7 +292,7 @@ def colour_bar(low: str, high: str, surface: Surface, palette: Palette) -> Line:
     return [*line, Segment(f" {high}", DIM)]
 
 
-def readings(numbers: tuple[Reading, ...], surface: Surface) -> Iterator[Line]:
+def readings(numbers: tuple[Measured, ...], surface: Surface) -> Iterator[Line]:
     """Measured numbers beside their baselines, in as many columns as fit."""
     if not numbers:
         return
@@ -304,14 +304,14 @@ def readings(numbers: tuple[Reading, ...], surface: Surface) -> Iterator[Line]:
         line: Line = []
         for name, value, unit, baseline in cells[start : start + beside]:
             line += [
-                Segment(fit(name, widths[0]) + "  ", DIM),
-                Segment(fit(value, widths[1], right=True)),
-                Segment(" " + fit(unit, widths[2]) + "  " + fit(baseline, widths[3]) + "    ", DIM),
+                Segment(fit_text(name, widths[0]) + "  ", DIM),
+                Segment(fit_text(value, widths[1], right=True)),
+                Segment(" " + fit_text(unit, widths[2]) + "  " + fit_text(baseline, widths[3]) + "    ", DIM),
             ]
         yield [*line[:-1], Segment(line[-1].text.rstrip(), DIM)]
 
 
-def _reading(reading: Reading) -> tuple[str, str, str, str]:
+def _reading(reading: Measured) -> tuple[str, str, str, str]:
     baseline = "" if reading.baseline is None else f"(baseline {round_short(reading.baseline)})"
     return reading.name, f"{reading.value:.2f}", reading.unit, baseline
 

@@ -9,9 +9,9 @@ import pytest
 
 from attnscope.axes import weights
 from attnscope.errors import OutputError
-from attnscope.render.image import Album, save
+from attnscope.render.image import Album, save_image
 from attnscope.render.image import album as room
-from attnscope.views import Reading, grid, heatmap
+from attnscope.views import Measured, grid, heatmap
 from tests.render.screen import random_head
 
 
@@ -31,7 +31,7 @@ def drawn(monkeypatch) -> list[str]:
 
 def picture(head: int, count: int = 5, causal: bool = True, **changes):
     field = random_head(count, seed=head, causal=causal)
-    reading = Reading("entropy", 0.1 * head, 1.5, "nats")
+    reading = Measured("entropy", 0.1 * head, 1.5, "nats")
     return replace(
         heatmap(field, title=f"L0H{head}", subtitle="x" * (head + 1), readings=(reading,)), **changes
     )
@@ -41,7 +41,7 @@ def test_files_are_the_same_as_from_save_and_one_head_is_drawn(tmp_path, drawn) 
     album = Album(dpi=60)
     for head in range(4):
         assert album.save(picture(head), tmp_path / f"{head}.png") == []
-        save(picture(head), tmp_path / "alone.png", dpi=60)
+        save_image(picture(head), tmp_path / "alone.png", dpi=60)
         assert (tmp_path / f"{head}.png").read_bytes() == (tmp_path / "alone.png").read_bytes(), head
     assert drawn == ["L0H0"]
 
@@ -63,7 +63,7 @@ def test_what_differs_in_more_than_its_cells_is_drawn_anew(other, tmp_path, draw
     album = Album(dpi=60)
     album.save(picture(0), tmp_path / "first.png")
     album.save(other, tmp_path / "second.png")
-    save(other, tmp_path / "alone.png", dpi=60)
+    save_image(other, tmp_path / "alone.png", dpi=60)
     assert (tmp_path / "second.png").read_bytes() == (tmp_path / "alone.png").read_bytes()
     assert len(drawn) == 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnscope.render.image import drawing, encode, save
+from attnscope.render.image import drawing, encode, save_image
 from attnscope.render.image.distances import _beside_dots, _overlap
 from tests.render.compared import all_heads, pair, plane, strip, table
 
@@ -89,4 +89,4 @@ def test_the_same_view_gives_the_same_bytes_in_the_width_that_is_asked_for(view)
 
 
 def test_token_text_is_no_formula(tmp_path):
-    assert save(pair(label="$x$"), tmp_path / "pair.svg") == []
+    assert save_image(pair(label="$x$"), tmp_path / "pair.svg") == []

@@ -13,10 +13,10 @@ from matplotlib.image import imread
 from attnscope.axes import places, weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.render.colour import steps, table
-from attnscope.render.image import FORMATS, drawing, encode, save
+from attnscope.render.image import FORMATS, drawing, encode, save_image
 from attnscope.render.image.grid import MASKED, mosaic
 from attnscope.render.image.sheet import READABLE, labels
-from attnscope.views import Reading, focus, grid, head_map, heatmap
+from attnscope.views import Measured, grid, head_map, heatmap, token_view
 from tests.render.screen import random_head, tokens
 
 
@@ -85,7 +85,7 @@ def test_scales_set_the_limits() -> None:
 
 
 def test_the_caption_tells_readings_and_notes() -> None:
-    view = heatmap(random_head(3), readings=(Reading("entropy", 1.25, 2.0, "nats"),), notes=("untrained",))
+    view = heatmap(random_head(3), readings=(Measured("entropy", 1.25, 2.0, "nats"),), notes=("untrained",))
     with drawing(view) as (figure, _):
         texts = {text.get_gid(): text.get_text() for text in figure.texts}
     assert (texts["name"], texts["value"], texts["baseline"]) == ("entropy", "1.25", "nats (baseline 2.00)")
@@ -148,7 +148,7 @@ def test_a_focus_draws_its_bars_with_the_heaviest_on_top() -> None:
     head = weights(
         np.array([[0.2, 0.7, 0.1], [0, 1, 0], [1, 0, 0]]), tokens("a", "b", "c"), tokens("a", "b", "c")
     )
-    with drawing(focus(head, query=0, key=0)) as (figure, _):
+    with drawing(token_view(head, query=0, key=0)) as (figure, _):
         looks, looked = figure.axes
         assert [bar.get_width() for bar in looks.patches] == [0.7, 0.2, 0.1]
         assert tick_labels(looks.yaxis) == ["b 1", "a 0", "c 2"]
@@ -159,7 +159,7 @@ def test_a_focus_draws_its_bars_with_the_heaviest_on_top() -> None:
 
 def test_bars_of_an_even_head_have_the_scale_of_the_terminal() -> None:
     axis = tokens(*(f"t{i}" for i in range(8)))
-    view = focus(weights(np.full((8, 8), 0.125), axis, axis), query=2, key=2)
+    view = token_view(weights(np.full((8, 8), 0.125), axis, axis), query=2, key=2)
     with drawing(view) as (figure, _):
         assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == (0, view.full_bar) == (0, 0.25)
         assert tick_labels(figure.axes[0].xaxis) == ["0", "0.125", "0.25"]
@@ -189,7 +189,7 @@ def test_a_width_is_kept() -> None:
 def test_the_same_view_gives_the_same_bytes_and_a_file_of_its_kind(form: str, tmp_path) -> None:
     view = heatmap(random_head(5, causal=True), title="L0H1", notes=("a note",))
     first, second = tmp_path / f"first.{form}", tmp_path / f"second.{form}"
-    assert save(view, first) == save(view, second) == []
+    assert save_image(view, first) == save_image(view, second) == []
     assert first.read_bytes() == second.read_bytes()
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[form]
     assert first.read_bytes().startswith(start)
@@ -298,16 +298,16 @@ def test_a_font_that_has_the_script_is_chosen(monkeypatch) -> None:
 def test_what_cannot_be_written_says_why(tmp_path) -> None:
     view = heatmap(random_head(2))
     with pytest.raises(OutputError, match=r"'.gif' is no image format; there are png, svg, pdf"):
-        save(view, tmp_path / "a.gif")
+        save_image(view, tmp_path / "a.gif")
     with pytest.raises(OutputError, match="its name has no suffix"):
-        save(view, tmp_path / "a")
+        save_image(view, tmp_path / "a")
     with pytest.raises(OutputError, match="there is no folder"):
-        save(view, tmp_path / "nowhere" / "a.png")
+        save_image(view, tmp_path / "nowhere" / "a.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(OutputError, match="it is a folder"):
-        save(view, tmp_path / "folder.png")
+        save_image(view, tmp_path / "folder.png")
     with pytest.raises(SelectionError, match="no font 'Nosuch Sans' is installed"):
-        save(view, tmp_path / "a.png", font="Nosuch Sans")
+        save_image(view, tmp_path / "a.png", font="Nosuch Sans")
     with pytest.raises(SelectionError, match="no colour map"):
-        save(view, tmp_path / "a.png", cmap="rainbo")
+        save_image(view, tmp_path / "a.png", cmap="rainbo")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]

@@ -13,11 +13,11 @@ from matplotlib.transforms import Bbox
 from attnscope.axes import weights
 from attnscope.cli.deliver import dress
 from attnscope.cli.options import PrintedOptions
-from attnscope.render.image import Album, drawing, save
-from attnscope.views import Focus, Reading, focus, grid, head_map, heatmap
+from attnscope.render.image import Album, drawing, save_image
+from attnscope.views import Measured, TokenView, grid, head_map, heatmap, token_view
 from attnscope.views.charts import Curve, Curves, Stack
 from attnscope.views.distances import DistanceMap, distance_map
-from attnscope.views.focus import Overlay
+from attnscope.views.token import Overlay
 from tests.render.compared import all_heads, pair, strip
 from tests.render.screen import random_head, tokens
 
@@ -29,12 +29,12 @@ NAMES = ("entropy", "span", "confidence", "distance", "previous", "self", "next"
 def views() -> dict[str, object]:
     head = random_head(13, causal=True)
     stack = weights(np.stack([head.values] * 8), range(13), range(13))
-    readings = tuple(Reading(name, 12.345, 0.0021, "tokens") for name in NAMES)
+    readings = tuple(Measured(name, 12.345, 0.0021, "tokens") for name in NAMES)
     return {
         "head": heatmap(head, title=LONG, subtitle=LONG, notes=(LONG,), readings=readings),
         "long head": heatmap(random_head(200), title="L0H1", readings=readings),
         "grid": grid([(layer, stack) for layer in range(4)], title=LONG, subtitle=LONG),
-        "token": focus(random_head(13), query=3, key=3, title=LONG, notes=(LONG,)),
+        "token": token_view(random_head(13), query=3, key=3, title=LONG, notes=(LONG,)),
         "map": head_map({0: [0.5] * 8, 1: [0.25] * 8}, "previous", title=LONG, unit="share"),
         "change": head_map({0: [0.5] * 8}, "change", title=LONG, unit="thousandths of a nat"),
         "overlay": focus_on_a_picture(),
@@ -63,11 +63,13 @@ def stack_of(count: int) -> Stack:
     return Stack(tuple(parts), tuple(labels), shares, title=LONG, subtitle=LONG, notes=(LONG,))
 
 
-def focus_on_a_picture() -> Focus:
+def focus_on_a_picture() -> TokenView:
     pixels, map_ = np.zeros((48, 80, 3), np.uint8), np.full((3, 5), 1 / 15)
     shown = Overlay(pixels, map_, map_, (1, 2))
     return replace(
-        focus(random_head(16), query=3, key=3, title=LONG, notes=(LONG,)), label="a" * 18, overlays=(shown,)
+        token_view(random_head(16), query=3, key=3, title=LONG, notes=(LONG,)),
+        label="a" * 18,
+        overlays=(shown,),
     )
 
 
@@ -114,9 +116,9 @@ def test_no_text_is_cut_and_none_stands_on_another(name: str, width: float) -> N
 def test_an_album_wraps_titles_as_a_single_picture_does(width: float, tmp_path) -> None:
     album = Album(width=width)
     for number, title in enumerate((LONG, "L0H1", LONG)):
-        view = heatmap(random_head(6, seed=number), title=title, readings=(Reading("entropy", 1.0),))
+        view = heatmap(random_head(6, seed=number), title=title, readings=(Measured("entropy", 1.0),))
         album.save(view, tmp_path / "album.png")
-        save(view, tmp_path / "single.png", width=width)
+        save_image(view, tmp_path / "single.png", width=width)
         assert (tmp_path / "album.png").read_bytes() == (tmp_path / "single.png").read_bytes()
 
 

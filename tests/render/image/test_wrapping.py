@@ -5,7 +5,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attnscope.render.image.sheet import BOLD, LINES, sets_letters, wrap, wrap_title
+from attnscope.render.image.sheet import BOLD, LINES, sets_letters, wrap_inches, wrap_title
 
 BY_ITSELF = "this matplotlib sets every letter by itself"
 TITLE = "L2H1 · own · “The cat sat on the mat because…” · encoder attention"
@@ -31,26 +31,29 @@ def ink(text: str) -> np.ndarray:
 @pytest.mark.parametrize("width", [3.2, 4.0, 5.5])
 @pytest.mark.parametrize("bold", [False, True])
 def test_every_line_has_room_as_it_is_drawn(width, bold):
-    for line in wrap(TITLE, 11, width, bold=bold):
+    for line in wrap_inches(TITLE, 11, width, bold=bold):
         assert drawn(line, 11, "bold" if bold else "normal") <= width - 0.3
 
 
 def test_a_title_that_fits_stays_in_one_line():
-    assert wrap(TITLE, 11, drawn(TITLE, 11) * 1.02 + 0.34) == [TITLE]
-    assert len(wrap(TITLE, 11, drawn(TITLE, 11))) == 2
+    assert wrap_inches(TITLE, 11, drawn(TITLE, 11) * 1.02 + 0.34) == [TITLE]
+    assert len(wrap_inches(TITLE, 11, drawn(TITLE, 11))) == 2
 
 
 def test_lines_are_of_nearly_one_length_and_none_begins_with_a_dot():
-    lines = wrap(TITLE, 11, 3.3)
+    lines = wrap_inches(TITLE, 11, 3.3)
     assert lines == ["L2H1 · own · “The cat sat on the", "mat because…” · encoder attention"]
-    every = [line for width in (3, 4, 5) for line in wrap(TITLE, 11, width)]
+    every = [line for width in (3, 4, 5) for line in wrap_inches(TITLE, 11, width)]
     assert not any(line.startswith("·") or line.endswith("·") for line in every)
-    assert wrap(TITLE, 11, 4.2) == ["L2H1 · own · “The cat sat on the mat because…”", "encoder attention"]
+    assert wrap_inches(TITLE, 11, 4.2) == [
+        "L2H1 · own · “The cat sat on the mat because…”",
+        "encoder attention",
+    ]
 
 
 def test_what_closes_a_text_does_not_begin_a_line():
     for width in (3.2, 3.3, 3.4, 3.5, 3.6):
-        lines = wrap("L2H1 · “猫は疲れていたのでマットの上に座った。” · encoder attention", 11, width)
+        lines = wrap_inches("L2H1 · “猫は疲れていたのでマットの上に座った。” · encoder attention", 11, width)
         assert not any(line[0] in "。”·" for line in lines)
 
 
@@ -78,7 +81,7 @@ def test_a_title_of_too_many_lines_ends_in_dots_and_a_word_that_is_too_long_is_c
     long = wrap_title(" ".join([TITLE] * 4), 11, 3.2).split("\n")
     assert len(long) == LINES
     assert long[-1].endswith("…")
-    pieces = wrap("x" * 300, 11, 3.2)
+    pieces = wrap_inches("x" * 300, 11, 3.2)
     assert "".join(pieces) == "x" * 300
     assert all(drawn(piece, 11) <= 2.9 for piece in pieces)
 

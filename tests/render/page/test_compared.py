@@ -14,7 +14,7 @@ from attnscope.attention import Head
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
 from attnscope.render.page.page import Code, page
-from attnscope.views import Described, Reading
+from attnscope.views import Described, Measured
 from tests.render.page.browser import CHROMIUM
 from tests.render.screen import random_head, tokens
 
@@ -43,7 +43,9 @@ def path(tmp_path_factory):
     said = {
         ("encoder", layer): [
             Described(
-                "mixed", f"says {layer}, {number}", (Reading("entropy", number, 2.0, "nats", "how even"),)
+                "mixed",
+                f"says {layer}, {number}",
+                (Measured("entropy", number, 2.0, "nats", "how even"),),
             )
             for number in range(HEADS)
         ]

@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page.page import UP, Code, pack, save
+from attnscope.render.page.page import UP, Code, pack, page
 from tests.render.page.browser import CHROMIUM
 from tests.render.screen import random_head, tokens
 
@@ -44,7 +44,9 @@ def path(tmp_path_factory):
         "decoder": [(0, weights(causal, TEXT, TEXT, CAUSAL))],
         "cross": [(0, weights(cross, TEXT[:2], TEXT))],
     }
-    save(kinds, found, title="<i>a model</i>", subtitle="eight tokens", notes=("untrained",))
+    found.write_text(
+        page(kinds, title="<i>a model</i>", subtitle="eight tokens", notes=("untrained",)), "utf-8"
+    )
     return found
 
 
@@ -102,7 +104,7 @@ def test_few_rows_over_many_columns_are_as_tall_as_a_line_of_text(chromium, tmp_
     wide = tmp_path / "wide.html"
     cross = np.full((1, 3, 300), 1 / 300)
     moments = tokens(*(f"{0.02 * frame:.2f} s" for frame in range(300)))
-    save({"cross": [(0, weights(cross, TEXT[:3], moments))]}, wide, title="it", subtitle="")
+    wide.write_text(page({"cross": [(0, weights(cross, TEXT[:3], moments))]}, title="it"), "utf-8")
     chromium.size(1300, 900)
     chromium.open(wide)
     assert chromium.run("[map.cell < 4, map.tall]") == [True, 14]

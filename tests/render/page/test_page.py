@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from attnscope.axes import weights
-from attnscope.errors import OutputError, SelectionError
-from attnscope.render.page.page import MASKED, Code, pack, page, save, unpack
+from attnscope.errors import SelectionError
+from attnscope.render.page.page import MASKED, Code, pack, page, unpack
 from tests.render.screen import random_head, tokens
 
 
@@ -137,12 +137,9 @@ def test_labels_that_repeat_are_stored_once() -> None:
     assert [layer["axes"] for layer in data["kinds"][0]["layers"]] == [0, 0]
 
 
-def test_what_cannot_be_written_says_why(tmp_path) -> None:
-    with pytest.raises(OutputError, match=r"ends in \.html"):
-        save(two_layers(), tmp_path / "page.txt", title="x")
+def test_a_colour_map_that_does_not_exist_is_refused() -> None:
     with pytest.raises(SelectionError, match="no colour map"):
-        save(two_layers(), tmp_path / "page.html", title="x", cmap="rainbough")
-    assert list(tmp_path.iterdir()) == []
+        page(two_layers(), title="x", cmap="rainbough")
 
 
 def test_each_layer_says_how_its_weights_were_proved() -> None:

@@ -8,7 +8,8 @@ from matplotlib.image import imread
 
 from attnscope.axes import shrink, weights
 from attnscope.render.colour import steps, table
-from attnscope.render.page.page import Code, save
+from attnscope.render.page.page import Code
+from attnscope.render.page.page import page as html_page
 from tests.render.page.browser import CHROMIUM
 from tests.render.screen import tokens
 
@@ -30,7 +31,8 @@ def spread(causal: bool) -> np.ndarray:
 
 def thumbnail(page, path, values, heads, open_=None) -> np.ndarray:
     """The pixels of the first head's thumbnail, and of nothing around it.  [row, column, colour]"""
-    save({"decoder": [(0, weights(np.stack([values] * heads), TEXT, TEXT, open_))]}, path, title="a model")
+    layers = [(0, weights(np.stack([values] * heads), TEXT, TEXT, open_))]
+    path.write_text(html_page({"decoder": layers}, title="a model"), "utf-8")
     page.size(1300, 900)
     page.dark(False)
     page.send("Page.navigate", url="about:blank")

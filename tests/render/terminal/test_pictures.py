@@ -15,8 +15,8 @@ from rich.console import Console
 
 from attnscope.axes import weights
 from attnscope.errors import SelectionError
-from attnscope.render.terminal import Picture
-from attnscope.views import Ranked, Ranking, Reading, focus, grid, head_map, heatmap
+from attnscope.render.terminal import PrintedView
+from attnscope.views import Measured, Ranked, Ranking, grid, head_map, heatmap, token_view
 from tests.render.screen import expected_colours, pixels, printed, random_head, tokens, widths
 
 ESCAPE = "\x1b"
@@ -26,9 +26,9 @@ def every_view(count: int, causal: bool = False) -> list:
     head = random_head(count, causal=causal)
     stack = weights(np.stack([head.values] * 12), range(count), range(count), head.allowed)
     return [
-        heatmap(head, title="L0H1", subtitle="a model", readings=(Reading("entropy", 1.5, 2.0, "nats"),)),
+        heatmap(head, title="L0H1", subtitle="a model", readings=(Measured("entropy", 1.5, 2.0, "nats"),)),
         grid([(layer, stack) for layer in (0, 2)], title="Every head"),
-        focus(head, query=0, key=0, title="L0H1"),
+        token_view(head, query=0, key=0, title="L0H1"),
         head_map({0: head.values[0].tolist(), 1: [0.5]}, "confidence"),
         Ranking((Ranked("L0H1", "looks at the token before", "attnscope show cat"),), "Most worth a look"),
     ]
@@ -168,7 +168,7 @@ def test_columns_of_another_text_are_listed_where_they_cannot_stand_upright() ->
 
 def test_a_focus_shows_both_lists_with_numbers() -> None:
     field = weights(np.array([[0.75, 0.25], [1, 0]]), tokens("cat", "sat"), tokens("cat", "sat"))
-    text = printed(focus(field, query=0, key=0))
+    text = printed(token_view(field, query=0, key=0))
     looks, looked = text.split("is looked at by")
     assert re.findall(r"(\w+) \d  (\d\.\d\d)", looks) == [("cat", "0.75"), ("sat", "0.25")]
     assert re.findall(r"(\w+) \d  (\d\.\d\d)", looked) == [("sat", "1.00"), ("cat", "0.75")]
@@ -177,7 +177,7 @@ def test_a_focus_shows_both_lists_with_numbers() -> None:
 
 def test_bars_are_exact_to_an_eighth_of_a_column() -> None:
     field = weights(np.array([[0.5, 0.25, 0.125, 0.125]]), range(1), range(4))
-    text = printed(focus(field, query=0, key=None), width=200)
+    text = printed(token_view(field, query=0, key=None), width=200)
     bars = [re.sub(r"[^▏▎▍▌▋▊▉█]", "", line) for line in text.splitlines() if "0." in line and "█" in line]
     assert [len(bar) for bar in bars] == [48, 24, 12, 12]
 
@@ -207,7 +207,7 @@ def test_a_console_of_plain_ascii_gets_plain_ascii_in_the_same_columns() -> None
     axis = tokens("猫", "naïve", "x")
     view = heatmap(weights(np.eye(3), axis, axis, np.tril(np.ones((3, 3), bool))))
     written = io.TextIOWrapper(io.BytesIO(), "ascii", newline="")
-    Console(file=written, width=60).print(Picture(view), crop=False)
+    Console(file=written, width=60).print(PrintedView(view), crop=False)
     written.flush()
     text = written.buffer.getvalue().decode("ascii")
     rows = [line for line in text.splitlines() if "#100" in line]

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnscope.axes import weights
-from attnscope.render.terminal import Picture, print_view
+from attnscope.render.terminal import PrintedView, print_view
 from attnscope.views import Grid, grid
 from tests.render.screen import random_head, tokens
 
@@ -64,7 +64,7 @@ def test_an_overview_is_the_same_in_one_piece_and_cell_by_cell(name, system):
     view = views()[name]
     direct, apart = console(system), console(system)
     print_view(view, direct)
-    apart.print(Picture(view), crop=False)
+    apart.print(PrintedView(view), crop=False)
     assert cells(direct.file.getvalue()) == cells(apart.file.getvalue())
 
 

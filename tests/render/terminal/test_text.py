@@ -8,13 +8,21 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from attnscope.axes import visible
-from attnscope.render.terminal.surface import balance, clusters, cut, fit, flow, number_label, upright
+from attnscope.render.terminal.surface import (
+    balance,
+    clusters,
+    cut,
+    fit_text,
+    flow_items,
+    number_label,
+    upright,
+)
 from attnscope.text import isolate, isolate_lines, isolate_quotes
 
 
 @given(st.text(max_size=30), st.integers(0, 20), st.booleans())
 def test_fitted_text_fills_its_columns_exactly(text: str, width: int, right: bool) -> None:
-    assert cell_len(fit(visible(text), width, right=right)) == width
+    assert cell_len(fit_text(visible(text), width, right=right)) == width
 
 
 @given(st.text(max_size=30))
@@ -59,8 +67,8 @@ def test_text_from_right_to_left_is_isolated_and_other_text_is_not() -> None:
 
 
 def test_items_flow_into_lines() -> None:
-    assert flow(["ab", "cd", "ef"], 6, "  ") == ["ab  cd", "ef"]
-    assert flow(["abcdefgh"], 4, " ") == ["abc…"]
+    assert flow_items(["ab", "cd", "ef"], 6, "  ") == ["ab  cd", "ef"]
+    assert flow_items(["abcdefgh"], 4, " ") == ["abc…"]
 
 
 @given(st.text(max_size=12), st.integers(0, 999), st.integers(0, 20), st.booleans())

@@ -28,7 +28,7 @@ from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from attnscope.render.layers import save_page
-from attnscope.render.page import page
+from attnscope.render.page.page import page
 from tests.benchmarks.pictures import made
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools.gallery.plates import INCHES, TEXTS, WIDTHS, Plate, plates
@@ -97,7 +97,7 @@ def pages(folder: Path, place: Path) -> None:
     model = load("own")
     for name in ("13", "japanese", "arabic"):
         save_page(all_heads(model, model.prepare(TEXTS[name]), Selection()), folder / f"page-{name}.html")
-    large = page.page({"decoder": enumerate(made(60))}, title="12 layers of 12 heads")
+    large = page({"decoder": enumerate(made(60))}, title="12 layers of 12 heads")
     (folder / "page-144-heads.html").write_text(large, "utf-8")
     tone = ("show", "--audio", str(place / "tone.wav"), "-m", str(place / "hubert"))
     run((*tone, "-o", str(folder / "page-sound.html")), 80, "none")

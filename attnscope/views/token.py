@@ -36,7 +36,7 @@ class Overlay:
         return tuple((verb, weights) for verb, weights in both if weights is not None)
 
 
-class Part(NamedTuple):
+class Region(NamedTuple):
     """What a token stands for, in shares of the whole picture; ``fine`` unless finer parts lie over it."""
 
     left: float
@@ -54,7 +54,7 @@ class Scene:
     """
 
     pixels: Array  # [row, column, 3], uint8
-    parts: Mapping[int, Part] = field(default_factory=dict)
+    parts: Mapping[int, Region] = field(default_factory=dict)
     heard: bool = False
 
     def ids_of(self, place: Place) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ class Bars:
 
 
 @dataclass(frozen=True, eq=False)
-class Focus:
+class TokenView:
     """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
 
     Either is ``None`` where the token has no row or no column, as in cross-attention. ``overlays`` have
@@ -145,7 +145,7 @@ class Focus:
         return next((step for step in FULL_BARS if heaviest <= step), max(heaviest, 1.0))
 
 
-def focus(
+def token_view(
     weights: Weights,
     *,
     query: int | None,
@@ -154,7 +154,7 @@ def focus(
     subtitle: str = "",
     notes: tuple[str, ...] = (),
     top: int = 10,
-) -> Focus:
+) -> TokenView:
     """Rank row ``query`` and column ``key`` of one head ``[query, key]``, or of a mean over heads.
 
     Both are numbers of tokens in the text (a word is found by any of its tokens). In self-attention
@@ -178,7 +178,7 @@ def focus(
         looked_at_by = rank_places(
             weights.values[:, column], weights.allowed[:, column], weights.queries, top
         )
-    return Focus(place.label, place.start, looks_at, looked_at_by, title, subtitle, notes)
+    return TokenView(place.label, place.start, looks_at, looked_at_by, title, subtitle, notes)
 
 
 def find_place(axis: Sequence[Place], position: int) -> int:

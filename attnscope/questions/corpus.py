@@ -11,8 +11,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import torch
-
 from attnscope.attention import Kind, Token
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
@@ -174,6 +172,8 @@ def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
 
 def join_texts(texts: Sequence[ModelInput]) -> Batch:
     """One batch of texts whose inputs have the same shapes."""
+    import torch
+
     first = texts[0]
     inputs = {name: torch.cat([text.inputs[name] for text in texts]) for name in first.inputs}
     arguments = tuple(torch.cat(parts) for parts in zip(*(text.arguments for text in texts), strict=True))
@@ -271,6 +271,8 @@ def workers(model: Model) -> int:
     Small batches leave threads inside of torch's operations little to share, so each thread takes batches of
     its own, if the model is on the CPU and keeps nothing of a pass.
     """
+    import torch
+
     return torch.get_num_threads() if model.stateless and model.device.type == "cpu" else 1
 
 
@@ -281,6 +283,8 @@ def in_order(
 
     An error comes out where its result would; what has not begun by then never does.
     """
+    import torch
+
     threads = min(threads, len(items))
     if threads < 2:
         yield from map(work, items)

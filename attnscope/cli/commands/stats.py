@@ -30,7 +30,6 @@ from attnscope.cli.options import (
 )
 from attnscope.cli.source import SourceInput, load_model, read_source, reading
 from attnscope.questions import figures
-from attnscope.render.terminal.figure_table import print_table
 
 if TYPE_CHECKING:
     from attnscope.cli.cached_passes import PassKind
@@ -250,6 +249,8 @@ def stats(
         csv.writer(sys.stdout, lineterminator="\n").writerows(figures.table_of(result, heads, names))
     else:
         from rich.console import Console
+
+        from attnscope.render.terminal.figure_table import print_table
 
         print_table(result, heads, sort, Console(highlight=False))
 

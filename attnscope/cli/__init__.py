@@ -1,4 +1,4 @@
-"""The command line: one file a command, each of them parse, one call a floor, print.
+"""The command line: one file a command, each of which parses, asks one question and delivers the answer.
 
 Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
 """
@@ -67,14 +67,13 @@ def main() -> None:
     with _remembering_ctrl_c() as pressed:
         try:
             app()
-        except AttnscopeError as error:
-            if os.environ.get("ATTNSCOPE_TRACEBACK") and error.__cause__:
-                raise
-            _fail(str(error))
         except Exception as error:
-            if pressed():
+            foreseen = isinstance(error, AttnscopeError)
+            if pressed() and not foreseen:
                 raise KeyboardInterrupt from None
-            _fail_unforeseen(error)
+            if os.environ.get("ATTNSCOPE_TRACEBACK") and not (foreseen and error.__cause__ is None):
+                raise
+            _fail(_explain(error))
 
 
 @contextmanager
@@ -126,37 +125,32 @@ def _is_importing(library: str) -> bool:
     return bool(getattr(getattr(sys.modules.get(library), "__spec__", None), "_initializing", False))
 
 
-def _fail_unforeseen(error: Exception) -> NoReturn:
-    """End with the sentence for what no other line of this package foresaw."""
-    if os.environ.get("ATTNSCOPE_TRACEBACK"):
-        raise error
+def _explain(error: Exception) -> str:
+    """What went wrong, as a sentence; what no line of this package foresaw says how to report it."""
+    if isinstance(error, AttnscopeError):
+        return str(error)
     if isinstance(error, OSError) and error.strerror:
-        _fail(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if out_of_memory(error):
-        _fail(
+        return (
             f"out of memory ({first_line(error)}): cut the text with --max-tokens, pick one --layer, or "
             "take a smaller --dtype or model"
         )
-    _fail(
+    return (
         f"unexpected {type(error).__name__}: {error} "
         "(ATTNSCOPE_TRACEBACK=1 shows where; please report it with the command)"
     )
 
 
-def _who() -> str:
-    """The program, and which of several processes it is where torchrun started them."""
-    number, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-    return (
-        f"attnscope (process {number} of 0-{int(count) - 1})"
-        if count.isdigit() and count > "1"
-        else "attnscope"
-    )
-
-
 def _fail(sentence: str) -> NoReturn:
-    """One line on stderr, with nothing in it that a terminal would obey and no more than can be read."""
+    """One line on stderr, with nothing in it that a terminal would obey and no more than can be read.
+
+    Where torchrun started several processes, it says which one it is.
+    """
+    number, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    which = f" (process {number} of 0-{int(count) - 1})" if count.isdigit() and count > "1" else ""
     line = " ".join(sentence.split()).removesuffix(".")
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shorten(line))
     encoding = sys.stderr.encoding or "ascii"
-    print(f"{_who()}: {shown}".encode(encoding, "replace").decode(encoding), file=sys.stderr)
+    print(f"attnscope{which}: {shown}".encode(encoding, "replace").decode(encoding), file=sys.stderr)
     raise SystemExit(1)

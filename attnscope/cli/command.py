@@ -194,7 +194,7 @@ def write(name: str, *groups: Any) -> str:
     """A command as one would type it with the options of these groups, without the defaults."""
     options, arguments = list[str](), list[str]()
     for group in groups:
-        for word in _words(type(group)):
+        for word in _words(group.__class__):
             (arguments if word.is_argument else options).extend(word.typed(getattr(group, word.name)))
     if any(word.startswith("-") and word != "-" for word in arguments):
         arguments = ["--", *arguments]

@@ -60,8 +60,7 @@ def select(
     from attnscope.questions.selection import Selection
 
     layers = None if head is not None else parse_numbers(asked.layers, "--layer")
-    shown = {} if axes is None else vars(axes)
-    return Selection(head=head, layers=layers, kind=asked.kind, **shown, **more)
+    return Selection(head=head, layers=layers, kind=asked.kind, **vars(axes or AxisOptions()), **more)
 
 
 def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:

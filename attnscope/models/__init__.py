@@ -53,7 +53,7 @@ def load(
     name = os.fspath(name)
     if device_map is not None and device != "auto":
         raise ModelError("a device map places the layers itself: leave out the device")
-    place = _device(device)
+    place = choose_device(device)
     kind = _dtype(dtype)
     folder = Path(name)
     module = ":" in name and not folder.exists()
@@ -105,7 +105,8 @@ def prepare_tensors(model: Model, file: Path) -> ModelInput:
     return model.prepare_tensors(read_tensors(file))
 
 
-def _device(device: str) -> torch.device:
+def choose_device(device: str) -> torch.device:
+    """A device of this machine by its name; ``auto`` is the fastest. Raises ``ModelError``."""
     import torch
 
     present = ["cpu"]

@@ -15,7 +15,7 @@ class Column:
 
     name: str
     right: bool = False
-    long: str = "wrap"  # wrap | keep | cut
+    long: str = "wrap"  # wrap | keep | cut | rest: cut where the line ends
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from attnscope.cli.command import command, flag
 
 if TYPE_CHECKING:
     from attnscope.storage.cache import Entry
+    from attnscope.views.table import Table
 
 QUOTED = 200
 """Characters of a text that are listed, where there is room."""
 
-WIDE = 32
-"""Columns that a model's name takes, at most."""
+WIDEST = 32
+"""Characters of a model's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ def cache(asked: CacheOptions) -> None:
 
     attnscope cache --clear
     """
+    from attnscope.render.terminal import print_view
     from attnscope.storage.cache import VARIABLE, cache_folder, clear_passes, list_passes
 
     folder = cache_folder()
@@ -50,34 +52,27 @@ def cache(asked: CacheOptions) -> None:
     else:
         entries = list_passes()
         if entries:
-            _print_table(entries)
+            print_view(_table(entries))
         size = sum(entry.size for entry in entries) / 1e6
         print(f"{len(entries):,} pass{'es' * (len(entries) != 1)}, {size:.1f} MB in {folder}")
 
 
-def _print_table(entries: list[Entry]) -> None:
+def _table(entries: list[Entry]) -> Table:
+    """A line an entry."""
     from datetime import datetime
 
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from attnscope.models.kept import TracedModel
-    from attnscope.text import visible
+    from attnscope.views.table import Column, Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    for name in ("last used", "model", "tokens", "MB"):
-        justify: Literal["left", "right"] = "right" if name in ("tokens", "MB") else "left"
-        table.add_column(name, justify=justify, no_wrap=True, max_width=WIDE, overflow="ellipsis")
-    table.add_column("text", ratio=1, no_wrap=True, overflow="ellipsis")
+    rows = []
     for entry in entries:
-        said = entry.trace.description
-        text = said.text or ("an image" if said.images else "")
-        table.add_row(
-            f"{datetime.fromtimestamp(entry.used):%d %b %H:%M}",
-            Text(TracedModel(entry.trace).title),
-            f"{len(entry.trace.axis(said.tokens)):,}",
-            f"{entry.size / 1e6:.1f}",
-            Text(visible(" ".join(text.split())[:QUOTED])),
-        )
-    Console(highlight=False).print(table)
+        trace, about = entry.trace, entry.trace.description
+        text = about.text or ("an image" if about.images else "")
+        used = f"{datetime.fromtimestamp(entry.used):%d %b %H:%M}"
+        size = f"{len(trace.axis(about.tokens)):,}", f"{entry.size / 1e6:.1f}"
+        title = TracedModel(trace).title
+        model = title if len(title) <= WIDEST else f"{title[: WIDEST - 1]}…"
+        rows.append((used, model, *size, " ".join(text.split())[:QUOTED]))
+    right = [Column(name, right=True, long="keep") for name in ("tokens", "MB")]
+    left = [Column(name, long="keep") for name in ("last used", "model")]
+    return Table((*left, *right, Column("text", long="rest")), tuple(rows))

@@ -1,4 +1,4 @@
-"""How an encoder of one's own is made: its shape, its data, its learning and its run."""
+"""``attnscope train``: an encoder of one's own, its shape, its data, its learning and its run."""
 
 from __future__ import annotations
 
@@ -128,20 +128,12 @@ def train(
         raise typer.BadParameter("training lasts a number of steps or of minutes, not both")
     recipe = _recipe(shape, data, learning)
     settings = _settings(data, learning, run)
-    held_out = data.held_out or ()
     try:
         with _display(settings) as observe:
             outcome = train_on_files(
-                given.files,
-                given.out,
-                recipe,
-                settings,
-                held_out,
-                run.resume,
-                shape.start_from,
-                observe,
-                _say,
-            )
+                given.files, given.out, recipe, settings, data.held_out or (), run.resume, shape.start_from,
+                observe, _say,
+            )  # fmt: skip
     except KeyboardInterrupt:
         _say("stopped before the first step")
         raise typer.Exit(STOPPED) from None
@@ -169,9 +161,10 @@ def _recipe(shape: ShapeOptions, data: DataOptions, learning: LearningOptions) -
 
 def _settings(data: DataOptions, learning: LearningOptions, run: RunOptions) -> Settings:
     """How the weights are moved, how long and where."""
+    from attnscope.models import choose_device
     from attnscope.training.train import Settings
 
-    place = _device(run.device)
+    place = str(choose_device(run.device))
     return Settings(
         steps=run.steps, minutes=None if run.steps else run.minutes or 10.0, batch=data.batch,
         rate=learning.rate, warmup=learning.warmup, weight_decay=learning.weight_decay, seed=run.seed,
@@ -192,23 +185,6 @@ def _print(outcome: Outcome, recipe: Recipe, out: Path) -> None:
     )
     print(f"held out   {', '.join(outcome.held_out)}")
     print(f"loss       {progress.held_out[-1][1]:.3f} nats a predicted token on held-out text")
-
-
-def _device(name: str) -> str:
-    import torch
-
-    from attnscope.errors import ModelError
-
-    present = ["cpu"]
-    if torch.cuda.is_available():
-        present.insert(0, "cuda")
-    if torch.backends.mps.is_available():
-        present.insert(0, "mps")
-    if name == "auto":
-        return present[0]
-    if name.split(":")[0] not in present:
-        raise ModelError(f"no device {name!r} here: this machine has {', '.join(present)}")
-    return name
 
 
 def _precision(wanted: str, device: str) -> str:

@@ -24,12 +24,14 @@ def table_parts(view: Table, width: int) -> Iterator[RenderableType]:
             yield Text(visible(text), style=style)
     if view.rows:
         table = RichTable(box=None, padding=(0, view.gap, 0, 0), pad_edge=view.edge, header_style="bold")
+        table.expand = any(column.long == "rest" for column in view.columns)
         for column in view.columns:
             table.add_column(
                 column.name,
                 justify="right" if column.right else "left",
                 no_wrap=column.long != "wrap",
                 overflow="ellipsis",
+                ratio=1 if column.long == "rest" else None,
             )
         for number, row in enumerate(view.rows):
             table.add_row(*map(_text, row), style="dim" if number in view.dim else "")

@@ -58,9 +58,19 @@ class Group(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes | {"commands": dict.fromkeys(NAMES)})
 
+    listing = False
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command by its name; ``None`` for one that does not exist."""
-        return _build(cmd_name) if cmd_name in NAMES else None
+        if cmd_name not in NAMES:
+            return None
+        return TyperCommand(cmd_name, help=_summary(cmd_name)) if self.listing else _build(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, none of which is imported for it."""
+        self.listing = True
+        super().format_help(ctx, formatter)
+        self.listing = False
 
     def get_params(self, ctx: Any) -> Any:
         """The options before a command."""
@@ -91,6 +101,13 @@ def find_command(name: str) -> Callable[..., None]:
     """The function of a command."""
     function: Callable[..., None] = getattr(import_module(f"attnscope.cli.commands.{name}"), name)
     return function
+
+
+def _summary(name: str) -> str:
+    """The first sentence of a command's docstring, read from its file."""
+    source = (Path(__file__).parent / f"{name}.py").read_text("utf-8")
+    found = re.search(rf'^def {name}\(.*?"""(.*?)(?:\n\n|""")', source, re.M | re.S)
+    return " ".join(found[1].split()) if found else ""
 
 
 @cache

@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from attnscope.errors import InputError, OutputError, first_line
-from attnscope.storage.arrays import read
+from attnscope.storage.arrays import read_weights
 from attnscope.text import Untrusted, clean, round_short, visible
 
 HOSTILE = "\x1b]0;owned\x07 a\u202eb\u2066c\u2069 \x9b2J \r\n<script>alert(1)</script> --> \udcff"
@@ -41,7 +41,7 @@ def test_errors_are_clean_whatever_the_file_or_the_library_is_called(tmp_path) -
         assert not steering(str(error))
     assert not steering(first_line(ValueError("\x1b[2J\u202e broken")))
     with pytest.raises(InputError) as caught:
-        read(tmp_path / f"{name}.npz")
+        read_weights(tmp_path / f"{name}.npz")
     assert not steering(str(caught.value))
 
 

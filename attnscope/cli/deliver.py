@@ -70,7 +70,7 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
         arrays.save_arrays(answer.arrays(), out)
     elif out.suffix.lower() != PAGE and answer.layers is not None:
         kinds, title, notes = answer.layers()
-        arrays.save(kinds, out, title=title, notes=notes)
+        arrays.save_weights(kinds, out, title=title, notes=notes)
     elif answer.heads is not None:
         write_whole(out, page_of(answer.heads(), picture.cmap).encode())
     elif isinstance(view, Terms):

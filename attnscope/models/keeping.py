@@ -28,14 +28,14 @@ from attnscope.storage.trace.layout import (
     FORMAT,
     About,
     Box,
-    Call,
-    Description,
     Fault,
     Image,
     Labels,
     Positions,
-    Rows,
-    Sound,
+    TracedCall,
+    TraceDescription,
+    TracedRows,
+    TracedSound,
     TraceMessage,
     Without,
 )
@@ -144,7 +144,7 @@ def make_trace(
         )
         for place, each in enumerate(prepared.pictures)
     )
-    description = Description(
+    description = TraceDescription(
         trace=FORMAT,
         attnscope=__version__,
         kept=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -178,11 +178,11 @@ def make_trace(
     return replace(trace, description=replace(description, words=_measure_words(trace)))
 
 
-def _describe_sound(heard: Heard | None, kept: KeepRows) -> Sound | None:
+def _describe_sound(heard: Heard | None, kept: KeepRows) -> TracedSound | None:
     if heard is None:
         return None
     bands = None if heard.bands is None else kept.hold("bands", heard.bands)
-    return Sound(heard.seconds, heard.frames, heard.begin, bands)
+    return TracedSound(heard.seconds, heard.frames, heard.begin, bands)
 
 
 def _measure_words(trace: Trace) -> tuple[HeadFigures, ...]:
@@ -217,9 +217,9 @@ def describe_module(name: str, module: nn.Module) -> About:
     )
 
 
-def _call(call: SiteRecord, queries: int, keys: int, rows: Rows) -> Call:
+def _call(call: SiteRecord, queries: int, keys: int, rows: TracedRows) -> TracedCall:
     site = call.site
-    return Call(
+    return TracedCall(
         name=site.name,
         call=site.call,
         kind=site.kind,

@@ -21,10 +21,10 @@ from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures
 from attnscope.models.inputs import Heard, Message, ModelInput, Objective, Picture
 from attnscope.models.model import Model
-from attnscope.storage.arrays import read
+from attnscope.storage.arrays import read_weights
 from attnscope.storage.trace import SUFFIX, Trace, read_trace
 from attnscope.storage.trace.layout import (
-    Description,
+    TraceDescription,
 )
 from attnscope.storage.trace.replay import replay
 from attnscope.text import Untrusted, clean, visible
@@ -183,7 +183,7 @@ def _tokens(axis: Axis) -> tuple[Token, ...]:
     return () if isinstance(axis, range) else axis
 
 
-def _figures(said: Description, found: tuple[HeadFigures, ...]) -> tuple[HeadFigures, ...] | None:
+def _figures(said: TraceDescription, found: tuple[HeadFigures, ...]) -> tuple[HeadFigures, ...] | None:
     """Figures, every text made clean; ``None`` where they are not those of the calls' heads."""
     heads = [
         (call.name, call.call, call.kind, call.layer, head)
@@ -216,7 +216,7 @@ class WeightsFile(FileModel):
     what = "a file of weights"
 
     def __init__(self, path: str | Path) -> None:
-        found = read(path)
+        found = read_weights(path)
         notes = [str(note) for note in found.notes]
         places = [place for layers in found.kinds.values() for _, field in layers for place in field.keys]
         if any(place.stop - place.start > 1 for place in places):
@@ -281,7 +281,7 @@ def _layers(kinds: Mapping[str, Sequence[tuple[int, Weights]]], form: str) -> It
                 keys=keys,
                 offset=None if kind == "cross" else 0,
                 dtype=weights.dtype,
-                read=HeldRows(weights, allowed.reshape(-1, *allowed.shape[-2:])[None]),
+                read_weights=HeldRows(weights, allowed.reshape(-1, *allowed.shape[-2:])[None]),
             )
 
 

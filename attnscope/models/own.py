@@ -14,7 +14,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models.foreign import explained
 from attnscope.models.inputs import ModelInput, Objective, text_axes
 from attnscope.models.text.reader import Reader, ReaderModel, Reading
-from attnscope.network import Encoder, load, untrained
+from attnscope.network import Encoder, load_encoder, untrained
 from attnscope.network.folder import BUNDLED, MASK, PRETRAINED, WEIGHTS
 from attnscope.text import MOST_CHARACTERS
 
@@ -93,6 +93,6 @@ def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = Non
         encoder, tokenizer = untrained(0, name)
     else:
         with explained(f"loading {name}"):
-            encoder, tokenizer = load(folder)
+            encoder, tokenizer = load_encoder(folder)
     notes = [] if encoder.config.trained else ["untrained: the weights are random, drawn from a fixed seed"]
     return OwnModel(name, encoder.to(device=device, dtype=dtype), tokenizer, notes)

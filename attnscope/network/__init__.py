@@ -5,10 +5,10 @@ from attnscope.network.encoder import Encoder, EncoderConfig, EncoderLayer
 from attnscope.network.folder import (
     bundled,
     is_encoder_folder,
-    load,
     load_config,
+    load_encoder,
     load_tokenizer,
-    save,
+    save_encoder,
     untrained,
 )
 
@@ -21,10 +21,10 @@ __all__ = [
     "Sinusoidal",
     "bundled",
     "is_encoder_folder",
-    "load",
     "load_config",
+    "load_encoder",
     "load_tokenizer",
-    "save",
+    "save_encoder",
     "sinusoids",
     "untrained",
 ]

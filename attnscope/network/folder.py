@@ -47,7 +47,7 @@ BUNDLED = ("own", "own-causal")
 PRETRAINED = Path(__file__).resolve().parent.parent / "pretrained"
 
 
-def save(
+def save_encoder(
     folder: str | Path, encoder: Encoder, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32
 ) -> None:
     """Write the three files, weights as ``dtype``; each file appears whole or not at all.
@@ -68,8 +68,8 @@ def save(
     write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
-def load(folder: str | Path) -> tuple[Encoder, Tokenizer]:
-    """Read a folder that ``save`` wrote; the encoder is in ``eval`` mode and float32.
+def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
+    """Read a folder that ``save_encoder`` wrote; the encoder is in ``eval`` mode and float32.
 
     Nothing but safetensors is read. Raises ``ModelError`` for a folder that is not there, a config that
     makes no sense, and weights or a vocabulary that do not fit the config.
@@ -122,7 +122,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def load_config(folder: str | Path) -> EncoderConfig:
-    """The config of a folder that ``save`` wrote; raises ``ModelError`` if it is not one."""
+    """The config of a folder that ``save_encoder`` wrote; raises ``ModelError`` if it is not one."""
     path = Path(folder) / CONFIG
     if not path.is_file():
         raise ModelError(f"{folder} holds no model: there is no {CONFIG} in it")
@@ -142,7 +142,7 @@ def load_config(folder: str | Path) -> EncoderConfig:
 
 
 def is_encoder_folder(folder: str | Path) -> bool:
-    """Whether ``save`` wrote this folder, judged by its config alone."""
+    """Whether ``save_encoder`` wrote this folder, judged by its config alone."""
     try:
         values = json.loads(read_regular(Path(folder) / CONFIG, LARGEST_FOLDER))
     except (OSError, ValueError, RecursionError, InputError):

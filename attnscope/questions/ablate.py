@@ -24,7 +24,7 @@ from attnscope.questions.corpus import batches, join_texts
 from attnscope.questions.importance import Labels, gated_sites, predicted_side
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import kind_title, name_pass, require_selected
-from attnscope.storage.corpus import Entry
+from attnscope.storage.corpus import CorpusText
 
 Forward = Callable[..., Any]
 
@@ -404,7 +404,7 @@ def describe_way(way: Way | None) -> tuple[str, ...]:
 
 
 def corpus_means(
-    model: Model, entries: Iterable[Entry], max_tokens: int | None, truncate: bool
+    model: Model, entries: Iterable[CorpusText], max_tokens: int | None, truncate: bool
 ) -> dict[Site, Tensor]:
     """The mean output of every head over all rows of the first texts, as they are read to predict.
 

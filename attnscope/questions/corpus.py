@@ -15,7 +15,7 @@ from attnscope.attention import Kind, Token
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.models.text.tokens import read_unknown, say_unknown
-from attnscope.storage.corpus import Entry
+from attnscope.storage.corpus import CorpusText
 from attnscope.storage.gold import GoldText
 
 NAMED = 3
@@ -128,7 +128,7 @@ BATCH_TOKENS = 4096
 """Tokens that go through a model together: enough to keep the processor busy, few enough for its caches."""
 
 
-Item = TypeVar("Item", Entry, GoldText)
+Item = TypeVar("Item", CorpusText, GoldText)
 
 
 class Batch(NamedTuple):

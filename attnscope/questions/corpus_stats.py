@@ -31,7 +31,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, require_selected
 from attnscope.questions.stats import Stats, measuring_pass, what_ran
 from attnscope.storage import checkpoint as checkpoints
-from attnscope.storage.corpus import Corpus, Entry
+from attnscope.storage.corpus import Corpus, CorpusText
 
 EVERY = 20.0
 """Seconds after which the sums are written again, at the latest when the batches that run have ended."""
@@ -99,7 +99,7 @@ class Kept:
         """Where an earlier run came to, if there was one; ``read`` makes its sums. Raises ``InputError``."""
         found = None
         if self.path is not None and self.processes.number == 0:
-            found = checkpoints.load(self.path, self.identity)
+            found = checkpoints.read_checkpoint(self.path, self.identity)
         found = self.processes.broadcast(found)
         self.written = monotonic()
         if found is None:
@@ -128,7 +128,9 @@ class Kept:
         """Write the file, if this process does; ``state`` tells the sums. Raises ``OutputError``."""
         if self.path is None or self.processes.number > 0:
             return
-        checkpoints.save(self.path, self.identity, {"sums": state(), "progress": asdict(progress)})
+        checkpoints.write_checkpoint(
+            self.path, self.identity, {"sums": state(), "progress": asdict(progress)}
+        )
         self.written = monotonic()
 
 
@@ -201,7 +203,7 @@ class _Work:
 
     def measure(
         self,
-        window: list[Entry],
+        window: list[CorpusText],
         total: Totals,
         processes: Processes,
     ) -> Iterator[Progress]:
@@ -241,7 +243,7 @@ class _Work:
         self.progress.calls += calls
         self.progress.note(notes)
 
-    def _prepare(self, window: list[Entry], processes: Processes) -> Iterator[ModelInput]:
+    def _prepare(self, window: list[CorpusText], processes: Processes) -> Iterator[ModelInput]:
         """The texts of a window as the model reads them, without those that it cannot read."""
         readable = [entry for entry in window if not entry.fault]
         made = iter(

@@ -19,7 +19,7 @@ from attnscope.models import ModelInput
 from attnscope.questions.corpus import Batch
 from attnscope.questions.scene import locate_tokens
 from attnscope.questions.selection import Selection
-from attnscope.storage.gold import GoldFile, GoldText, Pair, Span
+from attnscope.storage.gold import GoldFile, GoldPair, GoldText, Span
 
 REACH = 100
 """Words: no fixed offset that is farther is tried as a baseline."""
@@ -254,7 +254,7 @@ class Asked:
 
     def ask(
         self,
-        pairs: Sequence[Pair],
+        pairs: Sequence[GoldPair],
         rows: Grouping,
         keys: Grouping,
         slots: Slots,
@@ -272,7 +272,7 @@ class Asked:
                 if questions:
                     self._add(questions, slots.number((label, way), half))
 
-    def ask_alignment(self, pairs: Iterable[Pair], slots: Slots, half: int) -> None:
+    def ask_alignment(self, pairs: Iterable[GoldPair], slots: Slots, half: int) -> None:
         """Add the agreement with an alignment, its sure links and all: 1 - AER (Och and Ney 2003)."""
         rows, keys = self.rows[-1], self.keys[-1]
         possible: dict[int, dict[int, int]] = {}
@@ -289,7 +289,7 @@ class Asked:
 
     def _collect(
         self,
-        pair: Pair,
+        pair: GoldPair,
         way: int,
         rows: Grouping,
         keys: Grouping,

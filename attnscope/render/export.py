@@ -30,7 +30,7 @@ from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.folder import (
     ALL,
     FILM,
-    Contents,
+    ExportPlan,
     Name,
     begin_manifest,
     claim_folder,
@@ -82,7 +82,7 @@ def save_export(
     cannot be written to or is being written to; ``SelectionError`` for what does not exist.
     """
     folder = Path(folder)
-    contents = Contents(formats, selection.layers, heads)
+    contents = ExportPlan(formats, selection.layers, heads)
     with claim_folder(folder):
         options = (formats, sorted(heads or ()), dpi, size, font, cmap, command)
         identity = _identify(model, prepared, selection, *options)
@@ -125,7 +125,7 @@ def _identify(model: Model, prepared: ModelInput, *options: object) -> str:
 
 
 def _pictures(
-    result: AllHeads, contents: Contents
+    result: AllHeads, contents: ExportPlan
 ) -> Iterator[tuple[dict[str, Any], Callable[[], Drawable]]]:
     """What each picture is called, and what builds it: the overview, then each layer and its heads."""
     several = len(result.layers.kinds) > 1

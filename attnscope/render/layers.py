@@ -17,9 +17,9 @@ def save_layers(layers: WholeLayers, path: Path) -> None:
 
     Raises ``OutputError`` for a place that cannot be written to, or a suffix that does not exist.
     """
-    from attnscope.storage.arrays import save as save_data
+    from attnscope.storage.arrays import save_weights
 
-    save_data(layers.kinds, path, title=layers.title, notes=layers.notes)
+    save_weights(layers.kinds, path, title=layers.title, notes=layers.notes)
 
 
 def save_page(heads: AllHeads, path: Path, cmap: str | None = None) -> None:

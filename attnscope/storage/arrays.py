@@ -1,7 +1,7 @@
 """Attention as data for the next program, and read back: NPZ, safetensors, JSON, CSV.
 
-    save(kinds, "heads.npz")           # the suffix says the format
-    saved = read("heads.npz")          # what was saved, or another tool's tensors
+    save_weights(kinds, "heads.npz")   # the suffix says the format
+    saved = read_weights("heads.npz")  # what was saved, or another tool's tensors
 
 where ``kinds`` maps a kind of attention to pairs of a layer's number and its weights ``[head, query,
 key]``. Weights are written as they are, in float32 at least. The layout is described in ``tensors``.
@@ -57,8 +57,8 @@ from attnscope.storage.tensors import (
     FORMAT,
     LONGEST,
     READERS,
-    Description,
     Layers,
+    LayersDescription,
     each_layer,
     is_number,
     read_arrays,
@@ -93,7 +93,7 @@ class Saved:
     notes: tuple[Untrusted, ...]
 
 
-def read(path: str | Path) -> Saved:
+def read_weights(path: str | Path) -> Saved:
     """Read attention from an NPZ, NPY, safetensors or JSON file; nothing in it is ever executed.
 
     A file that another tool wrote holds arrays only. Its names in their natural order are the layers:
@@ -250,7 +250,7 @@ def _name_oddities(saved: Saved) -> Iterator[str]:
 
 
 Kinds = Mapping[str, Layers]
-Writer = Callable[[Kinds, Description, "IO[bytes]"], None]
+Writer = Callable[[Kinds, LayersDescription, "IO[bytes]"], None]
 
 FORMATS: Registry[Writer] = Registry("data format")
 """What attention can be written as, by suffix."""
@@ -259,7 +259,7 @@ PADDED = 1 << 24
 """Characters that the array of tokens may take: it gives every token the room of the longest."""
 
 
-def save(kinds: Kinds, path: str | Path, *, title: str = "", notes: tuple[str, ...] = ()) -> None:
+def save_weights(kinds: Kinds, path: str | Path, *, title: str = "", notes: tuple[str, ...] = ()) -> None:
     """Write every layer in the format that the suffix names; the file appears whole or not at all.
 
     NPZ, JSON and CSV hold one layer at a time in memory, safetensors all of them. Raises
@@ -272,7 +272,7 @@ def save(kinds: Kinds, path: str | Path, *, title: str = "", notes: tuple[str, .
             f"cannot write {path}: {path.suffix!r} is no data format; there are {', '.join(FORMATS)}"
         )
     with open_whole(path) as file:
-        FORMATS[form](kinds, Description(title, notes), file)
+        FORMATS[form](kinds, LayersDescription(title, notes), file)
 
 
 def save_arrays(arrays: Mapping[str, Array], path: str | Path) -> None:
@@ -283,7 +283,7 @@ def save_arrays(arrays: Mapping[str, Array], path: str | Path) -> None:
 
 
 @FORMATS.register("npz")
-def _write_npz(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+def _write_npz(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for kind, layer, weights in each_layer(kinds):
             for name, array in _arrays(description.add(kind, layer, weights), weights):
@@ -303,7 +303,7 @@ def _add(archive: zipfile.ZipFile, name: str, array: Array) -> None:
 
 
 @FORMATS.register("safetensors")
-def _write_safetensors(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+def _write_safetensors(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -> None:
     from safetensors.numpy import save as serialize
 
     arrays = {
@@ -325,7 +325,7 @@ def _arrays(name: str, weights: Weights) -> Iterator[tuple[str, Array]]:
 
 
 @FORMATS.register("json")
-def _write_json(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+def _write_json(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -> None:
     """The description, and ``weights``: array name -> nested lists, ``null`` where a cell is masked."""
     file.write(b'{"weights": {')
     for number, (kind, layer, weights) in enumerate(each_layer(kinds)):
@@ -350,7 +350,7 @@ def _nest(texts: Array) -> str:
 
 
 @FORMATS.register("csv")
-def _write_csv(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
+def _write_csv(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -> None:
     """One line for each weight that the mask left open; tokens are written as they are."""
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     table = csv.writer(text, lineterminator="\n")
@@ -365,4 +365,4 @@ def _write_csv(kinds: Kinds, description: Description, file: IO[bytes]) -> None:
     text.detach()
 
 
-__all__ = ["FORMATS", "Saved", "read", "save"]
+__all__ = ["FORMATS", "Saved", "read_weights", "save_weights"]

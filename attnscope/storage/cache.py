@@ -46,7 +46,7 @@ LEFT = 3600
 
 
 @dataclass(frozen=True)
-class Entry:
+class CachedPass:
     """One pass that is kept."""
 
     path: Path
@@ -103,14 +103,14 @@ def store_pass(key: str, trace: Trace) -> None:
         _make_room(folder)
 
 
-def list_passes() -> list[Entry]:
+def list_passes() -> list[CachedPass]:
     """What is kept, the latest first."""
     folder = _own_folder()
     entries = []
     for path, size, used in _files(folder) if folder is not None else ():
         trace = _open(path) if path.suffix == SUFFIX else None
         if trace is not None:
-            entries.append(Entry(path, size, used, trace))
+            entries.append(CachedPass(path, size, used, trace))
     return sorted(entries, key=lambda entry: -entry.used)
 
 

@@ -22,7 +22,7 @@ SAMPLED = 64
 """Numbers of each weight that tell a model from others."""
 
 
-def save(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def write_checkpoint(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Write what was added up so far, as JSON, whole or not at all. Raises ``OutputError``."""
     content = {
         "attnscope checkpoint": FORMAT,
@@ -33,8 +33,8 @@ def save(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> N
     write_whole(path, json.dumps(content).encode())
 
 
-def load(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What ``save`` wrote, if there is such a file.
+def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What ``write_checkpoint`` wrote, if there is such a file.
 
     Raises ``InputError`` for a file that is none, and for one of another model, other texts or other
     measures: the sentence names what differs.

@@ -24,7 +24,7 @@ ROWS = 1024
 """Rows of a Parquet file that are read together."""
 
 
-class Entry(NamedTuple):
+class CorpusText(NamedTuple):
     """One text, or what is wrong with it.
 
     ``where`` names its place ("line 17"), ``fault`` is empty for a text that can be read, ``done`` says how
@@ -44,7 +44,7 @@ class Corpus(ABC):
     size: int
 
     @abstractmethod
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CorpusText]:
         """The texts one after the other, the same at every call; blank lines are none."""
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Listed(Corpus):
     def __init__(self, texts: Sequence[str], name: str = "the list") -> None:
         self.name, self.texts, self.size = name, texts, len(texts)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CorpusText]:
         """One entry a text."""
         for number, text in enumerate(self.texts, 1):
             yield _entry(f"text {number:,}", text, number)
@@ -75,24 +75,24 @@ class _Lines(Corpus):
         self.path, self.field = path, field
         self.name, self.size = str(path), path.stat().st_size
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CorpusText]:
         """One entry for each line that is not blank."""
         for line in read_lines(self.path):
             where, text = f"line {line.number:,}", line.text.strip()
             if line.fault or (text and self.field is None):
-                yield Entry(where, text, line.fault, line.done)
+                yield CorpusText(where, text, line.fault, line.done)
             elif text:
                 yield self._of_json(text, where, line.done)
 
-    def _of_json(self, text: str, where: str, done: int) -> Entry:
+    def _of_json(self, text: str, where: str, done: int) -> CorpusText:
         """The text in one field of a line of JSON."""
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError):
-            return Entry(where, "", "it is no JSON", done)
+            return CorpusText(where, "", "it is no JSON", done)
         if not isinstance(fields, dict) or self.field not in fields:
             has = f": it has {', '.join(islice(fields, FEW))}" if isinstance(fields, dict) and fields else ""
-            return Entry(where, "", f"no field {self.field!r}{has}", done)
+            return CorpusText(where, "", f"no field {self.field!r}{has}", done)
         return _entry(where, fields[self.field], done)
 
     def fingerprint(self) -> str:
@@ -119,7 +119,7 @@ class _Parquet(Corpus):
             raise InputError(f"{path} has no column {field!r}: name one with --field, of {', '.join(names)}")
         self.size = self.file.metadata.num_rows
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CorpusText]:
         """One entry a row."""
         number = 0
         for rows in self.file.iter_batches(batch_size=ROWS, columns=[self.field]):
@@ -143,7 +143,7 @@ class _Folder(Corpus):
         if not self.files:
             raise InputError(f"the folder {path} holds no .txt file")
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CorpusText]:
         """One entry a file, in the order of their names."""
         for number, file in enumerate(self.files, 1):
             where = str(file.relative_to(self.path))
@@ -151,13 +151,13 @@ class _Folder(Corpus):
                 with file.open("rb") as opened:
                     content = opened.read(LONGEST + 1)
                 if len(content) > LONGEST:
-                    yield Entry(where, "", f"it has more than {LONGEST:,} bytes", number)
+                    yield CorpusText(where, "", f"it has more than {LONGEST:,} bytes", number)
                     continue
                 yield _entry(where, content.decode("utf-8-sig"), number)
             except UnicodeDecodeError as error:
-                yield Entry(where, "", f"byte {error.start:,} is no UTF-8 text", number)
+                yield CorpusText(where, "", f"byte {error.start:,} is no UTF-8 text", number)
             except OSError as error:
-                yield Entry(where, "", f"it cannot be read: {error.strerror}", number)
+                yield CorpusText(where, "", f"it cannot be read: {error.strerror}", number)
 
     def fingerprint(self) -> str:
         """A hash of the names and sizes of all files."""
@@ -189,17 +189,17 @@ def read_corpus(path: str | Path, field: str = "text") -> Corpus:
     )
 
 
-def _entry(where: str, text: object, done: int) -> Entry:
+def _entry(where: str, text: object, done: int) -> CorpusText:
     """An entry of whatever a file holds in the place of a text."""
     if not isinstance(text, str):
-        return Entry(where, "", f"it holds {type(text).__name__}, not text", done)
+        return CorpusText(where, "", f"it holds {type(text).__name__}, not text", done)
     if not text.strip():
-        return Entry(where, "", "the text is empty", done)
+        return CorpusText(where, "", "the text is empty", done)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return Entry(where, "", "it holds half a character (a lone surrogate)", done)
-    return Entry(where, text.strip("\n"), "", done)
+        return CorpusText(where, "", "it holds half a character (a lone surrogate)", done)
+    return CorpusText(where, text.strip("\n"), "", done)
 
 
 def _hash(content: bytes) -> str:

@@ -61,7 +61,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Contents:
+class ExportPlan:
     """What is to be written into a folder; ``None`` stands for all layers, or all heads.
 
     Raises ``OutputError`` for a format that does not exist.
@@ -100,7 +100,7 @@ def _is_among(number: str | None, chosen: Collection[int] | None) -> bool:
     return number is None or chosen is None or int(number) in chosen
 
 
-def refuse_existing(folder: Path, contents: Contents, identity: str | None = None) -> None:
+def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = None) -> None:
     """Raise ``OutputError`` where the folder holds a file that would be overwritten.
 
     What an export of the same ``identity`` left when it was killed may be completed; where the identity is
@@ -175,7 +175,7 @@ def _digest(file: Any) -> Any:
     return digest
 
 
-def begin_manifest(folder: Path, contents: Contents, identity: str) -> None:
+def begin_manifest(folder: Path, contents: ExportPlan, identity: str) -> None:
     """Put a mark in the manifest's place until the export is done: an older one would not be true any more.
 
     Links in the place of files to be written are taken away, so that nothing outside the folder is touched.
@@ -186,7 +186,7 @@ def begin_manifest(folder: Path, contents: Contents, identity: str) -> None:
     write_manifest(folder, {UNFINISHED: identity})
 
 
-def count_unfinished(folder: Path, contents: Contents) -> int | None:
+def count_unfinished(folder: Path, contents: ExportPlan) -> int | None:
     """How many files an export that was stopped has written; ``None`` if it had not begun."""
     if _read_unfinished(folder) is None:
         return None

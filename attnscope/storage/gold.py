@@ -29,7 +29,7 @@ PIECE = 1 << 20
 """Bytes of a file that are hashed together."""
 
 
-class Pair(NamedTuple):
+class GoldPair(NamedTuple):
     """Words that should look at words, by their numbers; any of ``right`` is a right answer.
 
     ``sure`` is false for a link between translations that annotators call possible.
@@ -53,7 +53,7 @@ class GoldText:
     where: str
     text: str
     words: tuple[Span, ...] = ()
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[GoldPair, ...] = ()
     done: int = 0
     target: str | None = None
     target_words: tuple[Span, ...] = ()
@@ -243,7 +243,7 @@ class Conllu(GoldFile):
             return
         for sentence in self.sentences():
             pairs = tuple(
-                Pair((word,), (head,), relation)
+                GoldPair((word,), (head,), relation)
                 for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True))
                 if head >= 0
             )
@@ -335,7 +335,7 @@ def _misc(row: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-def _text(sentence: Sentence, pairs: tuple[Pair, ...]) -> GoldText:
+def _text(sentence: Sentence, pairs: tuple[GoldPair, ...]) -> GoldText:
     where = f"line {sentence.number:,}"
     return GoldText(where, sentence.text, sentence.words, pairs, sentence.done, fault=sentence.fault)
 
@@ -369,7 +369,7 @@ def _join(sentences: list[Sentence]) -> GoldText:
             word = before + mention.word
             known = earlier.setdefault(mention.entity, [])
             if known and word not in known:
-                pairs.append(Pair((word,), tuple(known), COREFERENCE))
+                pairs.append(GoldPair((word,), tuple(known), COREFERENCE))
             known += [] if word in known else [word]
     first = replace(sentences[0], text=text, words=tuple(words), done=sentences[-1].done)
     return _text(first, tuple(pairs))
@@ -427,7 +427,7 @@ def _read_object(line: Line, where: str) -> GoldText:
     words = _cut(text, rights if target is not None else [*lefts, *rights])
     target_words = words if target is None else _cut(target, lefts)
     pairs = tuple(
-        Pair(_inside(left, target_words), _inside(right, words), label) for left, right, label in asked
+        GoldPair(_inside(left, target_words), _inside(right, words), label) for left, right, label in asked
     )
     return GoldText(where, text, words, pairs, line.done, target, () if target is None else target_words)
 
@@ -541,7 +541,7 @@ def _read(line: str, links: str, where: str, done: int) -> GoldText:
             raise ValueError(
                 f"the link {link} is outside of {len(words):,} source and {len(target_words):,} target words"
             )
-        pairs.append(Pair((other,), (one,), ALIGNED, match[2] == "-"))
+        pairs.append(GoldPair((other,), (one,), ALIGNED, match[2] == "-"))
     return GoldText(where, source, words, tuple(pairs), done, target, target_words)
 
 
@@ -570,4 +570,4 @@ def read_gold(path: Path, *, alignments: Path | None = None, coreference: bool =
     )
 
 
-__all__ = ["GoldFile", "GoldText", "Pair", "read_gold"]
+__all__ = ["GoldFile", "GoldPair", "GoldText", "read_gold"]

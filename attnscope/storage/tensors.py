@@ -48,7 +48,7 @@ DESCRIPTION = "attnscope"
 
 
 @dataclass(eq=False)
-class Description:
+class LayersDescription:
     """What a file says about its arrays; it grows while layers are written."""
 
     title: str = ""

@@ -156,7 +156,7 @@ def _read(path: Path) -> Iterator[str]:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def split(files: Sequence[Path], held_out: Sequence[Path], seed: int) -> tuple[Lines, Lines]:
+def split_held_out(files: Sequence[Path], held_out: Sequence[Path], seed: int) -> tuple[Lines, Lines]:
     """Training and held-out lines that share no document; a file is a document.
 
     Without ``held_out``, a twentieth of the files (at least one) is drawn by ``seed``; of a single file the
@@ -214,7 +214,7 @@ def read_stream(path: Path) -> npt.NDArray[np.uint32]:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """Rows of one length; a target is ``IGNORED`` where nothing is to be guessed.  Each [row, token]"""
 
     ids: Ids
@@ -251,7 +251,7 @@ class Cutter:
         """How many whole rows the stream gives in one pass."""
         return max(0, len(self.stream) // self.stretch - 1)
 
-    def training(self, step: int, batch: int, causal: bool | None = None) -> Rows:
+    def training(self, step: int, batch: int, causal: bool | None = None) -> TokenRows:
         """The rows of a training step; each pass over the stream goes in another order, cut elsewhere.
 
         ``causal`` asks for each next token in this step, whatever ``self.causal`` says.
@@ -274,12 +274,12 @@ class Cutter:
             texts = texts[:, : 4 * piece].reshape(4 * batch, piece)
         return self._rows(texts, chance, self.causal if causal is None else causal)
 
-    def evaluation(self, start: int, stop: int) -> Rows:
+    def evaluation(self, start: int, stop: int) -> TokenRows:
         """Whole rows ``start`` to ``stop`` of the stream, in order; the masks depend on the seed alone."""
         texts = np.stack([self.stream[n * self.stretch : (n + 1) * self.stretch] for n in range(start, stop)])
         return self._rows(texts.astype(np.int64), np.random.default_rng([self.seed, 3, start]), self.causal)
 
-    def _rows(self, texts: Ids, chance: np.random.Generator, causal: bool) -> Rows:
+    def _rows(self, texts: Ids, chance: np.random.Generator, causal: bool) -> TokenRows:
         rows, stretch = texts.shape
         first = np.zeros(rows, dtype=np.int64)  # where guessing starts to be possible
         for row in np.flatnonzero(chance.random(rows) < self.repeats):
@@ -303,7 +303,7 @@ class Cutter:
             hidden = text & (chance.random(ids.shape) < self.guessed)
             targets[hidden] = ids[hidden]
             ids[hidden] = self.tokenizer.token_to_id(MASK)
-        return Rows(ids, segments, targets)
+        return TokenRows(ids, segments, targets)
 
     def _segments(self, ends: npt.NDArray[np.bool_], chance: np.random.Generator) -> Ids:
         """Half of the rows with a line's end become a pair there: 0 up to it, 1 after.  -> [row, token]"""

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, OutputError
 from attnscope.network.encoder import Encoder, EncoderConfig
-from attnscope.network.folder import TOKENIZER, load, load_tokenizer, save
+from attnscope.network.folder import TOKENIZER, load_encoder, load_tokenizer, save_encoder
 from attnscope.storage.files import write_whole
-from attnscope.training.data import Cutter, Lines, read_stream, split, train_tokenizer, write_stream
-from attnscope.training.train import Progress, Settings, evaluate, parse_guides, train
+from attnscope.training.data import Cutter, Lines, read_stream, split_held_out, train_tokenizer, write_stream
+from attnscope.training.train import Settings, TrainingProgress, evaluate, parse_guides, train_encoder
 
 WORK = "training"
 """What a run needs to resume, inside the model's folder; gone when the run is over."""
@@ -62,7 +62,7 @@ class Outcome:
 
     encoder: Encoder
     tokenizer: Tokenizer
-    progress: Progress
+    progress: TrainingProgress
     done: bool
     held_out: tuple[str, ...]
 
@@ -75,7 +75,7 @@ def train_on_files(
     held_out: Sequence[Path] = (),
     resume: bool = False,
     start: Path | None = None,
-    observe: Callable[[Progress], None] = lambda progress: None,
+    observe: Callable[[TrainingProgress], None] = lambda progress: None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Outcome:
     """Train an encoder on text files and save it in ``folder``, also when it is stopped before its end.
@@ -87,12 +87,12 @@ def train_on_files(
     """
     work = folder / WORK
     parse_guides(settings.guides, recipe.config.layers, recipe.config.heads)
-    training_lines, held_out_lines = split(files, held_out, settings.seed)
+    training_lines, held_out_lines = split_held_out(files, held_out, settings.seed)
     terms = {
         **_terms(training_lines, held_out_lines, recipe, settings),
         "start": str(start) if start else None,
     }
-    first = None if start is None else load(start)
+    first = None if start is None else load_encoder(start)
     if first is not None and replace(first[0].config, trained=True) != replace(recipe.config, trained=True):
         raise ModelError(f"the encoder in {start} has another shape than what is to be trained")
     if resume:
@@ -131,7 +131,7 @@ def train_on_files(
         if first is not None:
             encoder.load_state_dict(first[0].state_dict())
         going_on = resume and (work / CHECKPOINT).is_file()
-        progress, done = train(
+        progress, done = train_encoder(
             encoder,
             training,
             replace(cutters[1], guessed=guessed),
@@ -142,7 +142,7 @@ def train_on_files(
         )
     encoder.cpu()
     if progress.step:
-        save(folder, encoder, tokenizer)
+        save_encoder(folder, encoder, tokenizer)
     if done:
         summary = {**terms, "progress": asdict(progress), "torch": torch.__version__}
         write_whole(folder / "training.json", (json.dumps(summary, indent=2) + "\n").encode())
@@ -158,7 +158,7 @@ def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: 
     """
     import tempfile
 
-    encoder, tokenizer = load(folder)
+    encoder, tokenizer = load_encoder(folder)
     causal = encoder.config.causal
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "tokens"

@@ -25,7 +25,7 @@ from attnscope.network.folder import SPECIAL
 from attnscope.storage.files import write_whole
 from attnscope.storage.tensors import read_safetensors
 from attnscope.text import LARGEST_SEED, MOST_DIGITS
-from attnscope.training.data import IGNORED, Cutter, Rows
+from attnscope.training.data import IGNORED, Cutter, TokenRows
 
 BETAS = (0.9, 0.98)
 NAMES = ("adamw", "muon")
@@ -85,7 +85,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Where a run stands: what is shown, and, with the weights, what it resumes from.
 
     ``loss`` is a running mean over the training steps, ``held_out`` holds pairs of a step and a loss, both in
@@ -99,7 +99,7 @@ class Progress:
     held_out: list[tuple[int, float]] = field(default_factory=list)
 
 
-def save_checkpoint(path: Path, encoder: Encoder, optimizer: Both, progress: Progress) -> None:
+def save_checkpoint(path: Path, encoder: Encoder, optimizer: Both, progress: TrainingProgress) -> None:
     """Weights, moments and progress in one safetensors file, that appears whole or not at all."""
     from safetensors.torch import save
 
@@ -112,7 +112,7 @@ def save_checkpoint(path: Path, encoder: Encoder, optimizer: Both, progress: Pro
     write_whole(path, save(tensors, metadata=metadata))
 
 
-def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> Progress:
+def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> TrainingProgress:
     """Bring encoder and optimizer back to where ``save_checkpoint`` left them.
 
     Raises ``ModelError`` if there is nothing to resume, or the checkpoint is of another shape.
@@ -139,7 +139,7 @@ def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> Progress:
             }
             optimizer.state(parameter).update(kept)
     progress["held_out"] = [(step, loss) for step, loss in progress["held_out"]]
-    return Progress(**progress)
+    return TrainingProgress(**progress)
 
 
 PATTERNS = ("previous", "next", "duplicate")
@@ -274,7 +274,7 @@ class Settings:
             raise ModelError("training lasts a number of steps or of minutes: give one of the two")
 
 
-def fraction(progress: Progress, settings: Settings) -> float:
+def fraction(progress: TrainingProgress, settings: Settings) -> float:
     """How much of the run is over, 0 to 1."""
     if settings.steps is not None:
         return min(1.0, progress.step / settings.steps)
@@ -288,15 +288,15 @@ def schedule(over: float, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (over - warmup) / (1 - warmup)))
 
 
-def train(
+def train_encoder(
     encoder: Encoder,
     training: Cutter,
     held_out: Cutter,
     settings: Settings,
     checkpoint: Path,
     resume: bool = False,
-    observe: Callable[[Progress], None] = lambda progress: None,
-) -> tuple[Progress, bool]:
+    observe: Callable[[TrainingProgress], None] = lambda progress: None,
+) -> tuple[TrainingProgress, bool]:
     """Train ``encoder`` in place; returns where it ended and whether that is the planned end.
 
     Saves to ``checkpoint`` every few minutes and at the end. Ctrl-C ends the run between two steps, after
@@ -307,7 +307,7 @@ def train(
     device = torch.device(settings.device)
     encoder.to(device)
     optimizer = optimizer_for(encoder, settings.optimizer, settings.rate, settings.weight_decay)
-    progress = load_checkpoint(checkpoint, encoder, optimizer) if resume else Progress()
+    progress = load_checkpoint(checkpoint, encoder, optimizer) if resume else TrainingProgress()
     saved = time.monotonic()
     started = saved - progress.seconds
     with plain_attention(encoder, device), stop_between_steps() as stopped:
@@ -331,7 +331,7 @@ def train(
 
 
 def _step(
-    encoder: Encoder, optimizer: Both, training: Cutter, settings: Settings, progress: Progress
+    encoder: Encoder, optimizer: Both, training: Cutter, settings: Settings, progress: TrainingProgress
 ) -> None:
     over = fraction(progress, settings)
     for group in optimizer.param_groups:
@@ -376,7 +376,7 @@ def evaluate(encoder: Encoder, held_out: Cutter, settings: Settings, rows: int |
     return total / max(1, count)
 
 
-def rows_loss(encoder: Encoder, rows: Rows, settings: Settings, causal: bool | None = None) -> Tensor:
+def rows_loss(encoder: Encoder, rows: TokenRows, settings: Settings, causal: bool | None = None) -> Tensor:
     """Mean cross-entropy of the targets, in nats; only their positions go through the head."""
     device = torch.device(settings.device)
     ids, segments, targets = (torch.from_numpy(x).to(device) for x in (rows.ids, rows.segments, rows.targets))

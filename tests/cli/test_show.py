@@ -59,9 +59,9 @@ def test_a_token_is_ranked_both_ways(run):
 
 
 def test_an_untrained_encoder_says_so(run, tmp_path):
-    from attnscope.network import save, untrained
+    from attnscope.network import save_encoder, untrained
 
-    save(tmp_path / "new", *untrained())
+    save_encoder(tmp_path / "new", *untrained())
     for arguments in ([], ["--head", "L0H0"], ["--token", "cat"]):
         assert "untrained" in run("show", TEXT, "-m", tmp_path / "new", *arguments).out
 

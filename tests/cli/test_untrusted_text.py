@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from attnscope.storage.arrays import read, save
+from attnscope.storage.arrays import read_weights, save_weights
 from tests.models.images import vision
 from tests.test_text import HOSTILE, steering
 
@@ -30,8 +30,10 @@ def planted(field: str, form: str, tmp_path):
     }
     first = tmp_path / "first.json"
     first.write_text(json.dumps(content), "utf-8")
-    saved = read(first)
-    save(saved.kinds, tmp_path / f"a.{form}", title=saved.title.raw, notes=tuple(n.raw for n in saved.notes))
+    saved = read_weights(first)
+    save_weights(
+        saved.kinds, tmp_path / f"a.{form}", title=saved.title.raw, notes=tuple(n.raw for n in saved.notes)
+    )
     return tmp_path / f"a.{form}"
 
 

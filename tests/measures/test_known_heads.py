@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from attnscope.models import load
-from attnscope.network import Encoder, EncoderConfig, save
+from attnscope.network import Encoder, EncoderConfig, save_encoder
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import stats
 from tests.cli.run import runner
@@ -80,7 +80,7 @@ def folder(encoder, tmp_path_factory):
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A", None, [("[CLS]", 2)])
     path = tmp_path_factory.mktemp("known") / "heads"
-    save(path, encoder, tokenizer)
+    save_encoder(path, encoder, tokenizer)
     return str(path)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
-from attnscope.network import Encoder, EncoderConfig, save
-from attnscope.network.folder import load as load_folder
+from attnscope.network import Encoder, EncoderConfig, save_encoder
+from attnscope.network.folder import load_encoder
 from tests.models.folders import gpt2, minilm, t5
 
 
@@ -31,16 +31,18 @@ def test_a_folder_that_attnscope_saved_loads_by_its_path_with_its_weights(tmp_pa
     tokenizer = load("own").reader.tokenizer
     config = EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64, trained=True)
     encoder = Encoder(config)
-    save(tmp_path / "mine", encoder, tokenizer)
+    save_encoder(tmp_path / "mine", encoder, tokenizer)
     model = load(tmp_path / "mine")
     assert torch.equal(model.module.embedding.weight, encoder.embedding.weight)
     assert model.notes == ()
-    assert load_folder(tmp_path / "mine")[0].config == config
+    assert load_encoder(tmp_path / "mine")[0].config == config
 
 
 def test_an_untrained_own_folder_says_so(tmp_path):
     tokenizer = load("own").reader.tokenizer
-    save(tmp_path / "new", Encoder(EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64)), tokenizer)
+    save_encoder(
+        tmp_path / "new", Encoder(EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64)), tokenizer
+    )
     assert "untrained" in load(str(tmp_path / "new")).notes[0]
 
 

@@ -17,9 +17,9 @@ from attnscope.network import (
     EncoderConfig,
     bundled,
     is_encoder_folder,
-    load,
     load_config,
-    save,
+    load_encoder,
+    save_encoder,
     untrained,
 )
 from attnscope.training.data import train_tokenizer
@@ -30,7 +30,7 @@ CONFIG = EncoderConfig(vocabulary=64, width=16, layers=2, heads=2, hidden=32, ma
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    save(tmp_path / "model", Encoder(CONFIG), train_tokenizer(["a bare cat", "a cab"], 64))
+    save_encoder(tmp_path / "model", Encoder(CONFIG), train_tokenizer(["a bare cat", "a cab"], 64))
     return tmp_path / "model"
 
 
@@ -43,7 +43,7 @@ def test_what_was_saved_is_loaded(folder: Path) -> None:
     torch.manual_seed(0)
     original = Encoder(CONFIG).eval()
     state = torch.random.get_rng_state()
-    encoder, tokenizer = load(folder)
+    encoder, tokenizer = load_encoder(folder)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert encoder.config == load_config(folder) == CONFIG
     assert not encoder.training
@@ -61,9 +61,9 @@ def test_what_was_saved_is_loaded(folder: Path) -> None:
 def test_half_precision_is_loaded_as_float32(tmp_path: Path) -> None:
     torch.manual_seed(0)
     original = Encoder(CONFIG)
-    save(tmp_path, original, train_tokenizer(["a bare cat"], 64), torch.float16)
+    save_encoder(tmp_path, original, train_tokenizer(["a bare cat"], 64), torch.float16)
     assert {x.dtype for x in load_file(tmp_path / "model.safetensors").values()} == {torch.float16}
-    for name, weight in load(tmp_path)[0].state_dict().items():
+    for name, weight in load_encoder(tmp_path)[0].state_dict().items():
         assert weight.dtype == torch.float32
         assert torch.equal(weight, original.state_dict()[name].half().float())
 
@@ -82,37 +82,37 @@ def test_loading_and_importing_need_no_transformers(folder: Path) -> None:
 
 def test_a_folder_without_a_model_says_so(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(ModelError, match=r"nowhere holds no model: there is no config\.json"):
-        load(tmp_path / "nowhere")
+        load_encoder(tmp_path / "nowhere")
     assert not is_encoder_folder(tmp_path)
     assert is_encoder_folder(folder)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     assert not is_encoder_folder(tmp_path)
     with pytest.raises(ModelError, match="not the config of an attnscope encoder"):
-        load(tmp_path)
+        load_encoder(tmp_path)
     (tmp_path / "config.json").write_text("[1, 2")
     with pytest.raises(ModelError, match="cannot be read as JSON"):
-        load(tmp_path)
+        load_encoder(tmp_path)
 
 
 def test_a_config_is_checked_before_the_weights(folder: Path) -> None:
     edit(folder / "config.json", heads=3)
     with pytest.raises(ModelError, match=r"config\.json: 3 heads do not divide a width of 16"):
-        load(folder)
+        load_encoder(folder)
     edit(folder / "config.json", heads=2, version=2)
     with pytest.raises(ModelError, match="has version 2, but this release reads version 1"):
-        load(folder)
+        load_encoder(folder)
 
 
 def test_weights_of_another_shape_are_named(folder: Path) -> None:
     edit(folder / "config.json", hidden=48)
     with pytest.raises(ModelError, match=r"'layers\.0\.linear1\.weight' is \(32, 16\), not \(48, 16\)"):
-        load(folder)
+        load_encoder(folder)
     edit(folder / "config.json", hidden=32, layers=3)
     with pytest.raises(ModelError, match=r"lacks 'layers\.2"):
-        load(folder)
+        load_encoder(folder)
     edit(folder / "config.json", layers=1)
     with pytest.raises(ModelError, match=r"holds 'layers\.1.*no place there"):
-        load(folder)
+        load_encoder(folder)
 
 
 def test_weights_must_be_floats_in_safetensors(folder: Path) -> None:
@@ -120,32 +120,32 @@ def test_weights_must_be_floats_in_safetensors(folder: Path) -> None:
     state = load_file(path)
     save_file({**state, "head_bias": state["head_bias"].long()}, path)
     with pytest.raises(ModelError, match=r"'head_bias' is torch\.int64, not a float"):
-        load(folder)
+        load_encoder(folder)
     path.write_bytes(b"not safetensors")
     with pytest.raises(ModelError, match="cannot be read as safetensors"):
-        load(folder)
+        load_encoder(folder)
     path.rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin is there, but only safetensors are read"):
-        load(folder)
+        load_encoder(folder)
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(ModelError, match="there are no weights to read"):
-        load(folder)
+        load_encoder(folder)
 
 
 def test_a_tokenizer_must_fit(folder: Path) -> None:
     edit(folder / "config.json", vocabulary=8)
     with pytest.raises(ModelError, match=r"the tokenizer has \d+ tokens, but the model only 8"):
-        load(folder)
+        load_encoder(folder)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="cannot be read as a tokenizer"):
-        load(folder)
+        load_encoder(folder)
 
 
 def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     encoder, tokenizer = Encoder(CONFIG), train_tokenizer(["a cat"], 64)
     with pytest.raises(OutputError, match="cannot be written"):
-        save(tmp_path / "file", encoder, tokenizer)
+        save_encoder(tmp_path / "file", encoder, tokenizer)
 
 
 def test_a_failed_write_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,11 +155,11 @@ def test_a_failed_write_leaves_the_old_file(folder: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    encoder, tokenizer = load(folder)
+    encoder, tokenizer = load_encoder(folder)
     with torch.no_grad():
         encoder.head_bias.add_(1)
     with pytest.raises(OutputError, match="No space left on device"):
-        save(folder, encoder, tokenizer)
+        save_encoder(folder, encoder, tokenizer)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from attnscope.attention import Token
 from attnscope.capture import recording
 from attnscope.measures import HeadFigures, Measurement
-from attnscope.models import load as load_model
-from attnscope.network import bundled, load
+from attnscope.models import load_encoder as load_model
+from attnscope.network import bundled, load_encoder
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.storage.corpus import Listed
 
@@ -49,7 +49,7 @@ def test_the_files_are_small_half_precision_and_trained(name: str) -> None:
     folder = bundled(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
     assert {x.dtype for x in load_file(folder / "model.safetensors").values()} == {torch.float16}
-    encoder, tokenizer = load(folder)
+    encoder, tokenizer = load_encoder(folder)
     assert encoder.config.trained
     assert encoder.config.causal == (name == "own-causal")
     assert tokenizer.get_vocab_size() == encoder.config.vocabulary
@@ -81,7 +81,7 @@ def test_the_default_encoders_heads_have_four_roles_or_more(own: dict[str, HeadF
     ],
 )
 def test_a_hidden_word_is_among_the_first_five_guesses(text: str, word: str) -> None:
-    encoder, tokenizer = load(bundled("own"))
+    encoder, tokenizer = load_encoder(bundled("own"))
     ids = torch.tensor([tokenizer.encode(text).ids])
     place = int((ids[0] == tokenizer.token_to_id("[MASK]")).nonzero())
     with torch.inference_mode():
@@ -92,7 +92,7 @@ def test_a_hidden_word_is_among_the_first_five_guesses(text: str, word: str) -> 
 @pytest.fixture(scope="module")
 def copying() -> dict[str, HeadFigures]:
     """The causal encoder on twenty texts of forty random tokens that come twice."""
-    encoder, tokenizer = load(bundled("own-causal"))
+    encoder, tokenizer = load_encoder(bundled("own-causal"))
     chance = torch.Generator().manual_seed(0)
     observer = Measurement()
     for _ in range(20):
@@ -114,7 +114,7 @@ def test_the_causal_encoder_has_an_induction_head_and_a_previous_token_head(
 
 
 def test_the_causal_encoder_copies() -> None:
-    encoder, tokenizer = load(bundled("own-causal"))
+    encoder, tokenizer = load_encoder(bundled("own-causal"))
     unit = torch.randint(5, tokenizer.get_vocab_size(), (10, 40), generator=torch.Generator().manual_seed(1))
     ids = torch.cat([torch.full((10, 1), tokenizer.token_to_id("[CLS]")), unit, unit], dim=1)
     with torch.inference_mode():

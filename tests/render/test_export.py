@@ -24,8 +24,8 @@ from attnscope.questions.selection import Selection
 from attnscope.render.export import save_export
 from attnscope.render.image import save_image
 from attnscope.storage import folder as room
-from attnscope.storage.arrays import read
-from attnscope.storage.folder import FORMATS, Contents, Name, claim_folder, refuse_existing
+from attnscope.storage.arrays import read_weights
+from attnscope.storage.folder import FORMATS, ExportPlan, Name, claim_folder, refuse_existing
 from tests.models.folders import t5
 
 TEXT = "The cat sat on the mat."
@@ -62,7 +62,7 @@ def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_laye
     assert names(tmp_path) == [
         "L01.png", "L01H00.png", "L01H07.png", "heads.npz", "manifest.json", "overview.png",
     ]  # fmt: skip
-    ((layer, weights),) = read(tmp_path / "heads.npz").kinds["encoder"]
+    ((layer, weights),) = read_weights(tmp_path / "heads.npz").kinds["encoder"]
     assert (layer, weights.values.shape) == (1, (8, 9, 9))
 
 
@@ -144,7 +144,7 @@ def test_nothing_is_overwritten_unless_asked_and_nothing_else_is_touched(model, 
     ],
 )  # fmt: skip
 def test_what_may_be_written_is_known_before_the_model_is(name, covered):
-    assert Contents(("png", "npz"), layers=(7,), heads=(11,)).covers(name) is covered
+    assert ExportPlan(("png", "npz"), layers=(7,), heads=(11,)).covers(name) is covered
 
 
 def test_a_second_export_into_the_folder_is_refused_while_one_writes(model, text, tmp_path):
@@ -201,7 +201,7 @@ def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(mod
     for other in (model.prepare("Another text."), text):
         with pytest.raises(OutputError, match=r"L00.png and 3 more files that this would overwrite"):
             save_export(model, other, Selection(layers=(0,)), tmp_path, dpi=40 + (other is text))
-    refuse_existing(tmp_path, Contents(("png",), (0,)))  # nothing is known of the text yet
+    refuse_existing(tmp_path, ExportPlan(("png",), (0,)))  # nothing is known of the text yet
     save_export(model, text, Selection(layers=(0,)), tmp_path, dpi=40)
     save_export(model, text, Selection(layers=(0,)), tmp_path.with_name("whole"), dpi=40)
     assert names(tmp_path) == names(tmp_path.with_name("whole"))
@@ -257,7 +257,7 @@ def test_names_are_numbers_and_known_words_only():
         for kind in (None, "cross")
     ]
     assert all(
-        re.fullmatch(r"[\w-]+\.\w+", str(name)) and Contents(("png",)).covers(str(name)) for name in every
+        re.fullmatch(r"[\w-]+\.\w+", str(name)) and ExportPlan(("png",)).covers(str(name)) for name in every
     )
 
 
@@ -300,7 +300,7 @@ def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(model, text, 
 
 def test_merged_words_and_hidden_tokens_reach_the_data(model, text, tmp_path):
     save_export(model, text, Selection(layers=(0,), hide_special=True), tmp_path, formats=("npz",))
-    found = read(tmp_path / "heads.npz")
+    found = read_weights(tmp_path / "heads.npz")
     assert [place.text for place in found.kinds["encoder"][0][1].keys] == [
         "The",
         "cat",

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attnscope.errors import AttnscopeError, InputError
-from attnscope.storage.arrays import read
+from attnscope.storage.arrays import read_weights
 from attnscope.storage.tensors import read_tensors
 
 REFUSED = r"unpack to|of memory are free"
@@ -40,7 +40,7 @@ def described(**changes: object) -> dict:
 
 def test_the_plain_file_is_read(tmp_path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(described()))
-    assert list(read(tmp_path / "a.json").kinds) == ["encoder"]
+    assert list(read_weights(tmp_path / "a.json").kinds) == ["encoder"]
 
 
 LIES = {
@@ -88,7 +88,7 @@ LIES = {
 def test_a_description_that_lies_is_one_sentence(name, tmp_path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(LIES[name]))
     with pytest.raises(InputError, match="cannot read attention from") as caught:
-        read(tmp_path / "a.json")
+        read_weights(tmp_path / "a.json")
     assert len(str(caught.value)) < 500
 
 
@@ -109,7 +109,7 @@ RAW = {
 def test_bytes_that_are_no_file_of_weights_are_one_sentence(name, tmp_path) -> None:
     (tmp_path / name).write_bytes(RAW[name])
     with pytest.raises(InputError, match="cannot read attention from"):
-        read(tmp_path / name)
+        read_weights(tmp_path / name)
 
 
 def peak() -> int:
@@ -122,7 +122,10 @@ def test_one_long_token_among_ten_thousand_empty_ones_takes_no_memory(tmp_path) 
     content = {"tokens": ["x" * 200_000, *[""] * 10_000], "a": weights}
     (tmp_path / "a.json").write_text(json.dumps(content))
     before = peak()
-    assert [place.text for place in read(tmp_path / "a.json").kinds["encoder"][0][1].keys] == ["0", "1"]
+    assert [place.text for place in read_weights(tmp_path / "a.json").kinds["encoder"][0][1].keys] == [
+        "0",
+        "1",
+    ]
     assert peak() - before < MOST
 
 
@@ -146,7 +149,7 @@ def test_arrays_packed_a_thousand_to_one_are_refused_before_they_are_unpacked(dt
     assert (tmp_path / "a.npz").stat().st_size < 1 << 20
     before = peak()
     with pytest.raises(AttnscopeError, match=REFUSED):
-        read(tmp_path / "a.npz")
+        read_weights(tmp_path / "a.npz")
     with pytest.raises(AttnscopeError, match=REFUSED):
         read_tensors(tmp_path / "a.npz")
     assert peak() - before < MOST
@@ -164,7 +167,7 @@ def test_arrays_of_other_machines_and_long_doubles_are_read_as_the_same_numbers(
     np.savez(tmp_path / "a.npz", a=maps[0], b=maps[1])
     np.save(tmp_path / "a.npy", maps)
     for name in ("a.npz", "a.npy"):
-        (layers,) = read(tmp_path / name).kinds.values()
+        (layers,) = read_weights(tmp_path / name).kinds.values()
         for (_, weights), expected in zip(layers, maps, strict=True):
             np.testing.assert_array_equal(
                 torch.from_numpy(weights.values.copy()), expected.astype(np.float64)
@@ -177,14 +180,14 @@ def test_arrays_of_other_machines_and_long_doubles_are_read_as_the_same_numbers(
 def test_empty_arrays_of_any_shape_hold_no_weights(shape, tmp_path) -> None:
     np.savez(tmp_path / "a.npz", np.zeros(shape, np.float32))
     with pytest.raises(InputError, match="it has no array of weights"):
-        read(tmp_path / "a.npz")
+        read_weights(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("shape", [(20_000, 1, 1, 1), (200_000, 1, 1), (1, 1, 2_000_000)])
 def test_more_layers_heads_or_tokens_than_any_model_has_are_refused(shape, tmp_path) -> None:
     np.savez(tmp_path / "a.npz", np.zeros(shape, np.float32))
     with pytest.raises(InputError, match="cannot read attention from"):
-        read(tmp_path / "a.npz")
+        read_weights(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".json", ".safetensors", ".pt"])
@@ -194,6 +197,6 @@ def test_pipes_and_endless_devices_are_named_and_never_read(suffix, tmp_path) ->
     for name, kind in (("pipe", "a named pipe"), ("zero", "a device")):
         path = tmp_path / f"{name}{suffix}"
         with pytest.raises(InputError, match=f"is {kind}, not a file"):
-            read(path)
+            read_weights(path)
         with pytest.raises(InputError, match=f"is {kind}, not a file"):
             read_tensors(path)

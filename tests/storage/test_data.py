@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from attnscope.axes import weights
 from attnscope.errors import InputError, OutputError
-from attnscope.storage.arrays import FORMATS, read, save
+from attnscope.storage.arrays import FORMATS, read_weights, save_weights
 from tests.render.screen import random_head, tokens
 
 TEXT = tokens("the", "\n", "=1+1", 'a,"b"', "猫")
@@ -35,8 +35,8 @@ def kinds() -> dict:
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 def test_what_is_read_back_is_what_was_saved(suffix: str, tmp_path) -> None:
     path = tmp_path / f"maps.{suffix}"
-    save(kinds(), path, title="a model", notes=("untrained",))
-    found = read(path)
+    save_weights(kinds(), path, title="a model", notes=("untrained",))
+    found = read_weights(path)
     assert (str(found.title), [str(note) for note in found.notes]) == ("a model", ["untrained"])
     assert list(found.kinds) == ["encoder", "decoder"]
     for kind, layers in kinds().items():
@@ -52,15 +52,15 @@ def test_what_is_read_back_is_what_was_saved(suffix: str, tmp_path) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_same_attention_gives_the_same_bytes(form: str, tmp_path) -> None:
     first, second = tmp_path / f"a.{form}", tmp_path / f"b.{form}"
-    save(kinds(), first)
-    save(kinds(), second)
+    save_weights(kinds(), first)
+    save_weights(kinds(), second)
     assert first.read_bytes() == second.read_bytes()
 
 
 def test_an_npz_serves_other_tools_as_it_is(tmp_path) -> None:
     """The lines of the documentation: what bertviz and CircuitsVis are given."""
     path = tmp_path / "maps.npz"
-    save(kinds(), path)
+    save_weights(kinds(), path)
     maps = np.load(path)
     np.testing.assert_array_equal(maps["encoder.03"][1], kinds()["encoder"][1][1].values[1])
     attention = [maps[f"encoder.{layer:02}"][None] for layer in (0, 3, 11)]  # [1, head, query, key] each
@@ -72,13 +72,13 @@ def test_an_npz_serves_other_tools_as_it_is(tmp_path) -> None:
 
 def test_safetensors_load_elsewhere(tmp_path) -> None:
     path = tmp_path / "maps.safetensors"
-    save(kinds(), path)
+    save_weights(kinds(), path)
     np.testing.assert_array_equal(load_file(path)["encoder.11"], kinds()["encoder"][2][1].values)
 
 
 def test_json_holds_the_exact_weights_and_null_where_the_mask_closed(tmp_path) -> None:
     path = tmp_path / "maps.json"
-    save(kinds(), path, title="a model")
+    save_weights(kinds(), path, title="a model")
     found = json.loads(path.read_text("utf-8"))
     assert found["title"] == "a model"
     assert found["axes"][0]["keys"][3] == ['a,"b"', 3, 4, False, [0, 3], 3]
@@ -91,7 +91,7 @@ def test_json_holds_the_exact_weights_and_null_where_the_mask_closed(tmp_path) -
 
 def test_csv_has_a_line_for_every_open_weight(tmp_path) -> None:
     path = tmp_path / "maps.csv"
-    save(kinds(), path)
+    save_weights(kinds(), path)
     rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8"), newline="")))
     assert len(rows) == 3 * 2 * 25 + 2 * 15
     row = rows[25 + 7]
@@ -113,7 +113,7 @@ def test_one_layer_is_held_at_a_time(form: str, tmp_path) -> None:
             yield layer, weights(values, range(3), range(3))
             del values
 
-    save({"encoder": layers()}, tmp_path / f"maps.{form}")
+    save_weights({"encoder": layers()}, tmp_path / f"maps.{form}")
     assert len(held) == 5
 
 
@@ -133,7 +133,7 @@ def test_other_tools_tensors_are_read(arrays: dict, layers: int, heads: int, tmp
         name: np.random.default_rng(0).random(shape).astype(np.float32) for name, shape in arrays.items()
     }
     np.savez(tmp_path / "theirs.npz", tokens=np.array(["a", "b", "c", "d"]), **drawn)
-    found = read(tmp_path / "theirs.npz")
+    found = read_weights(tmp_path / "theirs.npz")
     (kind,) = found.kinds.values()
     assert list(found.kinds) == ["encoder"]
     assert (len(kind), len(kind[0][1].values)) == (layers, heads)
@@ -147,13 +147,13 @@ def test_layers_of_other_tools_are_ordered_as_people_do(tmp_path) -> None:
     save_file(
         {f"layer.{i}": np.full((1, 2, 2), i, np.float32) for i in range(12)}, tmp_path / "theirs.safetensors"
     )
-    (layers,) = read(tmp_path / "theirs.safetensors").kinds.values()
+    (layers,) = read_weights(tmp_path / "theirs.safetensors").kinds.values()
     assert [field.values[0, 0, 0] for _, field in layers] == list(range(12))
 
 
 def test_an_npy_is_read(tmp_path) -> None:
     np.save(tmp_path / "one.npy", np.eye(3))
-    (layers,) = read(tmp_path / "one.npy").kinds.values()
+    (layers,) = read_weights(tmp_path / "one.npy").kinds.values()
     assert [place.label for place in layers[0][1].keys] == ["0", "1", "2"]
 
 
@@ -167,38 +167,38 @@ def test_a_file_never_runs_code(tmp_path) -> None:
     (tmp_path / "bomb.npy").write_bytes(pickle.dumps(Bomb()))
     for name in ("bomb.npz", "bomb.npy"):
         with pytest.raises(InputError, match="could run code"):
-            read(tmp_path / name)
+            read_weights(tmp_path / name)
 
 
 def test_what_cannot_be_read_says_why(tmp_path) -> None:
     with pytest.raises(InputError, match="there is no file"):
-        read(tmp_path / "nothing.npz")
+        read_weights(tmp_path / "nothing.npz")
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(InputError, match=r"none of \.npz, \.npy, \.safetensors, \.json"):
-        read(tmp_path / "a.txt")
+        read_weights(tmp_path / "a.txt")
     for name in ("broken.npz", "broken.safetensors"):
         (tmp_path / name).write_bytes(b"PK\x03\x04 nothing")
         with pytest.raises(InputError, match="cannot read attention from"):
-            read(tmp_path / name)
+            read_weights(tmp_path / name)
     np.savez(tmp_path / "two.npz", a=np.zeros((2, 3, 4, 4)), b=np.zeros((2, 3, 4, 4)))
     with pytest.raises(InputError, match=r"a is \[2, 3, 4, 4\], not \[head, query, key\] of one text"):
-        read(tmp_path / "two.npz")
+        read_weights(tmp_path / "two.npz")
     np.savez(tmp_path / "ids.npz", ids=np.arange(3))
     with pytest.raises(InputError, match=r"no array of weights .* only ids"):
-        read(tmp_path / "ids.npz")
+        read_weights(tmp_path / "ids.npz")
     np.savez(tmp_path / "old.npz", attnscope=np.array('{"format": 99}'))
     with pytest.raises(InputError, match="its layout is number 99"):
-        read(tmp_path / "old.npz")
+        read_weights(tmp_path / "old.npz")
     np.savez(tmp_path / "odd.npz", attnscope=np.array('{"format": 1}'))
     with pytest.raises(InputError, match="says nothing about 'axes'"):
-        read(tmp_path / "odd.npz")
+        read_weights(tmp_path / "odd.npz")
 
 
 def test_what_cannot_be_written_says_why(tmp_path) -> None:
     with pytest.raises(OutputError, match=r"'.xls' is no data format; there are npz, safetensors, json, csv"):
-        save(kinds(), tmp_path / "maps.xls")
+        save_weights(kinds(), tmp_path / "maps.xls")
     with pytest.raises(OutputError, match="there is no folder"):
-        save(kinds(), tmp_path / "nowhere" / "maps.npz")
+        save_weights(kinds(), tmp_path / "nowhere" / "maps.npz")
     with pytest.raises(ValueError, match="not \\(2, 2\\)"):
-        save({"encoder": [(0, weights(np.eye(2), range(2), range(2)))]}, tmp_path / "maps.npz")
+        save_weights({"encoder": [(0, weights(np.eye(2), range(2), range(2)))]}, tmp_path / "maps.npz")
     assert list(tmp_path.iterdir()) == []

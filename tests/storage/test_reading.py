@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from attnscope import limits as memory
 from attnscope.errors import InputError, SizeError
-from attnscope.storage.arrays import read, save
+from attnscope.storage.arrays import read_weights, save_weights
 from tests.storage.test_data import kinds
 
 
@@ -38,7 +38,7 @@ def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path) -> No
     (tmp_path / "a.npy").write_bytes(header_of((12, 10**6, 10**6)) + b"\0" * 64)
     for name in ("a.npz", "a.npy"):
         with pytest.raises(InputError, match=r"claims 48,000,000,000,000 bytes of weights and has 64"):
-            read(tmp_path / name)
+            read_weights(tmp_path / name)
 
 
 def test_what_would_unpack_beyond_free_memory_is_refused_with_both_numbers(tmp_path, monkeypatch) -> None:
@@ -46,17 +46,17 @@ def test_what_would_unpack_beyond_free_memory_is_refused_with_both_numbers(tmp_p
     assert (tmp_path / "a.npz").stat().st_size < 2**20  # it packs well
     monkeypatch.setattr(memory, "free_memory", lambda: 3 * 10**8)
     with pytest.raises(SizeError, match=r"what a.npz holds would take 360 MB, and 300 MB of memory are free"):
-        read(tmp_path / "a.npz")
+        read_weights(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors", "json"])
 def test_a_file_cut_anywhere_is_one_sentence(suffix: str, tmp_path) -> None:
-    save(kinds(), tmp_path / f"whole.{suffix}")
+    save_weights(kinds(), tmp_path / f"whole.{suffix}")
     content = (tmp_path / f"whole.{suffix}").read_bytes()
     for cut in range(0, len(content), max(len(content) // 40, 1)):
         (tmp_path / f"cut.{suffix}").write_bytes(content[:cut])
         with pytest.raises(InputError, match="cannot read attention from"):
-            read(tmp_path / f"cut.{suffix}")
+            read_weights(tmp_path / f"cut.{suffix}")
 
 
 @pytest.mark.slow
@@ -71,15 +71,15 @@ def test_any_flipped_bit_gives_a_result_or_one_sentence(packing: int, tmp_path) 
         flipped[place // 8] ^= 1 << place % 8
         path.write_bytes(flipped)
         try:
-            read(path)
+            read_weights(path)
         except (InputError, SizeError):
             refused += 1
     assert refused > len(content)
 
 
 def test_json_is_read_back_as_it_was_saved(tmp_path) -> None:
-    save(kinds(), tmp_path / "maps.json", title="a model", notes=("untrained",))
-    found = read(tmp_path / "maps.json")
+    save_weights(kinds(), tmp_path / "maps.json", title="a model", notes=("untrained",))
+    found = read_weights(tmp_path / "maps.json")
     assert (str(found.title), [str(note) for note in found.notes]) == ("a model", ["untrained"])
     for kind, layers in kinds().items():
         for (_, before), (_, after) in zip(layers, found.kinds[kind], strict=True):
@@ -100,7 +100,7 @@ def test_json_of_other_tools_is_read(nesting: str, tmp_path) -> None:
         "one head": layers[0, 0].tolist(),
     }[nesting]
     (tmp_path / "theirs.json").write_text(json.dumps(content))
-    ((kind, found),) = read(tmp_path / "theirs.json").kinds.items()
+    ((kind, found),) = read_weights(tmp_path / "theirs.json").kinds.items()
     assert kind == "encoder"
     stacked = np.stack([field.values for _, field in found])
     np.testing.assert_array_equal(stacked, layers[:1, :1] if nesting == "one head" else layers)
@@ -115,14 +115,14 @@ def test_json_of_other_tools_is_read(nesting: str, tmp_path) -> None:
 def test_json_that_is_no_attention_is_one_sentence(text: str, tmp_path) -> None:
     (tmp_path / "odd.json").write_text(text)
     with pytest.raises(InputError, match="cannot read attention from"):
-        read(tmp_path / "odd.json")
+        read_weights(tmp_path / "odd.json")
 
 
 def test_layers_with_nothing_above_the_diagonal_count_as_causal_and_a_note_says_so(tmp_path) -> None:
     maps = np.tril(drawn(2, 3, 4, 4))
     maps /= maps.sum(-1, keepdims=True)
     np.savez(tmp_path / "theirs.npz", maps)
-    found = read(tmp_path / "theirs.npz")
+    found = read_weights(tmp_path / "theirs.npz")
     ((kind, layers),) = found.kinds.items()
     assert kind == "decoder"
     np.testing.assert_array_equal(layers[0][1].allowed[0], np.tril(np.ones((4, 4), bool)))
@@ -131,13 +131,13 @@ def test_layers_with_nothing_above_the_diagonal_count_as_causal_and_a_note_says_
 
 def test_rows_and_columns_of_different_numbers_are_cross_attention(tmp_path) -> None:
     np.savez(tmp_path / "theirs.npz", drawn(1, 2, 3, 5))
-    assert list(read(tmp_path / "theirs.npz").kinds) == ["cross"]
+    assert list(read_weights(tmp_path / "theirs.npz").kinds) == ["cross"]
 
 
 def test_bfloat16_is_read_exactly(tmp_path) -> None:
     maps = torch.from_numpy(drawn(3, 4, 4)).bfloat16()
     save_file({"l0": maps}, tmp_path / "theirs.safetensors")
-    ((_, ((_, field),)),) = read(tmp_path / "theirs.safetensors").kinds.items()
+    ((_, ((_, field),)),) = read_weights(tmp_path / "theirs.safetensors").kinds.items()
     np.testing.assert_array_equal(field.values, maps.float().numpy())
 
 
@@ -146,7 +146,7 @@ def test_what_no_attention_is_like_is_told_with_place_and_count(tmp_path) -> Non
     maps[0, 1, 2, 3], maps[0, 1, 2, 4] = -0.5, -0.25
     maps[1, 2, 4] *= 1.5
     np.savez(tmp_path / "theirs.npz", maps)
-    notes = [str(note) for note in read(tmp_path / "theirs.npz").notes]
+    notes = [str(note) for note in read_weights(tmp_path / "theirs.npz").notes]
     assert "negative weights in encoder layer 0: 2; entropies say nothing there" in notes
     assert "rows of encoder layer 1 that sum to more than 1: 1, up to 1.5" in notes
     assert len(notes) == 3
@@ -154,7 +154,7 @@ def test_what_no_attention_is_like_is_told_with_place_and_count(tmp_path) -> Non
 
 def test_half_precision_alone_is_nothing_odd(tmp_path) -> None:
     np.savez(tmp_path / "theirs.npz", drawn(2, 3, 64, 64).astype(np.float16))
-    assert len(read(tmp_path / "theirs.npz").notes) == 1
+    assert len(read_weights(tmp_path / "theirs.npz").notes) == 1
 
 
 @pytest.mark.parametrize("kind", ["../../home", "attention", "", "encoder/x"])
@@ -166,4 +166,4 @@ def test_a_kind_that_is_none_is_refused(kind: str, tmp_path) -> None:
     }  # fmt: skip
     np.savez(tmp_path / "odd.npz", attnscope=np.array(json.dumps(description)), a=drawn(1, 2, 2))
     with pytest.raises(InputError, match="is no kind of attention: there are encoder, decoder, cross"):
-        read(tmp_path / "odd.npz")
+        read_weights(tmp_path / "odd.npz")

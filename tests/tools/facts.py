@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from attnscope.cli import app
-from attnscope.network import load, save
+from attnscope.network import load_encoder, save_encoder
 from attnscope.network.folder import bundled
 from attnscope.training.train import plain_attention, schedule
 
@@ -127,7 +127,7 @@ def rows(
 
 def train(folder: Path, steps: int, seed: int, rate: float = 2e-3) -> None:
     """Go on from the bundled weights, on texts that grow longer in the first half, and save."""
-    encoder, tokenizer = load(bundled("own-causal"))
+    encoder, tokenizer = load_encoder(bundled("own-causal"))
     chosen = random.Random(seed)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
     encoder.train()
@@ -148,7 +148,7 @@ def train(folder: Path, steps: int, seed: int, rate: float = 2e-3) -> None:
                 right = float((guess.argmax(-1) == answers).float().mean())
                 size = f"{paragraphs} paragraphs, {ids.shape[1]} tokens"
                 print(f"step {step:,}, {size}: loss {loss.item():.3f}, {right:.0%} right", flush=True)
-    save(folder, encoder.eval(), tokenizer)
+    save_encoder(folder, encoder.eval(), tokenizer)
 
 
 def command(*words: str) -> str:
@@ -161,7 +161,7 @@ def command(*words: str) -> str:
 
 def answers_right(folder: Path) -> int:
     """How many of the texts the model answers."""
-    encoder, tokenizer = load(folder)
+    encoder, tokenizer = load_encoder(folder)
     right = 0
     for number in range(DOCUMENTS):
         text, _, code = asked(FIRST + number)

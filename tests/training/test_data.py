@@ -9,7 +9,15 @@ from tokenizers import Tokenizer
 
 from attnscope.errors import InputError
 from attnscope.training import data
-from attnscope.training.data import IGNORED, Cutter, Lines, read_stream, split, train_tokenizer, write_stream
+from attnscope.training.data import (
+    IGNORED,
+    Cutter,
+    Lines,
+    read_stream,
+    split_held_out,
+    train_tokenizer,
+    write_stream,
+)
 from tests.training.corpus import sentences, write_corpus
 
 CLS, SEP, MASK = 2, 3, 4
@@ -55,21 +63,21 @@ def test_a_stream_holds_each_line_and_its_end(tmp_path: Path, tokenizer: Tokeniz
 
 def test_held_out_files_are_never_trained_on(tmp_path: Path) -> None:
     files = write_corpus(tmp_path, files=41, count=1)
-    training, held_out = split(files, [], seed=0)
+    training, held_out = split_held_out(files, [], seed=0)
     assert set(training.files) | set(held_out.files) == set(files)
     assert not set(training.files) & set(held_out.files)
     assert len(held_out.files) == 2
-    assert split(list(reversed(files)), [], seed=0) == (training, held_out)
-    assert split(files, [], seed=1)[1] != held_out
-    assert split(files[1:], files[:1], seed=0)[1].files == (files[0],)
+    assert split_held_out(list(reversed(files)), [], seed=0) == (training, held_out)
+    assert split_held_out(files, [], seed=1)[1] != held_out
+    assert split_held_out(files[1:], files[:1], seed=0)[1].files == (files[0],)
     with pytest.raises(InputError, match=r"book0\.txt is both trained on and held out"):
-        split(files, [tmp_path / "." / "book0.txt"], seed=0)
+        split_held_out(files, [tmp_path / "." / "book0.txt"], seed=0)
 
 
 def test_of_a_single_file_the_last_lines_are_held_out(tmp_path: Path) -> None:
     path = tmp_path / "only.txt"
     path.write_text("\n".join(f"line {n}" for n in range(100)))
-    training, held_out = split([path], [], seed=0)
+    training, held_out = split_held_out([path], [], seed=0)
     assert list(training) == [f"line {n}" for n in range(95)]
     assert list(held_out) == [f"line {n}" for n in range(95, 100)]
 

@@ -9,7 +9,15 @@ import torch
 from attnscope.errors import ModelError
 from attnscope.network import Encoder, EncoderConfig
 from attnscope.training.data import Cutter
-from attnscope.training.train import Guide, Settings, guiding, parse_guide, parse_guides, pattern_keys, train
+from attnscope.training.train import (
+    Guide,
+    Settings,
+    guiding,
+    parse_guide,
+    parse_guides,
+    pattern_keys,
+    train_encoder,
+)
 from tests.training.corpus import sentences
 
 CONFIG = EncoderConfig(vocabulary=40, width=32, layers=2, heads=4, hidden=64, max_positions=32)
@@ -71,7 +79,7 @@ def test_a_guided_head_learns_its_pattern_and_the_rest_goes_on(
     settings = Settings(steps=60, batch=8, rate=1e-2, guides=("L0H1=next", "L0H2=duplicate"), guidance=1.0)
     torch.manual_seed(0)
     encoder = Encoder(config)
-    train(encoder, cutter, cutter, settings, tmp_path_factory.mktemp("run") / "c")
+    train_encoder(encoder, cutter, cutter, settings, tmp_path_factory.mktemp("run") / "c")
     ids = torch.from_numpy(cutter.evaluation(0, 8).ids)
     with torch.no_grad(), guiding(encoder, parse_guides(settings.guides, 1, 4), ids, False) as losses:
         encoder(ids)

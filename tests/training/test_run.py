@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from attnscope.errors import InputError, ModelError, OutputError
-from attnscope.network import EncoderConfig, load
+from attnscope.network import EncoderConfig, load_encoder
 from attnscope.training.run import Outcome, Recipe, held_out_loss, train_on_files
-from attnscope.training.train import Progress, Settings
+from attnscope.training.train import Settings, TrainingProgress
 from tests.training.corpus import write_corpus
 
 CONFIG = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=64)
@@ -27,8 +27,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return write_corpus(tmp_path_factory.mktemp("books"), files=3, count=60)
 
 
-def press_ctrl_c(step: int) -> Callable[[Progress], None]:
-    def observe(progress: Progress) -> None:
+def press_ctrl_c(step: int) -> Callable[[TrainingProgress], None]:
+    def observe(progress: TrainingProgress) -> None:
         if progress.step == step:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -52,7 +52,7 @@ def test_a_run_leaves_a_model_and_a_summary_and_nothing_else(
     assert outcome.done
     names = {"config.json", "model.safetensors", "tokenizer.json", "training.json"}
     assert {path.name for path in folder.iterdir()} == names
-    encoder, tokenizer = load(folder)
+    encoder, tokenizer = load_encoder(folder)
     assert encoder.config == replace(CONFIG, vocabulary=tokenizer.get_vocab_size(), trained=True)
     for name, weight in outcome.encoder.state_dict().items():
         assert torch.equal(encoder.state_dict()[name], weight)
@@ -82,7 +82,7 @@ def test_a_stopped_run_keeps_its_model_and_resumes_to_the_same_files(
     folder = tmp_path / "model"
     stopped = train_on_files(files, folder, RECIPE, SETTINGS, observe=press_ctrl_c(2))
     assert (stopped.progress.step, stopped.done) == (2, False)
-    assert load(folder)[0].config.trained
+    assert load_encoder(folder)[0].config.trained
     assert weights(folder) != weights(trained[0])
     outcome = train_on_files(files, folder, RECIPE, SETTINGS, resume=True)
     assert outcome.done
@@ -182,7 +182,7 @@ def test_byte_pairs_and_next_tokens_can_be_learned_too(files: list[Path], tmp_pa
     recipe = replace(RECIPE, config=config, tokenizer="bpe", guessed=1.0)
     outcome = train_on_files(files[:2], tmp_path / "m", recipe, SETTINGS, held_out=files[2:])
     assert outcome.held_out == (files[2].name,)
-    encoder, tokenizer = load(tmp_path / "m")
+    encoder, tokenizer = load_encoder(tmp_path / "m")
     assert encoder.config.causal
     assert tokenizer.encode("猫").ids.count(1) == 0
     loss, _ = held_out_loss(tmp_path / "m", files[2:], length=32)

@@ -14,7 +14,7 @@ import torch
 from attnscope.errors import ModelError
 from attnscope.network import Encoder, EncoderConfig
 from attnscope.training.data import Cutter, Lines, read_stream, train_tokenizer, write_stream
-from attnscope.training.train import Progress, Settings, evaluate, rows_loss, schedule, train
+from attnscope.training.train import Settings, TrainingProgress, evaluate, rows_loss, schedule, train_encoder
 from tests.training.corpus import sentences, write_corpus
 
 CONFIG = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=32)
@@ -40,12 +40,12 @@ def run(
     settings: Settings = SETTINGS,
     config: EncoderConfig = CONFIG,
     resume: bool = False,
-    observe: Callable[[Progress], None] = lambda progress: None,
-) -> tuple[Encoder, Progress, bool]:
+    observe: Callable[[TrainingProgress], None] = lambda progress: None,
+) -> tuple[Encoder, TrainingProgress, bool]:
     torch.manual_seed(settings.seed)
     encoder = Encoder(config)
     training, held_out = (replace(cutter, causal=config.causal) for cutter in cutters)
-    progress, done = train(encoder, training, held_out, settings, path, resume, observe)
+    progress, done = train_encoder(encoder, training, held_out, settings, path, resume, observe)
     return encoder, progress, done
 
 
@@ -59,7 +59,7 @@ class Ctrl_C:
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: TrainingProgress) -> None:
         if progress.step == self.step:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -148,7 +148,7 @@ def test_checkpoints_are_written_along_the_way(cutters: tuple[Cutter, Cutter], t
     path = tmp_path / "c"
     seen: set[bytes] = set()
 
-    def look(progress: Progress) -> None:
+    def look(progress: TrainingProgress) -> None:
         seen.add(path.read_bytes())
 
     run(cutters, path, replace(SETTINGS, steps=4, save_minutes=0.0), observe=look)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attnscope.cli.command import command, flag
 
 if TYPE_CHECKING:
-    from attnscope.storage.cache import Entry
+    from attnscope.storage.cache import CachedPass
     from attnscope.views.table import Table
 
 QUOTED = 200
@@ -57,7 +57,7 @@ def cache(asked: CacheOptions) -> None:
         print(f"{len(entries):,} pass{'es' * (len(entries) != 1)}, {size:.1f} MB in {folder}")
 
 
-def _table(entries: list[Entry]) -> Table:
+def _table(entries: list[CachedPass]) -> Table:
     """A line an entry."""
     from datetime import datetime
 

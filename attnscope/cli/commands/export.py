@@ -29,7 +29,7 @@ from attnscope.cli.waiting import STOPPED
 from attnscope.errors import OutputError
 
 if TYPE_CHECKING:
-    from attnscope.storage.folder import Contents
+    from attnscope.storage.folder import ExportPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,11 @@ def export(
     given = read_source(source, model)
     check_picture(None, picture.cmap, one=False)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
-    from attnscope.storage.folder import Contents, refuse_existing
+    from attnscope.storage.folder import ExportPlan, refuse_existing
 
     heads = parse_numbers(attention.heads, "--heads")
     try:
-        contents = Contents(formats, layers, heads)
+        contents = ExportPlan(formats, layers, heads)
     except OutputError as error:
         raise OutputError(tell_retired(str(error), *(f".{form}" for form in formats))) from None
     if not output.force:
@@ -117,7 +117,7 @@ def export(
 
 
 @contextmanager
-def _going_on(folder: Path, contents: Contents) -> Iterator[None]:
+def _going_on(folder: Path, contents: ExportPlan) -> Iterator[None]:
     """End a command that Ctrl-C stops with what is there, and what completes it."""
     from attnscope.storage.folder import count_unfinished
 

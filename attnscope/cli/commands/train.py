@@ -17,7 +17,7 @@ from attnscope.text import LARGEST_SEED
 
 if TYPE_CHECKING:
     from attnscope.training.run import Outcome, Recipe
-    from attnscope.training.train import Progress, Settings
+    from attnscope.training.train import Settings, TrainingProgress
 
 
 SHAPE, LEARNING, DATA, RUN = "Shape", "Learning", "Data", "Run"
@@ -206,11 +206,11 @@ def _say(sentence: str) -> None:
 
 
 @contextmanager
-def _display(settings: Settings) -> Iterator[Callable[[Progress], None]]:
+def _display(settings: Settings) -> Iterator[Callable[[TrainingProgress], None]]:
     """A live bar on a terminal; elsewhere a line whenever there is a new held-out loss."""
     from attnscope.training.train import fraction
 
-    def words(progress: Progress) -> str:
+    def words(progress: TrainingProgress) -> str:
         over = fraction(progress, settings)
         seconds = int(progress.seconds * (1 - over) / over) if over else 0
         held_out = f"{progress.held_out[-1][1]:.3f}" if progress.held_out else "  -  "
@@ -222,7 +222,7 @@ def _display(settings: Settings) -> Iterator[Callable[[Progress], None]]:
 
     reported = 0
 
-    def report(progress: Progress) -> None:
+    def report(progress: TrainingProgress) -> None:
         nonlocal reported
         if len(progress.held_out) > reported:
             reported = len(progress.held_out)

@@ -22,18 +22,18 @@ from attnscope.storage.tensors import LONGEST, PARSED
 from attnscope.storage.trace.layout import (
     FORMAT,
     Bias,
-    Call,
-    Description,
     Held,
     Joined,
     Mask,
     Positions,
-    Rows,
-    Scores,
-    Sound,
     Stepped,
+    TracedCall,
+    TraceDescription,
+    TracedRows,
+    TracedScores,
+    TracedSound,
     allowed_of,
-    rows_of,
+    traced_rows,
 )
 
 LARGEST = 1 << 40
@@ -161,7 +161,7 @@ class FileArrays(Mapping[str, Array]):
 class Trace:
     """A description and the arrays that it names, in memory or read from a file when they are asked for."""
 
-    description: Description
+    description: TraceDescription
     arrays: Mapping[str, Array]
 
     @property
@@ -175,7 +175,7 @@ class Trace:
         axis = self.description.axes[number]
         return range(axis.start, axis.stop) if isinstance(axis, Positions) else axis
 
-    def call(self, head: Head) -> Call:
+    def call(self, head: Head) -> TracedCall:
         """The call that a head is of; the first where several kinds have it. Raises ``SelectionError``."""
         calls = self.description.calls
         for call in calls:
@@ -190,7 +190,7 @@ class Trace:
     def weights(self, head: Head) -> Array:
         """All rows of one head, the mean where the call had a batch.  -> [query, key]"""
         call = self.call(head)
-        rows = rows_of(call.rows, self.arrays, 0, self.size(call)[0], [head.head])
+        rows = traced_rows(call.rows, self.arrays, 0, self.size(call)[0], [head.head])
         mean: Array = rows[0, 0] if len(rows) == 1 else rows.mean(0)[0]
         return mean
 
@@ -201,7 +201,7 @@ class Trace:
         mask: Array = opened[:, 0 if opened.shape[1] == 1 else head.head].max(0)
         return mask
 
-    def size(self, call: Call) -> tuple[int, int]:
+    def size(self, call: TracedCall) -> tuple[int, int]:
         """How many queries and keys a call has."""
         return len(self.axis(call.queries)), len(self.axis(call.keys))
 
@@ -243,13 +243,13 @@ def check_trace(trace: Trace, arrays: FileArrays) -> None:
         _check_call(call, trace, arrays)
 
 
-def _check_sound(sound: Sound, arrays: FileArrays) -> None:
+def _check_sound(sound: TracedSound, arrays: FileArrays) -> None:
     frames = LONGEST if sound.array is None else arrays.shape(sound.array, "f", 2)[1]
     if not 0 < sound.frames <= frames or not 0 < sound.seconds < LONGEST or not 0 <= sound.begin < LONGEST:
         raise ValueError(f"{sound.frames:,} moments of {sound.seconds:g} s each are no sound")
 
 
-def _check_call(call: Call, trace: Trace, arrays: FileArrays) -> None:
+def _check_call(call: TracedCall, trace: Trace, arrays: FileArrays) -> None:
     if not 0 <= call.layer < MOST_LAYERS or not 0 < call.heads <= MOST_HEADS or not 0 < call.batch <= LONGEST:
         raise ValueError(f"{call.kind} layer {call.layer}, {call.heads} heads: such a layer cannot be")
     if call.dtype not in DTYPES:
@@ -261,7 +261,7 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 """The types that a model computes in."""
 
 
-def _check_rows(rows: Rows, arrays: FileArrays, shape: Shape) -> None:
+def _check_rows(rows: TracedRows, arrays: FileArrays, shape: Shape) -> None:
     batch, heads, queries, keys = shape
     if isinstance(rows, Held):
         if arrays.shape(rows.array, "f", 4) != shape:
@@ -288,14 +288,14 @@ def _check_steps(rows: Stepped, arrays: FileArrays, shape: Shape) -> None:
         _check_rows(part, arrays, (batch, heads, stop - start, _keys_of(part, arrays, keys)))
 
 
-def _keys_of(rows: Rows, arrays: FileArrays, keys: int) -> int:
+def _keys_of(rows: TracedRows, arrays: FileArrays, keys: int) -> int:
     """How many keys a step has."""
-    if isinstance(rows, Scores):
+    if isinstance(rows, TracedScores):
         return arrays.shape(rows.key, "f", 4)[2] if rows.stop is None else rows.stop
     return arrays.shape(rows.array, "f", 4)[3] if isinstance(rows, Held) else keys
 
 
-def _check_scores(rows: Scores, arrays: FileArrays, shape: Shape) -> None:
+def _check_scores(rows: TracedScores, arrays: FileArrays, shape: Shape) -> None:
     batch, heads, queries, keys = shape
     query, key = (arrays.shape(name, "f", 4) for name in (rows.query, rows.key))
     groups = heads // key[1] * key[1] if key[1] else 0
@@ -381,7 +381,7 @@ def read_trace(path: str | Path) -> Trace:
     return trace
 
 
-def _read_description(metadata: Mapping[str, str]) -> Description:
+def _read_description(metadata: Mapping[str, str]) -> TraceDescription:
     if KEY not in metadata:
         raise ValueError("it is no trace: attnscope makes one with --keep")
     require(PARSED * len(metadata[KEY]), "its description", "keep a shorter text")
@@ -389,5 +389,5 @@ def _read_description(metadata: Mapping[str, str]) -> Description:
     version = content.get("trace") if isinstance(content, dict) else None
     if version != FORMAT:
         raise ValueError(f"its layout is number {version!s:.40}; this version of attnscope reads {FORMAT}")
-    description: Description = restore(Description, content)
+    description: TraceDescription = restore(TraceDescription, content)
     return description

@@ -20,9 +20,9 @@ from attnscope.storage.trace.layout import (
     Held,
     Joined,
     Mask,
-    Rows,
-    Scores,
     Stepped,
+    TracedRows,
+    TracedScores,
     pack_mask,
 )
 
@@ -45,7 +45,7 @@ class KeepRows:
     there is nothing to compute them from: from queries and keys they come out the same to the last bit.
     """
 
-    calls: list[tuple[Axis, Axis, Rows]] = field(default_factory=list)
+    calls: list[tuple[Axis, Axis, TracedRows]] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
     names: dict[bytes, str] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class KeepRows:
         self.arrays.setdefault(name, array)
         return name
 
-    def _rows(self, read: RowSource, shape: tuple[int, int, int, int]) -> Rows:
+    def _rows(self, read: RowSource, shape: tuple[int, int, int, int]) -> TracedRows:
         batch, _, queries, keys = shape
         if isinstance(read, ScoredRows):
             return self._scores(read.call)
@@ -81,7 +81,7 @@ class KeepRows:
 
     def _steps(self, read: SteppedRows, shape: tuple[int, int, int, int]) -> Stepped:
         """The steps of a generation; each has the first keys of the last one's, where that is so."""
-        parts: list[Rows] = []
+        parts: list[TracedRows] = []
         calls = [part.call for part in read.calls if isinstance(part, ScoredRows)]
         longest = max(calls, key=lambda call: call.key.shape[2], default=None)
         for number, part in enumerate(read.calls):
@@ -92,13 +92,13 @@ class KeepRows:
                 parts.append(self._rows(part, size))
         return Stepped("steps", tuple(parts), read.starts, read.shifts, read.keys)
 
-    def _scores(self, call: AttentionCall, longest: Tensor | None = None) -> Scores:
+    def _scores(self, call: AttentionCall, longest: Tensor | None = None) -> TracedScores:
         queries, keys = call.query.shape[2], call.key.shape[2]
         begins = longest is not None and keys < longest.shape[2] and _begins(longest, call.key)
         key = longest if longest is not None and begins else call.key
         require(2 * (call.query.nbytes + key.nbytes), "the trace of this text", "cut the text")
         scale = call.scale if isinstance(call.scale, (int, float)) else self._tensor("scale", call.scale)
-        return Scores(
+        return TracedScores(
             "scores",
             query=self._tensor("query", call.query),
             key=self._tensor("key", key),

@@ -44,7 +44,7 @@ class Bias:
 
 
 @dataclass(frozen=True)
-class Scores:
+class TracedScores:
     """Weights that are computed again, as ``AttentionCall`` says.
 
     ``stop``: only so many keys of the array belong to this call (null: all). ``scale`` is a number, or
@@ -80,7 +80,7 @@ class Joined:
     """Several parts as the heads of one layer; ``counts`` says how many heads each part has."""
 
     form: Literal["heads"]
-    parts: tuple[Rows, ...]
+    parts: tuple[TracedRows, ...]
     counts: tuple[int, ...]
 
 
@@ -92,17 +92,17 @@ class Stepped:
     """
 
     form: Literal["steps"]
-    parts: tuple[Rows, ...]
+    parts: tuple[TracedRows, ...]
     starts: tuple[int, ...]
     shifts: tuple[int, ...]
     keys: int
 
 
-Rows: TypeAlias = Scores | Held | Joined | Stepped
+TracedRows: TypeAlias = TracedScores | Held | Joined | Stepped
 
 
 @dataclass(frozen=True)
-class Call:
+class TracedCall:
     """One attention call: the fields of ``SiteRecord``, the numbers of its two axes, and its rows."""
 
     name: str
@@ -122,7 +122,7 @@ class Call:
     difference: float | None
     queries: int
     keys: int
-    rows: Rows
+    rows: TracedRows
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Sound:
+class TracedSound:
     """A sound as the model heard it: ``frames`` of ``seconds`` each from the second ``begin`` of its file on.
 
     ``array`` is how loud it is, float32 [band, frame]; null where the model was given the wave itself.
@@ -211,7 +211,7 @@ class Without:
 
 
 @dataclass(frozen=True)
-class Description:
+class TraceDescription:
     """Everything but the arrays.
 
     ``kept`` is the time, in UTC; ``weighed`` how weights were weighed, as a title says it, empty where they
@@ -234,9 +234,9 @@ class Description:
     written: int | None
     labels: tuple[Labels, ...]
     images: tuple[Image, ...]
-    heard: Sound | None
+    heard: TracedSound | None
     axes: tuple[Positions | Tokens, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[TracedCall, ...]
     without_attention: tuple[Without, ...]
     failures: tuple[Fault, ...]
     changes: tuple[str, ...]
@@ -258,7 +258,7 @@ def pack_mask(open_keys: Array, hold: Callable[[str, Array], str]) -> Mask:
     return Mask("bits", hold("mask", np.packbits(open_keys, axis=-1)), keys)
 
 
-def open_rows(mask: Mask, arrays: Mapping[str, Array], start: int, stop: int) -> Array:
+def unpack_rows(mask: Mask, arrays: Mapping[str, Array], start: int, stop: int) -> Array:
     """Some rows of a mask, bool.  -> [batch or 1, head or 1, row or 1, key]"""
     packed = arrays[mask.array]
     packed = packed if packed.shape[2] == 1 else packed[:, :, start:stop]
@@ -275,7 +275,9 @@ CLOSED_BELOW, CLASSIC_CLOSED = -3e4, -1e4
 """An additive mask closes a key by a number up to the first one, or by the second, as BERT's code did."""
 
 
-def rows_of(rows: Rows, arrays: Arrays, start: int, stop: int, heads: Sequence[int] | None = None) -> Array:
+def traced_rows(
+    rows: TracedRows, arrays: Arrays, start: int, stop: int, heads: Sequence[int] | None = None
+) -> Array:
     """Weights of the queries ``start`` to ``stop``, of some heads or all.  -> [batch, head, row, key]"""
     if isinstance(rows, Held):
         held = to_float(arrays[rows.array])[:, :, start:stop]
@@ -285,20 +287,22 @@ def rows_of(rows: Rows, arrays: Arrays, start: int, stop: int, heads: Sequence[i
             (part, head) for part, count in zip(rows.parts, rows.counts, strict=True) for head in range(count)
         ]
         chosen = owner if heads is None else [owner[head] for head in heads]
-        return np.concatenate([rows_of(part, arrays, start, stop, [head]) for part, head in chosen], 1)
+        return np.concatenate([traced_rows(part, arrays, start, stop, [head]) for part, head in chosen], 1)
     if isinstance(rows, Stepped):
-        return _stack(rows, start, stop, lambda part, one, other: rows_of(part, arrays, one, other, heads))
+        return _stack(
+            rows, start, stop, lambda part, one, other: traced_rows(part, arrays, one, other, heads)
+        )
     return _weigh(rows, arrays, start, stop, heads)
 
 
-def allowed_of(rows: Rows, arrays: Arrays, start: int, stop: int) -> Array:
+def allowed_of(rows: TracedRows, arrays: Arrays, start: int, stop: int) -> Array:
     """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""
     if isinstance(rows, Held):
         values = arrays[rows.array][:, :, start:stop]
         if rows.open is None:
             some: Array = (values != 0).any(1, keepdims=True)
             return some
-        opened = open_rows(rows.open, arrays, start, stop)
+        opened = unpack_rows(rows.open, arrays, start, stop)
         return np.broadcast_to(opened, (*opened.shape[:2], *values.shape[2:]))
     if isinstance(rows, Joined):
         masks = [allowed_of(part, arrays, start, stop) for part in rows.parts]
@@ -310,14 +314,14 @@ def allowed_of(rows: Rows, arrays: Arrays, start: int, stop: int) -> Array:
     if rows.diagonal is not None:
         opened = opened & _causal(rows.diagonal, opened.shape[-1], start, stop)
     for mask in rows.masks:
-        opened = opened & open_rows(mask, arrays, start, stop)
+        opened = opened & unpack_rows(mask, arrays, start, stop)
     for bias in rows.biases:
         added = bias_rows(bias, arrays, start, stop)
         opened = opened & (added > CLOSED_BELOW) & (added != CLASSIC_CLOSED)
     return opened
 
 
-def key_of(rows: Scores, arrays: Arrays) -> Array:
+def key_of(rows: TracedScores, arrays: Arrays) -> Array:
     """The keys of a call.  -> [batch, key_head, key, size]"""
     return arrays[rows.key][:, :, : rows.stop]
 
@@ -326,7 +330,7 @@ def bias_rows(bias: Bias, arrays: Arrays, start: int, stop: int) -> Array:
     """Some rows of what is added to the scores.  -> [batch or 1, head or 1, row or 1, key or 1]"""
     values = to_float(arrays[bias.array])
     if bias.open is not None:
-        return np.where(open_rows(bias.open, arrays, start, stop), values.dtype.type(0), values)
+        return np.where(unpack_rows(bias.open, arrays, start, stop), values.dtype.type(0), values)
     return values if values.shape[2] == 1 else values[:, :, start:stop]
 
 
@@ -338,7 +342,7 @@ def to_float(values: Array) -> Array:
 
 
 @np.errstate(all="ignore")  # a file may hold numbers that are none; they come out as such
-def _weigh(rows: Scores, arrays: Arrays, start: int, stop: int, heads: Sequence[int] | None) -> Array:
+def _weigh(rows: TracedScores, arrays: Arrays, start: int, stop: int, heads: Sequence[int] | None) -> Array:
     """Softmax of scaled products, capped, biased and masked.  -> [batch, head, row, key]"""
     query, key = to_float(arrays[rows.query][:, :, start:stop]), to_float(key_of(rows, arrays))
     chosen = list(range(query.shape[1]) if heads is None else heads)
@@ -351,7 +355,7 @@ def _weigh(rows: Scores, arrays: Arrays, start: int, stop: int, heads: Sequence[
     for bias in rows.biases:
         scores = scores + _of_heads(bias_rows(bias, arrays, start, stop), chosen).astype(scores.dtype)
     for mask in rows.masks:
-        scores = np.where(_of_heads(open_rows(mask, arrays, start, stop), chosen), scores, -np.inf)
+        scores = np.where(_of_heads(unpack_rows(mask, arrays, start, stop), chosen), scores, -np.inf)
     if rows.diagonal is not None:
         scores = np.where(_causal(rows.diagonal, scores.shape[-1], start, stop), scores, -np.inf)
     highest = scores.max(-1, keepdims=True, initial=-np.inf)
@@ -376,7 +380,7 @@ def _causal(diagonal: int, keys: int, start: int, stop: int) -> Array:
     return np.arange(keys) <= np.arange(start, stop)[:, None] + diagonal
 
 
-def _stack(rows: Stepped, start: int, stop: int, read: Callable[[Rows, int, int], Array]) -> Array:
+def _stack(rows: Stepped, start: int, stop: int, read: Callable[[TracedRows, int, int], Array]) -> Array:
     """Rows of several steps under each other, each step's keys where they belong.  -> [..., row, key]"""
     blocks: list[Array] = []
     for part, shift, begin, end in zip(rows.parts, rows.shifts, rows.starts, rows.starts[1:], strict=False):

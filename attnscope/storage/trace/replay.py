@@ -15,17 +15,17 @@ from attnscope.capture.record import Failure, LayerWithoutAttention, Record, Rep
 from attnscope.storage.trace.file import Trace
 from attnscope.storage.trace.layout import (
     Bias,
-    Call,
     Held,
     Joined,
     Mask,
-    Rows,
     Stepped,
+    TracedCall,
+    TracedRows,
     allowed_of,
     bias_rows,
     key_of,
-    open_rows,
-    rows_of,
+    traced_rows,
+    unpack_rows,
 )
 from attnscope.text import clean
 
@@ -69,7 +69,7 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
     return Replay(attentions, Record(sites, without, failures, list(map(clean, said.changes))))
 
 
-def _note(attention: Attention, call: Call) -> SiteRecord:
+def _note(attention: Attention, call: TracedCall) -> SiteRecord:
     refusal = None if call.refusal is None else clean(call.refusal)
     return SiteRecord.of(attention, call.step, call.window, refusal, call.difference)
 
@@ -79,11 +79,11 @@ class _ArrayRows:
     """The rows of one call as NumPy arrays."""
 
     trace: Trace
-    call: Call
+    call: TracedCall
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Any:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
-        return rows_of(self.call.rows, self.trace.arrays, start, stop, heads)
+        return traced_rows(self.call.rows, self.trace.arrays, start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Any:
         """Keys that the masks left open, bool.  -> [batch or 1, head or 1, row, key]"""
@@ -103,13 +103,13 @@ class _Sources:
         queries, _ = self.trace.size(call)
         return self._rows(call.rows, queries)
 
-    def _rows(self, rows: Rows, queries: int) -> RowSource:
+    def _rows(self, rows: TracedRows, queries: int) -> RowSource:
         from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
         from attnscope.capture.rows.steps import SteppedRows
 
         arrays = self.trace.arrays
         if isinstance(rows, Held):
-            opened = None if rows.open is None else _tensor(open_rows(rows.open, arrays, 0, queries))
+            opened = None if rows.open is None else _tensor(unpack_rows(rows.open, arrays, 0, queries))
             return HeldRows(_tensor(arrays[rows.array]), opened)
         if isinstance(rows, Joined):
             return JoinedHeads(tuple(self._rows(part, queries) for part in rows.parts), rows.counts)
@@ -135,8 +135,8 @@ class _Sources:
         """A mask that all heads share as a function of rows, any other as a tensor."""
         arrays = self.trace.arrays
         if arrays[mask.array].shape[1] == 1:
-            return lambda start, stop: _tensor(open_rows(mask, arrays, start, stop))
-        return _tensor(open_rows(mask, arrays, 0, queries))
+            return lambda start, stop: _tensor(unpack_rows(mask, arrays, start, stop))
+        return _tensor(unpack_rows(mask, arrays, 0, queries))
 
     def _make_bias(self, bias: Bias, queries: int) -> Tensor:
         values = self.trace.arrays[bias.array]

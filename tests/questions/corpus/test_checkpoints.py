@@ -64,7 +64,7 @@ def tampered(file, change):
     """The same file with another state, under a checksum that fits."""
     content = json.loads(file.read_text())
     change(content["state"])
-    checkpoints.save(file, content["of"], content["state"])
+    checkpoints.write_checkpoint(file, content["of"], content["state"])
 
 
 def site(state):

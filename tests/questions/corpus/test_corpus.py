@@ -7,7 +7,7 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.questions.corpus import batches, windows
-from attnscope.storage.corpus import Entry, Listed, read_corpus
+from attnscope.storage.corpus import CorpusText, Listed, read_corpus
 
 
 def read(path, **asked):
@@ -129,7 +129,7 @@ def test_corpora_that_differ_have_other_fingerprints(tmp_path):
 
 
 def test_windows_hold_so_many_texts_or_characters(monkeypatch):
-    entries = [Entry("", "x" * size, "", 0) for size in (1, 1, 1, 50, 1, 1)]
+    entries = [CorpusText("", "x" * size, "", 0) for size in (1, 1, 1, 50, 1, 1)]
     monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", 3)
     monkeypatch.setattr("attnscope.questions.corpus.WINDOW_CHARACTERS", 40)
     assert [len(window) for window in windows(entries)] == [3, 1, 2]

@@ -23,7 +23,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import stats
 from attnscope.questions.token import one_token
 from attnscope.storage.trace import write_trace
-from attnscope.storage.trace.layout import allowed_of, rows_of
+from attnscope.storage.trace.layout import allowed_of, traced_rows
 from tests.capture.tiny import FAMILIES, inputs
 from tests.tools.coverage.attempt import accepted
 from tests.tools.coverage.feed import feedings
@@ -96,11 +96,11 @@ def test_every_row_is_the_models_in_torch_to_the_bit_and_in_numpy_within_a_milli
             torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)
         rows, allowed = ours
         size = traced.trace.size(call)[0]
-        found = rows_of(call.rows, traced.trace.arrays, 0, size)
+        found = traced_rows(call.rows, traced.trace.arrays, 0, size)
         np.testing.assert_allclose(found, rows.float().numpy(), atol=1e-6)
         opened = allowed_of(call.rows, traced.trace.arrays, 0, size)
         assert (opened == allowed.numpy()).all()
-        part = rows_of(call.rows, traced.trace.arrays, size // 2, size, [call.heads - 1])
+        part = traced_rows(call.rows, traced.trace.arrays, size // 2, size, [call.heads - 1])
         np.testing.assert_allclose(part, rows[:, -1:, size // 2 :].float().numpy(), atol=1e-6)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from attnscope.errors import ModelError, first_line
+from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import OutOfTime, free_memory, out_of_memory, readable, time_limited
 
 SECONDS = 5
@@ -92,6 +92,18 @@ def bounded(what: str, *, timed: bool = False) -> Iterator[None]:
     """
     with explained(what, SECONDS if timed else None), _memory_limited():
         yield
+
+
+@contextmanager
+def refusable(work: str, refusal: str, *, timed: bool = False) -> Iterator[None]:
+    """``bounded`` work on what the user gave: whatever else it raises is an ``InputError``, a refusal."""
+    try:
+        with bounded(work, timed=timed):
+            yield
+    except ModelError:
+        raise
+    except Exception as error:  # foreign code raises whatever it likes
+        raise InputError(f"{refusal}: {first_line(error)}") from error
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import PICTURED, Array
-from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.foreign import bounded
+from attnscope.errors import InputError, first_line
+from attnscope.models.foreign import refusable
 from attnscope.models.inputs import ModelInput, Picture
-from attnscope.models.model import accepts
+from attnscope.models.model import accepts, find_device
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -113,46 +113,33 @@ def _opened(path: Path) -> Iterator[Image]:
         raise InputError(f"{path} cannot be read as an image: {first_line(error)}") from error
 
 
-def read_image(
-    path: Path, processor: Any, module: nn.Module, device: torch.device, entry: str = "__call__"
-) -> ModelInput:
+def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__call__") -> ModelInput:
     """An image file as a module reads it, or as its method ``entry`` does. Raises ``InputError``."""
     image = open_image(path)
-    try:
-        with bounded(f"what the image processor makes of {path}"):
-            fields = dict(processor(images=image, return_tensors="pt"))
-    except ModelError:
-        raise
-    except Exception as error:
-        raise InputError(f"the image processor refuses {path}: {first_line(error)}") from error
+    with refusable(f"what the image processor makes of {path}", f"the image processor refuses {path}"):
+        fields = dict(processor(images=image, return_tensors="pt"))
     picture = _picture(image, fields.get("pixel_values"), processor, module)
     axes: dict[Kind, tuple[Axis, Axis]] = {}
     if picture.tokens:  # among the patches, and of a pooling head that looks at them all
         axes = {"encoder": (picture.tokens, picture.tokens), "cross": (range(1), picture.tokens)}
-    inputs = place_fields(fields, module, device, entry)
+    inputs = place_fields(fields, module, entry)
     return ModelInput(inputs, axes, picture.tokens, pictures=(picture,), entry=entry)
 
 
-def ask_processor(name: str, what: str, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What the processor of a model makes of a text with a picture or a sound, in bounded memory.
+def ask_processor(name: str, what: str, processor: Any, *given: Any, **how: Any) -> dict[str, Any]:
+    """What a processor of a model makes of ``what``, a picture or a sound, with its text, in bounded memory.
 
     Raises ``InputError`` for what it refuses, ``ModelError`` for what takes too much.
     """
-    try:
-        with bounded(f"what the processor of {name} makes of the {what}"):
-            return ask()
-    except ModelError:
-        raise
-    except Exception as error:
-        raise InputError(f"the processor of {name} refuses this: {first_line(error)}") from error
+    work = f"what the processor of {name} makes of the {what}"
+    with refusable(work, f"the processor of {name} refuses this"):
+        return dict(processor(*given, **how, return_tensors="pt"))
 
 
-def place_fields(
-    fields: Mapping[str, Any], module: nn.Module, device: torch.device, entry: str = "__call__"
-) -> dict[str, Tensor]:
+def place_fields(fields: Mapping[str, Any], module: nn.Module, entry: str = "__call__") -> dict[str, Tensor]:
     """The tensors of a processor that a module takes, where its weights are and in their type."""
     dtypes = (weights.dtype for weights in module.parameters() if weights.is_floating_point())
-    dtype = next(dtypes, torch.float32)
+    device, dtype = find_device(module), next(dtypes, torch.float32)
     return {
         name: values.to(device, dtype if values.is_floating_point() else None)
         for name, values in fields.items()

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Site, Token
 from attnscope.capture import Record, Steps, recording
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.huggingface.pictures import UNMADE, Sight, begin_decoder, reads_pictures_in_texts
+from attnscope.models.huggingface.images import read_image
+from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import Encoded, FolderReader, NoTokenizer, has_separator, start_token
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model, accepts, hears
+from attnscope.models.regions import find_owners
 from attnscope.models.text.generation import Sampling, describe_generation, strip_end
 from attnscope.progress import tell
 
@@ -175,21 +177,57 @@ class HuggingFaceModel(Model):
             if accepts(self.module, "flattened_patches") or reads_pictures_in_texts(self.module):
                 raise InputError(f"{self.name} {UNMADE}")
             return super().prepare_image(path, video=video)
-        sight = Sight(self.name, self.module, self.reader, self._load_processor, self.settings)
         paths = [path] if isinstance(path, Path) else path
-        if self.encoder_decoder and not reads_pictures_in_texts(self.module):  # the text is what it writes
+        in_texts = reads_pictures_in_texts(self.module)
+        if self.encoder_decoder and not in_texts:  # the text is what it writes
             written = () if text is None else self._read([text], None, False).tokens[:-1]
-            return begin_decoder(sight.see(paths, tower=False), (self._begin, *written), self.device)
+            return self._begin_decoder(self._see(paths), (self._begin, *written))
         if text is None:
-            return sight.see(paths, tower="input_ids" in self._reads)
+            towers = "input_ids" in self._reads
+            if towers and not hasattr(self.module, "get_image_features"):
+                raise InputError(f"{self.name} reads a text beside the image: give both")
+            return self._see(paths, "get_image_features" if towers else "__call__")
         if "input_ids" not in self._reads:
             raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
-        if reads_pictures_in_texts(self.module):
-            prepared = sight.read(paths, text, chat, video=video)
-            return begin_decoder(prepared, (self._begin,), self.device) if self.encoder_decoder else prepared
+        if in_texts:
+            processor = self._load_processor(True)
+            reader = PictureText(self.module, processor, self.reader, self.settings, video)
+            prepared = reader.read(paths, text, chat)
+            return self._begin_decoder(prepared, (self._begin,)) if self.encoder_decoder else prepared
         if chat is not None:
             return super().prepare_chat(text)
-        return sight.see_beside(paths, self._read([text], None, False))
+        return self._see_beside(paths, self._read([text], None, False))
+
+    def _see(self, paths: Sequence[Path], entry: str = "__call__") -> ModelInput:
+        """One picture alone, by the whole model or the method ``entry`` of its image tower."""
+        if len(paths) != 1:
+            raise InputError(f"{self.name} reads one image at a time here: there are {len(paths)}")
+        return read_image(paths[0], self._load_processor(), self.module, entry)
+
+    def _see_beside(self, paths: Sequence[Path], encoded: Encoded) -> ModelInput:
+        """One picture and a text: each by a tower of its own, or a text that attends to the picture."""
+        prepared, words = self._see(paths), encoded.tokens
+        inputs = {**prepared.inputs, **self._tensors(encoded.fields)}
+        axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (words, words)}
+        seen = prepared.tokens
+        prepared = replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
+        owners = None if self._towers or not seen else find_owners(self.module, inputs, "pixel_values")
+        if owners is None:
+            return prepared
+        if owners.kind == "cross" and owners.length == len(seen):
+            return replace(prepared, axes=axes | {"cross": (words, seen)})
+        if owners.length == len(seen) + len(words) and int(owners.tokens.max()) < len(seen):
+            both = (*seen, *words)
+            return replace(prepared, axes=axes | {"decoder": (both, both)}, tokens=both)
+        return prepared
+
+    def _begin_decoder(self, prepared: ModelInput, tokens: tuple[Token, ...]) -> ModelInput:
+        """What an encoder reads, a picture among it, with the tokens that its decoder begins with."""
+        axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (tokens, tokens)}
+        if prepared.tokens:
+            axes |= {"encoder": (prepared.tokens, prepared.tokens), "cross": (tokens, prepared.tokens)}
+        ids = self._tensor([token.id for token in tokens])
+        return replace(prepared, inputs={**prepared.inputs, "decoder_input_ids": ids}, axes=axes)
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
         """The user's own tensors; ids of one text are labelled with what the vocabulary has for them."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
@@ -20,18 +19,20 @@ from attnscope.models.huggingface.images import (
     open_frames,
     open_image,
     place_fields,
-    read_image,
 )
-from attnscope.models.huggingface.reader import Encoded, FolderReader, write_chat
+from attnscope.models.huggingface.reader import FolderReader, write_chat
 from attnscope.models.inputs import Chat, ModelInput, Picture
 from attnscope.models.lattice import Coordinates
-from attnscope.models.model import accepts, find_device
+from attnscope.models.model import accepts
 from attnscope.models.regions import Region, find_coordinates, find_moved, find_owners, find_regions
 from attnscope.models.text.tokens import tokens_of_ids
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+
+DRAWN_PIXELS = 512
+"""Along the longer side of a picture that is drawn under attention, at most."""
 
 IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_id", "video_token_index")}
 """What configs call the id of a token that stands for a picture, or for a video."""
@@ -157,116 +158,58 @@ Prepare = Callable[[Sequence[Array]], Mapping[str, Any]]
 """What a processor makes of pictures, each [row, column, 3] in uint8, field by field."""
 
 
-class Parts(NamedTuple):
-    """On which axis of how many tokens a picture stands, and the region of each token, picture by picture.
+@dataclass(frozen=True)
+class PictureTokens:
+    """Which tokens, on the axis of ``kind`` with ``length`` tokens, stand for which parts of pictures.
 
+    ``regions`` has those of each picture by the numbers of tokens; frames of a video may share tokens.
     ``padding`` are tokens of what a processor put around the pictures, ``mixed`` those that depend on them
-    and have no place.
+    and have no place. ``word`` is image or frame.
     """
 
+    word: str
     kind: Kind
     length: int
     regions: Sequence[Mapping[int, Region]]
     padding: Collection[int] = ()
     mixed: Collection[int] = ()
 
+    @staticmethod
+    def find(
+        word: str,
+        module: nn.Module,
+        inputs: Mapping[str, Any],
+        fields: Sequence[str],
+        prepare: Prepare,
+        shapes: Sequence[tuple[int, int]],
+    ) -> PictureTokens:
+        """By experiment, of the pixels in ``fields``, the larger first.
 
-class _Traced(NamedTuple):
-    """The token in which each number of some fields ends, and where in each picture it comes from."""
-
-    tokens: Array  # [number]
-    where: Sequence[Coordinates]
-
-    def regions(self, shapes: Sequence[tuple[int, int]]) -> list[dict[int, Region]]:
-        """The regions of each picture's tokens; of none where they are not apart."""
-        return [
-            find_regions(self.tokens, each, *shape) or {}
-            for each, shape in zip(self.where, shapes, strict=True)
-        ]
-
-    @property
-    def owned(self) -> set[int]:
-        """The tokens in which any number ends."""
-        return {int(number) for number in np.unique(self.tokens) if number >= 0}
-
-
-def find_parts(
-    module: nn.Module,
-    inputs: Mapping[str, Any],
-    fields: Sequence[str],
-    prepare: Prepare,
-    shapes: Sequence[tuple[int, int]],
-) -> Parts:
-    """The parts for which tokens stand, of the pixels in ``fields``, the larger first.
-
-    Tiles and a small picture of the whole may be fields of their own: each that places tokens adds its own.
-    Of two towers for the same tokens one may mix them; the other says where they are.
-    """
-    axis: tuple[Kind, int] | None = None
-    read, traced = [], list[_Traced]()
-    for field in fields:
-        owners = find_owners(module, inputs, field)
-        axis = axis or (owners and (owners.kind, owners.length))
-        if owners is None or (owners.kind, owners.length) != axis:  # as the times of frames, on no axis
-            continue
-        read.append(field)
-        one = _trace(owners.tokens, field, prepare, shapes)
-        taken = {token for other in traced for token in other.owned}
-        if one is not None and any(one.regions(shapes)) and not taken & one.owned:
-            traced.append(one)
-    kind, length = axis or ("decoder", 0)
-    if not traced:
-        return Parts(kind, length, [{} for _ in shapes])
-    whole = _join(traced)
-    regions = whole.regions(shapes)
-    padding = whole.owned.difference(*regions)
-    mixed = find_moved(module, inputs, read) - padding if kind == "decoder" else set()
-    return Parts(kind, length, regions, padding, mixed.difference(*regions))
-
-
-def _trace(tokens: Tensor, field: str, prepare: Prepare, shapes: Sequence[tuple[int, int]]) -> _Traced | None:
-    """The numbers of one field; ``None`` where nobody can tell where they come from."""
-
-    def prepare_field(arrays: Sequence[Array]) -> Tensor:
-        made: Tensor = prepare(arrays)[field]
-        return made
-
-    where = find_coordinates(prepare_field, shapes)
-    if where is None or where[0].x.shape != tuple(tokens.shape):
-        return None
-    flat = [Coordinates(each.x.ravel(), each.y.ravel()) for each in where]
-    return _Traced(tokens.cpu().numpy().ravel(), flat)
-
-
-def _join(traced: Sequence[_Traced]) -> _Traced:
-    """The numbers of some fields as one."""
-    return _Traced(
-        np.concatenate([one.tokens for one in traced]),
-        [
-            Coordinates(*(np.concatenate(sides) for sides in zip(*each, strict=True)))
-            for each in zip(*(one.where for one in traced), strict=True)
-        ],
-    )
-
-
-LARGEST = 512
-"""Pixels along the longer side of a picture that is drawn under attention, at most."""
-
-Regions = Sequence[Mapping[int, Region]]
-"""For each picture, the regions of tokens by their numbers; frames of a video may share tokens."""
-
-
-@dataclass(frozen=True)
-class PictureTokens:
-    """Which tokens stand for which parts of pictures; ``word`` is image or frame.
-
-    Of the others, ``padding`` stands for none, and ``mixed`` ones depend on the picture.
-    """
-
-    word: str
-    regions: Regions
-    padding: Collection[int] = ()
-    mixed: Collection[int] = ()
+        Tiles and a small picture of the whole may be fields of their own: each that places tokens adds its
+        own. Of two towers for the same tokens one may mix them; the other says where they are.
+        """
+        axis: tuple[Kind, int] | None = None
+        read, traced = [], list[_Traced]()
+        for field in fields:
+            owners = find_owners(module, inputs, field)
+            axis = axis or (owners and (owners.kind, owners.length))
+            if owners is None or (owners.kind, owners.length) != axis:  # as the times of frames, on no axis
+                continue
+            read.append(field)
+            where = find_coordinates(lambda arrays, field=field: prepare(arrays)[field], shapes)
+            if where is None or where[0].x.shape != tuple(owners.tokens.shape):
+                continue  # nobody can tell where these numbers come from
+            one = _Traced(owners.tokens.cpu().numpy(), where)
+            if any(one.regions(shapes)) and not any(other.owned & one.owned for other in traced):
+                traced.append(one)
+        kind, length = axis or ("decoder", 0)
+        if not traced:
+            return PictureTokens(word, kind, length, [{} for _ in shapes])
+        whole = _join(traced)
+        regions = whole.regions(shapes)
+        padding = whole.owned.difference(*regions)
+        mixed = find_moved(module, inputs, read) - padding if kind == "decoder" else set()
+        return PictureTokens(word, kind, length, regions, padding, mixed.difference(*regions))
 
     @property
     def placed(self) -> bool:
@@ -305,9 +248,9 @@ class PictureTokens:
             named.append(token)
         return tuple(named)
 
-    def name_across(self, count: int) -> tuple[Token, ...]:
+    def name_across(self) -> tuple[Token, ...]:
         """The tokens of pictures that are looked at across a model."""
-        names = [self.name(number) for number in range(count)]
+        names = [self.name(number) for number in range(self.length)]
         return tuple(
             Token(name, PICTURED + number)
             if name is not None
@@ -345,6 +288,38 @@ class PictureTokens:
         )
 
 
+class _Traced(NamedTuple):
+    """The token in which each number of some fields ends, and where in each picture it comes from."""
+
+    tokens: Array
+    where: Sequence[Coordinates]
+
+    def regions(self, shapes: Sequence[tuple[int, int]]) -> list[dict[int, Region]]:
+        """The regions of each picture's tokens; of none where they are not apart."""
+        return [
+            find_regions(self.tokens, each, *shape) or {}
+            for each, shape in zip(self.where, shapes, strict=True)
+        ]
+
+    @property
+    def owned(self) -> set[int]:
+        """The tokens in which any number ends."""
+        return {int(number) for number in np.unique(self.tokens) if number >= 0}
+
+
+def _join(traced: Sequence[_Traced]) -> _Traced:
+    """The numbers of some fields as one."""
+    return _Traced(
+        np.concatenate([one.tokens.ravel() for one in traced]),
+        [
+            Coordinates(
+                *(np.concatenate([side.ravel() for side in sides]) for sides in zip(*each, strict=True))
+            )
+            for each in zip(*(one.where for one in traced), strict=True)
+        ],
+    )
+
+
 def _lay_out(image: Image, tokens: Sequence[Token], regions: Mapping[int, Region], name: str) -> Picture:
     """A picture as far as its finest tokens reach, with those tokens row by row."""
     finest = {number: region for number, region in regions.items() if region.level == 0}
@@ -360,19 +335,19 @@ def _lay_out(image: Image, tokens: Sequence[Token], regions: Mapping[int, Region
     first, last = finest[order[0]].box, finest[order[-1]].box
     left, top = int(first[0]), int(first[1])
     part = image.crop((left, top, max(round(last[2]), left + 1), max(round(last[3]), top + 1)))
-    part.thumbnail((LARGEST, LARGEST))
+    part.thumbnail((DRAWN_PIXELS, DRAWN_PIXELS))
     return replace(
         whole, pixels=np.asarray(part), grid=(rows, columns), tokens=tuple(tokens[n] for n in order)
     )
 
 
-TYPES = "mm_token_type_ids"
+TYPE_IDS = "mm_token_type_ids"
 """What models call the kind of each token, word or picture; some processors give it only if asked."""
 
-SAID = "image_embeds_position_mask"
+POSITION_MASK = "image_embeds_position_mask"
 """What processors call the positions of a picture, if its ids there mean nothing."""
 
-FORMER = {"image_patches": "pixel_values", "pixel_values_images": "pixel_values"}
+FORMER_NAMES = {"image_patches": "pixel_values", "pixel_values_images": "pixel_values"}
 """What processors called the pixels before models took them by one name."""
 
 
@@ -383,32 +358,41 @@ class PictureText:
     ``video``: the pictures are frames of a video.
     """
 
-    name: str
     module: nn.Module
     processor: Any
     reader: FolderReader
     settings: Mapping[str, Any]
     video: bool = False
 
-    def read(self, images: Sequence[Image], text: str, chat: Chat | None, device: torch.device) -> ModelInput:
-        """The inputs and labelled axes of a text with pictures.
+    def read(self, paths: Sequence[Path], text: str, chat: Chat | None) -> ModelInput:
+        """The inputs and labelled axes of a text with pictures, or with the frames of a video.
 
         They stand where the text has signs for them, or before the text; in a chat, where the template puts
-        them. Raises ``InputError`` for what the processor refuses.
+        them. Raises ``InputError``, also for what the processor refuses.
         """
+        images, skipped = self._open(paths)
         count = 1 if self.video else len(images)
-        prompts = Prompts(self.name, self.processor, self.module, count, self.video)
+        prompts = Prompts(self.reader.name, self.processor, self.module, count, self.video)
         written = prompts.write(text) if chat is None else [prompts.write_chat(text, chat)]
         prompt, fields = self._choose(self._process_all(written, images), written[-1])
-        inputs = place_fields(fields, self.module, device)
-        ids = inputs["input_ids"][0].tolist()
-        tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
+        inputs = place_fields(fields, self.module)
         counts = {
             name: value
             for name, value in fields.items()
             if isinstance(value, list) and accepts(self.module, name) and name not in inputs
         }  # of tiles, which some models take as plain numbers
-        return replace(self, settings={**self.settings, **counts})._label(prompt, images, inputs, tokens)
+        labelled = replace(self, settings={**self.settings, **counts})._label(prompt, images, inputs)
+        return replace(labelled, notes=(*labelled.notes, *skipped))
+
+    def _open(self, paths: Sequence[Path]) -> tuple[Sequence[Image], tuple[str, ...]]:
+        """The pictures, and a note on frames that are left out."""
+        if not self.video:
+            return [open_image(path) for path in paths], ()
+        if getattr(self.processor, "video_processor", None) is None:
+            raise InputError(
+                f"{self.reader.name} sees no videos: give frames with --image, or choose a model that does"
+            )
+        return open_frames(paths[0])
 
     def _process_all(self, prompts: Sequence[str], images: Sequence[Image]) -> dict[str, Mapping[str, Any]]:
         """What the processor makes of each prompt that it takes. Raises ``InputError`` if it takes none."""
@@ -420,7 +404,7 @@ class PictureText:
             except InputError as error:
                 refused = refused or error
         if not made:
-            raise refused or InputError(f"{self.name} has no sign for a picture in a text")
+            raise refused or InputError(f"{self.reader.name} has no sign for a picture in a text")
         return made
 
     def _choose(self, made: Mapping[str, Mapping[str, Any]], text: str) -> tuple[str, Mapping[str, Any]]:
@@ -428,51 +412,46 @@ class PictureText:
 
         A processor that puts them itself reads a sign for them as a word more.
         """
-        if text in made and self._said(made[text]):
+        if text in made and self._signed(made[text]):
             return text, made[text]
         chosen = max(made, key=lambda prompt: len(made[prompt]["input_ids"][0]))
         return chosen, made[chosen]
 
-    def _said(self, fields: Mapping[str, Any]) -> set[int]:
-        """The positions at which a text has an id that stands for a picture, or which are said to be one."""
+    def _signed(self, fields: Mapping[str, Any]) -> set[int]:
+        """The positions at which a text has an id that stands for a picture, or which are marked as one."""
         config: Any = self.module.config
         signs = {getattr(config, name, None) for name in IDS["video" if self.video else "image"]}
-        said = fields[SAID][0].tolist() if SAID in fields else []
+        marked = fields[POSITION_MASK][0].tolist() if POSITION_MASK in fields else []
         at = {position for position, id_ in enumerate(fields["input_ids"][0].tolist()) if id_ in signs}
-        return at | {position for position, is_picture in enumerate(said) if is_picture}
+        return at | {position for position, is_picture in enumerate(marked) if is_picture}
 
     def _process(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
-        return ask_processor(self.name, "picture", lambda: self._ask(prompt, images))
-
-    def _ask(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
         """What the processor makes of a text and its pictures."""
         given: dict[str, Any] = {"images": images[0] if len(images) == 1 else list(images)}
         if self.video:
             frames = np.stack([np.asarray(image) for image in images])  # [frame, row, column, 3]
             given = {"videos": [frames], "do_sample_frames": False}
-        if accepts(self.module, TYPES):
-            given[f"return_{TYPES}"] = True
-        made = self.processor(text=prompt, **given, return_tensors="pt")
-        return {name if accepts(self.module, name) else FORMER.get(name, name): made[name] for name in made}
+        if accepts(self.module, TYPE_IDS):
+            given[f"return_{TYPE_IDS}"] = True
+        made = ask_processor(self.reader.name, "picture", self.processor, text=prompt, **given)
+        return {
+            name if accepts(self.module, name) else FORMER_NAMES.get(name, name): value
+            for name, value in made.items()
+        }
 
-    def _label(
-        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], tokens: tuple[Token, ...]
-    ) -> ModelInput:
+    def _label(self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor]) -> ModelInput:
         """The input with its axes: tokens of pictures are named by their row and column in them."""
-        sizes = {name: value.numel() for name, value in inputs.items() if value.is_floating_point()}
-        if not sizes:
-            raise InputError(
-                f"the processor of {self.name} makes nothing of the picture that the model reads"
-            )
-        kind, length, found = self._find(prompt, images, inputs, sorted(sizes, key=lambda n: -sizes[n]))
+        found = self._find(prompt, images, inputs)
+        ids = inputs["input_ids"][0].tolist()
+        tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
         axes: dict[Kind, tuple[Axis, Axis]] = {}
-        named: Sequence[Token]
-        if kind == "cross":
-            named = found.name_across(length)
-            axes["cross"] = tokens, tuple(named)
+        if found.kind == "cross":
+            named = found.name_across()
+            axes["cross"] = tokens, named
         else:
-            tokens = found.name_in_text(tokens, self._standing(inputs, found))
-            named = tokens
+            signs = {ids[position] for regions in found.regions for position in regions}
+            beside = {position for position, id_ in enumerate(ids) if id_ in signs}  # between the parts, too
+            named = tokens = found.name_in_text(tokens, self._signed(inputs) | beside)
         axes["decoder"] = tokens, tokens  # the tower has other tokens, though they may be as many
         notes: tuple[str, ...] = ()
         if not found.placed:
@@ -482,103 +461,20 @@ class PictureText:
         pictures = found.lay_out(images, named)
         return ModelInput(inputs, axes, tokens, notes, self.settings, pictures=pictures)
 
-    def _find(
-        self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], fields: Sequence[str]
-    ) -> tuple[Kind, int, PictureTokens]:
-        """Which tokens, on which axis of how many tokens, stand for which parts of the pictures."""
+    def _find(self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor]) -> PictureTokens:
+        """Which tokens stand for which parts of the pictures."""
         from PIL import Image as pillow
 
-        word = "frame" if self.video else "image"
-        if SAID in inputs:  # which says nothing of their parts
-            return "decoder", inputs["input_ids"].shape[1], PictureTokens(word, [{} for _ in images])
+        sizes = {name: value.numel() for name, value in inputs.items() if value.is_floating_point()}
+        if not sizes:
+            name = self.reader.name
+            raise InputError(f"the processor of {name} makes nothing of the picture that the model reads")
+        word, shapes = "frame" if self.video else "image", [(image.height, image.width) for image in images]
+        if POSITION_MASK in inputs:  # which says nothing of their parts
+            return PictureTokens(word, "decoder", inputs["input_ids"].shape[1], [{} for _ in images])
 
         def prepare(arrays: Sequence[Array]) -> Mapping[str, Any]:
             return self._process(prompt, [pillow.fromarray(array) for array in arrays])
 
-        shapes = [(image.height, image.width) for image in images]
-        parts = find_parts(self.module, {**inputs, **self.settings}, fields, prepare, shapes)
-        return parts.kind, parts.length, PictureTokens(word, parts.regions, parts.padding, parts.mixed)
-
-    def _standing(self, inputs: Mapping[str, Tensor], found: PictureTokens) -> set[int]:
-        """The positions that stand for pictures, those between the tokens of their parts among them."""
-        ids = inputs["input_ids"][0].tolist()
-        signs = {ids[position] for regions in found.regions for position in regions}
-        return self._said(inputs) | {position for position, id_ in enumerate(ids) if id_ in signs}
-
-
-def begin_decoder(prepared: ModelInput, tokens: tuple[Token, ...], device: torch.device) -> ModelInput:
-    """What an encoder reads, a picture among it, with the tokens that its decoder begins with."""
-    axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (tokens, tokens)}
-    if prepared.tokens:
-        axes |= {"encoder": (prepared.tokens, prepared.tokens), "cross": (tokens, prepared.tokens)}
-    ids = torch.tensor([[token.id for token in tokens]], device=device)
-    return replace(prepared, inputs={**prepared.inputs, "decoder_input_ids": ids}, axes=axes)
-
-
-@dataclass(frozen=True)
-class Sight:
-    """What a model sees by; ``load_processor`` brings what prepares images, or images in texts if asked."""
-
-    name: str
-    module: nn.Module
-    reader: FolderReader
-    load_processor: Callable[..., Any]
-    settings: Mapping[str, Any]
-
-    def see(self, paths: Sequence[Path], *, tower: bool) -> ModelInput:
-        """One picture alone, by the image ``tower`` of a model that reads texts too, or by the whole."""
-        if tower and not hasattr(self.module, "get_image_features"):
-            raise InputError(f"{self.name} reads a text beside the image: give both")
-        return self._see_one(paths, "get_image_features" if tower else "__call__")
-
-    def see_beside(self, paths: Sequence[Path], encoded: Encoded) -> ModelInput:
-        """One picture and a text, each by a tower of its own."""
-        prepared = self._see_one(paths)
-        fields = {name: ids for name, ids in encoded.fields.items() if accepts(self.module, name)}
-        inputs = dict(prepared.inputs) | {
-            name: torch.tensor([list(ids)], device=self._device) for name, ids in fields.items()
-        }
-        axes = dict(prepared.axes) | {"decoder": (encoded.tokens, encoded.tokens)}
-        if not hasattr(self.module, "get_text_features"):  # one model for both
-            return self._join(
-                replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes), encoded.tokens
-            )
-        return replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
-
-    def _join(self, prepared: ModelInput, words: tuple[Token, ...]) -> ModelInput:
-        """A picture that a text looks at across, or whose tokens stand before it."""
-        seen, axes = prepared.tokens, dict(prepared.axes)
-        owners = find_owners(self.module, prepared.inputs, "pixel_values") if seen else None
-        if owners is None:
-            return prepared
-        if owners.kind == "cross" and owners.length == len(seen):
-            return replace(prepared, axes=axes | {"cross": (words, seen)})
-        if owners.length == len(seen) + len(words) and int(owners.tokens.max()) < len(seen):
-            both = (*seen, *words)
-            return replace(prepared, axes=axes | {"decoder": (both, both)}, tokens=both)
-        return prepared
-
-    def read(self, paths: Sequence[Path], text: str, chat: Chat | None, *, video: bool) -> ModelInput:
-        """Pictures in a text, or the frames of a video. Raises ``InputError``."""
-        notes: tuple[str, ...] = ()
-        processor = self.load_processor(True)
-        if not video:
-            images = [open_image(path) for path in paths]
-        elif getattr(processor, "video_processor", None) is not None:
-            images, notes = open_frames(paths[0])
-        else:
-            raise InputError(
-                f"{self.name} sees no videos: give frames with --image, or choose a model that does"
-            )
-        reader = PictureText(self.name, self.module, processor, self.reader, self.settings, video)
-        prepared = reader.read(images, text, chat, self._device)
-        return replace(prepared, notes=(*prepared.notes, *notes))
-
-    def _see_one(self, paths: Sequence[Path], entry: str = "__call__") -> ModelInput:
-        if len(paths) != 1:
-            raise InputError(f"{self.name} reads one image at a time here: there are {len(paths)}")
-        return read_image(paths[0], self.load_processor(), self.module, self._device, entry)
-
-    @property
-    def _device(self) -> torch.device:
-        return find_device(self.module)
+        fields = sorted(sizes, key=lambda name: -sizes[name])
+        return PictureTokens.find(word, self.module, {**inputs, **self.settings}, fields, prepare, shapes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.models.foreign import bounded, explained
+from attnscope.models.foreign import explained, refusable
 from attnscope.models.model import Fit
 from attnscope.models.request import read_messages
 from attnscope.models.text.tokens import Vocabulary, mark_unknown, tokens_of, tokens_of_ids
@@ -135,13 +135,8 @@ def write_chat(name: str, writer: Any, messages: Sequence[Mapping[str, Any]], re
 
     Raises ``InputError`` for what the template refuses, ``ModelError`` if it takes too much time or memory.
     """
-    try:
-        with bounded(f"the chat template of {name}", timed=True):
-            return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply))
-    except ModelError:
-        raise
-    except Exception as error:  # a template is a program, that may raise whatever it likes
-        raise InputError(f"the chat template of {name} refuses this: {first_line(error)}") from error
+    with refusable(f"the chat template of {name}", f"the chat template of {name} refuses this", timed=True):
+        return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply))
 
 
 def is_beginning(cut: Encoding, whole: Encoding) -> bool:

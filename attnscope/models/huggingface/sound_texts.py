@@ -20,7 +20,7 @@ from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.huggingface.sounds import LENGTHS, SpeechModel, name_moment
 from attnscope.models.inputs import Heard, ModelInput, Part, text_axes
-from attnscope.models.model import SOUNDS, find_device
+from attnscope.models.model import SOUNDS
 from attnscope.models.regions import Moments, find_moments
 from attnscope.models.text.tokens import tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
@@ -79,7 +79,7 @@ class SoundText:
         sound = read_sound(path, part.begin, part.end).resample(self._rate())
         prompt = self._prompt(text)
         fields, notes = self._read_both(prompt, sound)
-        inputs = place_fields(fields, self.module, device)
+        inputs = place_fields(fields, self.module)
         heard = next((name for name, value in inputs.items() if value.is_floating_point()), None)
         if heard is None or "input_ids" not in inputs:
             raise InputError(f"the processor of {self.name} makes nothing of the sound that the model reads")
@@ -117,7 +117,7 @@ class SoundText:
             once = f"{self.name} hears at most {most / sound.rate:g} seconds in a text here"
             raise InputError(f"{once}: choose a part with --from-second and --to-second")
         fields = dict(self._hear(sound))
-        placed = place_fields(fields, self.module, find_device(self.module), "get_audio_features")
+        placed = place_fields(fields, self.module, "get_audio_features")
         find: Any = self.module.get_audio_features
         try:
             with torch.inference_mode():
@@ -134,11 +134,7 @@ class SoundText:
     def _hear(self, sound: Sound) -> Mapping[str, Any]:
         """What the feature extractor makes of a sound alone."""
         extractor = self.processor.feature_extractor
-
-        def ask() -> Mapping[str, Any]:
-            return dict(extractor(sound.samples, sampling_rate=sound.rate, return_tensors="pt"))
-
-        return ask_processor(self.name, "sound", ask)
+        return ask_processor(self.name, "sound", extractor, sound.samples, sampling_rate=sound.rate)
 
     def _sign(self) -> int | None:
         """The id of the token that stands for a sound."""
@@ -165,10 +161,7 @@ class SoundText:
         return text if sign in text else f"{begin}{sign}{end}{text}"
 
     def _process(self, prompt: str, samples: Array) -> Mapping[str, Any]:
-        def ask() -> Mapping[str, Any]:
-            return dict(self.processor(text=[prompt], audio=[samples], return_tensors="pt"))
-
-        return ask_processor(self.name, "sound", ask)
+        return ask_processor(self.name, "sound", self.processor, text=[prompt], audio=[samples])
 
     def _begins(
         self, inputs: Mapping[str, Tensor], heard: str, sound: Sound, moments: Moments

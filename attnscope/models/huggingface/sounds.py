@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import HEARD, READ, Array
-from attnscope.errors import InputError, ModelError, first_line
+from attnscope.errors import InputError, ModelError
 from attnscope.limits import require
-from attnscope.models.foreign import bounded
+from attnscope.models.foreign import refusable
 from attnscope.models.huggingface.images import place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import start_token
@@ -196,15 +196,11 @@ def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: 
 
     Raises ``InputError`` for a sound that the extractor refuses, or cuts into pieces.
     """
-    try:
-        with bounded(f"what the feature extractor of {name} makes of {path}"):
-            fields = ask_extractor(extractor, config, sound)
+    work = f"what the feature extractor of {name} makes of {path}"
+    with refusable(work, f"the feature extractor of {name} refuses {path}"):
+        fields = ask_extractor(extractor, config, sound)
         mask = fields.get("attention_mask")
         heard = None if mask is None else int(mask[0].sum())
-    except ModelError:
-        raise
-    except Exception as error:
-        raise InputError(f"the feature extractor of {name} refuses {path}: {first_line(error)}") from error
     for values in fields.values():
         if isinstance(values, Tensor) and not bool(torch.isfinite(values).all()):
             raise InputError(f"the feature extractor of {name} makes what is no number of {path}")
@@ -426,7 +422,7 @@ class SpeechModel(HuggingFaceModel):
             raise ModelError(
                 f"{self.name} reads {name}, and its feature extractor makes {', '.join(made.fields)}"
             )
-        beside = place_fields(made.fields, self.module, self.device, self.entry)
+        beside = place_fields(made.fields, self.module, self.entry)
         return beside.pop(name), made.heard, beside
 
     def _said(

@@ -20,7 +20,7 @@ from attnscope.attention import Attention, Site
 from attnscope.capture.hooks.modules import Call, Guard, ModuleStack
 from attnscope.capture.observer import quietly
 from attnscope.capture.record import Record, tolerance
-from attnscope.capture.rows.proof import few, few_rows, mix
+from attnscope.capture.rows.proof import mix, sample_rows, sampled_weights
 from attnscope.capture.rows.scores import ScoredRows
 
 PROOF = 1e-5
@@ -92,8 +92,8 @@ class Projections:
         self._pending = None
         if attention.values is None or not len(attention.queries):
             return
-        places = few(len(attention.queries))
-        mixed = mix(few_rows(attention.read, places), attention.values)
+        places = sample_rows(len(attention.queries))
+        mixed = mix(sampled_weights(attention.read, places), attention.values)
         self._pending = _Pending(attention, list(places), mixed)
         for call, output in reversed(self._recent):
             self._compare(call, output)
@@ -136,7 +136,7 @@ def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> P
     ways = [output.reshape(batch, queries, width)]
     ways += [output.transpose(0, 1)] if output.shape == (queries, batch, width) else []
     within = PROOF if output.dtype in (torch.float32, torch.float64) else tolerance(output.dtype)
-    for lies in lay(weight.mT, heads * size, width):
+    for lies in orientations(weight.mT, heads * size, width):
         parts = lies.reshape(heads, size, width)
         sum_ = torch.einsum("bhrs,hsw->brw", mixed, parts.to(mixed.dtype))
         sum_ = sum_ if bias is None else sum_ + bias.to(mixed.dtype)
@@ -150,7 +150,7 @@ def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> P
     return None
 
 
-def lay(weight: Tensor, rows: int, columns: int) -> Iterator[Tensor]:
+def orientations(weight: Tensor, rows: int, columns: int) -> Iterator[Tensor]:
     """A weight and the same turned, where they have a shape: a linear layer's lies so, and GPT-2's so."""
     yield from (lies for lies in (weight, weight.mT) if lies.shape == (rows, columns))
 
@@ -248,7 +248,7 @@ def _of_module(call: Call, output: Tensor, length: int) -> Iterator[_Map]:
     width, out = given.shape[-1], output.shape[-1]
     ends, rows = _ends(output, length), _ends(given, length)
     bias = getattr(call.module, "bias", None)
-    for lies in lay(weight, out, width):
+    for lies in orientations(weight, out, width):
         made = rows @ lies.float().mT
         made = made + bias.float() if isinstance(bias, Tensor) and bias.shape == (out,) else made
         if torch.allclose(made[0], ends[0], atol=ALIKE * float(ends[0].abs().amax())):

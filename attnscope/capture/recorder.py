@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind
-from attnscope.capture.hooks import outputs
 from attnscope.capture.hooks.compiled import COMPILED
-from attnscope.capture.hooks.handwritten.parameters import Learned
 from attnscope.capture.hooks.modules import PLAIN, Call, Guard, ModuleStack
-from attnscope.capture.lineage.follow import Lineage, Settled
-from attnscope.capture.lineage.functions import Products
-from attnscope.capture.lineage.layout import Sides
-from attnscope.capture.lineage.pieces import Pieces
+from attnscope.capture.hooks.outputs import ShownWeights
+from attnscope.capture.hooks.softmax import Learned, Trails
+from attnscope.capture.hooks.torch_functions import AttentionFunctions
+from attnscope.capture.lineage.follow import Lineage, SkipKnownLayers
+from attnscope.capture.lineage.functions import Seen
+from attnscope.capture.lineage.layout import QueryKeyOrigin
+from attnscope.capture.lineage.split_calls import SplitCalls
 from attnscope.capture.lineage.standing import doubt_axes, judge
 from attnscope.capture.lineage.unnormalized import MAPPED, UnnormalizedWeights
 from attnscope.capture.observer import Observer, is_quiet, quietly
-from attnscope.capture.placing.chunked import Notes, from_chunks, layout_of
+from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import Sites, heads_of, texts_in_batch
 from attnscope.capture.placing.without_attention import find_opaque, no_distribution, note_layers
 from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
@@ -29,43 +30,73 @@ from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.kernels import Frame, conclude, formula, fuse, sdpa_call, without_formula
 from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.rows.single_heads import SingleHeads
 from attnscope.capture.rows.weighing import Weighing, is_mapped
+from attnscope.capture.tracker import Taken, Tracker
 from attnscope.fused.fused_pass import FusedPass
+
+TRACKERS: tuple[type[Tracker], ...] = (
+    ChunkedModules,  # before all others, who are not told of what it notes
+    Learned,
+    Lineage,  # before those who ask where a tensor comes from
+    Trails,  # before those who need not know of weights that met their values
+    UnnormalizedWeights,
+    AttentionFunctions,
+    ShownWeights,  # before those who show what they held when a module ends
+    Repeats,
+    SplitCalls,  # puts calls together, which may be a single head
+    SingleHeads,
+    SkipKnownLayers,  # behind those whose last captures in a module it counts
+)
+"""What follows a pass, in the order in which each moment comes to them."""
+
+T = TypeVar("T", bound=Tracker)
 
 
 @dataclass(eq=False)
 class Recorder:
-    """Collects one recording; ``recording`` makes it, the hooks, the mode and the kernels feed it."""
+    """Collects one recording; ``recording`` makes it, the hooks, the mode and the kernels feed it.
+
+    ``seen`` counts attention calls and gates, ``captured`` the calls alone, and ``placed`` what was asked for
+    where it comes from.
+    """
 
     model: nn.Module
     observers: Sequence[Observer]
     axes: Mapping[Kind, tuple[Axis, Axis]]
     fused: FusedPass | None = None
     record: Record = field(default_factory=Record)
+    frames: list[Frame] = field(default_factory=list)  # attention functions of transformers that run
+    ran: set[str] = field(default_factory=set)  # the modules that were called
+    seen: int = 0
+    captured: int = 0
+    placed: int = 0
 
     def __post_init__(self) -> None:
         self.guard = Guard(self.record, lambda: self.owner)
         compiled = partial(self.record.note_change, COMPILED)
         self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
-        self.notes: Notes | None = None  # of the running module, if it attends in chunks
         self._sites = Sites(self.model, self.axes)
-        self._pieces = Pieces(self._emit, self.record)
-        self.frames: list[Frame] = []
         self._step = -1
-        self.ran: set[str] = set()  # the modules that were called
-        self._count = 0  # attention calls and gates so far
-        self._counts: dict[Call, int] = {}  # of each module that is running, the count when it started
-        self._repeats = Repeats()
-        self.learned = Learned()
-        self.lineage = Lineage(self.learned)
-        self.settled = Settled()
-        self.unnormalized = UnnormalizedWeights(self.settled.ask)
-        self.products = Products()
+        self._made: dict[type[Tracker], Tracker] = {}
+        self.trackers = [self.of(kind) for kind in TRACKERS]
+        self._seeing = [each for each in self.trackers if type(each).see is not Tracker.see]
+
+    def of(self, kind: type[T]) -> T:
+        """The tracker of a kind; one that is not in the list is told nothing, and knows nothing."""
+        if kind not in self._made:
+            self._made[kind] = kind(self)
+        return cast(T, self._made[kind])
 
     @property
     def listens(self) -> bool:
         """Whether the model is running, and not an observer."""
         return bool(self.stack.calls) and not is_quiet()
+
+    @property
+    def rests(self) -> bool:
+        """Whether what runs needs no lineage."""
+        return self.of(SkipKnownLayers).rests
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -76,6 +107,10 @@ class Recorder:
     def owner(self) -> str:
         """The innermost of them."""
         return self.path[-1] if self.path else ""
+
+    def call_of(self, name: str) -> Call | None:
+        """The innermost call of a module that is running."""
+        return next((call for call in reversed(self.stack.calls) if call.name == name), None)
 
     # what the pass shows
 
@@ -103,11 +138,11 @@ class Recorder:
         with quietly():
             concluded = conclude(frame, result)
             if concluded is None:
-                self._count += 1
+                self.seen += 1
                 self.record.without_attention.append(without_formula(frame, path))
             else:
-                sides = doubt_axes(self.lineage, frame.query, frame.key)
-                self.take(replace(concluded, refusal=concluded.refusal or refusal), path, sides)
+                origin = doubt_axes(self.of(Lineage), frame.query, frame.key)
+                self.take(replace(concluded, refusal=concluded.refusal or refusal), path, origin)
         return result
 
     def sdpa(self, kernel: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -116,7 +151,7 @@ class Recorder:
         query: Tensor = args[0] if args else kwargs["query"]
         batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
         call = sdpa_call(args, kwargs, batch, None if frame is None else frame.query.shape[1])
-        learned = frame is None and self.learned.asks(args, kwargs)
+        learned = frame is None and self.of(Learned).asks(args, kwargs)
         output, capture = fuse(self.fused, Capture.of_call(call, "sdpa", learned))
         result: Tensor
         if output is None:
@@ -129,14 +164,21 @@ class Recorder:
             self.take_kernel(capture, args, kwargs)
         return result
 
+    def see(self, seen: Seen) -> None:
+        """A function of torch ran."""
+        for tracker in self._seeing:
+            if tracker.see(seen):
+                return
+
     def see_weighing(self, weighing: Weighing, result: Tensor) -> None:
         """The result of a softmax met its values."""
-        stands = judge(self.lineage, weighing, result)
+        lineage = self.of(Lineage)
+        stands = judge(lineage, weighing, result)
         owner = weighing.trail.owner(self.path)
         if not stands.tokens:
-            self.learned.weigh(self._call_of(owner), weighing.weighed)
-            self.settled.ask()
-            self.unnormalized.see_gates(self.stack.calls, weighing)
+            self.of(Learned).weigh(self.call_of(owner), weighing.weighed)
+            self.placed += 1
+            self.of(UnnormalizedWeights).see_gates(weighing)
             return self.see_gate()
         if weighing.trail.mixed or weighing.trail.signed:
             self.see_gate()
@@ -146,50 +188,57 @@ class Recorder:
             return
         if is_mapped(weighing.weights):
             return self.take(Unknown(MAPPED), owner)
-        heads = heads_of(getattr(self._call_of(owner), "module", None))
+        heads = heads_of(getattr(self.call_of(owner), "module", None))
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
-        sides = Sides.of_weighing(self.lineage, weighing, batch, heads)
+        origin = QueryKeyOrigin.of_weighing(lineage, weighing, batch, heads)
         capture = Capture.of_weighing(weighing, batch, heads, stands.learned)
-        self.take(capture, owner, sides, weighing.trail.softmax)
+        self.take(capture, owner, origin, weighing.trail.softmax)
 
     def take_kernel(self, capture: Capture | Unknown, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
         if not self.frames:
             batch = 0 if isinstance(capture, Unknown) else capture.batch
-            sides = Sides.of_kernel(self.lineage, args, kwargs, batch) if batch else None
-            self.take(capture, self.owner, sides)
+            origin = QueryKeyOrigin.of_kernel(self.of(Lineage), args, kwargs, batch) if batch else None
+            self.take(capture, self.owner, origin)
         elif isinstance(capture, Capture) and isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)
 
     def see_gate(self) -> None:
         """A softmax made gates, which a module may show as it would show attention."""
-        self._count += 1
+        self.seen += 1
 
     def finish(self) -> None:
         """Release what is held yet, and note the layers that ran without attention."""
-        self._pieces.finish()
+        for tracker in self.trackers:
+            tracker.finish()
         self.record.without_attention += find_opaque(self.model, self.ran)
-        self.record.without_attention += self.learned.memories({site.site.name for site in self.record.sites})
-        note_layers(self.record, self.model, self.ran, self.unnormalized.reasons)
+        known = {site.site.name for site in self.record.sites}
+        self.record.without_attention += self.of(Learned).memories(known)
+        note_layers(self.record, self.model, self.ran, self.of(UnnormalizedWeights).reasons)
 
     # what becomes of it
 
     def take(
-        self, capture: Capture | Unknown, name: str, sides: Sides | None = None, softmax: int = 0
+        self, capture: Capture | Unknown, name: str, origin: QueryKeyOrigin | None = None, softmax: int = 0
     ) -> None:
-        """Release what a module showed, or hold a piece until its siblings ran; note what cannot be shown."""
-        self._count += 1
+        """Take what a module showed to the observers, or note what cannot be shown."""
+        self.seen += 1
         if isinstance(capture, Unknown):
             return self.record.note(LayerWithoutAttention.at(name, capture.reason))
         self.record.calls.append(name)
-        self.settled.count(placed=sides is not None)
-        if not self._repeats.holds(capture, self._call_of(name)):
-            self._pieces.take(capture, name, self.stack.calls, sides, softmax)
+        self.captured += 1
+        self.placed += origin is not None
+        self.pass_on(Taken(capture, name, tuple(self.stack.calls), origin, softmax))
 
-    def _emit(self, capture: Capture, name: str, calls: Sequence[Call] | None = None) -> None:
-        with replace(self.guard, place=lambda: name):
-            attention = self._sites.place(capture, name, self.stack.calls if calls is None else calls)
-            notes = capture.window, capture.refusal, capture.difference
+    def pass_on(self, taken: Taken, after: Tracker | None = None) -> None:
+        """Tell the trackers behind one, or all, and the observers if none of them holds it."""
+        first = self.trackers.index(after) + 1 if after in self.trackers else 0
+        if any(tracker.take(taken) for tracker in self.trackers[first:]):
+            return
+        capture = taken.capture
+        notes = capture.window, capture.refusal, capture.difference
+        with replace(self.guard, place=lambda: taken.name):
+            attention = self._sites.place(capture, taken.name, taken.calls)
             with quietly():
                 for observer in self.observers:
                     observer.observe(attention)
@@ -197,43 +246,18 @@ class Recorder:
 
     # where the pass is
 
-    def _call_of(self, name: str) -> Call | None:
-        return next((call for call in reversed(self.stack.calls) if call.name == name), None)
-
     def _begin_pass(self) -> None:
+        for tracker in self.trackers:
+            tracker.begin()
         self._step += 1
         self._sites.begin_pass()
         self.frames.clear()
-        self._counts.clear()
-        self._pieces.flush()
-        self.lineage = Lineage(self.learned)
-        self.unnormalized.begin_pass(self.lineage)
-        self.settled.begin_pass()
-        self.notes = None
 
     def _enter(self, call: Call) -> None:
         self.ran.add(call.name)
-        self._counts[call] = self._count
-        self.settled.enter(call)
-        if not self.settled.rests:
-            self.lineage.enter(call)
-        self._pieces.enter(call)
-        if layout_of(call.module) is not None:
-            self.notes = Notes()
+        for tracker in self.trackers:
+            tracker.enter(call)
 
     def _leave(self, call: Call, output: object) -> None:
-        listens, notes = self.listens, self.notes
-        self._repeats.leave(call)
-        if notes is not None and (layout := layout_of(call.module)) is not None:
-            self.notes = None
-            with quietly():
-                notes.returned = next(iter(outputs.tensors_of(output)), None)
-                rows = layout(call.module, call.tensors, notes)
-                self.take(from_chunks(rows, type(call.module).__name__), call.name)
-        if self._counts.pop(call, None) == self._count and listens:
-            shown = outputs.capture_weights(self.stack.calls, output, self.lineage, self.products)
-            if shown is not None:
-                self.take(shown, call.name)
-        self.products.leave(call)
-        self._pieces.leave(call)
-        self.settled.leave(call)
+        for tracker in self.trackers:
+            tracker.leave(call, output)

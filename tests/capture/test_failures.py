@@ -6,9 +6,9 @@ from torch import nn
 
 from attnscope.capture import Keep, recorder, recording
 from attnscope.capture.hooks import modules as stack
-from attnscope.capture.hooks import outputs, torch_functions
-from attnscope.capture.hooks.handwritten import softmax
+from attnscope.capture.hooks import outputs, softmax, torch_functions
 from attnscope.capture.lineage import unnormalized
+from attnscope.capture.placing import chunked as chunked_modules
 from attnscope.capture.placing import kinds as sites
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
@@ -85,19 +85,19 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (recorder.Frame, "of", gpt2),
     (recorder.Sites, "begin_pass", gpt2),
     (recorder.Recorder, "take", gpt2),
-    (recorder.Repeats, "holds", gpt2),
+    (recorder.Repeats, "take", gpt2),
     (recorder, "note_layers", gpt2),
     (unnormalized.UnnormalizedWeights, "see", softmaxed),
-    (unnormalized.UnnormalizedWeights, "weigh", rectified),
-    (recorder, "layout_of", gpt2),
-    (recorder, "from_chunks", chunked),
+    (unnormalized.UnnormalizedWeights, "_weigh", rectified),
+    (chunked_modules, "layout_of", gpt2),
+    (chunked_modules, "from_chunks", chunked),
     (outputs, "find_weights", softmaxed),
     (sites, "is_cross", gpt2),
     (softmax, "masked_keys", softmaxed),
-    (softmax.Trails, "start", softmaxed),
-    (softmax.Trails, "follow", softmaxed),
-    (softmax.Trails, "weighing", softmaxed),
-    (softmax.Trails, "project", softmaxed),
+    (softmax.Trails, "_start", softmaxed),
+    (softmax.Trails, "_carry_on", softmaxed),
+    (softmax.Trails, "_weighing", softmaxed),
+    (softmax.Trails, "_project", softmaxed),
 ]
 
 
@@ -159,7 +159,7 @@ def test_a_layer_whose_observer_fails_is_named_and_the_others_are_shown():
 
 def test_one_failure_at_many_tensors_is_said_once(monkeypatch):
     model, given = softmaxed()
-    monkeypatch.setattr(softmax.Trails, "follow", broken)
+    monkeypatch.setattr(softmax.Trails, "_carry_on", broken)
     with torch.inference_mode(), recording(model) as record:
         model(**given)
     assert len(record.failures) == len({failure.name for failure in record.failures})

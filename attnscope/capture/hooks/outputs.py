@@ -8,35 +8,76 @@ compiled function. A tensor is taken for weights if its name or its module's say
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.hooks.modules import Call, stored
+from attnscope.capture.hooks.modules import PLAIN, Call, stored
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.functions import Products
+from attnscope.capture.lineage.functions import PRODUCTS, Seen
 from attnscope.capture.lineage.standing import are_gates
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import texts_in_batch
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.weighing import bare_weighing
+from attnscope.capture.tracker import Tracker
+
+if TYPE_CHECKING:
+    from attnscope.capture.recorder import Recorder
 
 SURPLUS = 1e-3
 
 
-def capture_weights(
-    calls: Sequence[Call], output: object, lineage: Lineage, products: Products
-) -> Capture | None:
-    """The attention that the innermost of the running modules shows itself, when it ends with ``output``."""
-    weights = find_weights(calls[-1], output, lineage)
-    if weights is None:
-        return None
-    values, mixed = products.of(calls[-1], weights)
-    with quietly():
-        weighing = replace(bare_weighing(weights.detach()), values=values, output=mixed)
-        capture = Capture.of_weighing(weighing, texts_in_batch(calls, weights.shape[-2]))
-    return replace(capture, source="module", kernel=type(calls[-1].module).__name__)
+class ShownWeights(Tracker):
+    """Takes the weights that a module shows at its end, if nothing else was seen in it.
+
+    It keeps what modules that are running multiplied with what may be weights, to hold them against.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self._products: dict[Call, Any] = {}
+        self._before: dict[Call, int] = {}  # how much had been seen when a module started
+
+    def begin(self) -> None:
+        """Nothing runs."""
+        self._before.clear()
+
+    def enter(self, call: Call) -> None:
+        """A module starts."""
+        self._before[call] = self.recorder.seen
+
+    def see(self, seen: Seen) -> None:
+        """Keep values and what they gave, if the factor before them ends with axes of queries and keys."""
+        calls = self.recorder.stack.calls
+        call = next((call for call in reversed(calls) if not isinstance(call.module, PLAIN)), None)
+        if seen.name not in PRODUCTS or call is None or (product := seen.product) is None:
+            return
+        weights, ours, theirs = product.left, product.ours, product.theirs
+        if weights.ndim < 3 or not call.lengths.issuperset(weights.shape[-2:]):
+            return
+        usual = ours[-1] == theirs[-2] and product.out == ours[:-1] + theirs[-1]
+        if usual and ours[-1] not in product.out and ours[-2] not in theirs:
+            known = self._products.setdefault(call, WeakTensorKeyDictionary())
+            known[weights] = product.right.detach(), seen.result.detach()
+
+    def leave(self, call: Call, output: object) -> None:
+        """Take what the module shows, and let go what it multiplied."""
+        products = self._products.pop(call, {})
+        if self._before.pop(call, None) != self.recorder.seen or not self.recorder.listens:
+            return
+        weights = find_weights(call, output, self.recorder.of(Lineage))
+        if weights is None:
+            return
+        values, mixed = products.get(weights) or (None, None)
+        with quietly():
+            weighing = replace(bare_weighing(weights.detach()), values=values, output=mixed)
+            texts = texts_in_batch(self.recorder.stack.calls, weights.shape[-2])
+            capture = Capture.of_weighing(weighing, texts)
+        self.recorder.take(replace(capture, source="module", kernel=type(call.module).__name__), call.name)
 
 
 def find_weights(call: Call, output: object, lineage: Lineage) -> Tensor | None:

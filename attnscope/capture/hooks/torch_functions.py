@@ -1,4 +1,4 @@
-"""The attention inside of torch's fused encoder layers, from the products around it."""
+"""Torch's own functions that attend, among them its fused encoder layers, from the products around these."""
 
 from __future__ import annotations
 
@@ -12,18 +12,26 @@ from torch import Tensor
 
 from attnscope.attention import AttentionCall, OpenKeys
 from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts, WatchingMode
-from attnscope.capture.hooks.handwritten.softmax import Trails
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.lineage.functions import CARRYING, PRODUCTS, SOFTMAX
-from attnscope.capture.lineage.pieces import INSIDE
+from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.functions import Seen
+from attnscope.capture.lineage.split_calls import INSIDE
 from attnscope.capture.lineage.standing import asks_itself
 from attnscope.capture.lineage.unnormalized import MAPPED
 from attnscope.capture.observer import quietly
+from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.without_attention import why_opaque
-from attnscope.capture.rows import kernels as aten
 from attnscope.capture.rows.capture import Capture, Unknown
-from attnscope.capture.rows.kernels import bind, capture_flex, capture_projection
+from attnscope.capture.rows.kernels import (
+    KERNELS,
+    PACKED,
+    bind,
+    capture_aten,
+    capture_flex,
+    capture_projection,
+)
 from attnscope.capture.rows.weighing import is_mapped
+from attnscope.capture.tracker import Tracker
 
 if TYPE_CHECKING:
     from attnscope.capture.recorder import Recorder
@@ -100,111 +108,72 @@ class _Texts:
 
 
 class AttentionMode(WatchingMode):
-    """Calls every torch function as it was called, and tells a recorder of those that attend."""
+    """Calls every torch function as it was called, and tells a recorder of it."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
-        self.trails = Trails(recorder.learned)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run ``func``; the mode itself is off while this method runs."""
-        kwargs, recorder = kwargs or {}, self.recorder
+        kwargs, recorder, inside = kwargs or {}, self.recorder, None
         name = getattr(func, "__name__", "") if recorder.listens else ""
-        if name == "scaled_dot_product_attention" and recorder.notes is None and not _is_mapped(args, kwargs):
+        chunked = recorder.of(ChunkedModules).notes is not None
+        if name == "scaled_dot_product_attention" and not chunked and not _is_mapped(args, kwargs):
             result = recorder.guard.run(recorder.sdpa, func, args, kwargs)
-            if not recorder.settled.rests:
-                with recorder.guard:
-                    recorder.lineage.see(name, func, args, kwargs, result)
+            with recorder.guard:
+                recorder.of(Lineage).see(Seen(name, func, args, kwargs, result))
             return result
         if name in FUSED_FUNCTIONS:
-            result, products = FusedProducts.run(func, args, kwargs)
-            with recorder.guard:
-                self._see(name, func, args, kwargs, result)
-                self._see_fused(name, args, kwargs, products)
-            return result
-        result = func(*args, **kwargs)
+            result, inside = FusedProducts.run(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
         if name:
             with recorder.guard:
-                self._see(name, func, args, kwargs, result)
+                recorder.see(Seen(name, func, args, kwargs, result, inside))
         return result
 
-    def _see(
-        self, name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Follow what a function of torch computed, if it has to do with attention."""
-        recorder = self.recorder
-        if recorder.notes is not None:
-            return recorder.notes.note(name, args, result)
-        recorder.learned.see(name, args, result)
-        rests = recorder.settled.rests
-        if not rests and not any(isinstance(part, Tensor) and part.is_nested for part in (*args, result)):
-            recorder.lineage.see(name, func, args, kwargs, result)  # of all that has a shape
-            if not recorder.frames:
-                recorder.unnormalized.see(recorder.stack.calls, name, args, kwargs, result)
-        if name in CARRYING:
-            self.trails.follow(name, func, args, kwargs, result)
-        elif name in PRODUCTS:
-            weighing = self.trails.weighing(name, args, kwargs, result)
-            if weighing is not None:
-                return recorder.see_weighing(weighing, result)
-            if not rests and not recorder.frames:
-                recorder.unnormalized.weigh(recorder.stack.calls, name, args, kwargs, result)
-                self._see_pooling(name, args, kwargs)
-            self.trails.multiply(args, result)
-            recorder.products.see(recorder.stack.calls, name, args, kwargs, result)
-        elif name == "sum" and not rests:
-            self._see_pooling(name, args, kwargs)
-        elif name in SOFTMAX:
-            scores = args[0] if args else kwargs["input"]
-            axis = args[1] if len(args) > 1 else kwargs.get("dim")
-            if isinstance(axis, int) and not self.trails.start(recorder.path, scores, axis, result):
-                recorder.see_gate()
-        elif name == "linear":
-            source = args[0] if args else kwargs["input"]
-            self.trails.project(source, args[1] if len(args) > 1 else kwargs["weight"], result)
-        elif name in ("conv1d", "conv2d"):
-            self.trails.mix(args[0] if args else kwargs["input"], result)
-        elif "attention" in name and name not in FUSED_FUNCTIONS:
-            with quietly():
-                self._see_attention(name.partition(".")[0], args, kwargs, result)
 
-    def _see_pooling(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
-        """Whether a function sums over tokens what a softmax weighed: its module is named."""
-        if (pooled := self.trails.pooled(name, args, kwargs)) is not None:
-            self.recorder.unnormalized.pool(self.recorder.stack.calls, *pooled)
+class AttentionFunctions(Tracker):
+    """Takes the attention of torch's functions that attend all by themselves, but for its own kernel's."""
 
-    def _see_attention(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """A function of torch attended all by itself."""
-        recorder, calls = self.recorder, self.recorder.stack.calls
-        if _is_mapped(args, kwargs):
+    def see(self, seen: Seen) -> None:
+        """Take the attention of one call."""
+        if "attention" not in seen.name and seen.name not in FUSED_FUNCTIONS:
+            return
+        with quietly():
+            self._see(seen, seen.name.partition(".")[0])
+
+    def _see(self, seen: Seen, name: str) -> None:
+        recorder, args, kwargs, result = self.recorder, seen.args, seen.kwargs, seen.result
+        if name in FUSED_FUNCTIONS:
+            if not self._sees_gates(seen):
+                calls = recorder.stack.calls
+                recorder.take(*capture_fast_path(name, args, kwargs, seen.inside, calls))
+        elif _is_mapped(args, kwargs):
             recorder.take(Unknown(MAPPED), recorder.owner)
         elif name == "multi_head_attention_forward":
-            if not self._sees_gates(name, args, kwargs):
+            if not self._sees_gates(seen):
                 recorder.take(capture_projection(bind(args, kwargs), result[0]), recorder.owner)
         elif name == "flex_attention":
-            recorder.take_kernel(capture_flex(args, kwargs, result[0]), args, kwargs)
-            recorder.lineage.attend(args, kwargs, result[0])
-        elif name in aten.KERNELS | aten.PACKED and why_opaque(calls[-1].module) is None:
-            recorder.take_kernel(aten.capture_aten(name, args, kwargs, result), args, kwargs)
-            recorder.lineage.attend(args, kwargs, result if isinstance(result, Tensor) else result[0])
+            self._take_kernel(capture_flex(args, kwargs, result[0]), seen)
+        elif name in KERNELS | PACKED and why_opaque(recorder.stack.calls[-1].module) is None:
+            self._take_kernel(capture_aten(name, args, kwargs, result), seen)
 
-    def _see_fused(self, name: str, args: Any, kwargs: dict[str, Any], products: FusedProducts) -> None:
-        """One of torch's fused encoder layers attended inside."""
-        if self.recorder.notes is None and not self._sees_gates(name, args, kwargs):
-            with quietly():
-                self.recorder.take(
-                    *capture_fast_path(name, args, kwargs, products, self.recorder.stack.calls)
-                )
+    def _take_kernel(self, capture: Capture | Unknown, seen: Seen) -> None:
+        """Take what a kernel computed, and follow what it returned."""
+        self.recorder.take_kernel(capture, seen.args, seen.kwargs)
+        output = seen.result if isinstance(seen.result, Tensor) else seen.result[0]
+        self.recorder.of(Lineage).attend(seen, output)
 
-    def _sees_gates(self, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    def _sees_gates(self, seen: Seen) -> bool:
         """Whether what a position is made of attends to itself: then that is no attention of tokens."""
-        recorder, asks = self.recorder, asks_itself(self.recorder.lineage, name, args, kwargs)
+        asks = asks_itself(self.recorder.of(Lineage), seen.name, seen.args, seen.kwargs)
         if asks:
-            recorder.settled.ask()
-            recorder.take(Unknown(INSIDE), recorder.owner)
+            self.recorder.placed += 1
+            self.recorder.take(Unknown(INSIDE), self.recorder.owner)
         return asks
 
 

@@ -8,157 +8,154 @@ a layout has to be found, so a pass pays for a few small objects a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.hooks.handwritten.parameters import Learned, is_parameter
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.lineage.functions import (
-    JOINING,
-    MIXING,
-    MOVING,
-    PRODUCTS,
-    REDUCING,
-    Projections,
-    spell,
-)
-from attnscope.capture.lineage.nodes import Filler, Moved, Node, Nothing, Origin, Root, Spread
+from attnscope.capture.hooks.softmax import Learned, is_parameter
+from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING, Seen
+from attnscope.capture.lineage.nodes import Moved, Node, Nothing, Origin, Root, Spread, comes_from_projection
 from attnscope.capture.rows.weighing import is_mapped
+from attnscope.capture.tracker import Tracker
+
+if TYPE_CHECKING:
+    from attnscope.capture.recorder import Recorder
 
 SPREADING = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "mul", "__mul__"})
 """Functions by which entries meet what the model learned, several numbers each."""
+
+SDPA = "scaled_dot_product_attention"
+MULTIPLYING = PRODUCTS | {"linear", "addmm", "cdist", SDPA}
 
 DEEPEST = 100
 """Steps after which a way is given up: models come back to their shortcut long before."""
 
 
-class Lineage:
+class Lineage(Tracker):
     """The tensors of one pass whose origin is known; gone as soon as the model drops them."""
 
-    def __init__(self, learned: Learned) -> None:
-        self._learned = learned
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self._learned = recorder.of(Learned)
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is known of another pass."""
         self._origins: Any = WeakTensorKeyDictionary()
-        self._projections = Projections()
-        self._states = count()
+        self._numbers, self._states = count(1), count()
+        self._parameters: Any = WeakTensorKeyDictionary()  # by the number of each
+        self._projections: dict[Hashable, int] = {}  # parts of one have numbers of their own
         self.texts: tuple[int, ...] = ()  # what the model was given first: texts, or positions and texts
-        self._numbers = count(1)
 
-    def of(self, tensor: Any) -> Origin | None:
-        """Where a tensor comes from, if that is known."""
-        return self._origins.get(tensor) if isinstance(tensor, Tensor) else None
+    def of(self, tensor: object) -> Origin | None:
+        """Where a tensor comes from, if it is known."""
+        origin: Origin | None = self._origins.get(tensor) if isinstance(tensor, Tensor) else None
+        return origin
 
-    def begin(self, tensor: Tensor, channel_axis: int = -1) -> Origin | None:
-        """A new way, where none is known yet."""
+    def start(self, tensor: Tensor, channel_axis: int = -1, along: int | None = None) -> Origin | None:
+        """A new way, where none is known yet; ``along`` is the axis of positions, of keys in front."""
         known = self.of(tensor)
-        if known is None and tensor.is_floating_point() and tensor.ndim >= 2 and not is_parameter(tensor):
-            root = Root(next(self._numbers), tensor.shape, channel_axis, tensor.device)
+        begins = along is not None or not is_parameter(tensor)
+        if known is None and begins and tensor.is_floating_point() and tensor.ndim >= 2:
+            root = Root(next(self._numbers), tensor.shape, channel_axis, tensor.device, along)
             known = self._origins[tensor] = Origin(root, next(self._states))
         return known
 
     def enter(self, call: Call) -> None:
-        """A module starts: what it is given is a beginning, if nobody knows where it comes from."""
+        """What a module is given is a beginning, if nobody knows where it comes from."""
+        if self.recorder.rests:
+            return
         if not self.texts and call.tensors:
             self.texts = tuple(call.tensors[0].shape[: max(1, call.tensors[0].ndim - 1)][:2])
         for tensor in call.tensors:
-            self.begin(tensor)
+            self.start(tensor)
 
-    def see(
-        self,
-        name: str,
-        func: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        result: Any,
-    ) -> None:
-        """Follow one call."""
+    def see(self, seen: Seen) -> None:
+        """Follow one call, of all that has a shape."""
+        name, result = seen.name, seen.result
+        if self.recorder.rests or seen.is_nested:
+            return
         if name in MOVING:
-            self._move(name, func, args, kwargs, result)
+            self._move(seen, seen.args, seen.kwargs)
         if name in MOVING or not isinstance(result, Tensor):
             return
-        if name in PRODUCTS or name in ("linear", "addmm", "cdist", "scaled_dot_product_attention"):
-            self._multiply(name, args, kwargs, result)
+        if name in MULTIPLYING:
+            self._multiply(seen)
         elif name in ("conv1d", "conv2d", "conv3d"):
-            self._convolve(args, kwargs, result)
+            self._convolve(seen)
         elif name == "embedding":
-            self.begin(result)
+            self.start(result)
         elif name in JOINING:
-            self._join(name, func, args, kwargs, result)
+            self._join(seen)
         elif name in REDUCING:
-            self._reduce(args, kwargs, result)
+            self._reduce(seen)
         elif name == "pad":
-            self._pad(func, args, kwargs, result)
+            given = seen.given("input", "pad", "mode")
+            if given.get("mode", "constant") == "constant":  # else it repeats what stands at the ends
+                self._move(seen, (given["input"], given["pad"]), {})
         elif name not in MIXING:
-            self._keep(name, args, result)
+            self._keep(seen)
 
-    def attend(self, args: Sequence[Any], kwargs: dict[str, Any], output: Tensor) -> None:
+    def attend(self, seen: Seen, output: Tensor) -> None:
         """Follow what one of torch's kernels returned, which has a row for each query."""
-        self._multiply("scaled_dot_product_attention", args, kwargs, output)
+        self._multiply(replace(seen, name=SDPA, result=output))
 
     def place(self, result: Tensor, node: Node | None) -> None:
         """Others know better where a tensor comes from: from there, or from nowhere that is known."""
         self._origins.pop(result, None)
         if node is not None:
-            self._set(result, Origin(node, next(self._states)))
+            self.set(result, Origin(node, next(self._states)))
 
-    def keep(self, result: Tensor, origin: Origin) -> None:
-        """A tensor comes from where another one does."""
-        self._set(result, origin)
+    def set(self, result: Tensor, origin: Origin) -> None:
+        """A tensor comes from there, unless the way is too long."""
+        if origin.node.depth <= DEEPEST:
+            self._origins[result] = origin
 
     def _is_fixed(self, tensor: Tensor) -> bool:
         """Whether a factor is what the model learned: a parameter in some form, or queries made of it."""
         return self._learned.holds(tensor) or (self.of(tensor) is None and self._learned.is_fixed(tensor))
 
-    def _set(self, result: Tensor, origin: Origin) -> None:
-        if origin.node.depth <= DEEPEST:
-            self._origins[result] = origin
-
-    def _keep(self, name: str, args: Sequence[Any], result: Tensor) -> None:
+    def _keep(self, seen: Seen) -> None:
         """The entries stay in their places: those of the first scores, or of states by the shortest way."""
-        shaped = [
-            self._origins[arg]
-            for arg in args
-            if isinstance(arg, Tensor) and arg.shape == result.shape and arg in self._origins
-        ]
+        shape = seen.result.shape
+        known = [self.of(arg) for arg in seen.args if isinstance(arg, Tensor) and arg.shape == shape]
+        shaped = [origin for origin in known if origin is not None]
         if not shaped:
-            return self._spread(args, result) if name in SPREADING else None
+            given = [arg for arg in seen.args if isinstance(arg, Tensor) and not self._learned.is_fixed(arg)]
+            if seen.name in SPREADING and len(seen.args) == 2 and len(given) == 1 and self.of(given[0]):
+                # entries met what the model learned, several numbers each (scales of queries and keys)
+                self._move(replace(seen, name="expand", func=Tensor.expand), (given[0], shape), {})
+            return
         scores = next((origin for origin in shaped if origin.right is not None), None)
         best = scores or min(shaped, key=lambda origin: origin.node.depth)
         if best.right is None and any(origin.state != best.state for origin in shaped):
             best = replace(best, state=next(self._states))
-        self._set(result, best)
+        self.set(seen.result, best)
 
-    def _spread(self, args: Sequence[Any], result: Tensor) -> None:
-        """Entries met what the model learned, several numbers each (scales of queries and keys)."""
-        known = [arg for arg in args if isinstance(arg, Tensor) and not self._learned.is_fixed(arg)]
-        if len(known) == 1 and known[0] in self._origins and len(args) == 2 and isinstance(result, Tensor):
-            self._move("expand", Tensor.expand, (known[0], result.shape), {}, result)
-
-    def _move(
-        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """A function with one tensor that it moves."""
-        known = self.of(args[0]) if args else None
+    def _move(self, seen: Seen, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """A function with one tensor that it moves, the first of these arguments."""
+        known, result = self.of(args[0]) if args else None, seen.result
         if known is None or not isinstance(result, (Tensor, tuple, list)):
             return
-        rest = tuple(args[1:])
         several = not isinstance(result, Tensor)
-        for part, tensor in enumerate(result if several else (result,)):
-            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-                continue
-            index = part if several else None
-            node = Moved.by(func, name, (known.node, *rest), kwargs, index)
-            right = None if known.right is None else Moved.by(func, name, (known.right, *rest), kwargs, index)
-            self._set(tensor, replace(known, node=node, right=right))
 
-    def _reduce(self, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
+        def moved(node: Node, part: int) -> Moved:
+            return Moved.by(seen.func, seen.name, (node, *args[1:]), kwargs, part if several else None)
+
+        for part, tensor in enumerate(result if several else (result,)):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                right = None if known.right is None else moved(known.right, part)
+                self.set(tensor, replace(known, node=moved(known.node, part), right=right))
+
+    def _reduce(self, seen: Seen) -> None:
         """One entry for several along an axis: it stands where the first of them stood."""
-        given = dict(zip(("input", "dim"), args, strict=False)) | kwargs
+        given, result = seen.given("input", "dim"), seen.result
         source, axis = given.get("input"), given.get("dim")
         known = self.of(source)
         if not isinstance(source, Tensor) or known is None or type(axis) is not int:
@@ -169,145 +166,126 @@ class Lineage:
         axes = [place for place in range(source.ndim) if place != axis]
         stay = tuple((place, place - (place > axis and not kept)) for place in axes)
         right = None if known.right is None else Spread(known.right, stay, result.shape)
-        self._set(result, Origin(Spread(known.node, stay, result.shape), known.state, right))
+        self.set(result, Origin(Spread(known.node, stay, result.shape), known.state, right))
 
-    def _pad(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
-    ) -> None:
-        """Padding comes from nowhere, unless it repeats what stands at the ends."""
-        given = dict(zip(("input", "pad", "mode"), args, strict=False)) | kwargs
-        if given.get("mode", "constant") == "constant":
-            self._move("pad", func, (given["input"], given["pad"]), {}, result)
+    def _join(self, seen: Seen) -> None:
+        """Several tensors in a row. Beside queries or keys (of a memory, a cache), others begin here.
 
-    def _join(
-        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
-    ) -> None:
-        """Several tensors in a row; those of unknown origin are fillers."""
-        parts: Sequence[Tensor] = args[0] if args else kwargs["tensors"]
+        Where states are joined before they are projected (a class token), the whole is a new beginning.
+        """
+        parts: Sequence[Tensor] = seen.args[0] if seen.args else seen.kwargs["tensors"]
+        axis = seen.args[1] if len(seen.args) > 1 else seen.kwargs.get("dim", seen.kwargs.get("axis", 0))
         origins = [self.of(part) for part in parts]
         known = [origin for origin in origins if origin is not None]
+        scores = all(origin.right is not None for origin in known)
+        if len(known) < len(parts) and not scores and seen.name != "stack":
+            if not all(comes_from_projection(origin.node) for origin in known):
+                self.start(seen.result)
+                return
+            origins = [self.start(part, along=axis % part.ndim) for part in parts]
         if not known:
             return
-        axis = (*args, None)[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
-        scores = all(origin.right is not None for origin in known)
-        nodes: list[Node] = []
-        for part, origin in zip(parts, origins, strict=True):
-            if origin is not None:
-                nodes.append(origin.node)
-            elif scores or name == "stack":
-                nodes.append(Nothing(part.shape, part.device))
-            else:
-                filler = Filler(next(self._numbers), part.shape, axis % part.ndim, part.device)
-                nodes.append(filler)
+
+        def joined(nodes: Sequence[Node | None]) -> Moved:
+            pairs = zip(parts, nodes, strict=True)
+            nodes = [Nothing(part.shape, part.device) if node is None else node for part, node in pairs]
+            return Moved.by(seen.func, seen.name, (nodes, axis), {})
+
+        node = joined([None if origin is None else origin.node for origin in origins])
+        right = joined([None if origin is None else origin.right for origin in origins]) if scores else None
         states = {origin.state for origin in known}
-        state = states.pop() if len(states) == 1 else next(self._states)
-        right = None
-        if scores:
-            sides = [
-                Nothing(part.shape, part.device) if origin is None or origin.right is None else origin.right
-                for part, origin in zip(parts, origins, strict=True)
-            ]
-            right = Moved.by(func, name, (sides, axis), {})
-        self._set(result, Origin(Moved.by(func, name, (nodes, axis), {}), state, right))
+        self.set(seen.result, Origin(node, states.pop() if len(states) == 1 else next(self._states), right))
 
-    def _convolve(self, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
+    def _convolve(self, seen: Seen) -> None:
         """A convolution: a projection if its kernel is 1 wide; else it keeps places or begins anew."""
-        given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+        given, result = seen.given("input", "weight"), seen.result
         source, weight = given["input"], given["weight"]
-        known = self.of(source)
+        known, channels = self.of(source), result.ndim - weight.ndim + 1
         if known is None or known.right is not None or source.shape[2:] != result.shape[2:]:
-            self.begin(result, 1 if result.ndim > 2 else 0)
+            self.start(result, 1 if result.ndim > 2 else 0)
             return
-        kept = tuple((axis, axis) for axis in range(result.ndim) if axis != result.ndim - weight.ndim + 1)
-        channels = (result.ndim - weight.ndim + 1,)
-        node = Spread(known.node, kept, result.shape, channels, self._projections.number(weight))
-        self._set(result, Origin(node, known.state))
+        kept = tuple((axis, axis) for axis in range(result.ndim) if axis != channels)
+        node = Spread(known.node, kept, result.shape, (channels,), self._number(weight))
+        self.set(result, Origin(node, known.state))
 
-    def _multiply(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
+    def _number(self, weight: Tensor) -> int:
+        """The number of a parameter that entries went through; parts of one have numbers of their own."""
+        whole = weight if weight._base is None else weight._base
+        parameter = self._parameters.setdefault(whole, len(self._parameters))
+        key = parameter, weight.storage_offset()
+        return self._projections.setdefault(key, len(self._projections) + 1)
+
+    def _multiply(self, seen: Seen) -> None:
         """A product: a projection by a parameter, scores of two activations, or values that were weighed."""
-        spelled = spell(name, args, kwargs, result)
-        if spelled is None:
+        product, result = seen.product, seen.result
+        if product is None:
             return
-        (left, right), (ours, theirs), out = spelled
+        (left, ours, right, theirs), turned = product.sides
         if self._is_fixed(left) and not self._is_fixed(right):
-            left, right, ours, theirs = right, left, theirs, ours
-        kept = tuple((ours.index(letter), out.index(letter)) for letter in ours if letter in out)
+            left, ours, right, theirs = turned
+        kept = product.kept(ours)
         if self._is_fixed(right):
-            known = self.begin(left)
+            known = self.start(left)
             if known is not None and known.right is None:
-                new = tuple(axis for axis, letter in enumerate(out) if letter not in ours)
-                number = self._projections.number(right)
-                node = Spread(known.node, kept, result.shape, new, number)
-                self._set(result, Origin(node, known.state))
+                new = tuple(axis for axis, letter in enumerate(product.out) if letter not in ours)
+                node = Spread(known.node, kept, result.shape, new, self._number(right))
+                self.set(result, Origin(node, known.state))
             return
         if is_mapped(left, right):  # what torch.vmap gives to a function is new
-            self.begin(left)
-            self.begin(right)
+            self.start(left)
+            self.start(right)
         known, other = self.of(left), self.of(right)
         if known is None:
             return
         node = Spread(known.node, kept, result.shape)
         if known.right is not None:  # weights met their values, or scores, which makes scores again
-            keys = None
-            if other is not None and other.right is not None:
-                kept = tuple((theirs.index(letter), out.index(letter)) for letter in theirs if letter in out)
-                keys = Spread(other.right, kept, result.shape)
-            self._set(result, Origin(node, next(self._states), keys))
-        elif other is not None and other.right is None and name != "scaled_dot_product_attention":
-            kept = tuple((theirs.index(letter), out.index(letter)) for letter in theirs if letter in out)
-            keys = Spread(other.node, kept, result.shape)
-            self._set(result, Origin(node, known.state, keys))
-        elif name == "scaled_dot_product_attention":
-            self._set(result, Origin(node, next(self._states)))
+            answering = None if other is None else other.right
+        else:
+            answering = None if other is None or other.right is not None or seen.name == SDPA else other.node
+            if answering is None and seen.name != SDPA:
+                return
+        keys = None if answering is None else Spread(answering, product.kept(theirs), result.shape)
+        asked = known.right is None and keys is not None
+        self.set(result, Origin(node, known.state if asked else next(self._states), keys))
 
 
-class Settled:
-    """Modules whose attention needs no lineage, because others of their make showed it whole.
+class SkipKnownLayers(Tracker):
+    """Knows the modules whose attention needs no lineage, because others of their make showed it whole.
 
     Layers of one make attend in one way. Where all attention of a layer went through functions that say
     themselves which axes are texts and heads, what runs in the next layers of that make is not followed, for
     following costs as much as all other watching.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
         self._makes: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
-        self._settled: set[Hashable] = set()
+        self._known: set[Hashable] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing runs."""
         self._inside: Call | None = None
-        self._captured = self._placed = 0
-        self._before: dict[Call, tuple[int, int]] = {}  # both counts when a module that runs started
+        self._before: dict[Call, tuple[int, int]] = {}  # what was counted when a module that runs started
 
     @property
     def rests(self) -> bool:
         """Whether nothing has to be followed here."""
         return self._inside is not None
 
-    def begin_pass(self) -> None:
-        """Nothing runs."""
-        self._inside = None
-        self._before.clear()
-
-    def count(self, placed: bool) -> None:
-        """A call was captured; ``placed`` says whether its lineage was asked."""
-        self._captured += 1
-        self._placed += placed
-
-    def ask(self) -> None:
-        """Lineage was asked, though nothing was captured."""
-        self._placed += 1
-
     def enter(self, call: Call) -> None:
         """A module starts."""
-        self._before[call] = self._captured, self._placed
-        if self._inside is None and self._settled and self._make(call.module) in self._settled:
+        self._before[call] = self.recorder.captured, self.recorder.placed
+        if self._inside is None and self._known and self._make(call.module) in self._known:
             self._inside = call
 
-    def leave(self, call: Call) -> None:
-        """A module ends, and is settled if it attended and its lineage was never asked."""
-        captured, placed = self._before.pop(call, (self._captured, 0))
+    def leave(self, call: Call, output: object) -> None:
+        """A module is known if it attended, and its lineage was never asked."""
+        captured, placed = self._before.pop(call, (self.recorder.captured, 0))
         if self._inside is call:
             self._inside = None
-        if self._captured > captured and self._placed == placed:
-            self._settled.add(self._make(call.module))
+        if self.recorder.captured > captured and self.recorder.placed == placed:
+            self._known.add(self._make(call.module))
 
     def _make(self, module: nn.Module) -> Hashable:
         """The classes of all modules in a module, in their order."""

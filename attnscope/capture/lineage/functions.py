@@ -1,17 +1,13 @@
-"""What the functions of torch do to the entries of a tensor, by name, and the axes of products."""
+"""One call of a torch function as trackers see it, and the axes of the factors of a product."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
-
-from attnscope.capture.hooks.modules import PLAIN, Call
 
 SOFTMAX = frozenset({"softmax", "_softmax", "_safe_softmax"})
 PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "einsum"})
@@ -51,63 +47,68 @@ MIXING = frozenset({"sort", "cumsum", "matrix_exp", "inverse", "multi_head_atten
 """Functions whose result may have its argument's shape, with other entries in it."""
 
 
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product of two factors as ``einsum`` would write it: a letter for each axis."""
+
+    left: Tensor
+    right: Tensor
+    ours: str  # axes of the left factor
+    theirs: str
+    out: str
+
+    @property
+    def sides(self) -> tuple[tuple[Tensor, str, Tensor, str], ...]:
+        """Each factor with its axes, and the other one."""
+        left, right = (self.left, self.ours), (self.right, self.theirs)
+        return (*left, *right), (*right, *left)
+
+    def kept(self, letters: str) -> tuple[tuple[int, int], ...]:
+        """The axes of a factor that stay, as (axis before, axis after)."""
+        return tuple((letters.index(each), self.out.index(each)) for each in letters if each in self.out)
+
+
 @dataclass(eq=False)
-class Products:
-    """What modules that are running multiplied with what may be weights, which they may show at their end."""
+class Seen:
+    """One call of a torch function: what it was given, what it returned, and what was seen inside of it."""
 
-    _of: dict[Call, Any] = field(default_factory=dict)
+    name: str
+    func: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    result: Any
+    inside: Any = None
 
-    def see(
-        self, calls: Sequence[Call], name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
-    ) -> None:
-        """Keep values and what they gave, if the factor before them ends with axes of queries and keys."""
-        call = next((call for call in reversed(calls) if not isinstance(call.module, PLAIN)), None)
-        spelled = None if call is None else spell(name, args, kwargs, result)
-        if call is None or spelled is None:
-            return
-        (weights, values), (ours, theirs), out = spelled
-        if weights.ndim < 3 or not call.lengths.issuperset(weights.shape[-2:]):
-            return
-        usual = ours[-1] == theirs[-2] and out == ours[:-1] + theirs[-1]
-        if usual and ours[-1] not in out and ours[-2] not in theirs:
-            known = self._of.setdefault(call, WeakTensorKeyDictionary())
-            known[weights] = values.detach(), result.detach()
+    def given(self, *names: str) -> dict[str, Any]:
+        """The arguments by their names, those that come without one in this order."""
+        return dict(zip(names, self.args, strict=False)) | self.kwargs
 
-    def of(self, call: Call, weights: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The values that a module multiplied these weights with, and what they gave; else nothing."""
-        known: tuple[Tensor, Tensor] | None = self._of.get(call, {}).get(weights)
-        return known or (None, None)
+    @cached_property
+    def product(self) -> Product | None:
+        """The call as a product; None of any other function."""
+        return as_einsum(self.name, self.args, self.kwargs, self.result)
 
-    def leave(self, call: Call) -> None:
-        """A module ends, and what it multiplied is let go."""
-        self._of.pop(call, None)
+    @property
+    def is_nested(self) -> bool:
+        """Whether one of its tensors is nested, which has no shape."""
+        return any(isinstance(part, Tensor) and part.is_nested for part in (*self.args, self.result))
 
-
-class Projections:
-    """Numbers the parameters that entries went through; parts of one have numbers of their own."""
-
-    def __init__(self) -> None:
-        self._parameters: Any = WeakTensorKeyDictionary()
-        self._numbers: defaultdict[Hashable, int] = defaultdict(count(1).__next__)
-
-    def number(self, weight: Tensor) -> int:
-        """The number of a parameter, or of a part of one."""
-        whole = weight if weight._base is None else weight._base
-        parameter = self._parameters.setdefault(whole, len(self._parameters))
-        return self._numbers[parameter, weight.storage_offset()]
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that it was given, those in lists, too."""
+        parts = [part for arg in self.args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+        return [part for part in parts if isinstance(part, Tensor)]
 
 
-def spell(
-    name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
-) -> tuple[tuple[Tensor, Tensor], tuple[str, str], str] | None:
-    """The two factors of a product, a letter for each of their axes, and those of the result."""
+def as_einsum(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> Product | None:
+    """The factors of a product with a letter for each of their axes, and those of the result."""
     if name == "einsum":
         factors = list(args[1]) if len(args) > 1 and isinstance(args[1], (list, tuple)) else list(args[1:])
         if len(factors) != 2 or not isinstance(args[0], str):
             return None
         inputs, arrow, out = spell_out(args[0], factors).partition("->")
         ours, theirs = inputs.split(",")
-        return ((factors[0], factors[1]), (ours, theirs), out) if arrow else None
+        return Product(factors[0], factors[1], ours, theirs, out) if arrow else None
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if name in ("baddbmm", "addmm"):
         given = given[1:]
@@ -119,15 +120,11 @@ def spell(
     batch = "abcdefgh"
     if name == "linear":
         lead = batch[: left.ndim - 1]
-        return (left, right), (lead + "x", "yx"), lead + "y"
+        return Product(left, right, lead + "x", "yx", lead + "y")
     lead = batch[: result.ndim - 2]
-    ours = lead[len(lead) - (left.ndim - 2) :] + "ix"
-    if name == "cdist":
-        return (left, right), (ours, lead[len(lead) - (right.ndim - 2) :] + "jx"), lead + "ij"
-    if name == "scaled_dot_product_attention":
-        return (left, right), (ours, lead[len(lead) - (right.ndim - 2) :] + "jx"), lead + "iy"
-    theirs = lead[len(lead) - (right.ndim - 2) :] + "xj"
-    return (left, right), (ours, theirs), lead + "ij"
+    ours, theirs = (lead[len(lead) - (factor.ndim - 2) :] for factor in (left, right))
+    axes = {"cdist": ("jx", "ij"), "scaled_dot_product_attention": ("jx", "iy")}.get(name, ("xj", "ij"))
+    return Product(left, right, ours + "ix", theirs + axes[0], lead + axes[1])
 
 
 def spell_out(equation: str, operands: Sequence[Tensor]) -> str:

@@ -11,52 +11,56 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.nodes import STRETCH, Filler, Node, Root, beginnings, is_mixed, outputs
+from attnscope.capture.lineage.nodes import STRETCH, Node, Root, beginnings, outputs
 from attnscope.capture.rows.weighing import Weighing
 
-Arrange = Callable[[Tensor], Tensor]
-"""What lays a tensor [..., query, ?] out as [batch, head, query, ?]."""
+UNMOVABLE = RuntimeError, TypeError, IndexError, ValueError
+"""What labels raise where a function moves numbers, and cannot move labels."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sides:
-    """Where queries and keys come from; ``scored``: both nodes are laid out as scores, [..., query, key]."""
+class QueryKeyOrigin:
+    """Where queries and keys come from; ``scored``: both nodes are laid out as scores, [..., query, key].
+
+    ``arrange`` lays a tensor [..., query, ?] out as [batch, head, query, ?].
+    """
 
     query: Node | None
     key: Node | None
     state: int
-    arrange: Arrange
+    arrange: Callable[[Tensor], Tensor]
     scored: bool
     axes: int = 4  # of the tensors that a kernel was given
     texts: tuple[int, ...] = ()  # how many texts there are: one of these, as far as known
     known: bool = False  # whether the function said which axes are texts and heads
 
     @staticmethod
-    def of_kernel(lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int) -> Sides:
+    def of_kernel(
+        lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int
+    ) -> QueryKeyOrigin:
         """Those of torch's own kernel, which is given queries and keys of any origin."""
         given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
         query, key = (lineage.of(given[name]) for name in ("query", "key"))
         axes = given["query"].ndim
-        nowhere = Sides(None, None, 0, Tensor.detach, False, axes, lineage.texts)
-        if key is None or key.right is not None or (query is not None and query.right is not None):
-            return nowhere
-        if axes > 3 and isinstance((query or key).node, Root):  # it was given heads: torch's axes are meant
-            return nowhere
+        scores = any(side is not None and side.right is not None for side in (query, key))
+        # what was given as heads begins with torch's axes
+        if key is None or scores or (axes > 3 and isinstance((query or key).node, Root)):
+            return QueryKeyOrigin(None, None, 0, Tensor.detach, False, axes, lineage.texts)
 
         def arrange(labels: Tensor) -> Tensor:
             return labels.reshape(batch, -1, *labels.shape[-2:])
 
         asking, state = (None, 0) if query is None else (query.node, query.state)
-        return Sides(asking, key.node, state, arrange, False, axes, lineage.texts)
+        return QueryKeyOrigin(asking, key.node, state, arrange, False, axes, lineage.texts)
 
     @staticmethod
-    def of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> Sides:
+    def of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> QueryKeyOrigin:
         """Those of weights, which a product of both began."""
         weights = lineage.of(weighing.operand)
         arrange = partial(weighing.arrange, batch=batch, heads=heads)
         if weights is None or weights.right is None:
-            return Sides(None, None, 0, arrange, True, texts=lineage.texts)
-        return Sides(weights.node, weights.right, weights.state, arrange, True, texts=lineage.texts)
+            return QueryKeyOrigin(None, None, 0, arrange, True, texts=lineage.texts)
+        return QueryKeyOrigin(weights.node, weights.right, weights.state, arrange, True, texts=lineage.texts)
 
     @property
     def signature(self) -> Hashable:
@@ -76,7 +80,7 @@ class Layout:
     texts: int
     positions: int  # of one text
     outputs: int  # of the projection that the queries come from
-    channels: bool  # whether its queries are channels of one position
+    channels: bool = False  # whether its queries are channels of one position
     inside: bool = False  # whether each query and its keys are of one position: streams, heads, experts
 
     @property
@@ -94,6 +98,11 @@ class Layout:
             and bool((self.query == lane).all())
             and bool((self.key == keys).all())
         )
+
+    @property
+    def sequences(self) -> int:
+        """How many beginnings its keys have."""
+        return len(torch.unique(self.key[self.key >= 0] // STRETCH))
 
     @property
     def apart(self) -> bool:
@@ -120,94 +129,74 @@ class Layout:
         return self.whole and len(heads) * each in (self.outputs, self.outputs / 3)
 
 
-def survey(sides: Sides) -> Layout | None:
+def survey(origin: QueryKeyOrigin) -> Layout | None:
     """The layout of a call, or None if its queries and keys cannot be followed."""
-    if sides.query is None or sides.key is None:
+    if origin.query is None or origin.key is None:
         return None
-    query, key, channel = (
-        sides.query.labels("place"),
-        sides.key.labels("place"),
-        sides.query.labels("channel"),
-    )
-    if sides.scored:
+    query, key = origin.query.labels("position"), origin.key.labels("position")
+    channel = origin.query.labels("channel")
+    if origin.scored:
         if query.shape[-1] > 1 and not is_constant(query, -1) and is_constant(key, -1):
-            query, key, channel = key, query, sides.key.labels("channel")
+            query, key, channel = key, query, origin.key.labels("channel")
         if not is_constant(query, -1):
             return None
-        query, channel = sides.arrange(query[..., :1]), sides.arrange(channel[..., :1])
-        key = sides.arrange(key[..., :1, :] if is_constant(key, -2) else key)
+        query, channel = origin.arrange(query[..., :1]), origin.arrange(channel[..., :1])
+        key = origin.arrange(key[..., :1, :] if is_constant(key, -2) else key)
     else:
-        query, key, channel = (sides.arrange(labels[..., :1]) for labels in (query, key, channel))
+        query, key, channel = (origin.arrange(labels[..., :1]) for labels in (query, key, channel))
         key = key.mT
         if key.shape[1] != query.shape[1]:
             key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    begun = {begin.number: begin for begin in (*beginnings(sides.query), *beginnings(sides.key))}
-    query, channel = query[..., 0], channel[..., 0]
+    query, channel, single = query[..., 0], channel[..., 0], query % 1 == 0
+    alone = bool(single.all()) and bool((key % 1 == 0).all())
+    query, key = query.floor(), key.floor()
+    begun = {root.number: root for root in (*beginnings(origin.query), *beginnings(origin.key))}
     texts, asked, swapped = _split(query, begun)
-    varies = query.shape[-1] > 1 and bool((channel != channel[..., :1]).any())
     if bool((channel[query > 0] == 0).any()) or not len(texts):
         return None
-    if varies and bool((query == query[..., :1]).all()):
+    if query.shape[-1] > 1 and is_constant(query, -1) and not is_constant(channel, -1):
         return Layout(texts, channel, asked, key, 0, 0, 0, channels=True)
-    if is_mixed(sides.key, sides.query):
-        return None  # its keys stand at no token
     answered, answering, _ = _split(key, begun, swapped)
-    here = (answering == asked[..., None]) & (answered == texts[..., None]) | (asked < 0)[..., None]
-    if here.shape[-1] > 1 and bool(here.all()) and _stand_alone(sides):
-        return Layout(texts, channel, asked, answering, 0, 0, 0, channels=False, inside=True)
+    if key.shape[-1] > 1:
+        here = (answering == asked[..., None]) & (answered == texts[..., None]) | (asked < 0)[..., None]
+        if bool(here.all()) and alone and bool((query > 0).all()) and bool((key > 0).all()):
+            return Layout(texts, channel, asked, answering, 0, 0, 0, inside=True)
+        if is_constant(key, -1) and bool((key > 0).any()):
+            return None  # each key is made of all tokens (Linformer), and stands at none
     roots = [begun[int(number)] for number in torch.unique(query[query > 0] // STRETCH)]
-    real = [root for root in roots if isinstance(root, Root)]
-    if not real:  # fillers alone ask, of the texts that answer
-        real = [root for root in begun.values() if isinstance(root, Root)]
-        texts = answered.amax(-1).expand_as(asked)
-    if not real or bool((texts[asked >= 0] < 0).any()):
+    if not roots or bool((texts[asked >= 0] < 0).any()):
         return None
-    count = max(root.shape[1] if swapped else root.texts for root in real)
-    if sides.texts and count not in (1, *sides.texts):
+    count = max(root.shape[1] if swapped else root.texts for root in roots)
+    if origin.texts and count not in (1, *origin.texts):
         return None  # what they began with holds more in the axis of its texts: heads, windows, frames
-    positions = sum(root.shape[0] if swapped and isinstance(root, Root) else root.positions for root in roots)
-    return Layout(texts, channel, asked, answering, count, positions, outputs(sides.query), channels=False)
+    positions = sum(root.shape[0] if swapped else root.positions for root in roots)
+    return Layout(texts, channel, asked, answering, count, positions, outputs(origin.query))
 
 
-def looks_inside(sides: Sides) -> bool:
+def looks_inside(origin: QueryKeyOrigin) -> bool:
     """Whether queries from nowhere, such as learned ones, each look at what stands at one position."""
-    if sides.query is not None or sides.key is None or sides.scored:
+    if origin.query is not None or origin.key is None or origin.scored:
         return False
-    try:
-        labels = sides.arrange(sides.key.labels("position")[..., :1])  # [batch, head, key, 1]
-    except (RuntimeError, TypeError, IndexError, ValueError):
+    labels = find_positions(origin.key)
+    if labels is None:
         return False
-    places = labels % STRETCH  # states of several layers began apart, at the same positions
+    places = origin.arrange(labels[..., :1]) % STRETCH  # [batch, head, key, 1]; layers may begin apart
     apart = places.shape[1] > 1 and not is_constant(places, 1)  # tokens where heads would be
     return places.shape[2] > 1 and apart and is_constant(places, 2) and bool((labels > 0).all())
 
 
-def _stand_alone(sides: Sides) -> bool:
-    """Whether queries and keys stand at one position each, and are not made of several."""
-    return all(
-        bool((side.labels("position") > 0).all()) for side in (sides.query, sides.key) if side is not None
-    )
-
-
 def _split(
-    labels: Tensor, begun: dict[int, Root | Filler], swapped: bool | None = None
+    labels: Tensor, begun: dict[int, Root], swapped: bool | None = None
 ) -> tuple[Tensor, Tensor, bool]:
-    """The texts and positions of some places, and whether texts are the second axis of what they began with.
-
-    Places of fillers take the text of the others in their row.
-    """
+    """The texts and positions of some labels, and whether texts are the second axis of their root."""
     text, place = torch.full_like(labels, -1.0), torch.full_like(labels, -1.0)
     number = labels // STRETCH
     for one in torch.unique(number):
-        begin, here = begun.get(int(one)), number == one
-        if begin is None:
+        root, here = begun.get(int(one)), number == one
+        if root is None:
             continue
-        flat = labels - one * STRETCH
-        if isinstance(begin, Filler):
-            place = torch.where(here, labels, place)
-            continue
-        first, second = begin.split(flat)
-        if swapped is None and len(begin.shape) == 3 and labels.shape[-1] > 1:
+        first, second = root.split(labels - one * STRETCH)
+        if swapped is None and len(root.shape) == 3 and labels.shape[-1] > 1:
             moving = bool((first.amax(-1) > first.amin(-1))[here.all(-1)].any())
             swapped = moving and bool((second.amax(-1) == second.amin(-1)).all())
         first, second = (second, first) if swapped else (first, second)
@@ -220,7 +209,7 @@ def find_positions(node: Node) -> Tensor | None:
     """The positions of a tensor's entries; None where a function moves numbers, and cannot move labels."""
     try:
         return node.labels("position")
-    except (RuntimeError, TypeError, IndexError, ValueError):
+    except UNMOVABLE:
         return None
 
 

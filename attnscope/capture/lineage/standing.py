@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.layout import Sides, find_positions, is_constant
-from attnscope.capture.lineage.nodes import STRETCH, Node, Root, Spread, beginnings
+from attnscope.capture.lineage.layout import UNMOVABLE, QueryKeyOrigin, find_positions, is_constant
+from attnscope.capture.lineage.nodes import STRETCH, Node, Origin, Spread, beginnings
 from attnscope.capture.rows.weighing import ROUNDING, Weighing, is_mapped
 
 MOST = 2**24
@@ -36,30 +36,44 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
     """What weights weigh, as far as their lineage tells; what they made is placed by it, too."""
     origin, weights, gates = lineage.of(weighing.operand), weighing.weights, weighing.trail.gates
     unknown = Standing(tokens=not gates)
-    if is_mapped(weights):
-        return unknown
-    if origin is not None and origin.right is not None and weighing.weighed is not None:
-        own = lineage.of(weighing.weighed) is None and _weigh_places(origin.node, weighing)
-        return Standing(tokens=not own and not gates)
-    if origin is None or origin.right is not None or weights.numel() > MOST or weights.shape[-1] < 2:
+    if origin is None or is_mapped(weights):
         return unknown
     weighed = lineage.of(weighing.weighed)
+    if origin.right is not None and weighed is None and weighing.weighed is not None:
+        return Standing(tokens=not gates and not _weigh_distances(origin.node, weighing))
+    if not _is_one_sided(origin, weights):
+        return unknown
     try:
         places = origin.node.labels("position").permute(weighing.axes)
         if not is_constant(places, -1):
             whole = not gates or bool(((weights.sum(-1) - 1).abs() < ROUNDING).all())
             stands = Standing(whole, learned=places.ndim < 2 or is_constant(places, -2))
         elif _all_differ(origin.node.labels("channel").permute(weighing.axes)):
-            tokens = weighed is not None and _are_tokens(weighed.node, origin.node, weighing)
-            stands = Standing(tokens and bool(((weights.sum(-1) - 1).abs() < ROUNDING).all()))
+            stands = Standing(tokens=False)
         else:
-            inside = weighed is not None and _inside(weighed.node, weighing)
+            values = None if weighed is None else weighed.node.labels("position")
+            inside = values is not None and _are_single(values) and is_constant(values, weighing.key_axis)
             stands = Standing(tokens=not (gates or inside))
-    except (RuntimeError, TypeError, IndexError, ValueError):
-        return unknown  # a function that moves numbers, and cannot move labels
-    if not stands.tokens or stands.learned:
-        _place(lineage, result, None if stands.learned or weighed is None else weighed.node)
+    except UNMOVABLE:
+        return unknown
+    made = lineage.of(result)
+    if (not stands.tokens or stands.learned) and made is not None and made.right is not None:
+        # what was mixed at one position stands where the values do, what learned queries mixed nowhere
+        sides = [side for side in (made.node, made.right) if isinstance(side, Spread)]
+        place = None if stands.learned or weighed is None else weighed.node
+        lineage.place(result, next((side for side in sides if side.parent is place), None))
     return stands
+
+
+def are_gates(lineage: Lineage, tensor: Tensor) -> bool:
+    """Whether each of a tensor's columns is an output of a layer, at one position."""
+    origin = lineage.of(tensor)
+    if origin is None or not _is_one_sided(origin, tensor):
+        return False
+    try:
+        return is_constant(origin.node.labels("position"), -1) and _all_differ(origin.node.labels("channel"))
+    except UNMOVABLE:
+        return False
 
 
 def asks_itself(lineage: Lineage, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -67,81 +81,48 @@ def asks_itself(lineage: Lineage, name: str, args: Sequence[Any], kwargs: Mappin
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     query, key = given[0], given[name != "_transformer_encoder_layer_fwd"]
     asking, answering = lineage.of(query), lineage.of(key)
-    if asking is None or answering is None or key.ndim < 3 or query.is_nested:
-        return False
-    try:
-        places, keys = (side.node.labels("position")[..., 0] for side in (asking, answering))
-    except (RuntimeError, TypeError, IndexError, ValueError):
-        return False
     axis = 0 if name == "multi_head_attention_forward" else 1  # of the keys
-    few = key.shape[axis] < 2 or not is_constant(keys, axis)
-    return not few and bool(((places == keys.narrow(axis, 0, 1)) & (places > 0)).all())
+    if asking is None or answering is None or key.ndim < 3 or query.is_nested or key.shape[axis] < 2:
+        return False
+    places, keys = find_positions(asking.node), find_positions(answering.node)
+    if places is None or keys is None or not is_constant(keys[..., 0], axis):
+        return False
+    return _are_single(places) and bool((places[..., 0] == keys[..., 0].narrow(axis, 0, 1)).all())
 
 
-def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> Sides | None:
+def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> QueryKeyOrigin | None:
     """Where [batch, head, position, size] comes from, if its axes hold other things than a function said.
 
     More than the texts in that of the batch, or channels in that of positions; else None.
     """
     texts, batch = lineage.texts, len(query)
-    many = bool(texts) and batch > texts[0] and batch not in texts
-    if many or _asks_channels(lineage, query):
-        return replace(Sides.of_kernel(lineage, (query, key), {}, batch), known=True)
+    asked = lineage.of(query)
+    places = None if asked is None else find_positions(asked.node)
+    channels = places is not None and is_constant(places, -2) and not is_constant(places, -1)
+    if channels or (texts and batch > texts[0] and batch not in texts):
+        return replace(QueryKeyOrigin.of_kernel(lineage, (query, key), {}, batch), known=True)
     return None
 
 
-def _asks_channels(lineage: Lineage, query: Tensor) -> bool:
-    """Whether the numbers of each query are those of several positions, the same ones for all queries."""
-    origin = lineage.of(query)
-    places = None if origin is None else find_positions(origin.node)
-    return places is not None and is_constant(places, -2) and not is_constant(places, -1)
-
-
-def _weigh_places(query: Node, weighing: Weighing) -> bool:
+def _weigh_distances(query: Node, weighing: Weighing) -> bool:
     """Whether each position weighs numbers of its own, alike in heads and texts: learned for distances."""
-    (root, *others), shape = beginnings(query), weighing.weights.shape
-    if others or not isinstance(root, Root) or len(shape) < 3 or shape[-2] < 2 or shape.numel() > MOST:
+    (root, *others), shape, labels = beginnings(query), weighing.weights.shape, find_positions(query)
+    if others or labels is None or len(shape) < 3 or shape[-2] < 2 or shape.numel() > MOST:
         return False
-    try:
-        labels = query.labels("place").permute(weighing.axes)[..., 0]  # [..., query]
-    except (RuntimeError, TypeError, IndexError, ValueError):
-        return False
+    labels = labels.floor().permute(weighing.axes)[..., 0]  # [..., query]
     places = root.split(labels - root.number * STRETCH)[1]
     each = all(is_constant(places, axis) for axis in range(1, places.ndim))
     return each and bool((labels > 0).all()) and not is_constant(places, 0)
 
 
-def _are_tokens(weighed: Node, gates: Node, weighing: Weighing) -> bool:
-    """Whether what is weighed stands at several positions of the text whose positions made the weights."""
-    if {begin.number for begin in beginnings(weighed)} != {begin.number for begin in beginnings(gates)}:
-        return False
-    places = weighed.labels("position")
-    return bool((places > 0).all()) and not is_constant(places, weighing.key_axis)
+def _is_one_sided(origin: Origin, weights: Tensor) -> bool:
+    """Whether no product of queries and keys began some weights, of which there are not too many."""
+    return origin.right is None and weights.numel() <= MOST and weights.shape[-1] > 1
 
 
-def _inside(weighed: Node, weighing: Weighing) -> bool:
-    """Whether all that is weighed stands at one position."""
-    places = weighed.labels("position")
-    return bool((places > 0).all()) and is_constant(places, weighing.key_axis)
-
-
-def _place(lineage: Lineage, result: Tensor, values: Node | None) -> None:
-    """What was mixed at one position stands where the values do, what learned queries mixed nowhere."""
-    origin = lineage.of(result)
-    if origin is not None and origin.right is not None:
-        sides = [side for side in (origin.node, origin.right) if isinstance(side, Spread)]
-        lineage.place(result, next((side for side in sides if side.parent is values), None))
-
-
-def are_gates(lineage: Lineage, tensor: Tensor) -> bool:
-    """Whether each of a tensor's columns is an output of a layer, at one position."""
-    origin = lineage.of(tensor)
-    if origin is None or origin.right is not None or tensor.numel() > MOST or tensor.shape[-1] < 2:
-        return False
-    try:
-        return is_constant(origin.node.labels("position"), -1) and _all_differ(origin.node.labels("channel"))
-    except (RuntimeError, TypeError, IndexError, ValueError):
-        return False
+def _are_single(labels: Tensor) -> bool:
+    """Whether everything stands at a position, and was made of no others."""
+    return bool(((labels > 0) & (labels % 1 == 0)).all())
 
 
 def _all_differ(labels: Tensor) -> bool:

@@ -16,10 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnscope.capture.lineage.functions import SOFTMAX
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.hooks.outputs import tensors_of
+from attnscope.capture.lineage.functions import SOFTMAX, Seen
+from attnscope.capture.observer import quietly
 from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.weighing import masked_keys
+from attnscope.capture.tracker import Tracker
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +43,44 @@ class Notes:
     linears: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what each was given, and gave
     returned: Tensor | None = None
 
-    def note(self, name: str, args: Sequence[Any], result: Any) -> None:
-        """Take note of a torch function, if it is one that matters."""
-        if name in SOFTMAX or name == "exp":  # of scores minus their log-sum-exp
-            self.softmaxes.append(Softmax(result.detach(), masked_keys(args[0], -1)))
-        elif name == "gather":
-            self.gathers.append(args[2])
-        elif name == "linear":
-            self.linears.append((args[0], result.detach()))
+
+class ChunkedModules(Tracker):
+    """Notes what modules that attend in chunks compute, and takes it with every weight at its key."""
+
+    notes: Notes | None = None  # of the module that runs
+
+    def begin(self) -> None:
+        """Nothing runs."""
+        self.notes = None
+
+    def enter(self, call: Call) -> None:
+        """A module starts."""
+        if layout_of(call.module) is not None:
+            self.notes = Notes()
+
+    def see(self, seen: Seen) -> bool:
+        """Take note of a torch function, if it is one that matters; nobody else needs to know."""
+        notes, args, result = self.notes, seen.args, seen.result
+        if notes is None:
+            return False
+        if seen.name in SOFTMAX or seen.name == "exp":  # of scores minus their log-sum-exp
+            notes.softmaxes.append(Softmax(result.detach(), masked_keys(args[0], -1)))
+        elif seen.name == "gather":
+            notes.gathers.append(args[2])
+        elif seen.name == "linear":
+            notes.linears.append((args[0], result.detach()))
+        return True
+
+    def leave(self, call: Call, output: object) -> None:
+        """Lay out what the module computed."""
+        notes, layout = self.notes, layout_of(call.module)
+        if notes is None or layout is None:
+            return
+        self.notes = None
+        with quietly():
+            notes.returned = next(tensors_of(output), None)
+            rows = layout(call.module, call.tensors, notes)
+            self.recorder.take(from_chunks(rows, type(call.module).__name__), call.name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ SOME = 64
 """About as many keys tell how large values are."""
 
 
-def few(queries: int) -> tuple[int, ...]:
+def sample_rows(queries: int) -> tuple[int, ...]:
     """The rows that are looked at: the first one, that in the middle, and the last one."""
     return tuple(sorted({0, queries // 2, queries - 1}))
 
@@ -35,8 +35,8 @@ def compare_rows(
     what a kernel does with the heads of a few rows, [batch, head, row, size], before it returns them as one,
     [batch, row, size].
     """
-    places = few(output.shape[2])
-    mixed = mix(few_rows(rows, places), value)  # [batch, head, row, size]
+    places = sample_rows(output.shape[2])
+    mixed = mix(sampled_weights(rows, places), value)  # [batch, head, row, size]
     mixed = mixed if finish is None else finish(mixed, places).unsqueeze(1)
     given = output[:, :, list(places)]
     gap = (mixed - given).abs().where(given.isfinite(), 0)
@@ -65,7 +65,7 @@ def mix(weights: Tensor, values: Tensor) -> Tensor:
     return (grouped @ values).view(batch, heads, count, -1)
 
 
-def few_rows(rows: RowSource, places: tuple[int, ...]) -> Tensor:
+def sampled_weights(rows: RowSource, places: tuple[int, ...]) -> Tensor:
     """The weights of a few queries.  -> [batch, head, row, key]"""
     if isinstance(rows, ScoredRows):
         return rows.pick(places)

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.rows.capture import Capture
-from attnscope.capture.rows.proof import few
+from attnscope.capture.rows.proof import sample_rows
 from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.tracker import Taken, Tracker
+
+if TYPE_CHECKING:
+    from attnscope.capture.recorder import Recorder
 
 
-@dataclass(eq=False)
-class Repeats:
+class Repeats(Tracker):
     """Knows the attention that a module's call showed last."""
 
-    _latest: tuple[Call, AttentionCall, Tensor] | None = None
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self._latest: tuple[Call, AttentionCall, Tensor] | None = None
 
-    def holds(self, capture: Capture, module: Call | None) -> bool:
+    def take(self, taken: Taken) -> bool:
         """Whether a module weighed other values with the very same weights a second time in one call.
 
         The same tensors alone do not say so: the module may have written new numbers into them. So a few
         rows of weights are compared too.
         """
-        before = self._latest
+        before, capture, module = self._latest, taken.capture, self.recorder.call_of(taken.name)
         if module is None or not isinstance(capture.read, ScoredRows):
             return False
-        call, rows = capture.read.call, capture.read.pick(few(capture.queries))
+        call, rows = capture.read.call, capture.read.pick(sample_rows(capture.queries))
         self._latest = module, call, rows
         if before is None or before[0] is not module:
             return False
         same = before[1].query is call.query and before[1].key is call.key
         return same and torch.equal(rows, before[2])
 
-    def leave(self, module: Call) -> None:
+    def leave(self, call: Call, output: object) -> None:
         """A module's call ends, and its tensors are let go."""
-        if self._latest is not None and self._latest[0] is module:
+        if self._latest is not None and self._latest[0] is call:
             self._latest = None

@@ -7,16 +7,21 @@ starts or the module around the list ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.capture.hooks.modules import Call
+from attnscope.capture.observer import quietly
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.proof import join_differences
 from attnscope.capture.rows.scores import JoinedHeads
+from attnscope.capture.tracker import Taken, Tracker
+
+if TYPE_CHECKING:
+    from attnscope.capture.recorder import Recorder
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,61 +39,72 @@ class Pending:
             return self.given is tensor
         return torch.equal(self.given, tensor)
 
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """What heads of one layer have in common."""
+        return self.capture.batch, self.capture.queries, self.capture.keys
 
-@dataclass(eq=False)
-class SingleHeads:
-    """Holds single heads by the list that they are in, and releases them joined or one by one."""
 
-    release: Callable[[Capture, str], None]
-    held: dict[str, list[Pending]] = field(default_factory=dict)
+class SingleHeads(Tracker):
+    """Holds single heads by the list that they are in, and shows them joined or one by one."""
 
-    def hold(self, calls: Sequence[Call], name: str, capture: Capture) -> bool:
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.held: dict[str, list[Pending]] = {}
+
+    def take(self, taken: Taken) -> bool:
         """Hold one head if it ran inside an entry of a module list; say whether it did."""
-        for outer, call in zip(reversed(calls[:-1]), reversed(calls), strict=False):
+        if taken.capture.heads > 1:
+            return False
+        for outer, call in zip(reversed(taken.calls[:-1]), reversed(taken.calls), strict=False):
             parent, _, index = call.name.rpartition(".")
             if index.isdigit() and isinstance(_child(outer, parent), nn.ModuleList):
                 given = None if call.first is None else call.first.clone()
-                self.held.setdefault(parent, []).append(Pending(capture, name, call.name, given))
+                self.held.setdefault(parent, []).append(Pending(taken.capture, taken.name, call.name, given))
                 return True
         return False
 
     def enter(self, call: Call) -> None:
-        """A module starts: lists beside it are over, and heads that got another input were layers."""
+        """Lists beside a module that starts are over, and heads that got another input were layers."""
         parent, _, _ = call.name.rpartition(".")
         for path, group in list(self.held.items()):
             outside = not call.name.startswith(f"{path}.")
             if outside or (path == parent and not all(held.was_given(call.first) for held in group)):
-                self._flush(path)
+                self._show(path)
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: Call, output: object) -> None:
         """A module ends: the lists inside it are complete."""
         for parent in [held for held in self.held if not call.name or held.startswith(f"{call.name}.")]:
-            self._flush(parent)
+            self._show(parent)
 
-    def flush(self) -> None:
-        """Release all that is held."""
+    def finish(self) -> None:
+        """Show all that is held."""
         for parent in list(self.held):
-            self._flush(parent)
+            self._show(parent)
 
-    def _flush(self, parent: str) -> None:
+    def _show(self, parent: str) -> None:
+        """Pass the heads of a list on, as one attention if they are."""
         group = self.held.pop(parent)
-        first = group[0].capture
-        alike = all(_size(pending.capture) == _size(first) for pending in group)
-        one_each = len({pending.entry for pending in group}) == len(group)
-        if len(group) > 1 and alike and one_each:
-            joined = JoinedHeads(tuple(p.capture.read for p in group), tuple(1 for _ in group))
-            whole = replace(
-                first,
-                heads=len(group),
-                key_heads=len(group),
-                read=joined,
-                values=_values(group),
-                difference=join_differences([held.capture.difference for held in group], first.dtype),
-            )
-            self.release(whole, parent)
-        else:
-            for pending in group:
-                self.release(pending.capture, pending.name)
+        shown = [(held.capture, held.name) for held in group]
+        one_each = len({held.entry for held in group}) == len(group)
+        if len(group) > 1 and one_each and len({held.size for held in group}) == 1:
+            shown = [(_joined([held.capture for held in group]), parent)]
+        with quietly():
+            for capture, name in shown:
+                self.recorder.pass_on(Taken(capture, name, tuple(self.recorder.stack.calls)), self)
+
+
+def _joined(heads: list[Capture]) -> Capture:
+    """Several attentions of one head each as one."""
+    values = [head.values for head in heads if head.values is not None]
+    return replace(
+        heads[0],
+        heads=len(heads),
+        key_heads=len(heads),
+        read=JoinedHeads(tuple(head.read for head in heads), (1,) * len(heads)),
+        values=torch.cat(values, 1) if len(values) == len(heads) else None,  # [batch, head, key, size]
+        difference=join_differences([head.difference for head in heads], heads[0].dtype),
+    )
 
 
 def _child(outer: Call, path: str) -> nn.Module | None:
@@ -100,13 +116,3 @@ def _child(outer: Call, path: str) -> nn.Module | None:
     for part in path[len(prefix) :].split("."):
         module = getattr(module, part, None)
     return module
-
-
-def _size(capture: Capture) -> tuple[int, int, int]:
-    return capture.batch, capture.queries, capture.keys
-
-
-def _values(group: Sequence[Pending]) -> Tensor | None:
-    """The values of all heads, where those of each were seen.  -> [batch, head, key, size]"""
-    values = [held.capture.values for held in group if held.capture.values is not None]
-    return torch.cat(values, 1) if len(values) == len(group) else None

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture import Keep, recording
+from attnscope.capture.lineage.split_calls import JOINED
 
 SIZE, HEADS, COUNT = 16, 4, 12
 
@@ -389,10 +390,11 @@ def test_whole_attention_needs_no_note():
 
 
 class Joint(nn.Module):
-    """Two sequences that attend as one, each through projections of its own."""
+    """Two sequences that attend as one, each through projections of its own; queries may come in chunks."""
 
-    def __init__(self):
+    def __init__(self, chunk=17):
         super().__init__()
+        self.chunk = chunk
         self.own, self.other = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, 3 * SIZE)
 
     def forward(self, x, encoder_hidden_states):
@@ -401,7 +403,7 @@ class Joint(nn.Module):
             torch.cat(pair, 1).unflatten(-1, (HEADS, -1)).transpose(1, 2) for pair in zip(*parts, strict=True)
         )
         self.kept = (q @ k.mT / 2).softmax(-1)
-        return F.scaled_dot_product_attention(q, k, v)
+        return torch.cat([F.scaled_dot_product_attention(part, k, v) for part in q.split(self.chunk, 2)], 2)
 
 
 def test_two_sequences_that_attend_as_one_are_no_cross_attention():
@@ -412,6 +414,14 @@ def test_two_sequences_that_attend_as_one_are_no_cross_attention():
     (site,), (kept,) = record.sites, keep.maps
     assert (site.site.kind, site.offset, kept.queries, kept.keys) == ("encoder", 0, range(17), range(17))
     torch.testing.assert_close(kept.weights, model.kept, atol=1e-6, rtol=0)
+
+
+def test_two_sequences_that_attend_as_one_in_chunks_are_named():
+    model, keep = Joint(chunk=5).eval(), Keep(lambda site: range(HEADS))
+    with torch.inference_mode(), recording(model, [keep], warn=False) as record:
+        model(torch.randn(2, COUNT, SIZE), encoder_hidden_states=torch.randn(2, 5, SIZE))
+    assert (keep.maps, record.sites) == ([], [])
+    assert [layer.reason for layer in record.without_attention] == [JOINED]
 
 
 class Attend(nn.Module):
@@ -445,7 +455,7 @@ def test_learned_keys_in_front_make_no_cross_attention():
 
 
 def test_more_rows_than_are_followed_are_said(monkeypatch):
-    monkeypatch.setattr("attnscope.capture.lineage.pieces.MOST", HEADS)
+    monkeypatch.setattr("attnscope.capture.lineage.split_calls.MOST", HEADS)
     model = nn.Sequential(Attending(chunked_queries, "softmax")).eval()
     with torch.inference_mode(), recording(model, warn=False) as record:
         model(torch.randn(2, COUNT, SIZE))

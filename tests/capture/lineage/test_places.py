@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture import recording
-from attnscope.capture.lineage.pieces import BY_KEYS
+from attnscope.capture.lineage.split_calls import BY_KEYS
+from attnscope.capture.lineage.unnormalized import MADE
 from attnscope.capture.placing.without_attention import POOLED
 
 TEXTS, COUNT, SIZE, HEADS, EACH = 2, 12, 16, 4, 4
@@ -118,7 +119,6 @@ WAYS = [
     values_of_distances_first,
     learned_weights,
     learned_weights_by_an_einsum,
-    weights_of_a_layer,
 ]
 
 
@@ -127,6 +127,12 @@ def test_one_map_stands_at_the_true_keys(way):
     kept, maps, _ = observe(way)
     assert len(maps) == 1
     torch.testing.assert_close(maps[0], kept, atol=1e-6, rtol=0)
+
+
+def test_weights_that_a_layer_makes_of_each_token_are_named():
+    _, maps, record = observe(weights_of_a_layer)
+    assert not maps
+    assert [(layer.name, layer.reason) for layer in record.without_attention] == [("1", MADE)]
 
 
 def by_parts_of_the_keys(m, q, k, v):

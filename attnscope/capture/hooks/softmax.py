@@ -15,118 +15,194 @@ come from the softmax's input (see ``masked_keys``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.hooks.handwritten.parameters import Learned, is_parameter
-from attnscope.capture.lineage.functions import ELEMENTWISE, RESHAPING, spell_out
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.lineage.functions import (
+    CARRYING,
+    ELEMENTWISE,
+    PRODUCTS,
+    RESHAPING,
+    SOFTMAX,
+    Seen,
+    spell_out,
+)
+from attnscope.capture.placing.without_attention import ATTENTION
+from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, is_mapped, masked_keys
+from attnscope.capture.tracker import Tracker
 
+if TYPE_CHECKING:
+    from attnscope.capture.recorder import Recorder
+
+MEMORY = "it attends to vectors that were learned, not to tokens"
+PROJECTING = PRODUCTS | {"linear", "addmm", "conv1d", "conv2d", "conv3d"}
 TIMES = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
 
 
-class Trails:
-    """The tensors of one pass that hold softmax results; gone as soon as the model drops them."""
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one."""
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
-    def __init__(self, learned: Learned) -> None:
-        self._learned = learned
+
+class Learned(Tracker):
+    """Knows what is made of parameters alone, which no input moves: weights in another type, latents."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self._made: Any = WeakTensorKeyDictionary()
+        self._memories: dict[str, None] = {}
+
+    def see(self, seen: Seen) -> None:
+        """Whether a function was given nothing but what is learned."""
+        args, result = seen.args, seen.result
+        if not args or not isinstance(args[0], Tensor) or not self.is_fixed(args[0]):
+            return
+        if all(self.is_fixed(arg) for arg in args[1:] if isinstance(arg, Tensor)):
+            like = self.holds(args[0]) and seen.name not in PROJECTING
+            for part in result if isinstance(result, tuple) else (result,):
+                if isinstance(part, Tensor) and not is_parameter(part):
+                    self._made[part] = like
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter in another form: cast, moved, normalized."""
+        return is_parameter(tensor) or bool(self._made and self._made.get(tensor))
+
+    def is_fixed(self, tensor: Tensor) -> bool:
+        """Whether a tensor is made of parameters, in whatever way."""
+        return is_parameter(tensor) or bool(self._made and tensor in self._made)
+
+    def asks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the queries of an attention function were learned, and its keys were not."""
+        given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
+        return self.is_fixed(given["query"]) and not self.is_fixed(given["key"])
+
+    def weigh(self, call: Call | None, weighed: Tensor | None) -> None:
+        """Weights that are not over tokens met ``weighed``: note a module that attends to what it learned."""
+        attends = call is not None and ATTENTION.search(type(call.module).__name__)
+        if call is not None and attends and weighed is not None and self.is_fixed(weighed):
+            self._memories[call.name] = None
+
+    def memories(self, known: Collection[str]) -> list[LayerWithoutAttention]:
+        """The modules that attended only to what they learned, without those whose attention is known."""
+        return [LayerWithoutAttention.at(name, MEMORY) for name in self._memories if name not in known]
+
+
+class Trails(Tracker):
+    """Follows the result of each softmax until it weighs values, which the recorder is told of."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self._learned = recorder.of(Learned)
         self._trails: Any = WeakTensorKeyDictionary()
         self._softmaxes = 0
         self._gates: Any = WeakTensorKeyDictionary()
         self._scores: Any = WeakTensorKeyDictionary()  # products of two activations (four axes)
         self._weighed: Any = WeakTensorKeyDictionary()  # values times weights, entry by entry
 
-    def project(self, source: Tensor, weight: Tensor, result: Tensor) -> None:
+    def see(self, seen: Seen) -> bool | None:
+        """Follow one call."""
+        name, result = seen.name, seen.result
+        if name in CARRYING:
+            self._carry_on(seen)
+        elif name in PRODUCTS:
+            weighing = self._weighing(seen)
+            if weighing is not None:
+                self.recorder.see_weighing(weighing, result)
+                return True
+            self._multiply(seen)
+        elif name in SOFTMAX:
+            given = seen.given("input", "dim")
+            if isinstance(given.get("dim"), int) and not self._start(given["input"], given["dim"], result):
+                self.recorder.see_gate()
+        elif name == "linear":
+            given = seen.given("input", "weight")
+            self._project(given["input"], given["weight"], result)
+        elif name in ("conv1d", "conv2d"):
+            self._mix(seen.given("input")["input"], result)
+        return None
+
+    def _project(self, source: Tensor, weight: Tensor, result: Tensor) -> None:
         """Note the output of a linear layer: gates, unless it mixes the heads of scores or of weights."""
-        self.mix(source, result)
+        self._mix(source, result)
         if source in self._scores:
             self._scores[result] = True
         elif weight.shape[0] > 1 and self._learned.holds(weight):
             self._gates[result] = True
 
-    def multiply(self, args: Sequence[Any], result: Tensor) -> None:
+    def _multiply(self, seen: Seen) -> None:
         """Note a product that weighed no values: scores, or weights times a parameter."""
-        given = [part for arg in args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]
-        operands = [part for part in given if isinstance(part, Tensor)]
-        weights = [operand for operand in operands if operand in self._trails]
-        if weights and any(self._learned.holds(operand) for operand in operands):
-            self.mix(weights[0], result)
-        elif not weights and result.ndim >= 4 and not any(map(self._learned.holds, operands)):
-            self._scores[result] = True
+        weights = [operand for operand in seen.tensors if operand in self._trails]
+        learned = any(map(self._learned.holds, seen.tensors))
+        if weights and learned:
+            self._mix(weights[0], seen.result)
+        elif not weights and seen.result.ndim >= 4 and not learned:
+            self._scores[seen.result] = True
 
-    def mix(self, source: Tensor, result: Tensor) -> None:
+    def _mix(self, source: Tensor, result: Tensor) -> None:
         """Follow weights through a learned layer over their heads, which keeps their shape."""
         trail = self._trails.get(source) if source.ndim >= 4 and source.shape == result.shape else None
         if trail is not None and not trail.gates:
             self._trails[result] = replace(trail, masked=None, mixed=True)
 
-    def start(self, path: tuple[str, ...], scores: Tensor, axis: int, result: Tensor) -> bool:
+    def _start(self, scores: Tensor, axis: int, result: Tensor) -> bool:
         """Follow the result of a softmax over ``axis`` of ``scores``; False if the scores are gates."""
         gates = scores in self._gates
         if result.ndim >= 2 and result.is_floating_point():
             shapes = tuple(t.shape for t in (result,) if t.ndim == 4)
             self._softmaxes += 1
             masked = None if gates else masked_keys(scores, axis)
+            path = self.recorder.path
             self._trails[result] = Trail(path, masked, shapes, softmax=self._softmaxes, gates=gates)
         return not gates
 
-    def follow(
-        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Carry the trail of the first followed argument on to the result of a harmless function."""
+    def _carry_on(self, seen: Seen) -> None:
+        """Carry gates, scores and the first followed argument on to the result of a harmless function."""
+        args, result = seen.args, seen.result
         if self._gates and _holds_tensors(result) and self._are_gates(args):
             for part in (result,) if isinstance(result, Tensor) else result:
                 self._gates[part] = True
-        if (
-            self._scores
-            and isinstance(result, Tensor)
-            and any(isinstance(arg, Tensor) and arg in self._scores for arg in args)
-        ):
+        scored = self._scores and any(isinstance(arg, Tensor) and arg in self._scores for arg in args)
+        if scored and isinstance(result, Tensor):
             self._scores[result] = True
-        if self._trails:
-            self._follow_weights(name, func, args, kwargs, result)
-
-    def _follow_weights(
-        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
-    ) -> None:
+        if not self._trails:
+            return
         source = next((arg for arg in args if isinstance(arg, Tensor) and arg in self._trails), None)
         if source is None:
             return
         trail = self._trails[source]
-        if name in RESHAPING and source is args[0] and _holds_tensors(result):
-            masked = None if trail.masked is None else func(trail.masked, *args[1:], **kwargs)
+        if seen.name in RESHAPING and source is args[0] and _holds_tensors(result):
+            masked = None if trail.masked is None else seen.func(trail.masked, *args[1:], **seen.kwargs)
             if isinstance(result, Tensor):
                 self._carry(trail, result, masked)
             else:
                 for index, part in enumerate(result):
                     self._carry(trail, part, None if masked is None else masked[index])
-        elif name in ELEMENTWISE and isinstance(result, Tensor) and result.shape == source.shape:
+        elif not isinstance(result, Tensor):
+            return
+        elif seen.name in ELEMENTWISE and result.shape == source.shape:
             self._carry(trail, result, trail.masked)
-        elif (
-            name in TIMES
-            and isinstance(result, Tensor)
-            and not any(
-                isinstance(arg, Tensor) and arg is not source and self._learned.is_fixed(arg) for arg in args
-            )
-        ):
-            self._weighed[result] = source
+        elif seen.name in TIMES:
+            others = (arg for arg in args if isinstance(arg, Tensor) and arg is not source)
+            if not any(map(self._learned.is_fixed, others)):
+                self._weighed[result] = source
 
-    def pooled(
-        self, name: str, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Tensor, Sequence[int]] | None:
+    def pooled(self, seen: Seen) -> tuple[Tensor, Sequence[int]] | None:
         """The weights of values that a function sums, and their axes (from the last) that it sums over."""
-        if name == "sum":
-            given = dict(zip(("input", "dim"), args, strict=False)) | kwargs
+        args = seen.args
+        if seen.name == "sum":
+            given = seen.given("input", "dim")
             source, axes = given.get("input"), given.get("dim", given.get("axis"))
             if not isinstance(source, Tensor) or source not in self._weighed:
                 return None
             axes = range(source.ndim) if axes is None else (axes,) if isinstance(axes, int) else axes
             return self._weighed[source], [axis % source.ndim - source.ndim for axis in axes]
-        if name != "einsum" or len(args) != 3 or not isinstance(args[0], str):
+        if seen.name != "einsum" or len(args) != 3 or not isinstance(args[0], str):
             return None
         followed = [part for part in args[1:] if part in self._trails]
         if len(followed) != 1 or any(self._learned.is_fixed(part) for part in args[1:]):
@@ -145,10 +221,9 @@ class Trails:
         shapes = (*trail.shapes, result.shape) if result.ndim == 4 else trail.shapes
         self._trails[result] = replace(trail, masked=masked, shapes=shapes)
 
-    def weighing(
-        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor
-    ) -> Weighing | None:
+    def _weighing(self, seen: Seen) -> Weighing | None:
         """The attention weights among the operands of a product, if there are any, and what they gave."""
+        name, args, kwargs, result = seen.name, seen.args, seen.kwargs, seen.result
         if not self._trails:
             return None
         if name == "einsum":

@@ -1,0 +1,387 @@
+"""Attention that a module computes in several calls, or in axes of its own, put together as one.
+
+Queries in chunks, loops over heads or texts, windows, blocks and axes that no reader of shapes can tell: of
+each call it is known where its queries and keys come from (``layout.py``). One call that holds all heads of
+all texts, position by position, passes as it is. Others are held until it is clear that nothing more belongs
+to them: another module attends, the module around them ends, or queries come that have been asked already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import RowSource
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.lineage.layout import (
+    UNMOVABLE,
+    Layout,
+    QueryKeyOrigin,
+    looks_inside,
+    survey,
+)
+from attnscope.capture.lineage.nodes import STRETCH
+from attnscope.capture.observer import quietly
+from attnscope.capture.placing.kinds import heads_of
+from attnscope.capture.record import LayerWithoutAttention
+from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.proof import join_differences
+from attnscope.capture.tracker import Taken, Tracker
+
+if TYPE_CHECKING:
+    from attnscope.capture.recorder import Recorder
+
+AXES = "it attends in {} axes, and nothing tells which of them are its heads"
+PARTS = (
+    "attention in {details} parts, more than there are texts (windows, frames or heads), and nothing tells "
+    "where they lie, so a map is of one part, with the positions of that part: {names}"
+)
+PADDED = (
+    "windows that are padded: what a row weighs on padding stands at no token and is not shown, so rows "
+    "there sum to less than 1: {names}"
+)
+BY_KEYS = (
+    "softmaxes over one part of the keys after another, by the same queries: a map is of one part, and "
+    "nothing tells how the parts are weighed against each other: {names}"
+)
+CHANNELS = "it attends from channel to channel, not from token to token"
+INSIDE = "it attends among what stands at one token (streams, heads, experts), not from token to token"
+JOINED = (
+    "it attends over several sequences in a row, in windows or parts, and nothing tells where each part "
+    "stands: its weights are not shown"
+)
+MOST = 2**24
+"""Rows and slots up to which a call's places are looked at."""
+LARGE = (
+    f"attention from more than {MOST:,} rows at once is not followed to where its queries and keys come "
+    "from: its maps have the axes that torch's function was given"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """One call of the attention that is being put together."""
+
+    taken: Taken
+    layout: Layout
+    state: int
+
+    @property
+    def asked(self) -> Tensor:
+        """Which head asks from where, in which text.  -> [row, 3]"""
+        layout = self.layout
+        return torch.stack([layout.text, layout.head, layout.query], -1)[layout.query >= 0]
+
+    @property
+    def weighs_padding(self) -> bool:
+        """Whether a row leaves keys open that are of no position."""
+        layout, capture = self.layout, self.taken.capture
+        padding = (layout.key[:, :1] < 0) & (layout.query[:, :1] >= 0)[..., None]  # [batch, 1, query, key]
+        if not bool(padding.any()):
+            return False
+        return bool((capture.read.allowed(0, capture.queries)[:, :1] & padding).any())
+
+    def repeats(self, other: Piece) -> bool:
+        """Whether the very same weights of one softmax weigh other values."""
+        if not self.taken.softmax or self.taken.softmax != other.taken.softmax:
+            return False
+        return torch.equal(self.layout.key, other.layout.key) and torch.equal(self.asked, other.asked)
+
+
+class SplitCalls(Tracker):
+    """Holds the calls of one attention, and shows it: as it was captured, or as one that was put together.
+
+    Calls that attend between other things than tokens are named.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.held: list[Piece] = []
+        self._usual: dict[Hashable, tuple[bool, bool]] = {}  # by the signature of the layout
+        self._over_channels: set[type | None] = set()  # modules whose queries are channels
+
+    def begin(self) -> None:
+        """What is held of the last pass is complete."""
+        self.flush()
+
+    def take(self, taken: Taken) -> bool:
+        """Whether a call is a part of one attention, or lies in axes of its own."""
+        origin, capture = taken.origin, taken.capture
+        kind = type(taken.calls[-1].module) if taken.calls else None
+        if origin is None:
+            self.flush()
+            return kind in self._over_channels and self._name(taken, CHANNELS)
+        signature = origin.signature
+        known = None if signature is None else (signature, capture.batch, capture.heads)
+        if known is not None and known in self._usual:
+            return self._pass(taken, *self._usual[known])
+        layout = None
+        if capture.queries * capture.batch * capture.heads <= MOST:
+            layout = _survey(origin, capture)
+        else:
+            self.recorder.record.note_change(LARGE)
+        if layout is None:
+            self.flush()
+            return self._is_named(taken, origin)
+        if layout.usual and layout.complete:
+            self._usual[known] = layout.apart and capture.queries != capture.keys, layout.of_itself
+            return self._pass(taken, *self._usual[known])
+        if layout.channels or layout.inside:
+            self.flush()
+            if layout.channels and origin.known:
+                self._over_channels.add(kind)
+            return self._name(taken, CHANNELS if layout.channels else INSIDE)
+        piece = Piece(taken, layout, origin.state)
+        if self.held and not self._belongs(piece):
+            self._note_parts(piece)
+            self.flush()
+        if not any(map(piece.repeats, self.held)):
+            self.held.append(piece)
+        return True
+
+    def _pass(self, taken: Taken, apart: bool, of_itself: bool) -> bool:
+        """Pass a call of the usual layout on."""
+        self.flush()
+        capture = taken.capture
+        crossed = False if of_itself else capture.crossed
+        self.recorder.pass_on(replace(taken, capture=replace(capture, apart=apart, crossed=crossed)), self)
+        return True
+
+    def _is_named(self, taken: Taken, origin: QueryKeyOrigin) -> bool:
+        """Name a call that cannot be followed and would be shown in wrong axes; say whether it is one."""
+        capture, (*_, call) = taken.capture, (None, *taken.calls)
+        if looks_inside(origin):
+            return self._name(taken, INSIDE)
+        if origin.axes > 4 and (call is None or heads_of(call.module) != capture.heads):
+            return self._name(taken, AXES.format(origin.axes))
+        texts = () if origin.known else origin.texts
+        if texts and capture.batch > texts[0] and capture.batch not in texts:
+            self.recorder.record.note_place(PARTS, taken.name, str(capture.batch))
+        return False
+
+    def _name(self, taken: Taken, reason: str) -> bool:
+        self.recorder.record.note(LayerWithoutAttention.at(taken.name, reason))
+        return True
+
+    def leave(self, call: Call, output: object) -> None:
+        """A module ends: what ran inside of it is complete."""
+        if self.held:
+            first, inside = self.held[0], f"{call.name}." if call.name else ""
+            whole = len(self.held) == 1 and first.layout.usual and first.layout.whole
+            if first.taken.name.startswith(inside) or (first.taken.name == call.name and whole):
+                with quietly():
+                    self.flush()
+
+    def finish(self) -> None:
+        """Show all that is held."""
+        self.flush()
+
+    def flush(self) -> None:
+        """Show what is held."""
+        if not self.held:
+            return
+        pieces, self.held = self.held, []
+        first = pieces[0].taken
+        if len(pieces) > 1 or not pieces[0].layout.usual or _misses_keys(pieces[0].layout):
+            if any(piece.layout.sequences > 1 for piece in pieces):
+                self._name(first, JOINED)
+                return
+            if any(piece.weighs_padding for piece in pieces):
+                self.recorder.record.note_place(PADDED, first.name)
+            capture = join(pieces)
+        else:
+            capture = at_its_rows(pieces[0])
+        self.recorder.pass_on(replace(first, capture=capture), self)
+
+    def _belongs(self, piece: Piece) -> bool:
+        """Whether a call is of the attention that is held: the same states, and rows not asked yet."""
+        if not self._is_alike(piece):
+            return False
+        if piece.taken.softmax and piece.taken.softmax == self.held[-1].taken.softmax:
+            return True
+        return not ask_again(piece.layout, [other.layout for other in self.held])
+
+    def _is_alike(self, piece: Piece) -> bool:
+        """Whether a call is of the module that is held, and asks from the same states."""
+        first = self.held[0]
+        return (piece.taken.name, piece.state) == (first.taken.name, first.state)
+
+    def _note_parts(self, piece: Piece) -> None:
+        """Say so if the queries that are held ask again, of other keys among them: a map is of a part."""
+        mine, theirs = piece.layout, self.held[0].layout
+        if len(self.held) == 1 and self._is_alike(piece) and torch.equal(mine.query, theirs.query):
+            among = bool(torch.isin(mine.key, mine.query).all())
+            if among and not bool(torch.isin(mine.key, theirs.key).any()):
+                self.recorder.record.note_place(BY_KEYS, piece.taken.name)
+
+
+def _survey(origin: QueryKeyOrigin, capture: Capture) -> Layout | None:
+    """The layout, if it is one of the call that was captured."""
+    try:
+        layout = survey(origin)
+    except UNMOVABLE:
+        return None
+    shape = capture.batch, capture.heads, capture.queries
+    if layout is None or layout.query.shape != shape or layout.key.shape[-1] != capture.keys:
+        return None
+    return layout if layout.channels or layout.inside or layout.usual or not ask_again(layout, []) else None
+
+
+def ask_again(layout: Layout, others: Sequence[Layout]) -> bool:
+    """Whether a head asks twice from one position of a text, in this call or in others."""
+    parts = [layout, *others]
+    heads, places = (
+        torch.unique(torch.cat([of.flatten() for of in every]))
+        for every in ([part.head for part in parts], [part.query for part in parts])
+    )
+    rows = []
+    for part in parts:
+        lane = part.text * len(heads) + torch.searchsorted(heads, part.head.contiguous())
+        row = lane * len(places) + torch.searchsorted(places, part.query.contiguous())
+        rows.append(row[part.query >= 0])
+    mine = torch.unique(rows[0])
+    return len(mine) < len(rows[0]) or any(bool(torch.isin(mine, row).any()) for row in rows[1:])
+
+
+def join(pieces: Sequence[Piece]) -> Capture:
+    """One attention of several calls: its texts, heads and positions in order."""
+    first, layouts = pieces[0].taken.capture, [piece.layout for piece in pieces]
+    asked, keys, names = (
+        torch.unique(torch.cat(every))
+        for every in (
+            [layout.query[layout.query >= 0] for layout in layouts],
+            [layout.key[layout.key >= 0] for layout in layouts],
+            [layout.head[layout.query >= 0] for layout in layouts],
+        )
+    )
+    crossed = not bool(torch.isin(asked // STRETCH, keys // STRETCH).any())
+    if not crossed:
+        keys = torch.unique(torch.cat([asked, keys]))
+    count, texts = len(names), max(layout.texts for layout in layouts)
+    start, last = (int(torch.searchsorted(keys, asked[at])) for at in (0, -1))
+    lanes = sum(int((layout.query >= 0).sum()) for layout in layouts)
+    sparse = last - start + 1 > len(asked) and lanes >= texts * count * len(asked)
+    apart = crossed or sparse  # every head asks from the same few positions: rows of their own
+    rows, offset, queries = (asked, 0, len(asked)) if apart else (keys, start, last - start + 1)
+    parts = []
+    for piece, layout in zip(pieces, layouts, strict=True):
+        row, key = _index(layout.query, rows, offset), _index(layout.key, keys, 0)
+        head = torch.searchsorted(names, layout.head.contiguous()).clamp(max=count - 1)
+        parts.append(Part(piece.taken.capture.read, layout.text.long(), head, row, key))
+    return replace(
+        first,
+        batch=texts,
+        heads=count,
+        key_heads=max(1, count * first.key_heads // first.heads),
+        queries=queries,
+        keys=len(keys),
+        read=PlacedRows(tuple(parts), texts, count, len(keys)),
+        crossed=None if apart else False,
+        apart=apart,
+        offset=None if apart else offset,
+        statistics=None,
+        values=None,
+        difference=join_differences([piece.taken.capture.difference for piece in pieces], first.dtype),
+    )
+
+
+def _misses_keys(layout: Layout) -> bool:
+    """Whether only some of those that ask answer: keys are put at their places."""
+    rows, keys = layout.query[0, 0], layout.key[0, 0, 0]
+    answer = torch.isin(rows, keys)
+    return bool(answer.any()) and not bool(answer.all()) and bool(torch.isin(keys, rows).all())
+
+
+def at_its_rows(piece: Piece) -> Capture:
+    """A lone call that asks from some positions only, its rows counted from the first of them."""
+    rows, keys = piece.layout.query[0, 0], piece.layout.key[0, 0, 0]
+    place = (keys == rows[0]).nonzero()
+    if len(place) == 0 or not torch.equal(keys[int(place[0]) :][: len(rows)], rows):
+        return piece.taken.capture
+    return replace(piece.taken.capture, offset=int(place[0]), crossed=False)
+
+
+def _index(places: Tensor, axis: Tensor, offset: int) -> Tensor:
+    """Where places stand on an axis, counted from ``offset``; -1: nowhere."""
+    return torch.where(places < 0, -1, torch.searchsorted(axis, places.contiguous()) - offset)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One call, and where its rows and slots belong; -1: nowhere."""
+
+    read: RowSource
+    text: Tensor  # [batch, head, query]
+    head: Tensor  # [batch, head, query]
+    row: Tensor  # [batch, head, query]
+    key: Tensor  # [batch, head, query or 1, slot]
+
+    def is_alike(self, heads: int) -> bool:
+        """Whether all heads have the same rows, slots and masks."""
+        if self.head.shape[1] != heads or self.read.allowed(0, 1).shape[1] > 1:
+            return False
+        alike = all(bool((of == of[:, :1]).all()) for of in (self.text, self.row, self.key))
+        return alike and bool((self.head == self.head[:1, :, :1]).all())
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedRows:
+    """Rows of several parts; where several say something of one row and key, it adds up."""
+
+    parts: tuple[Part, ...]
+    texts: int
+    heads: int
+    keys: int
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
+        chosen = range(self.heads) if heads is None else heads
+        taken = sorted(set(chosen))
+        rows = self._gathered(start, stop, taken, of_mask=False)
+        return rows if list(chosen) == taken else rows[:, [taken.index(head) for head in chosen]]
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """Keys that a part had and its mask left open, bool.  -> [batch, head or 1, row, key]"""
+        alike = all(part.is_alike(self.heads) for part in self.parts)
+        return self._gathered(start, stop, range(1 if alike else self.heads), of_mask=True) > 0
+
+    def _gathered(self, start: int, stop: int, heads: Sequence[int], of_mask: bool) -> Tensor:
+        """What the parts say of some rows and heads, at its keys.  -> [batch, head, row, key]"""
+        device = self.parts[0].row.device
+        number = torch.full((self.heads,), -1, device=device)
+        number[list(heads)] = torch.arange(len(heads), device=device)
+        count, wide = stop - start, self.keys + 1  # the last column is for slots that belong nowhere
+        sums: Tensor | None = None
+        for part in self.parts:
+            mine = (part.row >= start) & (part.row < stop) & (number[part.head] >= 0)  # [batch, head, query]
+            first, last = _span(mine.any(0).any(0))
+            lanes = mine.any(0).any(-1).nonzero()[:, 0]
+            mine = mine[:, lanes, first:last]
+            if of_mask:
+                values = part.read.allowed(first, last).float()
+                values = values if values.shape[1] == 1 else values[:, lanes]
+                values = values.expand(*mine.shape, -1)
+            else:
+                values = part.read.rows(first, last, lanes.tolist())
+            if sums is None:
+                sums = values.new_zeros(self.texts * len(heads) * count * wide)
+            key = part.key if part.key.shape[2] == 1 else part.key[:, :, first:last]
+            key = key[:, lanes].expand(*values.shape)[mine]  # [place, slot]
+            text, head, row = (
+                of[:, lanes, first:last][mine][:, None] for of in (part.text, part.head, part.row)
+            )
+            place = ((text * len(heads) + number[head]) * count + row - start) * wide
+            column = torch.where(key < 0, self.keys, key)
+            sums.index_add_(0, (place + column).flatten(), values[mine].flatten())
+        assert sums is not None
+        return sums.view(self.texts, len(heads), count, wide)[..., :-1]
+
+
+def _span(mine: Tensor) -> tuple[int, int]:
+    """The first and the last place that is chosen, as bounds."""
+    places = mine.nonzero()[:, 0]
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)

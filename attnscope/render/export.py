@@ -24,7 +24,7 @@ from attnscope.questions.layers import AllHeads, all_heads
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import number_ranges
 from attnscope.render.image import DPI, Album
-from attnscope.render.image.film import save_film
+from attnscope.render.image.draw import save_film
 from attnscope.render.layers import PAGE, save_layers, save_page
 from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.folder import (

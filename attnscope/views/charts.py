@@ -140,6 +140,16 @@ class MovedWords:
     raised: tuple[Term, ...]
     lowered: tuple[Term, ...]
 
+    @property
+    def sentence(self) -> str:
+        """What the head's output does to words."""
+        parts = [
+            f"{verb} " + ", ".join(clean(word.label) or "␣" for word in words)
+            for verb, words in (("raises", self.raised), ("lowers", self.lowered))
+            if words
+        ]
+        return f"{self.label} " + ("; ".join(parts) or "moves no word")
+
 
 @dataclass(frozen=True, eq=False)
 class Terms:

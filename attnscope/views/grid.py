@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from attnscope.axes import Array, Weights, averaging, fit, shrink
-from attnscope.views.heatmap import EACH_ROW, FAINT, Scale, choosing_rows, levels
+from attnscope.views.heatmap import EACH_ROW, FAINT, WHERE, Scale, choosing_rows, levels
 
 NEAR = 4
 """How many keys before a row, and behind it, are shown one by one."""
@@ -131,6 +131,41 @@ class Grid:
         present = {layer.layer for layer in self.layers} if self.whole else set()
         return tuple(number for number in range(max(present, default=0)) if number not in present)
 
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the layers from top to bottom, those without attention among them."""
+        return sorted({*(layer.layer for layer in self.layers), *self.without_attention})
+
+    def scale_ends(self, minus: str = "-") -> tuple[str, str]:
+        """What the two ends of the colour bar stand for."""
+        low = f"{minus}1" if self.shown_scale == "fixed" else f"{minus}largest"
+        return low if self.signed else "0", SCALE_ENDS[self.shown_scale]
+
+    def legend(self, *, masked: str = "", mark: str = "", line: str = "line") -> list[str]:
+        """What a thumbnail is, and what its colours are, as it is drawn with so many rows and columns.
+
+        ``masked`` says what masked cells look like where there are any; ``mark`` stands above the column of
+        the token itself, a ``line`` above those that the model wrote.
+        """
+        queries, keys = self.size
+        cells = max((layer.values.shape[1:] for layer in self.layers), default=self.size)
+        said = [f"each square is {self.each}: {queries:,} rows look at {keys:,} columns"]
+        if self.beside:
+            itself = f"on the token itself{f' ({mark})' if mark else ''}"
+            reach = [f"on the {-self.beside[0]} tokens before", itself, f"on the {self.beside[-1]} after"]
+            told = ", ".join(reach) if self.beside[-1] else " and ".join(reach[:2])
+            said.append(f"left of the gap, the weights {told}; right of it, all {keys:,} columns, summed")
+        elif cells != (queries, keys):
+            said.append(f"pooled to {cells[0]} × {cells[1]} cells, keys summed and queries averaged")
+        if self.written_from(keys) < keys:
+            said.append(f"{line} above columns: written by the model, from token {self.written:,} on")
+        if self.shown_scale == "head":
+            auto = self.scale == "auto"
+            why, not_one = (f"nearly nothing is above {FAINT}: ", ", not 1") if auto else ("", "")
+            aside = any(not choosing_rows(~layer.masked).all() for layer in self.layers)
+            said.append(f"{why}full colour is each head's largest weight{WHERE if aside else ''}{not_one}")
+        return [*said, masked] if masked else said
+
     @cached_property
     def shown_scale(self) -> Scale:
         """What full colour stands for: "auto" is 1, or each head's largest where nearly all are faint."""
@@ -239,31 +274,6 @@ def _largest(layer: GridLayer) -> Array:
     rows = choosing_rows(~layer.masked)[..., None]  # [head, row, 1]
     top: Array = np.abs(layer.values).max((-2, -1), keepdims=True, initial=0, where=rows)
     return top
-
-
-def describe(drawn: Grid, cells: tuple[int, ...], mark: str = "", line: str = "line") -> list[str]:
-    """What a thumbnail is, and what its colours are; drawn with so many rows and columns.
-
-    ``mark`` stands above the column of the token itself, a ``line`` above those that the model wrote.
-    """
-    queries, keys = drawn.size
-    said = [f"each square is {drawn.each}: {queries:,} rows look at {keys:,} columns"]
-    if drawn.beside:
-        itself = f"on the token itself{f' ({mark})' if mark else ''}"
-        reach = [f"on the {-drawn.beside[0]} tokens before", itself, f"on the {drawn.beside[-1]} after"]
-        told = ", ".join(reach) if drawn.beside[-1] else " and ".join(reach[:2])
-        said.append(f"left of the gap, the weights {told}; right of it, all {keys:,} columns, summed")
-    elif cells != (queries, keys):
-        said.append(f"pooled to {cells[0]} × {cells[1]} cells, keys summed and queries averaged")
-    if drawn.written_from(keys) < keys:
-        said.append(f"{line} above columns: written by the model, from token {drawn.written:,} on")
-    if drawn.shown_scale == "head":
-        auto = drawn.scale == "auto"
-        why, not_one = (f"nearly nothing is above {FAINT}: ", ", not 1") if auto else ("", "")
-        aside = any(not choosing_rows(~layer.masked).all() for layer in drawn.layers)
-        where = " where most keys are open" if aside else ""
-        said.append(f"{why}full colour is each head's largest weight{where}{not_one}")
-    return said
 
 
 @dataclass(frozen=True, slots=True)

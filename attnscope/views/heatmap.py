@@ -18,6 +18,9 @@ SCALES: tuple[Scale, ...] = ("auto", "fixed", "row", "head")
 EACH_ROW = "each row's largest"
 """What full colour stands for where each row has a scale of its own."""
 
+WHERE = " where most keys are open"
+"""Said of a largest weight that is not that of all rows: others have large weights for want of keys."""
+
 FAINT = 0.1
 """Weights below are next to invisible where full colour is 1."""
 
@@ -68,6 +71,13 @@ class Heatmap:
     def masked(self) -> Array:
         """What mask or causality closed, bool.  [query, key]"""
         return ~self.weights.allowed
+
+    def scale_ends(self, form: str, minus: str = "-") -> tuple[str, str]:
+        """What the two ends of the colour bar stand for, numbers in a format."""
+        if self.scale == "row":
+            return (f"{minus}largest" if self.signed else "0"), EACH_ROW
+        low, high = self.limits
+        return f"{low:{form}}", f"{high:{form}}"
 
     def levels(self) -> Array:
         """Where each value lies between the two ends of the colour map, 0 to 1.  [query, key]"""
@@ -150,7 +160,7 @@ def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: boo
 
 def _black(weights: Weights) -> str:
     """What is said where "auto" has chosen."""
-    where = "" if choosing_rows(weights.allowed).all() else " where most keys are open"
+    where = "" if choosing_rows(weights.allowed).all() else WHERE
     return f"nearly all weights are below {FAINT}: full colour is this head's largest{where}, not 1"
 
 
@@ -189,6 +199,18 @@ class HeadPair:
     title: str = ""
     subtitle: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What is said of each token whose rows differ."""
+        return tuple(
+            f"{each.label} {each.position}: {each.distance:.2f} nats apart; "
+            + " · ".join(
+                f"{name} looks at {key} ({weight:.2f})"
+                for name, key, weight in zip(self.names, each.keys, each.weights, strict=True)
+            )
+            for each in self.partings
+        )
 
 
 def head_pair(

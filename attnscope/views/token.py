@@ -136,12 +136,17 @@ class TokenView:
     full: float | None = None
 
     @property
+    def lists(self) -> tuple[tuple[str, Bars], ...]:
+        """Each list that there is, with the words that lead to it."""
+        both = zip(self.verbs, (self.looks_at, self.looked_at_by), strict=True)
+        return tuple((verb, bars) for verb, bars in both if bars is not None)
+
+    @property
     def full_bar(self) -> float:
         """The weight of a full bar, in both lists: the smallest round one that holds them all."""
         if self.full is not None:
             return self.full
-        lists = (self.looks_at, self.looked_at_by)
-        heaviest = max((bar.weight for bars in lists if bars for bar in bars.bars), default=0.0)
+        heaviest = max((bar.weight for _, bars in self.lists for bar in bars.bars), default=0.0)
         return next((step for step in FULL_BARS if heaviest <= step), max(heaviest, 1.0))
 
 

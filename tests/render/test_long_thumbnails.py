@@ -18,7 +18,7 @@ from attnscope.attention import Attention, HeldRows, Site
 from attnscope.axes import weights
 from attnscope.capture.observers.coarsen import Coarsen, SharedRows, cells
 from attnscope.capture.observers.near import Near
-from attnscope.render.image.grid import fit_image, mosaic
+from attnscope.render.image.maps import fit_image, mosaic
 from attnscope.views import Grid, grid, heatmap
 from attnscope.views.grid import CELLS, NEAR, near_weights, thumbnail_levels
 from tests.render.screen import pixels, printed

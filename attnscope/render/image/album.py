@@ -54,7 +54,7 @@ class Album:
     cmap: str | None = None
     width: float | None = None
     font: str | None = None
-    _last: Sheet | None = field(default=None, repr=False)
+    _last: SharedSheet | None = field(default=None, repr=False)
 
     def save(self, view: Drawable, path: str | Path) -> list[str]:
         """Write one view as an image; return what to warn of. Raises what ``save_image`` raises."""
@@ -64,12 +64,12 @@ class Album:
         style = style_of(view, self.cmap, self.width)
         with settings(fonts):
             if self._last is None or not self._last.fits(view, style, fonts):
-                self._last = Sheet(view, style, fonts, self.dpi)
+                self._last = SharedSheet(view, style, fonts, self.dpi)
             write_whole(path, self._last.png(view))
         return warnings
 
 
-class Sheet:
+class SharedSheet:
     """A drawn heatmap of which cells, title and readings can be exchanged."""
 
     def __init__(self, view: Heatmap, style: Style, fonts: list[str], dpi: float) -> None:

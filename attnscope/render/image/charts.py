@@ -1,4 +1,4 @@
-"""How a measure changes along the text, as a figure: a head below the other, all on one scale."""
+"""Numbers as figures: one token's bars or its picture, curves, shares, and the terms of a sum."""
 
 from __future__ import annotations
 
@@ -7,32 +7,166 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.render.colour import STEPS, table
+from attnscope.axes import Array
+from attnscope.render.colour import STEPS, is_light, table
 from attnscope.render.image import sheet as axis
 from attnscope.render.image.sheet import (
     BELOW,
+    GAP,
     GREY,
     NORMAL,
     POINT,
+    QUIET,
     SMALL,
-    Margins,
     Style,
-    colour_map,
+    fence,
     frame,
     hatch,
+    paint,
     sheet,
+    wrap_title,
 )
+from attnscope.render.overlay import blend, full_light, levels_of, resize
 from attnscope.text import clean, round_short
-from attnscope.views.charts import Curves, Faithful, MovedWords, Stack, Terms, TokenOrder
+from attnscope.views.charts import Curves, Faithful, Stack, Term, Terms, TokenOrder
+from attnscope.views.heads import HeadMap
+from attnscope.views.token import Bar, Bars, Overlay, TokenView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
+SIDE = 2.8  # inches of a picture's width
+LEAST = 1.5  # below, its title has no room; narrower pictures are made smaller with all that is in them
+TALLEST_PICTURE = 5.0  # inches of a picture's height
+SLENDER = 0.25  # inches of width of one that is much taller than wide
+BETWEEN = 0.25
+FINEST = 448  # pixels of a picture's shorter side, at least, so that patches have sharp edges
+
+
+def overlay_figure(view: TokenView, style: Style) -> Figure:
+    """A row for each picture: itself, and each map laid over it; full light is the heaviest weight."""
+    shown = view.overlays
+    count = 1 + max(len(each.maps) for each in shown)
+    side = SIDE if not style.width else max((style.width - BETWEEN * (count - 1) - 0.2) / count, LEAST)
+    shapes = [each.pixels.shape[1] / each.pixels.shape[0] for each in shown]  # width over height
+    sides = [min(side, max(TALLEST_PICTURE * shape, SLENDER)) for shape in shapes]
+    heights = [min(one / shape, TALLEST_PICTURE) for one, shape in zip(sides, shapes, strict=True)]
+    titles = [_titles(view, each, side, several=len(shown) > 1) for each in shown]
+    lines = max(title.count("\n") for row in titles for title in row)
+    heading, above = 0.3 + 0.15 * lines, 0.3
+    whole = side * count + BETWEEN * (count - 1)
+    tall = sum(heights) + (heading + above) * (len(shown) - 1)
+    drawn = sheet(view, whole, tall, (0.15, 0.15, heading, above))
+    tops, down = full_light(shown), 0.0
+    for each, names, wide, high in zip(shown, titles, sides, heights, strict=True):
+        grow = max(1, -(-FINEST // min(each.pixels.shape[:2])))
+        pixels = resize(each.pixels, *(size * grow for size in each.pixels.shape[:2]))
+        for number, name in enumerate(names):
+            one = drawn.part(number * (side + BETWEEN), down, wide, high)
+            _draw_picture(one, each, number, pixels, tops, style)
+            weight, colour = ("bold", "black") if number else ("normal", GREY)
+            place: dict[str, Any] = {"transform": one.transAxes, "va": "bottom"}
+            one.text(0, 1 + 0.06 / high, name, size=NORMAL, weight=weight, color=colour, **place)
+        down += high + heading + above
+    return drawn.figure
+
+
+def _titles(view: TokenView, shown: Overlay, side: float, *, several: bool) -> list[str]:
+    """What stands above a picture and each of its maps."""
+    which = f" · {shown.name}" if several else ""
+    label = axis.short(view.label)
+    whole = wrap_title(f"as the model sees it{which}", NORMAL, side + GAP, bold=True)
+    names = [f"{label} {verb}{which}" for verb, _ in shown.maps]
+    return [whole, *(wrap_title(name, NORMAL, side + GAP, bold=True, label=label) for name in names)]
+
+
+def _draw_picture(
+    axes: Axes, shown: Overlay, number: int, pixels: Array, tops: dict[str, float], style: Style
+) -> None:
+    """The picture itself, or the map with that number over it."""
+    frame(axes)
+    if number:
+        verb, weights = shown.maps[number - 1]
+        levels = resize(levels_of(weights, tops[verb]), *pixels.shape[:2])
+        below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        light = f"full light is {tops[verb]:.2g}"
+        axes.annotate(light, (0, 0), (0, -3), va="top", **QUIET, **below)
+        pixels = blend(pixels, levels, style.cmap)
+    axes.imshow(pixels.astype("uint8"), interpolation="nearest", aspect="auto")
+    if number and shown.patch is not None:  # a frame around the patch itself
+        from matplotlib.patches import Rectangle
+
+        tall, wide = np.array(pixels.shape[:2]) / shown.maps[0][1].shape  # of a patch
+        row, column = shown.patch
+        corner = (column * wide - 0.5, row * tall - 0.5)
+        axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor="white", linewidth=1.5))
+
+
+LENGTH = 2.6  # inches of the longest bar
+BETWEEN_LISTS = 0.5
+
+
+def token_figure(view: TokenView, style: Style) -> Figure:
+    """Two lists of bars side by side, on the scale of the terminal; the heaviest on top. Or a picture."""
+    if view.overlays:
+        return overlay_figure(view, style)
+    name = axis.short(view.label)
+    lists = [(f"{name} (token {view.position}) {verb}", bars) for verb, bars in view.lists]
+    longest = max((len(bars.bars) for _, bars in lists), default=0)
+    label = axis.room(_labels([bar for _, bars in lists for bar in bars.bars]), NORMAL)
+    length = LENGTH
+    if style.width:
+        length = max((style.width - 0.4 - BETWEEN_LISTS * (len(lists) - 1)) / len(lists) - label, 1.2)
+    titles = [wrap_title(title, NORMAL, length + label + 0.3, bold=True, label=name) for title, _ in lists]
+    lines = max((title.count("\n") for title in titles), default=0)
+    height = 0.22 * max(longest, 1)
+    whole = length * len(lists) + (label + BETWEEN_LISTS) * (len(lists) - 1)
+    drawn = sheet(view, whole, height, (label, 0.4, 0.35 + 0.15 * lines, 0.35))
+    for i, (title, (_, bars)) in enumerate(zip(titles, lists, strict=True)):
+        axes = drawn.part(i * (length + label + BETWEEN_LISTS), 0, length)
+        _draw_list(axes, bars, view.full_bar, longest, style)
+        left = -(label - GAP) / length  # where the labels of the bars begin
+        place: dict[str, Any] = {"transform": axes.transAxes, "ha": "left"}
+        axes.text(left, 1 + 0.08 / height, title, size=NORMAL, weight="bold", va="bottom", **place)
+        if bars.more:
+            axes.text(left, -0.22 / height, bars.rest, va="top", **QUIET, **place)
+    return drawn.figure
+
+
+def _labels(bars: Sequence[Bar]) -> list[str]:
+    return [f"{fence(axis.short(bar.label))} {bar.position}" for bar in bars]
+
+
+def _draw_list(axes: Axes, bars: Bars, full: float, longest: int, style: Style) -> None:
+    weights = [bar.weight for bar in bars.bars]
+    _lay_bars(axes, weights, range(len(weights)), _labels(bars.bars), style.bar)
+    axes.set_ylim(longest - 0.5, -0.5)
+    axes.set_xlim(0, full)
+    axes.tick_params(axis="x", labelsize=SMALL, length=2, width=0.5)
+    axes.set_xticks([0, full / 2, full], ["0", f"{full / 2:.3g}", f"{full:.3g}"])
+    for row, weight in enumerate(weights):
+        inside = weight > 0.8 * full
+        colour, side = ("black", "right") if inside else (GREY, "left")
+        at = weight + full * (-0.01 if inside else 0.01)
+        axes.text(at, row, f"{weight:.2f}", size=SMALL, color=colour, ha=side, va="center")
+    for side, spine in axes.spines.items():
+        spine.set(linewidth=0.5, color="#888888", visible=side in ("left", "bottom"))
+
+
+def _lay_bars(
+    axes: Axes, values: Sequence[float], places: Sequence[float], labels: Sequence[str], colour: Any
+) -> None:
+    """Horizontal bars with their labels on the left."""
+    axes.barh(places, values, height=0.72, color=colour)
+    axes.set_yticks(places, labels, size=NORMAL)
+    axes.tick_params(axis="y", length=0, pad=3)
+
+
 WIDE = 5.0  # inches of the text, where no width is asked for
 NARROWEST = 1.6
-TALL, BETWEEN = 0.38, 0.1  # inches of a head, and of the air below it
+TALL, AIR = 0.38, 0.1  # inches of a head, and of the air below it
 
 
 def curves_figure(view: Curves, style: Style) -> Figure:
@@ -40,55 +174,26 @@ def curves_figure(view: Curves, style: Style) -> Figure:
     names = [curve.head for curve in view.curves]
     left, right = axis.room(names, NORMAL), axis.room([f"{view.top:.2f} {view.unit}"], SMALL)
     width = WIDE if style.width is None else max(style.width - left - right, NARROWEST)
-    height = len(names) * (TALL + BETWEEN) - BETWEEN
     said = f"the line is the baseline; all heads on one scale up to {round_short(view.top)} {view.unit}"
-    figure, axes = sheet(
-        width,
-        height,
-        Margins(left, right, 0.05, 0.3),
-        title=view.title,
-        subtitle=view.subtitle,
-        notes=(said, *view.notes),
-    )
-    box = axes.get_position()
-    inch = box.height / height
-    colour = table(style.cmap)[STEPS * 5 // 8] / 255.0
+    height = len(names) * (TALL + AIR) - AIR
+    drawn = sheet(view, width, height, (left, right, 0.05, 0.3), notes=(said, *view.notes))
+    first, last, least = view.edges[0], view.edges[-1], min(0.0, view.least)
     for number, curve in enumerate(view.curves):
-        if number:
-            axes = figure.add_axes((0, 0, 1, 1))
-        top = box.y1 - number * (TALL + BETWEEN) * inch
-        axes.set_position((box.x0, top - TALL * inch, box.width, TALL * inch))
-        axes.stairs(_numbers(curve.values), view.edges, fill=True, color=colour)
+        axes = drawn.part(0, number * (TALL + AIR), None, TALL)
+        axes.stairs(_numbers(curve.values), view.edges, fill=True, color=style.bar)
         axes.stairs(_numbers(curve.baseline), view.edges, baseline=None, color=GREY, linewidth=0.8)
-        _settle(axes, view)
+        axes.set_xlim(first, last)
+        axes.set_ylim(least, view.top)
+        frame(axes, ("bottom",), "#bbbbbb")
         axis.beside(axes, [view.top / 2], [curve.head], NORMAL)
     axis.beside(axes, [0, view.top], ["0", f"{view.top:.2g} {view.unit}"], SMALL, right=True)
-    for side, row in (("left", view.edges[0]), ("right", view.edges[-1] - 1)):
-        at = view.edges[0] if side == "left" else view.edges[-1]
-        name = f"row {row:,}" if side == "left" else f"{row:,}"
-        axes.annotate(
-            name,
-            (at, min(0.0, view.least)),
-            (0, -4),
-            textcoords="offset points",
-            size=SMALL,
-            color=GREY,
-            ha=side,
-            va="top",
-        )
-    return figure
+    for side, at, name in (("left", first, f"row {first:,}"), ("right", last, f"{last - 1:,}")):
+        axes.annotate(name, (at, least), (0, -4), textcoords="offset points", ha=side, va="top", **QUIET)
+    return drawn.figure
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
     return [float("nan") if value is None else value for value in values]
-
-
-def _settle(axes: Axes, view: Curves) -> None:
-    axes.set_xlim(view.edges[0], view.edges[-1])
-    axes.set_ylim(min(0.0, view.least), view.top)
-    frame(axes)
-    for side, spine in axes.spines.items():
-        spine.set(visible=side == "bottom", color="#bbbbbb")
 
 
 TALL_FAITHFUL, LEGEND, BETWEEN_FAITHFUL = 2.9, 2.75, 0.35  # inches
@@ -100,45 +205,32 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
 def faithful_figure(view: Faithful, style: Style) -> Figure:
     """Deletion on the left, insertion on the right, and whose line is which beside them, best first."""
-    panel = (
-        WIDE_FAITHFUL
-        if style.width is None
-        else max((style.width - LEGEND - BETWEEN_FAITHFUL - 0.75) / 2, 1.2)
-    )
+    panel = WIDE_FAITHFUL
+    if style.width is not None:
+        panel = max((style.width - LEGEND - BETWEEN_FAITHFUL - 0.75) / 2, 1.2)
     across = 2 * panel + BETWEEN_FAITHFUL + LEGEND
-    margins = Margins(0.55, 0.15, 0.2, 0.5)
-    figure, axes = sheet(
-        across, TALL_FAITHFUL, margins, title=view.title, subtitle=view.subtitle, notes=view.notes
-    )
-    box = axes.get_position()
-    axes.remove()
-    inch = box.width / across
+    drawn = sheet(view, across, TALL_FAITHFUL, (0.55, 0.15, 0.2, 0.5))
     top = max(max(each.deletion + each.insertion) for each in (*view.ranked, view.random, view.alone))
     for number, name in enumerate(("deletion", "insertion")):
-        at = (box.x0 + number * (panel + BETWEEN_FAITHFUL) * inch, box.y0, panel * inch, box.height)
-        drawn = figure.add_axes(at)
-        _panel(drawn, view, name, top)
-        drawn.tick_params(labelsize=SMALL, labelleft=number == 0, length=2)
+        axes = drawn.part(number * (panel + BETWEEN_FAITHFUL), 0, panel)
+        _draw_panel(axes, view, name, top)
+        axes.tick_params(labelsize=SMALL, labelleft=number == 0, length=2)
+    figure = drawn.figure
     figure.axes[0].set_ylabel("probability of the prediction", size=BELOW, color=GREY)
-    lines = [
-        (each.name, (each.deletion_area, each.insertion_area), colour, dash, width)
-        for each, (colour, dash, width) in _lines(view)
-    ]
-    left = box.x1 - (LEGEND - 0.25) * inch
-    step = min(0.2 / TALL_FAITHFUL, 1 / (len(lines) + 1)) * box.height
-    columns = (box.x1 - 0.55 * inch, box.x1)
-    quiet: dict[str, Any] = {"size": SMALL, "color": GREY, "ha": "right"}
-    for x, name in zip(columns, ("deletion", "insertion"), strict=True):
-        figure.text(x, box.y1, name, va="top", **quiet)
+    lines = _lines(view)
+    step = min(0.2, TALL_FAITHFUL / (len(lines) + 1))
+    columns = (across - 0.55, across)
+    for at, name in zip(columns, ("deletion", "insertion"), strict=True):
+        figure.text(*drawn.at(at, 0), name, va="top", ha="right", **QUIET)
     from matplotlib.lines import Line2D
 
-    for number, (name, areas, colour, dash, width) in enumerate(lines, 1):
-        y = box.y1 - number * step - step / 2
-        ends = [left, left + 0.22 * inch]
-        figure.add_artist(Line2D(ends, [y, y], color=colour, linestyle=dash, linewidth=width))
-        figure.text(left + 0.3 * inch, y, name, size=SMALL, va="center")
-        for x, area in zip(columns, areas, strict=True):
-            figure.text(x, y, f"{area / view.whole:.2f}", va="center", **quiet)
+    for number, (each, (colour, dash, width)) in enumerate(lines, 1):
+        left, down = across - LEGEND + 0.25, (number + 0.5) * step
+        (start, y), (end, _) = drawn.at(left, down), drawn.at(left + 0.22, down)
+        figure.add_artist(Line2D([start, end], [y, y], color=colour, linestyle=dash, linewidth=width))
+        figure.text(*drawn.at(left + 0.3, down), each.name, size=SMALL, va="center")
+        for at, area in zip(columns, (each.deletion_area, each.insertion_area), strict=True):
+            figure.text(*drawn.at(at, down), f"{area / view.whole:.2f}", va="center", ha="right", **QUIET)
     return figure
 
 
@@ -151,24 +243,19 @@ def _lines(view: Faithful) -> list[tuple[TokenOrder, tuple[str, object, float]]]
     return [(view.alone, ("black", "-", 1.0)), *own, (view.random, ("#9a9a9a", "-", 2.4))]
 
 
-def _panel(axes: Axes, view: Faithful, name: str, top: float) -> None:
+def _draw_panel(axes: Axes, view: Faithful, name: str, top: float) -> None:
     """One curve an order, over the share of the tokens that is gone, or back."""
     shares = [each / view.taken[-1] for each in view.taken]
     for each, (colour, dash, width) in reversed(_lines(view)):
         axes.plot(shares, getattr(each, name), color=colour, linestyle=dash, linewidth=width)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, top * 1.05 or 1)
-    said = "tokens taken away, those that count most first"
-    axes.set_xlabel(
-        said if name == "deletion" else "tokens given back, those that count most first", size=BELOW
-    )
-    axes.xaxis.label.set_color(GREY)
+    way = "taken away" if name == "deletion" else "given back"
+    axes.set_xlabel(f"tokens {way}, those that count most first", size=BELOW, color=GREY)
     axes.set_title(name, size=NORMAL, loc="left", pad=3)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color("#bbbbbb")
+    for side, spine in axes.spines.items():
+        spine.set(visible=side in ("left", "bottom"), color="#bbbbbb")
     axes.grid(axis="y", color="#eeeeee", linewidth=0.6)
     axes.set_axisbelow(True)
 
@@ -187,20 +274,15 @@ def stack_figure(view: Stack, style: Style) -> Figure:
     size = min(NORMAL, row * every / POINT * 0.75)
     left = axis.room(labels, size)
     width = WIDE_STACK if style.width is None else max(style.width - left - 0.3, NARROWEST)
-    figure, axes = sheet(
-        width,
-        row * len(labels),
-        Margins(left, 0.3, 0.05, 0.14),
-        title=view.title,
-        subtitle=view.subtitle,
-        notes=(view.legend, *view.notes),
-    )
+    notes = (view.legend, *view.notes)
+    drawn = sheet(view, width, row * len(labels), (left, 0.3, 0.05, 0.14), notes=notes)
+    axes = drawn.part()
     starts = view.shares.cumsum(1) - view.shares  # [label, part]
     for part, (letter, tone) in enumerate(zip(view.letters, view.tones, strict=True)):
         colour = table(style.cmap)[round(tone * (STEPS - 1))] / 255.0
         rows = range(len(labels))
         axes.barh(rows, view.shares[:, part], left=starts[:, part], height=0.9, color=colour, linewidth=0)
-        ink = "black" if float(colour**2.2 @ [0.2126, 0.7152, 0.0722]) > 0.18 else "white"
+        ink = "black" if is_light(colour) else "white"
         for at in rows:
             if view.shares[at, part] * width >= LETTERED and row >= SMALL * POINT:
                 x = starts[at, part] + view.shares[at, part] / 2
@@ -210,10 +292,10 @@ def stack_figure(view: Stack, style: Style) -> Figure:
     shown = range(0, len(labels), every)
     axis.beside(axes, list(shown), [labels[at] for at in shown], size)
     frame(axes)
-    return figure
+    return drawn.figure
 
 
-LENGTH, ROW, BETWEEN_TERMS, AIR = 3.2, 0.2, 0.55, 0.6
+LONGEST, ROW, BESIDE, APART = 3.2, 0.2, 0.55, 0.6
 """Inches of the bars, of a row, between bars and map; rows between the two blocks of bars."""
 
 CELL, WIDEST = 0.26, 4.2
@@ -223,95 +305,61 @@ CELL, WIDEST = 0.26, 4.2
 def terms_figure(view: Terms, style: Style) -> Figure:
     """Bars of groups, their sum, and the largest terms; beside them every head in the same colours."""
     groups, largest = view.blocks
+    terms = [*groups, *largest]
     places = [float(row) for row in range(len(groups))]
-    places += [len(groups) + AIR + row for row in range(len(largest))]
+    places += [len(groups) + APART + row for row in range(len(largest))]
     rows = places[-1] + 1
-    label = axis.room([term.label for block in view.blocks for term in block], NORMAL)
+    label = axis.room([term.label for term in terms], NORMAL)
     heads = view.heads if view.heads is not None and view.heads.values.size else None
     wide = 0.0 if heads is None else min(CELL * heads.values.shape[1], WIDEST)
-    beside = 0.0 if heads is None else BETWEEN_TERMS + wide
-    length = LENGTH if not style.width else max(style.width - label - beside - 0.35, 1.2)
-    notes = (*map(_sentence, view.moved), *view.notes)
-    whole, tall = length + beside, ROW * rows
-    margins = Margins(label, 0.2, 0.12, 0.3)
-    figure, axes = sheet(whole, tall, margins, title=view.title, subtitle=view.subtitle, notes=notes)
-    box = axes.get_position()
-    axes.set_position((box.x0, box.y0, box.width * length / whole, box.height))
-    _draw_bars(axes, view, places, rows, style)
+    beside = 0.0 if heads is None else BESIDE + wide
+    length = LONGEST if not style.width else max(style.width - label - beside - 0.35, 1.2)
+    tall = ROW * rows
+    notes = (*(each.sentence for each in view.moved), *view.notes)
+    drawn = sheet(view, length + beside, tall, (label, 0.2, 0.12, 0.3), notes=notes)
+    axes = drawn.part(0, 0, length)
+    axes.set_ylim(rows - 0.5, -0.5)
+    _draw_terms(axes, view, terms, places, style)
     if heads is not None:
-        share, cell = box.width / whole, min(CELL * 0.8, tall / len(heads.layers))
-        height = box.height * cell * len(heads.layers) / tall
-        left = box.x0 + (length + BETWEEN_TERMS) * share
-        beside_axes = figure.add_axes((left, box.y1 - height, wide * share, height))
-        _draw_heads(beside_axes, view, wide / heads.values.shape[1], cell, style)
-    return figure
+        cell = min(CELL * 0.8, tall / len(heads.layers))
+        map_ = drawn.part(length + BESIDE, 0, wide, cell * len(heads.layers))
+        _draw_heads(map_, heads, wide / heads.values.shape[1], cell, style)
+    return drawn.figure
 
 
-def _draw_bars(axes: Axes, view: Terms, places: list[float], rows: float, style: Style) -> None:
-    terms = [term for block in view.blocks for term in block]
+def _draw_terms(
+    axes: Axes, view: Terms, terms: Sequence[Term], places: Sequence[float], style: Style
+) -> None:
     colours = table(style.cmap) / 255.0
     low, high = colours[STEPS // 6], colours[-1 - STEPS // 6]
-    axes.barh(
-        places,
-        [term.value for term in terms],
-        height=0.72,
-        color=[high if term.value >= 0 else low for term in terms],
-    )
+    inks = [high if term.value >= 0 else low for term in terms]
+    labels = [axis.short(clean(term.label)) for term in terms]
+    _lay_bars(axes, [term.value for term in terms], places, labels, inks)
     axes.axvline(0, color="#888888", linewidth=0.5)
-    axes.set_yticks(places, [axis.short(clean(term.label)) for term in terms], size=NORMAL)
     for tick, term in zip(axes.get_yticklabels(), terms, strict=True):
         if term is view.total or term.label == view.marked:
             tick.set_fontweight("bold")
-    axes.set_ylim(rows - 0.5, -0.5)
     low, high = view.span
     number = 0.16 * (low + high)  # room for a number at either end
     axes.set_xlim(-low - (number if low else 0), high + (number if high else 0))
-    axes.tick_params(axis="y", length=0, pad=3)
     axes.set_xticks([])
     for place, term in zip(places, terms, strict=True):
         side = 1 if term.value >= 0 else -1
         at = term.value + side * 0.01 * sum(view.span)
-        axes.text(
-            at,
-            place,
-            f"{term.value:+.3f}",
-            size=SMALL,
-            color=GREY,
-            ha="left" if side > 0 else "right",
-            va="center",
-        )
+        axes.text(at, place, f"{term.value:+.3f}", ha="left" if side > 0 else "right", va="center", **QUIET)
     for spine in axes.spines.values():
         spine.set_visible(False)
 
 
-def _draw_heads(axes: Axes, view: Terms, wide: float, tall: float, style: Style) -> None:
+def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Style) -> None:
     """Every head in a cell, blue and red as the bars."""
-    heads = view.heads
-    if heads is None:
-        return
     if not np.isfinite(heads.values).all():
         hatch(axes)
-    low, high = heads.limits
-    known = np.ma.masked_invalid(heads.values)
-    axes.imshow(
-        known, cmap=colour_map(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto"
-    )
-    size = max(min(7.0, min(wide, tall) * 72 * 0.5), 3.0)
-    count = heads.values.shape[1]
-    step = max(1, round(0.22 / wide))
+    paint(axes, np.ma.masked_invalid(heads.values), style.cmap, heads.limits)
+    quiet: dict[str, Any] = {"size": max(min(7.0, min(wide, tall) * 72 * 0.5), 3.0), "color": GREY}
     axes.set_title("every head", size=SMALL, color=GREY, loc="left", pad=12)
-    for head in range(0, count, step):
-        axes.text(head, -0.6, f"H{head}", size=size, ha="center", va="bottom", color=GREY)
-    step = max(1, round(0.12 / tall))
-    for row in range(0, len(heads.layers), step):
-        axes.text(-0.65, row, f"L{heads.layers[row]}", size=size, ha="right", va="center", color=GREY)
+    for head in range(0, heads.values.shape[1], max(1, round(0.22 / wide))):
+        axes.text(head, -0.6, f"H{head}", ha="center", va="bottom", **quiet)
+    for row in range(0, len(heads.layers), max(1, round(0.12 / tall))):
+        axes.text(-0.65, row, f"L{heads.layers[row]}", ha="right", va="center", **quiet)
     frame(axes)
-
-
-def _sentence(moved: MovedWords) -> str:
-    """What a head's output does to words."""
-    parts = []
-    for name, words in (("raises", moved.raised), ("lowers", moved.lowered)):
-        if words:
-            parts.append(f"{name} " + ", ".join(clean(word.label) or "␣" for word in words))
-    return f"{moved.label} " + ("; ".join(parts) or "moves no word")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,10 @@ from attnscope.render.image.sheet import (
     POINT,
     ROOM,
     SMALL,
-    Margins,
     Style,
-    colour_map,
     draw_colour_bar,
     frame,
+    paint,
     sheet,
 )
 from attnscope.views.distances import DistanceMap, HeadDistances, HeadPlane
@@ -48,21 +47,10 @@ def distances_figure(view: HeadDistances, style: Style) -> Figure:
     side = LARGEST
     if style.width is not None:
         side = max((style.width - left - ROOM - BETWEEN - right) / 2, 2.4)
-    figure, axes = sheet(
-        2 * side + ROOM + BETWEEN,
-        side,
-        Margins(left, right, 0.35, 0.2),
-        title=view.title,
-        subtitle=view.subtitle,
-        notes=view.notes,
-    )
-    box = axes.get_position()
-    inch = box.width / (2 * side + ROOM + BETWEEN)
-    axes.set_position((box.x0, box.y0, side * inch, box.height))
-    _draw_table(figure, axes, view.table, side, side, style)
-    plane = figure.add_axes((box.x0 + (side + ROOM + BETWEEN) * inch, box.y0, side * inch, box.height))
-    _draw_plane(plane, view.plane, side, style)
-    return figure
+    drawn = sheet(view, 2 * side + ROOM + BETWEEN, side, (left, right, 0.35, 0.2))
+    _draw_table(drawn.part(0, 0, side), view.table, side, side, style)
+    _draw_plane(drawn.part(side + ROOM + BETWEEN, 0, side), view.plane, side, style)
+    return drawn.figure
 
 
 def distance_figure(view: DistanceMap, style: Style) -> Figure:
@@ -73,31 +61,20 @@ def distance_figure(view: DistanceMap, style: Style) -> Figure:
     right = max(ROOM, NARROWEST - left - cell * columns)
     if style.width is not None:
         right, cell = ROOM, max(style.width - left - ROOM, 1.0) / columns
-    figure, axes = sheet(
-        cell * columns,
-        cell * rows,
-        Margins(left, right, 0.35, 0.2),
-        title=view.title,
-        subtitle=view.subtitle,
-        notes=view.notes,
-    )
-    _draw_table(figure, axes, view, cell * columns, cell * rows, style)
-    return figure
+    drawn = sheet(view, cell * columns, cell * rows, (left, right, 0.35, 0.2))
+    _draw_table(drawn.part(), view, cell * columns, cell * rows, style)
+    return drawn.figure
 
 
 def _label_room(view: DistanceMap) -> float:
     return axis.room([max(view.rows, key=len)], NORMAL)
 
 
-def _draw_table(
-    figure: Figure, axes: Axes, view: DistanceMap, width: float, height: float, style: Style
-) -> None:
+def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, style: Style) -> None:
     """Cells, a frame around each group, names where there is room, and the colour bar."""
     from matplotlib.patches import Rectangle
 
-    axes.imshow(
-        view.nearness(), cmap=colour_map(style.cmap), vmin=0, vmax=1, interpolation="nearest", aspect="auto"
-    )
+    paint(axes, view.nearness(), style.cmap, (0, 1))
     across, down = width / len(view.columns), height / len(view.rows)
     size = float(np.clip(down * 72 * 0.85, 4.0, SMALL))
     if down >= NAMED:
@@ -109,7 +86,7 @@ def _draw_table(
             square = Rectangle((start - 0.5, start - 0.5), count, count, fill=False, lw=0.9, ec="white")
             axes.add_patch(square)
     frame(axes)
-    draw_colour_bar(figure, axes, style, [(0, f"{view.top:.2f} nats\napart"), (1, "0, alike")])
+    draw_colour_bar(axes, style, [(0, f"{view.top:.2f} nats\napart"), (1, "0, alike")])
 
 
 def _draw_plane(axes: Axes, view: HeadPlane, side: float, style: Style) -> None:
@@ -124,14 +101,10 @@ def _draw_plane(axes: Axes, view: HeadPlane, side: float, style: Style) -> None:
     size = 6.0 if len(view.names) <= 48 else 4.6
     at = (view.points - middle + half) / (2 * half) * side / POINT  # points on paper, [head, 2]
     for name, point, offset in zip(view.names, view.points, _beside_dots(at, view.names, size), strict=True):
-        if offset is None:
-            continue
-        axes.annotate(
-            name, point, offset, textcoords="offset points", size=size, color=GREY, va="center", ha="center"
-        )
-    frame(axes)
-    for spine in axes.spines.values():
-        spine.set_color("#dddddd")
+        if offset is not None:
+            place: dict[str, Any] = {"textcoords": "offset points", "va": "center", "ha": "center"}
+            axes.annotate(name, point, offset, size=size, color=GREY, **place)
+    frame(axes, colour="#dddddd")
     layers = sorted(set(view.layers))
     shown = layers[:: max(1, -(-len(layers) // 12))]
     for number, layer in enumerate(shown):

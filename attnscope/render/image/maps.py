@@ -1,38 +1,40 @@
-"""Heatmaps, and maps of one number a head, as figures."""
+"""Heads as figures: one head, two and their difference, a number a head, a thumbnail of every head."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.axes import Place
-from attnscope.render.colour import DIVERGING, choose_map, steps, table
+from attnscope.axes import Array
+from attnscope.render.colour import DIVERGING, STEPS, choose_map, colours_at, is_light, steps, table
 from attnscope.render.image import sheet as axis
 from attnscope.render.image.sheet import (
     BAR,
+    GREY,
     NORMAL,
+    QUIET,
     ROOM,
     SMALL,
-    Margins,
     Style,
-    colour_map,
     draw_colour_bar,
     frame,
     hatch,
+    paint,
     sheet,
     short,
     stacked,
 )
+from attnscope.views.grid import CELLS, Grid, GridLayer, LayerStrip, Series, thumbnail_levels
 from attnscope.views.heads import HeadMap, number
-from attnscope.views.heatmap import EACH_ROW, HeadPair, Heatmap, Parting
+from attnscope.views.heatmap import HeadPair, Heatmap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from attnscope.axes import Array
 
 
 WRITTEN = 0.1
@@ -52,7 +54,7 @@ WEIGHT = "weight"
 
 
 def heatmap_figure(view: Heatmap, style: Style) -> Figure:
-    """One head: row 0 on top, the colour bar beside it, closed cells hatched.
+    """One head: row 0 on top, the colour bar beside it, masked cells hatched.
 
     The image holds the weights themselves (with the scale "row", their levels).
     """
@@ -67,59 +69,33 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     _, column_texts, column_size = axis.labels(keys, cell)
     strip = 0.0 if view.bands is None else STRIP + 0.04
     above = axis.room(column_texts, column_size) + strip
-    margins = Margins(axis.room(row_texts, row_size), ROOM, above, 0.1)
-    figure, axes = sheet(
-        cell * columns,
-        tall * rows,
-        margins,
-        title=view.title,
-        subtitle=view.subtitle,
-        notes=view.notes if view.written is None else (*view.notes, "bold tokens: written by the model"),
-        readings=view.readings,
-    )
-    by_row = view.scale == "row"
-    low, high = (0.0, 1.0) if by_row else view.limits
-    hatch(axes)
-    axes.imshow(
-        image_values(view),
-        cmap=colour_map(style.cmap),
-        vmin=low,
-        vmax=high,
-        interpolation="nearest",
-        aspect="auto",
-    )
-    top = None if view.bands is None else _draw_bands(figure, axes, view.bands)
+    margins = (axis.room(row_texts, row_size), ROOM, above, 0.1)
+    notes = view.notes if view.written is None else (*view.notes, "bold tokens: written by the model")
+    drawn = sheet(view, cell * columns, tall * rows, margins, notes=notes, readings=view.readings)
+    axes = top = drawn.part()
+    _draw_weights(axes, view, style.cmap)
+    if view.bands is not None:  # a spectrogram over the columns, low tones at the bottom
+        top = drawn.part(0, -STRIP - 0.04, None, STRIP)
+        extent = (*axes.get_xlim(), 0, len(view.bands))
+        top.imshow(view.bands, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", extent=extent)
+        frame(top)
     axis.put(axes, queries, keys, (cell, tall), written=view.written, top=top)
     if style.annotate and cell >= WRITTEN:
-        _write_weights(axes, view, style, min(NORMAL, cell * 72 * 0.42))
+        texts = np.array([[f"{value:.2f}".replace("0.", ".", 1) for value in row] for row in view.values])
+        shown = ~view.masked & (np.abs(view.values) >= 0.005)
+        options = {"size": min(NORMAL, cell * 72 * 0.42), "va": "center_baseline", "gid": WEIGHT}
+        _write_into_cells(axes, np.where(shown, texts, ""), view.levels(), style, **options)
     frame(axes)
-    ends = (f"{low:.3g}", f"{high:.3g}")
-    if by_row:
-        ends = ("−largest" if view.signed else "0", stacked(EACH_ROW))
-    middle = "" if by_row else f"{(low + high) / 2:.3g}"
-    draw_colour_bar(figure, axes, style, [(0, ends[0]), (0.5, middle), (1, ends[1])])
-    return figure
+    low, high = view.scale_ends(".3g", minus="−")
+    middle = "" if view.scale == "row" else f"{sum(view.limits) / 2:.3g}"
+    draw_colour_bar(axes, style, [(0, low), (0.5, middle), (1, stacked(high))])
+    return drawn.figure
 
 
-def _draw_bands(figure: Figure, axes: Axes, bands: Array) -> Axes:
-    """A spectrogram over the columns of a map, low tones at the bottom."""
-    place, tall = axes.get_position(), figure.get_size_inches()[1]
-    strip = figure.add_axes((place.x0, place.y1 + 0.04 / tall, place.width, STRIP / tall))
-    extent = (*axes.get_xlim(), 0, len(bands))
-    strip.imshow(bands, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", extent=extent)
-    frame(strip)
-    return strip
-
-
-def _write_weights(axes: Axes, view: Heatmap, style: Style, size: float) -> None:
-    """Each open cell's weight in black or white, whichever reads better; 0 is left out."""
-    colours = table(style.cmap)[steps(view.levels())] / 255.0
-    light = colours**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18  # [query, key]
-    for (row, column), value in np.ndenumerate(view.values):
-        if not view.masked[row, column] and abs(value) >= 0.005:
-            text = f"{value:.2f}".replace("0.", ".", 1)
-            ink = "black" if light[row, column] else "white"
-            axes.text(column, row, text, size=size, color=ink, ha="center", va="center_baseline", gid=WEIGHT)
+def _draw_weights(axes: Axes, view: Heatmap, cmap: str, **options: Any) -> None:
+    """The cells of a head over hatched ground."""
+    hatch(axes)
+    paint(axes, image_values(view), cmap, (0.0, 1.0) if view.scale == "row" else view.limits, **options)
 
 
 def image_values(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:
@@ -127,55 +103,42 @@ def image_values(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:
     return np.ma.array(view.levels() if view.scale == "row" else view.values, mask=view.masked)
 
 
+def _write_into_cells(axes: Axes, texts: Array, levels: Array, style: Style, **options: Any) -> None:
+    """The text of each cell in black or white, whichever reads better.  [row, column], [row, column]"""
+    light = is_light(colours_at(style.cmap, levels))
+    for (row, column), text in np.ndenumerate(texts):
+        if text:
+            ink = "black" if light[row, column] else "white"
+            axes.text(column, row, text, color=ink, ha="center", **options)
+
+
 def head_map_figure(view: HeadMap, style: Style) -> Figure:
     """One number a head, written into its cell where there is room. The image holds the numbers."""
     layers, heads = view.values.shape
     cell = min(0.5, 11.0 / max(heads, 1))
-    low, high = view.limits
-    top = _with_unit(f"{high:.3g}", view.unit)
+    low, high = (f"{limit:.3g}" for limit in view.limits)
+    top = f"{high} {view.unit}".strip()
+    if len(view.unit) > SHORT:
+        top = "\n".join([high, *textwrap.wrap(view.unit, LONGEST)])
     right = max(ROOM, BAR + axis.room(top.split("\n"), SMALL))
     if style.width:
         cell = max(style.width - 0.45 - right - 0.3, 1.0) / max(heads, 1)
-    figure, axes = sheet(
-        cell * heads,
-        cell * 0.7 * layers,
-        Margins(0.45, right, 0.25, 0.1),
-        title=view.title or view.name,
-        subtitle=view.subtitle,
-        notes=view.notes,
-    )
+    margins = (0.45, right, 0.25, 0.1)
+    drawn = sheet(view, cell * heads, cell * 0.7 * layers, margins, title=view.title or view.name)
+    axes = drawn.part()
     if not np.isfinite(view.values).all():
         hatch(axes)
-    known = np.ma.masked_invalid(view.values)
-    axes.imshow(
-        known, cmap=colour_map(style.cmap), vmin=low, vmax=high, interpolation="nearest", aspect="auto"
-    )
+    paint(axes, np.ma.masked_invalid(view.values), style.cmap, view.limits)
     size = min(8.0, cell * 72 * 0.3)
     axis.above(axes, range(heads), [f"H{head}" for head in range(heads)], size)
     axis.beside(axes, range(layers), [f"L{layer}" for layer in view.layers], size)
     frame(axes)
     if cell >= 0.3:
-        _write_numbers(axes, view, style, min(7.0, cell * 72 * 0.24))
-    draw_colour_bar(figure, axes, style, [(0, f"{low:.3g}"), (1, top)])
-    return figure
-
-
-def _with_unit(number: str, unit: str) -> str:
-    """A number with its unit beside it, or below it in lines where that is long."""
-    if len(unit) <= SHORT:
-        return f"{number} {unit}".strip()
-    return "\n".join([number, *textwrap.wrap(unit, LONGEST)])
-
-
-def _write_numbers(axes: Axes, view: HeadMap, style: Style, size: float) -> None:
-    colours = table(style.cmap)[steps(np.nan_to_num(view.levels()))] / 255.0
-    light = colours**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18  # [layer, head]
-    for (row, head), value in np.ndenumerate(view.values):
-        if np.isfinite(value):
-            ink = "black" if light[row, head] else "white"
-            axes.text(
-                head, row, number(value), size=max(size, SMALL - 2), color=ink, ha="center", va="center"
-            )
+        texts = np.array([[number(value) for value in row] for row in view.values])
+        size = max(min(7.0, cell * 72 * 0.24), SMALL - 2)
+        _write_into_cells(axes, texts, np.nan_to_num(view.levels()), style, size=size, va="center")
+    draw_colour_bar(axes, style, [(0, low), (1, top)])
+    return drawn.figure
 
 
 SIDE = 2.9  # inches of a map's longer side
@@ -192,52 +155,20 @@ def pair_figure(view: HeadPair, style: Style) -> Figure:
     if style.width is not None:
         cell = max(style.width - left - ROOM - 2 * between, 3.6) / (3 * columns)
     width, height = cell * columns, cell * rows
-    whole = 3 * width + 2 * between
     _, texts, size = axis.labels(keys, cell)
-    figure, axes = sheet(
-        whole,
-        height,
-        Margins(left, ROOM, axis.room(texts, size), 0.3),
-        title=view.title,
-        subtitle=view.subtitle,
-        notes=(*(_said(view.names, parting) for parting in view.partings), *view.notes),
-    )
-    box = axes.get_position()
-    inch = box.width / whole
+    margins = (left, ROOM, axis.room(texts, size), 0.3)
+    notes = (*view.sentences, *view.notes)
+    drawn = sheet(view, 3 * width + 2 * between, height, margins, notes=notes)
     for place, each in enumerate((*view.maps, view.difference)):
-        if place:
-            axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_position((box.x0 + place * (width + between) * inch, box.y0, width * inch, box.height))
-        _draw(figure, axes, each, cell, Style(None, DIVERGING) if each.signed else style, first=place == 0)
-    return figure
-
-
-def _draw(figure: Figure, axes: Axes, view: Heatmap, cell: float, style: Style, *, first: bool) -> None:
-    """One map with its name, its columns' labels and its colour bar."""
-    by_row = view.scale == "row"
-    low, high = (0.0, 1.0) if by_row else view.limits
-    hatch(axes)
-    axes.imshow(
-        image_values(view),
-        cmap=colour_map(style.cmap),
-        vmin=low,
-        vmax=high,
-        interpolation="nearest",
-        aspect="auto",
-    )
-    axis.put(axes, view.weights.queries if first else (), view.weights.keys, (cell, cell))
-    frame(axes)
-    axes.text(0, -0.02, view.title, transform=axes.transAxes, size=NORMAL, weight="bold", va="top")
-    top = stacked(EACH_ROW) if by_row else f"{high:.2g}"
-    draw_colour_bar(figure, axes, style, [(0, f"{low:.2g}"), (1, top)])
-
-
-def _said(names: tuple[str, str], parting: Parting) -> str:
-    looks = " · ".join(
-        f"{name} looks at {key} ({weight:.2f})"
-        for name, key, weight in zip(names, parting.keys, parting.weights, strict=True)
-    )
-    return f"{parting.label} {parting.position}: {parting.distance:.2f} nats apart; {looks}"
+        axes = drawn.part(place * (width + between), 0, width)
+        own = Style(None, DIVERGING) if each.signed else style
+        _draw_weights(axes, each, own.cmap)
+        axis.put(axes, () if place else queries, keys, (cell, cell))
+        frame(axes)
+        axes.text(0, -0.02, each.title, transform=axes.transAxes, size=NORMAL, weight="bold", va="top")
+        low, high = each.scale_ends(".2g", minus="−")
+        draw_colour_bar(axes, own, [(0, low), (1, stacked(high))])
+    return drawn.figure
 
 
 LABELLED = 60
@@ -245,25 +176,153 @@ LABELLED = 60
 
 
 def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
-    """Draw a head's weights: rows down, columns across, closed cells hatched; token text is literal."""
-    low, high = (0.0, 1.0) if view.scale == "row" else view.limits
-    hatch(axes)
-    axes.imshow(
-        image_values(view),
-        cmap=colour_map(choose_map(cmap, signed=view.signed)),
-        vmin=low,
-        vmax=high,
-        interpolation="nearest",
-    )
+    """Draw a head's weights: rows down, columns across, masked cells hatched; token text is literal."""
+    _draw_weights(axes, view, choose_map(cmap, signed=view.signed), aspect=None)
     axes.set_title(view.title, parse_math=False)
     for ticks, places, turned in (
         (axes.set_yticks, view.weights.queries, 0),
         (axes.set_xticks, view.weights.keys, 90),
     ):
-        shown = _labelled(places)
+        shown = list(range(0, len(places), -(-len(places) // LABELLED)))
         ticks(shown, [short(places[at].label) for at in shown], rotation=turned, parse_math=False)
 
 
-def _labelled(places: tuple[Place, ...]) -> list[int]:
-    """The places that are labelled: all, or evenly some."""
-    return list(range(0, len(places), -(-len(places) // LABELLED)))
+MASKED, GROUND = (226, 226, 226), (255, 255, 255)
+
+BESIDE = 2
+"""Cells that a key next to a row takes in the thumbnail of a long text."""
+
+
+def grid_figure(view: Grid, style: Style) -> Figure:
+    """Every head in one composite image on one axes: layers down, heads across.
+
+    The image holds colours, so that gaps and masked cells can have their own.
+    """
+    masked = any(layer.masked.any() for layer in view.layers)
+    view = fit_image(view)
+    composite, (tall, wide, gap) = mosaic(view, style.cmap)
+    heads, layers = view.heads, view.numbers
+    head = min(0.85, 11.0 / max(heads, 1))  # inches from thumbnail to thumbnail
+    if style.width:
+        head = max(style.width - 0.4 - ROOM - 0.3, 1.0) / heads
+    layer = head * (tall + gap) / (wide + gap)
+    said = view.legend(masked="grey: masked" if masked else "")
+    if view.without_attention:
+        missing = ", ".join(f"L{each}" for each in view.without_attention)
+        said.append(f"no attention of this kind in {missing}")
+    notes = ("; ".join(said), *view.notes)
+    drawn = sheet(view, head * heads, layer * len(layers), (0.45, ROOM, 0.25, 0.16), notes=notes)
+    axes = drawn.part()
+    axes.imshow(composite, interpolation="nearest", aspect="auto")
+    if view.written_from(view.size[1]) < view.size[1]:
+        _mark_written(axes, view, (tall, wide, gap))
+    size = min(8.0, head * 72 * 0.3)
+    centres = [(wide + gap) * i + wide / 2 - 0.5 for i in range(heads)]
+    axis.above(axes, centres, [f"H{i}" for i in range(heads)], size)
+    middles = [(tall + gap) * i + tall / 2 - 0.5 for i in range(len(layers))]
+    axis.beside(axes, middles, [f"L{n}" for n in layers], size)
+    frame(axes, ())
+    low, high = view.scale_ends(minus="−")
+    draw_colour_bar(axes, style, [(0, low), (1, stacked(high))])
+    return drawn.figure
+
+
+def _mark_written(axes: Axes, view: Grid, sizes: tuple[int, int, int]) -> None:
+    """A line above the columns of each thumbnail that stand for what the model wrote."""
+    from matplotlib.collections import LineCollection
+
+    tall, wide, gap = sizes
+    numbers, lines = view.numbers, []
+    for layer in view.layers:
+        cells = layer.values.shape[-1]
+        start = view.written_from(cells) * wide / cells
+        y = numbers.index(layer.layer) * (tall + gap) - 0.5 - gap / 2
+        lefts = [head * (wide + gap) - 0.5 for head in range(layer.heads)]
+        lines += [[(left + start, y), (left + wide, y)] for left in lefts]
+    axes.add_collection(LineCollection(lines, colors=GREY, linewidths=1.2, clip_on=False), autolim=False)
+
+
+def fit_image(view: Grid) -> Grid:
+    """Thumbnails as an image shows them: of a long text with the keys next to a row beside the map."""
+    if not view.near or view.size[1] <= CELLS:
+        return view
+    return view.fit(CELLS, CELLS + BESIDE * (len(view.near) + 1), BESIDE)
+
+
+def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
+    """All thumbnails in one picture of uint8 colours, and (height, width, gap) of one in pixels.
+
+    The fourth colour is opacity, all of it: with three, matplotlib adds the fourth in twice the precision.
+    -> [layer · (height + gap), head · (width + gap), 4]
+    """
+    tall = max((layer.values.shape[-2] for layer in view.layers), default=1)
+    wide = max((layer.values.shape[-1] for layer in view.layers), default=1)
+    scale = max(1, -(-12 // max(tall, wide)))  # small maps are enlarged, so that a gap can be thin
+    tall, wide = tall * scale, wide * scale
+    gap = max(1, wide // 12)
+    numbers = view.numbers
+    picture = np.empty((len(numbers), tall + gap, max(view.heads, 1), wide + gap, 4), np.uint8)
+    picture[:] = *GROUND, 255
+    for layer in view.layers:
+        colours = table(cmap)[steps(thumbnail_levels(layer, view.shown_scale, view.signed))]
+        colours[layer.masked] = MASKED
+        colours[..., view.gap, :] = GROUND  # [head, row, column, 3]
+        rows = np.arange(tall) * colours.shape[1] // tall
+        columns = np.arange(wide) * colours.shape[2] // wide
+        placed = colours[:, rows][:, :, columns].transpose(1, 0, 2, 3)  # [row, head, column, 3]
+        picture[numbers.index(layer.layer), :tall, : layer.heads, :wide, :3] = placed
+    flat = picture.reshape(len(numbers) * (tall + gap), max(view.heads, 1) * (wide + gap), 4)
+    return flat[:-gap, :-gap], (tall, wide, gap)
+
+
+NARROWEST, WIDEST = 0.55, 1.1  # inches from layer to layer
+LINE, AIR = 0.42, 0.14  # inches of one number's curve, and of the air below it
+
+
+def strip_figure(view: LayerStrip, style: Style) -> Figure:
+    """Layers from left to right; below each, the points of its numbers."""
+    count = len(view.names)
+    left = axis.room([max((series.name for series in view.series), key=len)], NORMAL)
+    step = min(WIDEST, 11.0 / count)
+    if style.width is not None:
+        step = max((style.width - left - ROOM) / count, NARROWEST)
+    # one row of thumbnails: each layer's only head becomes a head of one layer
+    small = fit_image(view.thumbnails)
+    values, masked = (
+        np.concatenate([getattr(layer, name) for layer in small.layers]) for name in ("values", "masked")
+    )
+    heads = replace(small, layers=(GridLayer(0, values, masked),))
+    picture, (tall, wide, gap) = mosaic(heads, style.cmap)
+    thumbnail = step * tall / (wide + gap)
+    height = thumbnail + 0.25 + len(view.series) * (LINE + AIR)
+    drawn = sheet(view, step * count, height, (left, ROOM, 0.25, 0.25))
+    axes = drawn.part(height=thumbnail)
+    axes.imshow(picture, interpolation="nearest", aspect="auto", extent=(0, picture.shape[1], tall, 0))
+    ends = (0, count * (wide + gap))
+    axes.set_xlim(*ends)
+    centres = [(wide + gap) * number + wide / 2 for number in range(count)]
+    axis.above(axes, centres, view.names, min(8.0, step * 72 * 0.3))
+    frame(axes, ())
+    for centre, role in zip(centres, view.roles, strict=True):
+        axes.text(centre, tall * 1.03, role, ha="center", va="top", **QUIET)
+    draw_colour_bar(axes, style, [(0, "0"), (1, stacked(heads.scale_ends()[1]))])
+    for number_, series in enumerate(view.series):
+        curve = drawn.part(down=thumbnail + 0.25 + number_ * (LINE + AIR), height=LINE)
+        curve.set_xlim(*ends)
+        _draw_curve(curve, series, centres, style)
+    return drawn.figure
+
+
+def _draw_curve(axes: Axes, series: Series, at: Sequence[float], style: Style) -> None:
+    """One number against depth, each point with its value."""
+    known = [(x, value) for x, value in zip(at, series.values, strict=True) if value is not None]
+    colour = table(style.cmap)[STEPS * 2 // 5] / 255.0
+    axes.plot(*zip(*known, strict=True), color=colour, marker="o", markersize=3, linewidth=1, scalex=False)
+    low, high = min(value for _, value in known), max(value for _, value in known)
+    room = (high - low) or 1.0
+    axes.set_ylim(low - 0.25 * room, high + 0.75 * room)
+    for x, value in known:
+        axes.annotate(f"{value:.2f}", (x, value), (0, 3), textcoords="offset points", ha="center", **QUIET)
+    axis.beside(axes, [(low + high) / 2], [series.name], NORMAL)
+    axis.beside(axes, [(low + high) / 2], [series.unit], SMALL, right=True)
+    frame(axes, ("bottom",), "#dddddd")

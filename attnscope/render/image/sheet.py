@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.axes import Place
+from attnscope.axes import Array, Place
 from attnscope.errors import SelectionError
-from attnscope.render.colour import table
+from attnscope.render.colour import STEPS, table
 from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short, title_words
+from attnscope.views import Drawable
 from attnscope.views.heatmap import Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.transforms import Transform
 
@@ -290,22 +290,14 @@ def _fill(words: list[tuple[str, float]], room: float, gap: str = " ") -> list[s
 
 SMALL, BELOW, NORMAL, LARGE = 6.5, 8.0, 9.0, 11.0  # points
 GREY = "#5a5a5a"
+QUIET: dict[str, Any] = {"size": SMALL, "color": GREY}
+SIDES = ("left", "right", "top", "bottom")
 GAP = 0.15  # inches
 LINE = SMALL * 1.3 * POINT  # from line to line of a caption
 COLUMN, TO_VALUE = 2.2, 0.85  # inches from column to column of readings, and to the end of their values
 TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
 NAME, VALUE, BASELINE = "name", "value", "baseline"
 """The group ids of a sheet's own texts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Margins:
-    """Inches around the axes of a picture."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,56 +311,91 @@ class Style:
     cmap: str
     annotate: bool = False
 
+    @property
+    def bar(self) -> Array:
+        """The colour of a bar: one that is neither faint nor loud on any map."""
+        colour: Array = table(self.cmap)[STEPS * 5 // 8] / 255.0
+        return colour
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """A figure with its title and caption, and a field between; places are inches from its upper left."""
+
+    figure: Figure
+    left: float
+    bottom: float
+    width: float
+    height: float
+
+    def at(self, right: float, down: float) -> tuple[float, float]:
+        """A place of the field, as shares of the figure."""
+        wide, tall = self.figure.get_size_inches()
+        return (self.left + right) / wide, (self.bottom + (self.height - down)) / tall
+
+    def part(
+        self, right: float = 0.0, down: float = 0.0, width: float | None = None, height: float | None = None
+    ) -> Axes:
+        """Axes on a part of the field, or on all of it."""
+        width, height = width or self.width, height or self.height
+        wide, tall = self.figure.get_size_inches()
+        return self.figure.add_axes((*self.at(right, down + height), width / wide, height / tall))
+
 
 def sheet(
+    view: Drawable,
     width: float,
     height: float,
-    margins: Margins,
+    margins: tuple[float, float, float, float],
     *,
-    title: str,
-    subtitle: str,
-    notes: Sequence[str],
+    title: str = "",
+    notes: Sequence[str] | None = None,
     readings: Sequence[Measured] = (),
-) -> tuple[Figure, Axes]:
-    """A figure with axes of ``width`` × ``height`` inches, and room around them for title and caption."""
+) -> Sheet:
+    """A figure with a field of ``width`` × ``height`` inches, and room around it for the view's words.
+
+    ``margins`` are those of the field: left, right, top and bottom. ``title`` and ``notes`` take the place of
+    the view's own.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    notes = [clean(note) for note in notes]
-    full = max(margins.left + width + margins.right, 3.2)
-    title, subtitle = wrap_title(title, LARGE, full), wrap_title(subtitle, BELOW, full)
+    left, right, above, below = margins
+    full = max(left + width + right, 3.2)
+    title, subtitle = wrap_title(title or view.title, LARGE, full), wrap_title(view.subtitle, BELOW, full)
     columns = in_columns(readings, full)
-    lines = [line for note in notes for line in wrap_inches(note, SMALL, full)]
+    notes = view.notes if notes is None else notes
+    lines = [line for note in notes for line in wrap_inches(clean(note), SMALL, full)]
     measured = max((len(column) for column in columns), default=0)
     heads = [
         (TITLE, title, LARGE, "black", 0.22 + 0.18 * title.count("\n"), 0.08),
         (SUBTITLE, subtitle, BELOW, GREY, 0.2 + 0.14 * subtitle.count("\n"), 0.0),
     ]
-    top = margins.top + sum(step + below for _, text, _, _, step, below in heads if text) + GAP
-    bottom = margins.bottom + (measured + len(lines)) * LINE + GAP
+    top = above + sum(step + air for _, text, _, _, step, air in heads if text) + GAP
+    bottom = below + (measured + len(lines)) * LINE + GAP
     tall = top + height + bottom
     figure = Figure(figsize=(full, tall), facecolor="white")
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((margins.left / full, bottom / tall, width / full, height / tall))
     at = 1 - GAP / tall
     for gid, text, size, colour, step, _ in heads:
         if text:
             figure.text(GAP / full, at, text, size=size, color=colour, va="top", gid=gid)
             at -= step / tall
-    small: dict[str, Any] = {"size": SMALL, "color": GREY, "linespacing": 1.25}
     if lines:
-        figure.text(GAP / full, GAP / tall, "\n".join(lines), va="bottom", gid=NOTES, **small)
+        figure.text(
+            GAP / full, GAP / tall, "\n".join(lines), va="bottom", gid=NOTES, linespacing=1.25, **QUIET
+        )
     for number, column in enumerate(columns):
-        left = GAP + number * COLUMN
+        start = GAP + number * COLUMN
         for row, reading in enumerate(column):
             y = (GAP + (measured + len(lines) - row - 0.75) * LINE) / tall
             for x, side, gid, text in (
-                (left, "left", NAME, reading.name),
-                (left + TO_VALUE, "right", VALUE, value_of(reading)),
-                (left + TO_VALUE + 0.05, "left", BASELINE, _beside(reading)),
+                (start, "left", NAME, reading.name),
+                (start + TO_VALUE, "right", VALUE, value_of(reading)),
+                (start + TO_VALUE + 0.05, "left", BASELINE, _beside(reading)),
             ):
-                figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, **small)
-    return figure, axes
+                figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, linespacing=1.25, **QUIET)
+    return Sheet(figure, left, bottom, width, height)
 
 
 def in_columns(readings: Sequence[Measured], width: float) -> list[Sequence[Measured]]:
@@ -388,12 +415,14 @@ def _beside(reading: Measured) -> str:
     return f"{reading.unit} {baseline}".strip()
 
 
-def colour_map(name: str) -> Colormap:
-    """A colour map of ours for matplotlib; masked cells are left clear."""
+def paint(axes: Axes, values: Array, cmap: str, limits: tuple[float, float], **options: Any) -> None:
+    """Draw values as cells on a colour map, sharp and as large as the axes; masked ones are left clear."""
     from matplotlib.colors import ListedColormap
 
     clear = (0.0, 0.0, 0.0, 0.0)
-    return ListedColormap(table(name) / 255.0, name=f"attnscope-{name}").with_extremes(bad=clear)
+    colours = ListedColormap(table(cmap) / 255.0, name=f"attnscope-{cmap}").with_extremes(bad=clear)
+    shown: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"} | options
+    axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], **shown)
 
 
 def hatch(axes: Axes) -> None:
@@ -401,12 +430,13 @@ def hatch(axes: Axes) -> None:
     axes.patch.set(facecolor="#f1f1f1", edgecolor="#cccccc", hatch="//////", linewidth=0)
 
 
-def frame(axes: Axes) -> None:
-    """A hairline around the axes, and no ticks."""
+def frame(axes: Axes, sides: Sequence[str] = SIDES, colour: str = "#888888") -> None:
+    """A hairline along some sides of the axes, and no ticks."""
     axes.xaxis.set_visible(False)
     axes.yaxis.set_visible(False)
-    for spine in axes.spines.values():
-        spine.set(linewidth=0.5, color="#888888", zorder=5)  # above the labels, whatever is drawn first
+    for side, spine in axes.spines.items():
+        # above the labels, whatever is drawn first
+        spine.set(linewidth=0.5, color=colour, zorder=5, visible=side in sides)
 
 
 ROW, LABEL_COLUMN = "row", "column"
@@ -420,7 +450,7 @@ READABLE = 7.4
 LOOSE = 12.0
 """The same of moments, between which an eye finds its way."""
 
-STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
+SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 """Seconds from one moment that is written to the next."""
 
 
@@ -447,7 +477,7 @@ def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list
     """The places at which round seconds are, as many as have room at ``pitch`` points a place."""
     times = [float(place.moment.removesuffix(" s")) for place in axis]
     places_a_second = (len(times) - 1) / max(times[-1] - times[0], 1e-3)
-    step = next((step for step in STEPS if step * places_a_second * pitch >= LOOSE), STEPS[-1])
+    step = next((step for step in SECONDS if step * places_a_second * pitch >= LOOSE), SECONDS[-1])
     first, last = math.ceil(times[0] / step - 1e-6), math.floor(times[-1] / step + 1e-6)
     rounded = [number * step for number in range(first, last + 1)]
     return [bisect_right(times, time + 1e-6) - 1 for time in rounded], [f"{time:g} s" for time in rounded]
@@ -552,16 +582,15 @@ def stacked(words: str) -> str:
     return words.replace(" ", "\n")
 
 
-def draw_colour_bar(figure: Figure, axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]) -> None:
+def draw_colour_bar(axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]) -> None:
     """Draw the bar on the right of ``axes``; ``ticks`` are (0 to 1, text)."""
+    figure: Any = axes.figure
     box = axes.get_position()
     wide, tall = figure.get_size_inches()
     height = min(box.height, TALLEST / tall)
     bar = figure.add_axes((box.x1 + 0.14 / wide, box.y1 - height, 0.12 / wide, height))
     ramp = np.linspace(0, 1, 256)[:, None]
-    bar.imshow(
-        ramp, cmap=colour_map(style.cmap), vmin=0, vmax=1, aspect="auto", origin="lower", extent=(0, 1, 0, 1)
-    )
+    paint(bar, ramp, style.cmap, (0, 1), origin="lower", extent=(0, 1, 0, 1), interpolation=None)
     beside(bar, [at for at, _ in ticks], [text for _, text in ticks], SMALL, right=True)
     for text, (at, words) in zip(bar.texts, ticks, strict=True):
         if at == 1 and words.count("\n") > 1:  # a long unit: the bar may be short, above it there is room

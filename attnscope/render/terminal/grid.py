@@ -23,7 +23,7 @@ from attnscope.render.terminal.surface import (
     heading,
     wrap_text,
 )
-from attnscope.views.grid import CELLS, SCALE_ENDS, Grid, GridLayer, describe, thumbnail_levels
+from attnscope.views.grid import CELLS, Grid, GridLayer, thumbnail_levels
 
 SMALLEST, SMALLEST_SHADED = 5, 9
 """Columns of a compact thumbnail: below, nothing is seen in it."""
@@ -70,7 +70,7 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
             names.append(Segment(name, MARK if chosen and chosen[1] == head else DIM))
             names.append(Segment(_above(small, len(name), width).ljust(width + gap - len(name)), DIM))
         yield names
-        for number in sorted({*(layer.layer for layer in small.layers), *view.without_attention}):
+        for number in small.numbers:
             inside = bool(chosen and chosen[0] == number and chosen[1] in heads)
             yield from _layer(number, rows(number, heads), label, inside)
     yield []
@@ -242,12 +242,8 @@ def _layer(number: int, rows: list[Line] | None, label: int, chosen: bool) -> It
 
 def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:
     """The colour bar, and what a thumbnail is; ``small`` is the view as it was drawn."""
-    high = SCALE_ENDS[small.shown_scale]
-    said = describe(
-        small, max((layer.values.shape[1:] for layer in small.layers), default=(0, 0)), ITSELF, WRITTEN
-    )
-    if any(layer.masked.any() for layer in view.layers):
-        said.append("blank: masked" if surface.colour else "·: masked")
-    low = "-1" if small.shown_scale == "fixed" else "-largest"
-    yield colour_bar(low if view.signed else "0", high, surface, palette)
+    masked = any(layer.masked.any() for layer in view.layers)
+    shown = "blank: masked" if surface.colour else "·: masked"
+    said = small.legend(masked=shown if masked else "", mark=ITSELF, line=WRITTEN)
+    yield colour_bar(*small.scale_ends(), surface, palette)
     yield from ([Segment(line, DIM)] for line in wrap_text("; ".join(said), surface.width))

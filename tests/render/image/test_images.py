@@ -14,7 +14,7 @@ from attnscope.axes import places, weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.render.colour import steps, table
 from attnscope.render.image import FORMATS, drawing, encode, save_image
-from attnscope.render.image.grid import MASKED, mosaic
+from attnscope.render.image.maps import MASKED, mosaic
 from attnscope.render.image.sheet import READABLE, labels
 from attnscope.views import Measured, grid, head_map, heatmap, token_view
 from tests.render.screen import random_head, tokens

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attnscope import __version__
 from attnscope.attention import Attention, Axis, Kind, Site, Token
 from attnscope.axes import coarsen_axis
-from attnscope.capture import Coarsen, Observer, Record, SiteRecord, Steps
+from attnscope.capture import Coarsen, Observer, Record, Steps
 from attnscope.capture.placing.without_attention import why_empty
 from attnscope.errors import ModelError, SizeError
 from attnscope.fused.fused_pass import FusedPass
@@ -28,16 +28,13 @@ from attnscope.storage.trace.layout import (
     FORMAT,
     About,
     Box,
-    Fault,
     Image,
     Labels,
     Positions,
     TracedCall,
     TraceDescription,
-    TracedRows,
     TracedSound,
     TraceMessage,
-    Without,
 )
 from attnscope.storage.trace.replay import replay
 
@@ -162,14 +159,12 @@ def make_trace(
         images=images,
         heard=_describe_sound(prepared.heard, kept),
         calls=tuple(
-            _call(site, number(queries), number(keys), rows)
+            TracedCall.of(site, number(queries), number(keys), rows)
             for site, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
         ),
         axes=tuple(Positions(axis.start, axis.stop) if isinstance(axis, range) else axis for axis in axes),
-        without_attention=tuple(
-            Without(each.name, each.layer, each.reason) for each in record.without_attention
-        ),
-        failures=tuple(Fault(each.name, each.reason) for each in record.failures),
+        without_attention=tuple(record.without_attention),
+        failures=tuple(record.failures),
         changes=tuple(record.changes),
         figures=measuring.figures(),
         words=(),
@@ -214,30 +209,6 @@ def describe_module(name: str, module: nn.Module) -> About:
         revision=getattr(getattr(module, "config", None), "_commit_hash", None),
         parameters=sum(weights.numel() for weights in module.parameters()),
         device=str(find_device(module)),
-    )
-
-
-def _call(call: SiteRecord, queries: int, keys: int, rows: TracedRows) -> TracedCall:
-    site = call.site
-    return TracedCall(
-        name=site.name,
-        call=site.call,
-        kind=site.kind,
-        layer=site.layer,
-        step=call.step,
-        source=call.source,
-        kernel=call.kernel,
-        batch=call.batch,
-        heads=call.heads,
-        key_heads=call.key_heads,
-        offset=call.offset,
-        dtype=call.dtype,
-        window=call.window,
-        refusal=call.refusal,
-        difference=call.difference,
-        queries=queries,
-        keys=keys,
-        rows=rows,
     )
 
 

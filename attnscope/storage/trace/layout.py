@@ -7,13 +7,14 @@ Each class is an object of JSON with these fields, all of them; a text named ``a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from attnscope.attention import Kind, Source, Token
+from attnscope.attention import Kind, Site, Source, Token
 from attnscope.axes import Array
+from attnscope.capture.record import Failure, LayerWithoutAttention, SiteRecord
 from attnscope.figures import HeadFigures
 
 FORMAT = 5
@@ -102,13 +103,9 @@ TracedRows: TypeAlias = TracedScores | Held | Joined | Stepped
 
 
 @dataclass(frozen=True)
-class TracedCall:
-    """One attention call: the fields of ``SiteRecord``, the numbers of its two axes, and its rows."""
+class TracedCall(Site):
+    """One attention call: the fields of ``SiteRecord``, but the numbers of its two axes, and its rows."""
 
-    name: str
-    call: int
-    kind: Kind
-    layer: int
     step: int
     source: Source
     kernel: str
@@ -123,6 +120,12 @@ class TracedCall:
     queries: int
     keys: int
     rows: TracedRows
+
+    @staticmethod
+    def of(record: SiteRecord, queries: int, keys: int, rows: TracedRows) -> TracedCall:
+        """What a recording noted about a call, with its axes and its rows."""
+        facts = asdict(record)
+        return TracedCall(**facts.pop("site"), **facts | {"queries": queries, "keys": keys}, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -194,23 +197,6 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A module at which the recording failed, and with what."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Without:
-    """A layer without attention, and why."""
-
-    name: str
-    layer: int
-    reason: str
-
-
-@dataclass(frozen=True)
 class TraceDescription:
     """Everything but the arrays.
 
@@ -237,8 +223,8 @@ class TraceDescription:
     heard: TracedSound | None
     axes: tuple[Positions | Tokens, ...]
     calls: tuple[TracedCall, ...]
-    without_attention: tuple[Without, ...]
-    failures: tuple[Fault, ...]
+    without_attention: tuple[LayerWithoutAttention, ...]
+    failures: tuple[Failure, ...]
     changes: tuple[str, ...]
     figures: tuple[HeadFigures, ...]
     words: tuple[HeadFigures, ...]

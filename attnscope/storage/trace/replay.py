@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from attnscope.attention import Attention, AttentionCall, HeldRows, OpenKeys, RowSource, Site
 from attnscope.axes import Array
-from attnscope.capture.record import Failure, LayerWithoutAttention, Record, Replay, SiteRecord
+from attnscope.capture.record import Record, Replay, SiteRecord
 from attnscope.storage.trace.file import Trace
 from attnscope.storage.trace.layout import (
     Bias,
@@ -60,12 +60,11 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
         )
         for number, call in enumerate(said.calls)
     )
-    without = [
-        LayerWithoutAttention(clean(layer.name), layer.layer, clean(layer.reason))
-        for layer in said.without_attention
-    ]
     sites = [_note(attention, call) for attention, call in zip(attentions, said.calls, strict=True)]
-    failures = [Failure(clean(each.name), clean(each.reason)) for each in said.failures]
+    without = [
+        replace(each, name=clean(each.name), reason=clean(each.reason)) for each in said.without_attention
+    ]
+    failures = [replace(each, name=clean(each.name), reason=clean(each.reason)) for each in said.failures]
     return Replay(attentions, Record(sites, without, failures, list(map(clean, said.changes))))
 
 

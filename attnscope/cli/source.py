@@ -311,6 +311,6 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
         )
     if weigh == "raw":
         return model
-    from attnscope.models.weighed import WeighedModel
+    from attnscope.models.weighed import weigh_model
 
-    return WeighedModel(model, weigh, target)
+    return weigh_model(model, weigh, target)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
@@ -101,6 +101,13 @@ def fit_tokens(
     return None, ((note,) if more else ())
 
 
+class Weighing(Protocol):
+    """Runs a model so that observers see its weights weighed; as a text, how."""
+
+    def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
+        """One pass, seen by ``observers``."""
+
+
 SMALL_PASS = 4e9
 """Floating-point operations of a pass below which threads cost more than they bring."""
 
@@ -114,6 +121,7 @@ class Model(ABC):
 
     stateless = False  # known to keep nothing of a pass, so that several threads may run it at once
     weigh: Weigh = "raw"  # what its attention is weighed by
+    weighing: Weighing | None = None
 
     def __init__(
         self, name: str, module: nn.Module, positions: int | None, notes: Sequence[str] = ()
@@ -130,12 +138,13 @@ class Model(ABC):
         Whoever made the folder chose its name: nothing in it steers a terminal.
         """
         parts = Path(self.name).parts
-        return visible(self.name if len(parts) < 3 else "…/" + "/".join(parts[-2:]))
+        name = visible(self.name if len(parts) < 3 else "…/" + "/".join(parts[-2:]))
+        return f"{name} · {self.weighed}" if self.weighed else name
 
     @property
     def weighed(self) -> str:
         """What its attention is weighed by, as a title says it, and what was found; empty if by nothing."""
-        return ""
+        return "" if self.weighing is None else str(self.weighing)
 
     @property
     def device(self) -> torch.device:
@@ -235,6 +244,8 @@ class Model(ABC):
 
         Raises ``ModelError`` if no attention happens or the model raises, ``SizeError`` if it would not fit.
         """
+        if self.weighing is not None:
+            return self.weighing.run(prepared, observers)
         if prepared.replay is not None:
             return prepared.replay.shown_to(observers)
         import torch

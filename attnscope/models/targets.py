@@ -114,7 +114,7 @@ class Prediction(NamedTuple):
     score: Tensor
     chosen: int
     against: int | None
-    said: str
+    description: str
     logits: Tensor  # [text, vocabulary], or of classes
     at: int | None = None  # the token at which it is made; none where the whole text is sorted
 
@@ -170,20 +170,20 @@ def score_prediction(
         over = f" over {visible(against.strip())!r}"
     where = "behind" if objective.mask is None else "in the place of"
     if not tokens:
-        said = f"the prediction of each text: the likeliest token {where} its token {at:,}"
-        return Prediction(score, int(chosen[0]), other, said, logits, at)
+        description = f"the prediction of each text: the likeliest token {where} its token {at:,}"
+        return Prediction(score, int(chosen[0]), other, description, logits, at)
     spelled = visible(readable(objective.vocabulary.decode([int(chosen[0])])))
     share = float(logits[0].detach().softmax(-1)[chosen[0]])
     place = f"{where} token {at:,}, {visible(tokens[at].text)!r}"
-    said = f"the prediction: {spelled!r} ({share:.0%}){over} {place}"
-    return Prediction(score, int(chosen[0]), other, said, logits, at)
+    description = f"the prediction: {spelled!r} ({share:.0%}){over} {place}"
+    return Prediction(score, int(chosen[0]), other, description, logits, at)
 
 
 def _score_class(model: Classifier, prepared: ModelInput, target: str | None) -> Prediction:
     """The score of a class of each text, or of one token of each. Raises ``SelectionError``."""
     at: int | None = None
     scores = model.class_scores(prepared).float()  # [text, class] or [text, token, class]
-    tokens, place, said = _tokens(prepared), "", "the prediction of each text"
+    tokens, place, description = _tokens(prepared), "", "the prediction of each text"
     if scores.ndim == 3:
         name, _, where = (target or "").rpartition("@")
         number = read_number(where)
@@ -202,8 +202,8 @@ def _score_class(model: Classifier, prepared: ModelInput, target: str | None) ->
     score = scores.gather(-1, ids[:, None]).sum()
     if len(scores) == 1:
         spelled = visible(model.labels[int(ids[0])])
-        said = f"the prediction: class {spelled!r} ({float(detached[0].softmax(-1)[ids[0]]):.0%})"
-    return Prediction(score, int(ids[0]), None, f"{said}{place}", scores, at)
+        description = f"the prediction: class {spelled!r} ({float(detached[0].softmax(-1)[ids[0]]):.0%})"
+    return Prediction(score, int(ids[0]), None, f"{description}{place}", scores, at)
 
 
 def _class_of(labels: tuple[str, ...], name: str) -> int:

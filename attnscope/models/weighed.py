@@ -1,10 +1,11 @@
-"""A model whose attention is weighed by what it moves: every command looks at it as at any other."""
+"""Attention weighed by what it moves: a model that runs so is looked at as any other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,119 +14,77 @@ from attnscope.attention import Attention, Site
 from attnscope.capture import recording
 from attnscope.capture.projections import Projection, Projections, head_gradients
 from attnscope.capture.residuals import Residual, Residuals
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import ModelError
 from attnscope.figures import Weigh
 from attnscope.measures.blocks import by_block_norm, normed_weight, residual_part, spread_rows
 from attnscope.measures.weighing import WEIGHINGS, Values, WeighedRows, by_gradient, by_norm, by_zeroing
-from attnscope.models.inputs import ModelInput, Objective, Part, Paths
+from attnscope.models.inputs import ModelInput
 from attnscope.models.kept import FileModel
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model
 from attnscope.models.targets import score_prediction
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from attnscope.capture import Observer, Record
-    from attnscope.fused.fused_pass import FusedPass
 
 
-class WeighedModel(Model):
-    """Another model, each weight of which is the share of its row that it moves.
+def weigh_model(model: Model, weigh: Weigh, target: str | None = None) -> Model:
+    """The same model, each weight of which is the share of its row that it moves; a note says so.
 
-    A pass runs twice: once to find the output projections, and once to be looked at. ``title`` names the
-    weighing and what the passes so far found of it, and the notes say what a cell holds.
+    ``target`` is the prediction that a gradient is of. Raises ``ModelError`` for a file in a model's place.
+    """
+    if isinstance(model, FileModel):
+        raise ModelError(
+            f"{model.name} is {model.what} and keeps no values: give the model itself for --weigh {weigh}"
+        )
+    weighed = copy(model)
+    weighed.notes = (*model.notes, f"weighed: a cell is the share {WEIGHINGS[weigh].share}")
+    weighed.weigh, weighed.weighing = weigh, ModelWeighing(model, weigh, target)
+    return weighed
+
+
+@dataclass(frozen=True, eq=False)
+class ModelWeighing:
+    """Runs ``model`` so that observers see its weights weighed.
+
+    A pass runs twice: once to find the output projections, and once to be looked at.
     """
 
-    def __init__(self, model: Model, weigh: Weigh, target: str | None = None) -> None:
-        if isinstance(model, FileModel):
-            raise ModelError(
-                f"{model.name} is {model.what} and keeps no values: give the model itself for --weigh {weigh}"
-            )
-        notes = (*model.notes, f"weighed: a cell is the share {WEIGHINGS[weigh].share}")
-        super().__init__(model.name, model.module, model.positions, notes)
-        self.model, self.weigh, self.stateless = model, weigh, model.stateless
-        self.target = target  # the prediction that a gradient is of
-        self._without = dict[Site, bool]()  # whether no output projection was found
-        self._forms = dict[str, None]()  # where norms were found
+    model: Model
+    weigh: Weigh
+    target: str | None
+    without: dict[Site, bool] = field(default_factory=dict)  # whether no output projection was found
+    forms: dict[str, None] = field(default_factory=dict)  # where norms were found, of all calls
 
-    @property
-    def title(self) -> str:
-        """The model's, and how it is weighed."""
-        return f"{self.model.title} · {self.weighed}"
-
-    @property
-    def weighed(self) -> str:
-        """How, with what was found in the passes so far: projections, and where norms stand."""
-        found = [f"weighed by {self.weigh}", *self._forms]
-        if any(self._without.values()):
-            some = "" if all(self._without.values()) else " in some layers"
+    def __str__(self) -> str:
+        found = [f"weighed by {self.weigh}", *self.forms]
+        if any(self.without.values()):
+            some = "" if all(self.without.values()) else " in some layers"
             found.append(f"without output projection{some}")
         return ", ".join(found)
 
-    def run(
-        self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
-    ) -> Record:
+    def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
         """One pass that is looked at, and one before it; nothing is fused, whose figures are of the weights.
 
         What was kept of a pass runs again. Raises ``ModelError`` where the values of a call cannot be seen.
         """
         prepared = replace(prepared, replay=None, figures=None, words=(), arrays=None)
         projections: Projections = Residuals() if self.weigh == "norm-residual" else Projections()
-        slopes, said = dict[Site, Tensor](), ""
+        slopes, prediction = dict[Site, Tensor](), ""
         if self.weigh == "gradient":
-            slopes, said = gradients_of(self.model, prepared, self.target, projections)
+            slopes, prediction = gradients_of(self.model, prepared, self.target, projections)
         else:
-            with projections.watching(self.module):
+            with projections.watching(self.model.module):
                 self.model.run(prepared, [projections])
-        record = self.model.run(prepared, [_Weighed(self, projections, slopes, observers, self._forms)])
-        if said:
-            record.note_change(said)
+        record = self.model.run(prepared, [_Weighed(self, projections, slopes, observers)])
+        if prediction:
+            record.note_change(prediction)
         without = {site.layer for site in projections.sites if site not in projections.found}
-        self._without |= {site: site not in projections.found for site in projections.sites}
+        self.without.update({site: site not in projections.found for site in projections.sites})
         if without:
             layers = ", ".join(map(str, sorted(without)))
             record.note_change(f"no output projection was found in layer {layers}: it is left out there")
         return record
-
-    def prepare(
-        self, text: str, second: str | None = None, *, max_tokens: int | None = None, truncate: bool = False
-    ) -> ModelInput:
-        """As the model does."""
-        return self.model.prepare(text, second, max_tokens=max_tokens, truncate=truncate)
-
-    def prepare_all(
-        self, texts: Sequence[tuple[str, ...]], *, max_tokens: int | None = None, truncate: bool = False
-    ) -> list[ModelInput | InputError]:
-        """As the model does."""
-        return self.model.prepare_all(texts, max_tokens=max_tokens, truncate=truncate)
-
-    def prepare_chat(self, text: str, **how: Any) -> ModelInput:
-        """As the model does."""
-        return self.model.prepare_chat(text, **how)
-
-    def prepare_image(self, path: Paths, *args: Any, **how: Any) -> ModelInput:
-        """As the model does."""
-        return self.model.prepare_image(path, *args, **how)
-
-    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
-        """As the model does."""
-        return self.model.prepare_audio(path, text, part)
-
-    def generate(
-        self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
-    ) -> ModelInput:
-        """As the model does; what it wrote is read again in one pass."""
-        return self.model.generate(prepared, count, temperature=temperature, seed=seed)
-
-    @property
-    def objective(self) -> Objective:
-        """The model's."""
-        return self.model.objective
-
-    def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
-        """The model's.  [target], [target] -> [target, vocabulary]"""
-        return self.model.logits(prepared, copies, at)
 
 
 class _WeighedAttention(Attention):
@@ -141,11 +100,10 @@ class _WeighedAttention(Attention):
 class _Weighed:
     """An observer that shows each call to others, weighed."""
 
-    model: WeighedModel
+    weighing: ModelWeighing
     projections: Projections
     slopes: Mapping[Site, Tensor]
     observers: Sequence[Observer]
-    forms: dict[str, None]  # where norms were found, of all calls
 
     def observe(self, attention: Attention) -> None:
         """Show one call. Raises ``ModelError`` if its values are not known."""
@@ -155,7 +113,7 @@ class _Weighed:
             observer.observe(weighed)
 
     def _weigh(self, attention: Attention) -> WeighedRows:
-        found, weigh = self.projections.found.get(attention.site), self.model.weigh
+        found, weigh = self.projections.found.get(attention.site), self.weighing.weigh
         if weigh == "norm-residual":
             return self._with_residual(attention, found)
         values = Values.of(self._values(attention), attention.heads, None if found is None else found.weight)
@@ -194,33 +152,29 @@ class _Weighed:
         elif site.kind != "cross" and len(attention.queries) != len(attention.keys):
             why = f"its {len(attention.queries):,} queries are not its {len(attention.keys):,} keys"
         if residual is None or why:
-            raise ModelError(
-                f"layer {site.layer} of {self.model.name} cannot be weighed by norm-residual, as {why}: "
-                "--weigh norm does without"
-            )
-        self.forms[residual.form] = None
+            raise self._refusal(attention, f" by norm-residual, as {why}: --weigh norm does without")
+        self.weighing.forms[residual.form] = None
         return residual
 
     def _slope(self, attention: Attention, values: Values) -> Tensor:
         """-> [batch, head, query, size]; 0 where the prediction does not hang on it"""
         if attention.site not in self.projections.found:
-            raise ModelError(
-                f"layer {attention.site.layer} of {self.model.name} cannot be weighed by gradient: no output "
-                "projection was found through which it could be taken; --weigh norm needs none"
-            )
+            why = "no output projection was found through which it could be taken; --weigh norm needs none"
+            raise self._refusal(attention, f" by gradient: {why}")
         shape = (len(values.values), attention.heads, len(attention.queries), values.values.shape[-1])
         slope = self.slopes.get(attention.site)
         return values.values.new_zeros(shape) if slope is None else slope
 
     def _values(self, attention: Attention) -> Tensor:
         """-> [batch, key_head, key, size]"""
-        values, name = attention.values, self.model.name
-        if values is None:
-            raise ModelError(
-                f"layer {attention.site.layer} of {name} cannot be weighed: its weights were seen, and the "
-                "values that they mix were not; leave out --weigh"
-            )
-        return values
+        if attention.values is None:
+            why = "its weights were seen, and the values that they mix were not; leave out --weigh"
+            raise self._refusal(attention, f": {why}")
+        return attention.values
+
+    def _refusal(self, attention: Attention, why: str) -> ModelError:
+        layer, name = attention.site.layer, self.weighing.model.name
+        return ModelError(f"layer {layer} of {name} cannot be weighed{why}")
 
 
 def gradients_of(
@@ -240,4 +194,4 @@ def gradients_of(
         recording(model.module, [projections], prepared.axes, warn=False),
     ):
         prediction = score_prediction(model, prepared, target)
-        return head_gradients(projections, prediction.score), prediction.said
+        return head_gradients(projections, prediction.score), prediction.description

@@ -21,7 +21,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import Classifier
 from attnscope.models.model import accepts
 from attnscope.models.targets import BATCH_TOKENS, Prediction, score_prediction
-from attnscope.models.weighed import WeighedModel, gradients_of
+from attnscope.models.weighed import gradients_of, weigh_model
 from attnscope.progress import tell
 from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.selection import Selection
@@ -211,7 +211,7 @@ def weigh_heads(
 ) -> Mapping[Site, Array]:
     """What each head's rows that count look at, by one way of weighing.  -> [head, key]"""
     shown = ReadRows(counts, model.name, len(prepared.tokens) if reads_across(prepared) else None)
-    weighed = model if weigh == "raw" else WeighedModel(model, weigh, target)
+    weighed = model if weigh == "raw" else weigh_model(model, weigh, target)
     weighed.run(prepared, [shown])
     return shown.found
 
@@ -345,7 +345,7 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
         random,
         alone_,
         f"which tokens the prediction needs · {name_pass(deletion.model, deletion.prepared)}",
-        deletion.prediction.said,
+        deletion.prediction.description,
         (*said, *notes, *deletion.model.notes, *deletion.prepared.notes),
     )
 

@@ -111,7 +111,7 @@ def direct_effects(
     chosen = [_require(head, effects)] if head is not None else effects.largest_heads(HEADS)
     words = {each: _words(model, effects.slopes(each, seed)) for each in chosen}
     notes = (*_held(stream, effects), *model.notes, *prepared.notes, *record.notes)
-    return Writes(effects, words, score, rest, prediction.said, model.title, notes)
+    return Writes(effects, words, score, rest, prediction.description, model.title, notes)
 
 
 def _require(head: Head, effects: Effects) -> Head:

@@ -30,7 +30,7 @@ def ways(folder: str, tokens: int) -> dict[str, Callable[[], object]]:
     from attnscope.figures import Weigh
     from attnscope.models import load
     from attnscope.models.targets import score_prediction
-    from attnscope.models.weighed import WeighedModel
+    from attnscope.models.weighed import weigh_model
     from attnscope.questions.flow import follow_flow
     from attnscope.questions.head import one_head
     from attnscope.questions.selection import Selection
@@ -49,7 +49,7 @@ def ways(folder: str, tokens: int) -> dict[str, Callable[[], object]]:
         torch.autograd.grad(score_prediction(model, prepared, None).score, weights)
 
     def weighed(weigh: Weigh) -> Callable[[], object]:
-        shown = model if weigh == "raw" else WeighedModel(model, weigh)
+        shown = model if weigh == "raw" else weigh_model(model, weigh)
         return lambda: one_head(shown, prepared, "L1H1")
 
     looks = {f"--weigh {weigh}": weighed(weigh) for weigh in get_args(Weigh)}

@@ -8,7 +8,7 @@ import transformers
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.targets import score_prediction
-from attnscope.models.weighed import WeighedModel
+from attnscope.models.weighed import weigh_model
 from tests.models.folders import gpt2, minilm, save
 from tests.models.images import VIT, WHOLE, picture, save_images
 
@@ -39,7 +39,7 @@ def test_a_class_is_meant_by_its_name_or_number_or_is_the_largest(tmp_path, targ
     prediction = score_prediction(model, prepared, target)
     assert prediction.score.item() == pytest.approx(float(own[chosen]), rel=1e-5)
     share = float(own.softmax(-1)[chosen])
-    assert prediction.said == f"the prediction: class {LABELS[chosen]!r} ({share:.0%})"
+    assert prediction.description == f"the prediction: class {LABELS[chosen]!r} ({share:.0%})"
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_tokens_are_sorted_at_a_position(tmp_path, target, at, chosen):
     chosen = int(own[at].argmax()) if chosen is None else chosen
     prediction = score_prediction(model, prepared, target)
     assert prediction.score.item() == pytest.approx(float(own[at, chosen]), rel=1e-5)
-    assert prediction.said.endswith(f" of token {at}, {prepared.tokens[at].text!r}")
-    assert repr(LABELS[chosen]) in prediction.said
+    assert prediction.description.endswith(f" of token {at}, {prepared.tokens[at].text!r}")
+    assert repr(LABELS[chosen]) in prediction.description
 
 
 class _Shown:
@@ -80,7 +80,7 @@ def test_the_gradient_of_a_class_is_that_of_autograd_on_an_eager_copy(tmp_path, 
     own = _logits(tmp_path, automatic, prepared)
     slopes = torch.autograd.grad(own.logits[0, 2], own.attentions)
     shown = _Shown()
-    record = WeighedModel(model, "gradient", "sad").run(prepared, [shown])
+    record = weigh_model(model, "gradient", "sad").run(prepared, [shown])
     assert any("class 'sad'" in note for note in record.notes)
     for ours, weights, slope in zip(shown.seen, own.attentions, slopes, strict=True):
         raised = (weights * slope).clamp(min=0).detach().numpy()
@@ -94,7 +94,7 @@ def test_a_causal_model_with_classes_is_asked_for_them(tmp_path):
     model = load(
         save(tmp_path, transformers.GPT2ForSequenceClassification(config), tokenizer), predicting=True
     )
-    record = WeighedModel(model, "gradient").run(model.prepare(TEXT), [])
+    record = weigh_model(model, "gradient").run(model.prepare(TEXT), [])
     assert any("the prediction: class" in note for note in record.notes)
 
 

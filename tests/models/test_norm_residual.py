@@ -12,7 +12,7 @@ from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput
 from attnscope.models.module import ModuleModel
-from attnscope.models.weighed import WeighedModel
+from attnscope.models.weighed import weigh_model
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import stats
 from tests.capture.test_projections import ALL
@@ -136,7 +136,7 @@ def block_vectors(model, text):
 @pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
 def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one(name):
     model, text, shown = random_model(name), ModelInput(inputs(ALL[name].inputs), {}, ()), _Calls()
-    weighed = WeighedModel(model, "norm-residual")
+    weighed = weigh_model(model, "norm-residual")
     weighed.run(text, [shown])
     found = "a norm follows" if name in NORMED else "no norm follows"
     found = "a norm before the sum" if name in TAKEN else found
@@ -152,7 +152,7 @@ def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one
 
 def test_the_rest_of_a_row_of_cross_attention_is_the_residual_and_all_others_sum_to_one():
     model, shown = random_model("bart"), _Calls()
-    WeighedModel(model, "norm-residual").run(ModelInput(inputs("pair"), {}, ()), [shown])
+    weigh_model(model, "norm-residual").run(ModelInput(inputs("pair"), {}, ()), [shown])
     for site, rows, _ in shown.seen:
         total = rows.sum(-1)
         assert (total < 0.999).all() if site.kind == "cross" else np.allclose(total, 1, atol=1e-5)
@@ -160,7 +160,7 @@ def test_the_rest_of_a_row_of_cross_attention_is_the_residual_and_all_others_sum
 
 def test_a_block_that_cannot_be_followed_is_named():
     module = MORE["granite"].build()
-    model = WeighedModel(ModuleModel("granite", module, load("own").reader), "norm-residual")
+    model = weigh_model(ModuleModel("granite", module, load("own").reader), "norm-residual")
     with pytest.raises(ModelError, match=r"layer 0 of .* what its output is added to was not found"):
         model.run(ModelInput(inputs("text"), {}, ()), [_Calls()])
 
@@ -171,6 +171,6 @@ def test_a_token_of_a_trained_model_stays_itself_most_of_all():
     prepared = model.prepare("The cat sat on the mat because it was tired.")
     shares = {}
     for weigh in ("norm", "norm-residual"):
-        heads = stats(WeighedModel(model, weigh), prepared, Selection()).heads
+        heads = stats(weigh_model(model, weigh), prepared, Selection()).heads
         shares[weigh] = np.mean([head.figures["self"].value for head in heads])
     assert shares["norm-residual"] > 0.4 > 2 * shares["norm"]

@@ -11,7 +11,7 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.weighing import Values
 from attnscope.models import load
 from attnscope.models.module import ModuleModel
-from attnscope.models.weighed import WeighedModel
+from attnscope.models.weighed import weigh_model
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import stats
@@ -42,7 +42,7 @@ def _maps(model, heads=8):
 def test_norm_is_the_length_of_each_vector_as_a_share_of_its_row():
     model, raw = load("own"), _Raw()
     model.run(model.prepare(TEXT), [raw])
-    ours = _maps(WeighedModel(model, "norm"))
+    ours = _maps(weigh_model(model, "norm"))
     modules = [m for m in model.module.modules() if hasattr(m, "out_proj")]
     for (weights, values), module, weighed in zip(raw.seen, modules, ours, strict=True):
         projection = module.out_proj.weight.detach().numpy().T.reshape(8, 24, 192)
@@ -54,7 +54,7 @@ def test_norm_is_the_length_of_each_vector_as_a_share_of_its_row():
 def test_zeroing_is_how_far_the_output_turns_when_a_value_is_really_zero():
     model, raw = load("own"), _Raw()
     model.run(model.prepare(TEXT), [raw])
-    ours = _maps(WeighedModel(model, "zeroing"))
+    ours = _maps(weigh_model(model, "zeroing"))
     modules = [m for m in model.module.modules() if hasattr(m, "out_proj")]
     for (weights, values), module, weighed in zip(raw.seen, modules, ours, strict=True):
         projection = module.out_proj.weight.detach().double().numpy().T.reshape(8, 24, 192)
@@ -119,7 +119,7 @@ def test_the_rows_by_gradient_are_the_positive_part_of_weight_times_slope():
     model = load("own-causal")
     prepared = model.prepare("The cat sat on the")
     shown = _Raw()
-    WeighedModel(model, "gradient", "mat").run(prepared, [shown])
+    weigh_model(model, "gradient", "mat").run(prepared, [shown])
     raw = _Raw()
     model.run(prepared, [raw])
     outputs = []
@@ -142,13 +142,13 @@ def test_the_rows_by_gradient_are_the_positive_part_of_weight_times_slope():
 )
 def test_a_note_names_the_prediction(target, said):
     model = load("own-causal")
-    record = WeighedModel(model, "gradient", target).run(model.prepare("The cat sat on the"), [])
+    record = weigh_model(model, "gradient", target).run(model.prepare("The cat sat on the"), [])
     assert any(said in note for note in record.notes)
 
 
 def test_a_masked_word_is_the_prediction_of_a_model_that_predicts_such():
     model = load("own")
-    record = WeighedModel(model, "gradient").run(model.prepare("The [MASK] sat on the mat."), [])
+    record = weigh_model(model, "gradient").run(model.prepare("The [MASK] sat on the mat."), [])
     assert any("in the place of token 2, '[MASK]'" in note for note in record.notes)
 
 
@@ -156,21 +156,21 @@ def test_a_masked_word_is_the_prediction_of_a_model_that_predicts_such():
 def test_a_target_that_is_not_there_is_refused(target, said):
     model = load("own-causal")
     with pytest.raises(SelectionError, match=said):
-        WeighedModel(model, "gradient", target).run(model.prepare("The cat sat on the"), [])
+        weigh_model(model, "gradient", target).run(model.prepare("The cat sat on the"), [])
 
 
 def test_the_special_tokens_of_a_trained_model_take_far_less_by_norm_than_by_weight():
     model = load(minilm())
     prepared = model.prepare(TEXT)
     means = {}
-    for one in (model, WeighedModel(model, "norm")):
+    for one in (model, weigh_model(model, "norm")):
         heads = stats(one, prepared, Selection()).heads
         means[one.weigh] = np.mean([head.figures["special"].value for head in heads])
     assert means["norm"] < means["raw"] / 3
 
 
 def test_the_name_stands_in_the_title_and_a_note_says_what_a_cell_is():
-    model = WeighedModel(load("own"), "norm")
+    model = weigh_model(load("own"), "norm")
     seen = one_head(model, model.prepare(TEXT), "L0H1")
     assert "weighed by norm" in seen.heatmap.title
     assert any(note.startswith("weighed: a cell is the share") for note in seen.heatmap.notes)
@@ -196,7 +196,7 @@ def test_without_an_output_projection_the_value_alone_is_measured_and_the_title_
     torch.manual_seed(0)
     model, raw = _bare(_Bare()), _Raw()
     model.run(model.prepare(TEXT), [raw])
-    weighed = WeighedModel(model, "norm")
+    weighed = weigh_model(model, "norm")
     (ours,) = _maps(weighed, heads=2)
     assert weighed.title.endswith("weighed by norm, without output projection")
     weights, values = raw.seen[0]
@@ -222,7 +222,7 @@ class _Half(nn.Module):
 
 
 def test_the_title_says_that_some_layers_have_no_output_projection_and_a_note_says_which():
-    model = WeighedModel(_bare(_Half()), "norm")
+    model = weigh_model(_bare(_Half()), "norm")
     record = model.run(model.prepare(TEXT), [])
     assert model.title.endswith("weighed by norm, without output projection in some layers")
     assert any("no output projection was found in layer 1" in note for note in record.notes)
@@ -246,6 +246,6 @@ class _Shown(_Bare):
 
 
 def test_where_no_values_were_seen_a_sentence_says_so():
-    model = WeighedModel(_bare(_Shown()), "norm")
+    model = weigh_model(_bare(_Shown()), "norm")
     with pytest.raises(ModelError, match="the values that they mix were not"):
         model.run(model.prepare(TEXT), [])

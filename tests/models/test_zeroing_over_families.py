@@ -7,7 +7,7 @@ from attnscope.capture import recording
 from attnscope.capture.projections import Projections
 from attnscope.measures.weighing import STILL
 from attnscope.models.inputs import ModelInput
-from attnscope.models.weighed import WeighedModel
+from attnscope.models.weighed import weigh_model
 from tests.capture.test_projections import ALL
 from tests.capture.tiny import inputs, own_attentions
 from tests.models.test_norm_residual import random_model
@@ -34,7 +34,7 @@ def test_a_cell_is_how_far_the_output_of_a_head_turns_when_the_value_is_really_z
     text, raw, shown, projections = ModelInput(given, {}, ()), _Calls(), _Calls(), Projections()
     with projections.watching(model.module), recording(model.module, [projections, raw]):
         model.module(**given)
-    WeighedModel(model, "zeroing").run(text, [shown])
+    weigh_model(model, "zeroing").run(text, [shown])
     eager = ALL[name].build("eager").double()
     eager.load_state_dict(model.module.state_dict())
     own = {kind: iter(each) for kind, each in own_attentions(eager(**given, output_attentions=True)).items()}

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnscope.figures import Weigh
 from attnscope.models import load
-from attnscope.models.weighed import WeighedModel
+from attnscope.models.weighed import weigh_model
 from attnscope.questions import flow as mixing
 from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.head import one_head
@@ -42,7 +42,7 @@ def test_no_tensor_is_ever_made_that_holds_all_heads_and_all_pairs_of_tokens(way
     assert len(text.tokens) == TOKENS
     with _Largest() as largest:
         if way in get_args(Weigh):
-            one_head(model if way == "raw" else WeighedModel(model, way), text, "L1H1")
+            one_head(model if way == "raw" else weigh_model(model, way), text, "L1H1")
         else:
             follow_flow(model, text, way, Selection(), token="9")
     assert TOKENS**2 <= largest.numbers < HEADS * TOKENS**2  # the figures of one head are some maps

@@ -14,10 +14,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from attnscope.records import MATRIX, Meaning, record, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -286,6 +288,7 @@ def match_heads(distances: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
     return tuple((int(row), int(column)) for row, column in zip(rows, columns, strict=True))
 
 
+@record("the heads as points")
 @dataclass(frozen=True, eq=False)
 class Plane:
     """Points whose distances are as near as two axes can bring them to those between the heads.
@@ -294,8 +297,8 @@ class Plane:
     ``explained_variance`` is the share of the squared distances that the plane shows, 0 to 1.
     """
 
-    points: NDArray[np.float64]  # [head, 2]
-    explained_variance: float
+    points: Annotated[NDArray[np.float64], Meaning("[head, 2]", shape=MATRIX, plain=rounded)]
+    explained_variance: Annotated[float, Meaning("the share of the distances that the plane shows")]
 
 
 def embed_in_plane(distances: NDArray[np.float64]) -> Plane:

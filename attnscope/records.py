@@ -66,6 +66,9 @@ class Parts:
         }
 
 
+MATRIX: Any = Sequence[Sequence[float]]
+"""The shape of an array of two axes."""
+
 ADDRESS = Parts(
     layer="its layer",
     head="its number in the layer",
@@ -176,6 +179,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def rounded(values: Any) -> Any:
+    """Nested lists of an array, in the digits that mean something."""
+    return values.astype(float).round(7).tolist()
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:

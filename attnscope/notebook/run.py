@@ -186,15 +186,14 @@ class Run(Questions):
         ``SelectionError`` or ``InputError`` for what cannot be compared.
         """
         from attnscope.questions.across import compare_passes
-        from attnscope.questions.compare import compare
-        from attnscope.questions.compared import of_heads
+        from attnscope.questions.compare import compare_all_heads, of_heads
 
         mine = self._pass
         if other is None:
-            result = of_heads(compare(mine, [mine.prepared], select(head=head)), None)
+            result = of_heads(compare_all_heads(mine, [mine.prepared], select(head=head)), None)
         else:
             result = compare_passes(mine, mine.prepared, other._pass, select(head=head), None)
-        return Picture(result.answer, cmap)
+        return Picture(result, cmap)
 
     def page(self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None) -> Page:
         """All heads as one page to explore. Raises ``OutputError`` for numbers that are no attention."""

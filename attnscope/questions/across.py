@@ -1,23 +1,21 @@
-"""Tokens of two texts, or of one text read by two models, that belong together."""
+"""How heads change from text to text, or from model to model, on the tokens that belong together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.attention import Attention, Axis, Head, Kind
-from attnscope.axes import Coarsening, coarsen_axis
+from attnscope.axes import Array, Coarsening, coarsen_axis
 from attnscope.capture.observers.coarsen import SharedRows
 from attnscope.capture.observers.rows import Rows, Sample
 from attnscope.comparison import (
-    Spread,
     align,
-    average_over_texts,
     divergence,
     find_shared_words,
     match_heads,
@@ -27,20 +25,27 @@ from attnscope.comparison import (
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.kept import FileModel
-from attnscope.questions.answer import Answer
-from attnscope.questions.compare import Pair, note_certainty
-from attnscope.questions.compared import (
+from attnscope.questions.answer import Answer, Notes
+from attnscope.questions.compare import (
+    MASKED,
+    NATS,
     Compared,
-    apart,
-    names,
-    numbers_of,
-    pair_numbers,
-    pair_table,
-    round_values,
+    Errors,
+    PairDistance,
+    Stability,
+    TextCount,
+    TextDistances,
+    addresses,
+    average_distances,
+    in_nats,
+    note_certainty,
+    pair_at,
+    pair_rows,
 )
 from attnscope.questions.head_rows import CELLS, Choosing, evenly, head_rows, map_of_nats
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, quote_text, require_selected
+from attnscope.records import Meaning, derived, record, rounded
 from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, heatmap
 from attnscope.views.distances import DistanceMap, distance_map
 from attnscope.views.heads import AlignedTexts, Step, joint_difference
@@ -53,7 +58,7 @@ Pairing = Callable[[Kind], "tuple[Pairs, Pairs]"]
 
 
 def pairing(one: ModelInput, other: ModelInput, pair: Callable[[Axis, Axis], Pairs]) -> Pairing:
-    """Pair the queries and the keys of every kind of attention that is asked for, each once."""
+    """PairDistance the queries and the keys of every kind of attention that is asked for, each once."""
 
     @cache
     def pairs(kind: Kind) -> tuple[Pairs, Pairs]:
@@ -79,14 +84,14 @@ def paired_rows(pairs: Pairing, side: int, cells: int = CELLS) -> Choosing:
 
 
 def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
-    """Pair the places of two texts, tokens or words, also those that replace each other.
+    """PairDistance the places of two texts, tokens or words, also those that replace each other.
 
     Raises ``InputError`` where the texts have no token in common but special ones.
     """
 
     def pair(one: Axis, other: Axis) -> Pairs:
         mine, theirs = selection.coarsening(one), selection.coarsening(other)
-        pairs = align(texts(mine), texts(theirs)).pairs
+        pairs = align(place_texts(mine), place_texts(theirs)).pairs
         alike = [(i, j) for i, j in pairs if mine.places[i].text == theirs.places[j].text]
         if all(mine.places[i].special for i, _ in alike):
             raise InputError(
@@ -99,12 +104,12 @@ def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
 
 
 def by_word(one: Axis, other: Axis) -> Pairs:
-    """Pair the words of one text as two tokenizers cut it.
+    """PairDistance the words of one text as two tokenizers cut it.
 
     Raises ``InputError`` where they have no word in common.
     """
     mine, theirs = (coarsen_axis(axis, words=True, hide_special=True) for axis in (one, other))
-    pairs = find_shared_words(texts(mine), texts(theirs))
+    pairs = find_shared_words(place_texts(mine), place_texts(theirs))
     if not pairs:
         raise InputError(
             f"the two models read no word alike: one reads {_beginning(mine)}, the other {_beginning(theirs)}"
@@ -112,7 +117,7 @@ def by_word(one: Axis, other: Axis) -> Pairs:
     return [(mine.tokens(*my_words), theirs.tokens(*their_words)) for my_words, their_words in pairs]
 
 
-def texts(axis: Coarsening) -> list[str]:
+def place_texts(axis: Coarsening) -> list[str]:
     """The texts of an axis, without the spaces around them."""
     return [place.text.strip() or place.text for place in axis.places]
 
@@ -125,6 +130,27 @@ LARGEST = 1024
 """Tokens that a difference map shows at most."""
 
 
+def _open_cells(view: Heatmap) -> Array:
+    """The values of a map, NaN where it is masked."""
+    cells: Array = np.where(view.weights.allowed, view.weights.values, np.nan)
+    return cells
+
+
+def _rounded_cells(view: Heatmap) -> Any:
+    return rounded(_open_cells(view))
+
+
+@record("a head")
+@dataclass(frozen=True)
+class HeadChange:
+    """How much a head changes from one text to the other."""
+
+    head: Annotated[Head, Meaning("its name")]
+    change: Annotated[float, Meaning(NATS)]
+    error: Annotated[float, Meaning("its standard error")]
+
+
+@record("one model on two texts (--with-text)")
 @dataclass(frozen=True, eq=False)
 class TextComparison:
     """What changes in every head from one text to the other.
@@ -135,14 +161,37 @@ class TextComparison:
     the first one's, of the head that was chosen.
     """
 
-    kind: str
+    kind: Compared
     heads: tuple[Head, ...]
     change: NDArray[np.float64]  # [head]
     error: NDArray[np.float64]  # [head]
     aligned: AlignedTexts
     view: HeadMap
-    difference: Heatmap | None
-    notes: tuple[str, ...]
+    difference: Annotated[
+        Heatmap | None,
+        Meaning(
+            "with --head: its second map minus its first",
+            optional=True,
+            shape=MASKED,
+            plain=_rounded_cells,
+        ),
+    ]
+    notes: Notes
+
+    @property
+    @derived("tokens that belong together; null where a text has none")
+    def tokens(self) -> tuple[tuple[str | None, str | None], ...]:
+        """Both texts, side by side."""
+        return tuple(
+            (None if one is None else one.text, None if other is None else other.text)
+            for one, other in self.aligned.steps
+        )
+
+    @property
+    @derived("how much each head changes", name="heads")
+    def changes(self) -> tuple[HeadChange, ...]:
+        """Every head, in the order of ``heads``."""
+        return tuple(map(HeadChange, self.heads, self.change.tolist(), self.error.tolist()))
 
     @property
     def ranking(self) -> tuple[int, ...]:
@@ -213,7 +262,7 @@ def _steps(one: Axis, other: Axis, selection: Selection) -> tuple[Step, ...]:
     mine, theirs = selection.coarsening(one), selection.coarsening(other)
     return tuple(
         (None if i is None else mine.places[i], None if j is None else theirs.places[j])
-        for i, j in align(texts(mine), texts(theirs)).steps
+        for i, j in align(place_texts(mine), place_texts(theirs)).steps
     )
 
 
@@ -242,40 +291,51 @@ def _difference(
     )
 
 
+@record("two models (--with-model)")
 @dataclass(frozen=True, eq=False)
 class ModelComparison:
     """The heads of one model and those of another, on the same texts.
 
     ``distances`` are Jensen-Shannon divergences in nats, averaged over rows and then over texts, ``error``
     their standard error (over texts, or of the sample of rows). ``units`` says whether the rows are those of
-    "tokens", where both models read the same ones, or of "words". ``matches`` pairs heads so that the sum of
+    tokens, where both models read the same ones, or of words. ``matches`` pairs heads so that the sum of
     distances is smallest, each head in one pair at most.
     """
 
-    kind: str
-    heads: tuple[Head, ...]
-    others: tuple[Head, ...]
-    distances: NDArray[np.float64]  # [head, other]
-    error: NDArray[np.float64]  # [head, other]
-    matches: tuple[Pair, ...]
-    units: str
-    texts: int
-    stability: float | None
+    kind: Compared
+    heads: Annotated[tuple[Head, ...], Meaning("the heads of the first model")]
+    others: Annotated[tuple[Head, ...], Meaning("the heads of the second")]
+    distances: Annotated[NDArray[np.float64], in_nats("[head, other]")]
+    error: Errors  # [head, other]
+    matches: Annotated[
+        tuple[PairDistance, ...], Meaning("heads paired so that the sum of distances is smallest")
+    ]
+    units: Annotated[Literal["tokens", "words"], Meaning("what the rows are")]
+    texts: TextCount
+    stability: Stability
     title: str
     subtitle: str
-    notes: tuple[str, ...]
+    notes: Notes
 
     @property
+    @derived(
+        "each head from itself, where both models have the same heads",
+        shape=tuple[float, ...] | None,
+        plain=lambda drift: None if drift is None else rounded(drift),
+    )
     def drift(self) -> NDArray[np.float64] | None:
         """Distance of each head from the same head of the other model; ``None`` for other shapes.  [head]"""
         return self.distances.diagonal() if self.heads == self.others else None
 
     @property
-    def ranking(self) -> tuple[Pair, ...]:
+    def ranking(self) -> tuple[PairDistance, ...]:
         """Every head with the same one of the other model, or else with its match; the farthest first."""
         pairs = self.matches
         if self.heads == self.others:
-            pairs = tuple(self._pair(number, number) for number in range(len(self.heads)))
+            pairs = tuple(
+                pair_at((head, head), self.heads, self.others, self.distances, self.error)
+                for head in range(len(self.heads))
+            )
         return tuple(sorted(pairs, key=lambda pair: -pair.distance))
 
     @property
@@ -301,14 +361,6 @@ class ModelComparison:
             matched=True,
         )
 
-    def _pair(self, one: int, other: int) -> Pair:
-        return Pair(
-            self.heads[one],
-            self.others[other],
-            float(self.distances[one, other]),
-            float(self.error[one, other]),
-        )
-
 
 def compare_models(
     model: Model,
@@ -331,59 +383,40 @@ def compare_models(
     first = results[0]
     if any((text.heads, text.others) != (first.heads, first.others) for text in results):
         raise SelectionError("the texts run through different layers: compare the models on one at a time")
-    average = average_over_texts([text.spread.mean for text in results]) if len(results) > 1 else None
-    distances = first.spread.mean if average is None else average.mean
-    error = first.spread.error(first.of) if average is None else average.error
-    rows, of = sum(text.spread.rows for text in results), sum(text.of for text in results)
+    mean = average_distances(results)
     notes = [
         f"from {model.title} to {other.title}",
         *model.notes,
         *other.notes,
-        *(note for text in results for note in text.notes),
+        *mean.notes,
     ]
+    what = f"{len(first.heads)} heads matched with {len(first.others)}"
+    if first.heads == first.others:
+        what = "drift of each head"
     one, quoted = len(texts) == 1, f"{quote_text(texts[0][0])} · ".removeprefix(" · ")
-    units = "tokens" if all(text.tokens for text in results) else "words"
+    units: Literal["tokens", "words"] = "tokens" if all(text.tokens for text in results) else "words"
     return ModelComparison(
         kind=first.kind,
         heads=first.heads,
         others=first.others,
-        distances=distances,
-        error=error,
+        distances=mean.distances,
+        error=mean.error,
         matches=tuple(
-            Pair(first.heads[i], first.others[j], float(distances[i, j]), float(error[i, j]))
-            for i, j in match_heads(distances)
+            pair_at(cell, first.heads, first.others, mean.distances, mean.error)
+            for cell in match_heads(mean.distances)
         ),
         units=units,
         texts=len(texts),
-        stability=None if average is None else average.stability,
-        title=f"{_what(first)} · {model.title} and {other.title} · {kind_title(first.kind)}",
-        subtitle=f"{quoted}{of:,} {units} compared" if one else f"mean over {len(texts):,} texts",
-        notes=(*dict.fromkeys(notes), *note_certainty(rows, of, error, average)),
+        stability=mean.stability,
+        title=f"{what} · {model.title} and {other.title} · {kind_title(first.kind)}",
+        subtitle=f"{quoted}{mean.of:,} {units} compared" if one else f"mean over {len(texts):,} texts",
+        notes=(*dict.fromkeys(notes), *mean.certainty),
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _OneText:
-    """What is kept of a text: the rows themselves are not."""
-
-    kind: str
-    heads: tuple[Head, ...]
-    others: tuple[Head, ...]
-    spread: Spread
-    of: int
-    tokens: bool
-    notes: tuple[str, ...]
-
-
-def _what(text: _OneText) -> str:
-    if text.heads == text.others:
-        return "drift of each head"
-    return f"{len(text.heads)} heads matched with {len(text.others)}"
 
 
 def _one_text(
     model: Model, other: Model, mine: ModelInput, theirs: ModelInput, selection: Selection, kind: Kind
-) -> _OneText:
+) -> TextDistances:
     if _reads_alike(mine, theirs, kind):
         one, two = (head_rows(each, text, selection) for each, text in ((model, mine), (other, theirs)))
         of, tokens = one.of, True
@@ -393,7 +426,8 @@ def _one_text(
         two = head_rows(other, theirs, selection, paired_rows(pairs, 1))
         of, tokens = len(pairs(kind)[0]), False
     notes = (*mine.notes, *theirs.notes, *one.notes, *two.notes)
-    return _OneText(kind, one.heads, two.heads, measure_distances(one.rows, two.rows), of, tokens, notes)
+    spread = measure_distances(one.rows, two.rows)
+    return TextDistances(kind, one.heads, spread, of, notes, others=two.heads, tokens=tokens)
 
 
 def _common_kind(
@@ -427,104 +461,67 @@ LISTED = 8
 """Heads that are listed; --csv has all of them."""
 
 
-def of_texts(result: TextComparison, command: str | None) -> Compared:
+def of_texts(result: TextComparison, command: str | None) -> Answer:
     """Two texts: how they are aligned, how much each head changes, and the difference map of one head."""
-    ranking = Ranking(
-        tuple(
-            Ranked(
-                result.heads[head].name,
-                f"changes by {result.change[head]:.3f} nats",
-                f"{command} --head {result.heads[head].name}"
-                if command and result.difference is None
-                else "",
-            )
-            for head in result.ranking[:LISTED]
-        ),
-        "Heads that change most",
-    )
-    steps = [[None if place is None else place.text for place in step] for step in result.aligned.steps]
-    numbers: dict[str, Any] = {
-        "kind": result.kind,
-        "tokens": steps,
-        "heads": [
-            {"head": head.name, "change": float(change), "error": float(error)}
-            for head, change, error in zip(result.heads, result.change, result.error, strict=True)
-        ],
-        "notes": list(result.notes),
-    }
-    table: list[list[object]] = [["head", "change", "error"]]
-    table += [
-        [result.heads[head].name, float(result.change[head]), float(result.error[head])]
-        for head in result.ranking
+    opened = f"{command} --head " if command and result.difference is None else ""
+    ranked = [result.changes[head] for head in result.ranking]
+    listed = [
+        Ranked(each.head.name, f"changes by {each.change:.3f} nats", opened and opened + each.head.name)
+        for each in ranked[:LISTED]
     ]
-    arrays = {"heads": numbers_of(result.heads), "change": result.change, "error": result.error}
-    if result.difference is None:
-        return Compared(
-            Answer((result.aligned, result.view, ranking), {"change": result.view}, lambda: numbers),
-            table,
-            arrays,
-        )
-    weights = result.difference.weights
-    values = np.where(weights.allowed, weights.values, np.nan)
-    arrays |= {
-        "difference": values,
-        "queries": np.array([place.text for place in weights.queries], np.str_),
-        "keys": np.array([place.text for place in weights.keys], np.str_),
-    }
-    numbers["difference"] = [[None if np.isnan(x) else round(float(x), 7) for x in row] for row in values]
-    answer = Answer(
-        (result.aligned, result.difference, ranking), {"difference": result.difference}, lambda: numbers
-    )
-    return Compared(answer, table, arrays)
+    name, view = ("change", result.view) if result.difference is None else ("difference", result.difference)
+
+    def table() -> Iterator[Sequence[object]]:
+        yield "head", "change", "error"
+        yield from ((each.head.name, each.change, each.error) for each in ranked)
+
+    def arrays() -> dict[str, Array]:
+        found = {"heads": addresses(result.heads), "change": result.change, "error": result.error}
+        if result.difference is None:
+            return found
+        weights = result.difference.weights
+        return found | {
+            "difference": _open_cells(result.difference),
+            "queries": np.array([place.text for place in weights.queries], np.str_),
+            "keys": np.array([place.text for place in weights.keys], np.str_),
+        }
+
+    views = (result.aligned, view, Ranking(tuple(listed), "Heads that change most"))
+    return Answer(views, {name: view}, lambda: result, table, arrays)
 
 
-def of_models(result: ModelComparison) -> Compared:
+def of_models(result: ModelComparison) -> Answer:
     """Two models: the drift of every head, or the best match of each."""
-    drift = result.drift
-    partner = {pair.one: pair for pair in result.matches}
-    if drift is not None:
-        title = "Heads that drifted most"
+    if result.drift is not None:
+        title, pairs = "Heads that drifted most", result.ranking
+        partner = {pair.one: pair for pair in result.matches}
         listed = [
-            Ranked(pair.one.name, f"{apart(pair)} from the same head{_now(partner[pair.one])}")
-            for pair in result.ranking[:LISTED]
+            Ranked(pair.one.name, f"{pair.words} from the same head{_now(partner[pair.one])}")
+            for pair in pairs[:LISTED]
         ]
     else:
-        title = "Best matches, each head in one of them at most"
-        listed = [
-            Ranked(f"{pair.one.name} {pair.other.name}", apart(pair))
-            for pair in sorted(result.matches, key=lambda pair: pair.distance)[:LISTED]
-        ]
-    numbers = {
-        "kind": result.kind,
-        "heads": names(result.heads),
-        "others": names(result.others),
-        "units": result.units,
-        "distances": round_values(result.distances),
-        "error": round_values(result.error),
-        "drift": None if drift is None else round_values(drift),
-        "matches": [pair_numbers(pair) for pair in result.matches],
-        "texts": result.texts,
-        "stability": result.stability,
-        "notes": list(result.notes),
-    }
-    arrays = {
-        "heads": numbers_of(result.heads),
-        "others": numbers_of(result.others),
-        "distances": result.distances,
-        "error": result.error,
-        "matches": np.array(
-            [[result.heads.index(pair.one), result.others.index(pair.other)] for pair in result.matches]
-        ),
-    }
-    pairs = result.ranking if drift is not None else result.matches
+        title, pairs = "Best matches, each head in one of them at most", result.matches
+        nearest = sorted(pairs, key=lambda pair: pair.distance)[:LISTED]
+        listed = [Ranked(pair.names, pair.words) for pair in nearest]
+
+    def arrays() -> dict[str, Array]:
+        matches = [(result.heads.index(pair.one), result.others.index(pair.other)) for pair in result.matches]
+        return {
+            "heads": addresses(result.heads),
+            "others": addresses(result.others),
+            "distances": result.distances,
+            "error": result.error,
+            "matches": np.array(matches),
+        }
+
     view = result.view
-    answer = Answer((view, Ranking(tuple(listed), title)), {"models": view}, lambda: numbers)
-    return Compared(answer, [*pair_table(pairs)], arrays)
+    views = (view, Ranking(tuple(listed), title))
+    return Answer(views, {"models": view}, lambda: result, lambda: pair_rows(pairs), arrays)
 
 
 def compare_passes(
     model: Model, prepared: ModelInput, rival: FileModel, selection: Selection, opening: str | None
-) -> Compared:
+) -> Answer:
     """A pass and one that was kept: two texts where the model is of one name, else two models.
 
     Raises ``ModelError`` for a model that is weighed: what was kept is not, and cannot be.
@@ -537,7 +534,7 @@ def compare_passes(
     return of_models(compare_models(model, rival, [(prepared, rival.prepared)], selection))
 
 
-def _now(match: Pair) -> str:
+def _now(match: PairDistance) -> str:
     """What the head of the other model is that a head is most like, if it is another one."""
     if match.one == match.other:
         return ""

@@ -47,9 +47,6 @@ Notes: TypeAlias = Annotated[
     tuple[str, ...], Meaning("what to know about the model, the text and the answer")
 ]
 
-MATRIX: Any = Sequence[Sequence[float]]
-"""The shape of an array of two axes in a record."""
-
 VERSION = 1
 """A release that takes a field away from any answer, or changes what one means, raises it."""
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.attention import Axis, Head, Site
-from attnscope.axes import Place, Weights
+from attnscope.attention import Axis, Head, Kind, Site
+from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Record
 from attnscope.capture.observers.coarsen import CoarseMap, Coarsen, SharedRows
 from attnscope.capture.observers.rows import Sample, Sampled
 from attnscope.comparison import (
     CUT,
-    Average,
     Groups,
     Plane,
     Spread,
@@ -30,28 +30,83 @@ from attnscope.comparison import (
 )
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.errors import InputError, SelectionError
-from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models import Model, ModelInput
+from attnscope.questions.answer import Answer, Notes
 from attnscope.questions.head import LARGEST
 from attnscope.questions.head_rows import even_rows, evenly, head_rows, oddities
 from attnscope.questions.selection import Selection, head_of
 from attnscope.questions.sentences import kind_title, name_pass, note_hidden, provenance, require_selected
-from attnscope.views import grid
+from attnscope.records import MATRIX, Meaning, Parts, derived, plain, record, rounded
+from attnscope.views import Ranked, Ranking, View
 from attnscope.views.distances import HeadDistances, HeadPlane, distance_map
-from attnscope.views.grid import CELLS, LayerStrip, Series
 from attnscope.views.heatmap import HeadPair, Parting, head_pair
 
+NEAREST = 5
+"""Pairs that are listed; --csv has all of them."""
 
+NATS = "Jensen-Shannon divergence, in nats"
+Compared: TypeAlias = Annotated[str, Meaning("the kind of attention that is compared", shape=Kind)]
+Heads: TypeAlias = Annotated[tuple[Head, ...], Meaning("the heads, in the order of rows and columns")]
+Errors: TypeAlias = Annotated[
+    NDArray[np.float64], Meaning("their standard errors", shape=MATRIX, plain=rounded)
+]
+Stability: TypeAlias = Annotated[
+    float | None, Meaning("mean rank correlation of one text's distances with the others'")
+]
+TextCount: TypeAlias = Annotated[int, Meaning("texts that it is the mean of")]
+
+
+def in_nats(axes: str) -> Meaning:
+    """The meaning of distances on these axes."""
+    return Meaning(f"{axes}, {NATS}", shape=MATRIX, plain=rounded)
+
+
+@record("two heads")
 @dataclass(frozen=True)
-class Pair:
+class PairDistance:
     """Two heads, their distance in nats and its standard error (0 where every row was compared)."""
 
-    one: Head
-    other: Head
-    distance: float
-    error: float
+    one: Annotated[Head, Meaning("a head")]
+    other: Annotated[Head, Meaning("another one")]
+    distance: Annotated[float, Meaning(NATS, plain=partial(round, ndigits=7))]
+    error: Annotated[
+        float,
+        Meaning("its standard error; 0 where every row was compared", plain=partial(round, ndigits=7)),
+    ]
+
+    @property
+    def names(self) -> str:
+        """Both as one writes them."""
+        return f"{self.one.name} {self.other.name}"
+
+    @property
+    def words(self) -> str:
+        """How far they are apart, in words."""
+        error = f" ± {self.error:.3f}" if self.error else ""
+        return f"{self.distance:.3f}{error} nats apart"
 
 
+def pair_at(
+    cell: tuple[int, int],
+    heads: Sequence[Head],
+    others: Sequence[Head],
+    distances: NDArray[np.float64],
+    error: NDArray[np.float64],
+) -> PairDistance:
+    """The two heads of one cell of a table of distances."""
+    return PairDistance(heads[cell[0]], others[cell[1]], float(distances[cell]), float(error[cell]))
+
+
+@record("rows")
+@dataclass(frozen=True)
+class RowCount:
+    """How many rows were compared, of how many."""
+
+    compared: Annotated[int, Meaning("compared")]
+    of: Annotated[int, Meaning("of so many")]
+
+
+@record("all heads with each other")
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """The distances between all heads of one kind of attention.
@@ -62,56 +117,63 @@ class Comparison:
     distances with the others', ``None`` for a single text.
     """
 
-    kind: str
-    heads: tuple[Head, ...]
-    distances: NDArray[np.float64]  # [head, head]
-    error: NDArray[np.float64]  # [head, head]
-    groups: Groups
-    plane: Plane
+    kind: Compared
+    heads: Heads
+    distances: Annotated[NDArray[np.float64], in_nats("[head, head]")]
+    error: Errors  # [head, head]
+    groups: Annotated[Groups, Parts(silhouette="how well the groups are apart")]
+    plane: Annotated[Plane, Meaning("the heads as points")]
     rows: int
     of: int
-    texts: int
-    stability: float | None
+    texts: TextCount
+    stability: Stability
     title: str
     subtitle: str
-    notes: tuple[str, ...]
+    notes: Notes
 
     @property
-    def singletons(self) -> tuple[Pair, ...]:
+    @derived("rows that were compared", name="rows")
+    def row_count(self) -> RowCount:
+        """How many rows were compared."""
+        return RowCount(self.rows, self.of)
+
+    @property
+    @derived("heads that are alike", name="groups")
+    def alike(self) -> tuple[tuple[Head, ...], ...]:
+        """The heads of each group."""
+        return tuple(tuple(self.heads[head] for head in group) for group in self.groups.members)
+
+    @property
+    @derived("the pairs that are most alike")
+    def nearest(self) -> tuple[PairDistance, ...]:
+        """The pairs of heads that are most alike, the nearest first."""
+        rows, columns = np.triu_indices(len(self.heads), 1)
+        first = np.argsort(self.distances[rows, columns], kind="stable")[:NEAREST]
+        return tuple(self.pair(int(rows[number]), int(columns[number])) for number in first)
+
+    @property
+    @derived("heads that are like no other, with the nearest one")
+    def singletons(self) -> tuple[PairDistance, ...]:
         """Each head that is in a group of its own, with the one nearest to it; the farthest first."""
         results = [self.pair(head, self.nearest_to(head)) for head in self.groups.singletons]
         return tuple(sorted(results, key=lambda pair: -pair.distance))
-
-    def nearest(self, count: int) -> tuple[Pair, ...]:
-        """The pairs of heads that are most alike, the nearest first."""
-        return tuple(islice(self._by_distance(), count))
 
     def nearest_to(self, head: int) -> int:
         """The number of the head that is most like this one."""
         others = np.where(np.arange(len(self.heads)) == head, np.inf, self.distances[head])
         return int(others.argmin())
 
-    def pair(self, one: int, other: int) -> Pair:
+    def pair(self, one: int, other: int) -> PairDistance:
         """Two heads by their numbers in ``heads``."""
-        return Pair(
-            self.heads[one],
-            self.heads[other],
-            float(self.distances[one, other]),
-            float(self.error[one, other]),
-        )
-
-    def _by_distance(self) -> Iterator[Pair]:
-        rows, columns = np.triu_indices(len(self.heads), 1)
-        for number in np.argsort(self.distances[rows, columns], kind="stable"):
-            yield self.pair(int(rows[number]), int(columns[number]))
+        return pair_at((one, other), self.heads, self.heads, self.distances, self.error)
 
     @property
     def view(self) -> HeadDistances:
         """The table in the order of the groups, and the plane."""
         names = tuple(head.name for head in self.heads)
-        said = (
+        groups = (
             f"{len(self.groups.members)} groups: average linkage, cut at {CUT:g} times the median distance; "
-            f"mean silhouette {self.groups.silhouette:.2f}",
+            f"mean silhouette {self.groups.silhouette:.2f}"
         )
         table = distance_map(
             self.distances,
@@ -120,7 +182,7 @@ class Comparison:
             groups=self.groups.members,
             title=self.title,
             subtitle=self.subtitle,
-            notes=(*said, *self.notes),
+            notes=(groups, *self.notes),
         )
         share = self.plane.explained_variance
         note = f"the plane's explained variance is {share:.0%}; its axes have no unit"
@@ -129,7 +191,7 @@ class Comparison:
         return HeadDistances(table, points)
 
 
-def compare(
+def compare_all_heads(
     model: Model, texts: ModelInput | Sequence[ModelInput], selection: Selection | None = None
 ) -> Comparison:
     """Run the model once a text, and measure how far its heads are apart.
@@ -147,133 +209,130 @@ def compare(
     first = results[0]
     if len({text.heads for text in results}) > 1:
         raise SelectionError("the texts run through different layers: compare them one by one")
-    average = average_over_texts([text.spread.mean for text in results]) if len(results) > 1 else None
-    distances = first.spread.mean if average is None else average.mean
-    error = first.spread.error(first.of) if average is None else average.error
-    rows, of = sum(text.spread.rows for text in results), sum(text.of for text in results)
-    notes = [*model.notes, *(note for text in results for note in text.notes)]
+    mean = average_distances(results)
     named = name_pass(model, given[0]) if len(given) == 1 else model.title
     return Comparison(
         kind=first.kind,
         heads=first.heads,
-        distances=distances,
-        error=error,
-        groups=group_heads(distances),
-        plane=embed_in_plane(distances),
-        rows=rows,
-        of=of,
+        distances=mean.distances,
+        error=mean.error,
+        groups=group_heads(mean.distances),
+        plane=embed_in_plane(mean.distances),
+        rows=mean.rows,
+        of=mean.of,
         texts=len(given),
-        stability=None if average is None else average.stability,
+        stability=mean.stability,
         title=f"{len(first.heads)} heads compared · {named} · {kind_title(first.kind)}",
-        subtitle=first.ran if average is None else f"mean over {len(given):,} texts",
-        notes=(*dict.fromkeys(notes), *note_certainty(rows, of, error, average)),
+        subtitle=first.ran if len(given) == 1 else f"mean over {len(given):,} texts",
+        notes=(*dict.fromkeys([*model.notes, *mean.notes]), *mean.certainty),
     )
 
 
 @dataclass(frozen=True, eq=False)
-class _OneText:
-    """What is kept of a text: the rows themselves are not."""
+class TextDistances:
+    """What is kept of one text: the rows themselves are not. ``others`` are the heads of a second model."""
 
     kind: str
     heads: tuple[Head, ...]
     spread: Spread
     of: int
-    ran: str
     notes: tuple[str, ...]
+    ran: str = ""
+    others: tuple[Head, ...] = ()
+    tokens: bool = True  # or words are compared
 
 
-def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> _OneText:
+class MeanDistances(NamedTuple):
+    """Distances averaged over texts, their standard error, and how sure they are, as notes."""
+
+    distances: NDArray[np.float64]
+    error: NDArray[np.float64]
+    rows: int
+    of: int
+    stability: float | None
+    notes: list[str]
+    certainty: tuple[str, ...]
+
+
+def average_distances(texts: Sequence[TextDistances]) -> MeanDistances:
+    """The mean of what is known of each text."""
+    average = average_over_texts([text.spread.mean for text in texts]) if len(texts) > 1 else None
+    one = texts[0]
+    distances = one.spread.mean if average is None else average.mean
+    error = one.spread.error(one.of) if average is None else average.error
+    rows, of = sum(text.spread.rows for text in texts), sum(text.of for text in texts)
+    stability = None if average is None else average.stability
+    notes = [note for text in texts for note in text.notes]
+    certainty = tuple(note_certainty(rows, of, error, stability))
+    return MeanDistances(distances, error, rows, of, stability, notes, certainty)
+
+
+def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> TextDistances:
     result = head_rows(model, prepared, selection)
     if len(result.heads) < 2:
         raise SelectionError(f"{result.heads[0].name} alone cannot be compared: there is no other head here")
     notes = (*prepared.notes, *result.notes)
-    return _OneText(
-        result.kind, result.heads, measure_distances(result.rows), result.of, provenance(result.sites), notes
-    )
+    spread, ran = measure_distances(result.rows), provenance(result.sites)
+    return TextDistances(result.kind, result.heads, spread, result.of, notes, ran)
 
 
 def note_certainty(
-    rows: int, of: int, error: NDArray[np.float64], average: Average | None = None
+    rows: int, of: int, error: NDArray[np.float64], stability: float | None = None
 ) -> Iterator[str]:
     """How sure distances are: what a sample of rows costs, or how much they differ from text to text."""
     if rows < of:
         yield f"compared on an even sample of {rows:,} of {of:,} rows"
-    if average is not None:
-        yield f"rank correlation of one text's distances with the other texts': {average.stability:.2f}"
+    if stability is not None:
+        yield f"rank correlation of one text's distances with the other texts': {stability:.2f}"
     known = error[error > 0]
     if len(known):
         yield f"standard error of a distance: {known.mean():.1g} nats on average, {known.max():.1g} at most"
 
 
-SHOWN = ("entropy", "confidence", "distance", "previous", "self", "next", "first", "special")
-"""The measures that are shown against depth."""
+def of_heads(result: Comparison, command: str | None, *, everything: bool = True) -> Answer:
+    """All heads: the table, the groups and the nearest pairs; with ``everything`` all that was found."""
+    view = result.view
+    groups = [
+        Ranked(str(number), ", ".join(head.name for head in group))
+        for number, group in enumerate(result.alike, 1)
+        if len(group) > 1
+    ]
+    pairs = [
+        Ranked(pair.names, pair.words, f"{command} {pair.names}" if command else "")
+        for pair in result.nearest
+    ]
+    singletons = [
+        Ranked(pair.one.name, f"{pair.words} from {pair.other.name}, the nearest to it")
+        for pair in result.singletons
+    ]
+    rest = () if everything else ("--all shows every head on a plane, and the singletons",)
+    lists = [Ranking(tuple(groups), "Alike"), Ranking(tuple(pairs), "Nearest pairs", rest)]
+    lists += [Ranking(tuple(singletons), "Singletons")] if everything else []
+    plane = (view.plane,) if everything else ()
+    views: tuple[View, ...] = (view.table, *plane, *(ranking for ranking in lists if ranking.heads))
+    count = len(result.heads)
+    every = (result.pair(one, other) for one in range(count) for other in range(one + 1, count))
+
+    def arrays() -> dict[str, Array]:
+        member = np.zeros(count, int)
+        for number, group in enumerate(result.groups.members):
+            member[list(group)] = number
+        found = {"distances": result.distances, "error": result.error, "points": result.plane.points}
+        return {"heads": addresses(result.heads), **found, "groups": member}
+
+    return Answer(views, {"heads": view}, lambda: result, lambda: pair_rows(every), arrays)
 
 
-@dataclass(frozen=True, eq=False)
-class Depth:
-    """One head number in every layer that has it.
-
-    ``distances`` are Jensen-Shannon divergences in nats between the heads of every two layers, ``error``
-    their standard error where rows were sampled; ``figures`` are the measures of each.
-    """
-
-    kind: str
-    heads: tuple[Head, ...]
-    distances: NDArray[np.float64]  # [layer, layer]
-    error: NDArray[np.float64]  # [layer, layer]
-    figures: tuple[HeadFigures, ...]
-    view: LayerStrip
+def addresses(heads: Iterable[Head]) -> Array:
+    """The heads as arrays have them.  -> [head, layer | head]"""
+    return np.array([(head.layer, head.head) for head in heads])
 
 
-def through_layers(
-    model: Model, prepared: ModelInput, head: int, selection: Selection | None = None
-) -> Depth:
-    """Run the model once, and compare head number ``head`` of every layer with that of every other.
-
-    Raises ``SelectionError`` where there is no such head, or where one layer alone has it.
-    """
-    selection = replace(selection or Selection(), number=head)
-    coarse, measured = selection.coarsen(CELLS, even=True), Measurement()
-    result = head_rows(model, prepared, selection, others=[coarse, measured])
-    if len(result.heads) < 2:
-        raise SelectionError(
-            f"{result.heads[0].name} is in one layer alone: there is none to compare it with"
-        )
-    spread = measure_distances(result.rows)
-    thumbnails = [(made.site.layer, *made.label()) for made in coarse.maps if made.site.kind == result.kind]
-    figures = tuple(replace(each, head=head) for each in measured.figures() if each.site.kind == result.kind)
-    error = spread.error(result.of)
-    notes = (
-        *model.notes,
-        *prepared.notes,
-        *result.notes,
-        *note_hidden([share for _, _, share in thumbnails], selection, f"the {kind_title(result.kind)}"),
-        *note_certainty(spread.rows, result.of, error),
-    )
-    steps = [float(spread.mean[number, number + 1]) for number in range(len(result.heads) - 1)]
-    named = name_pass(model, prepared)
-    picture = grid([(layer, weights) for layer, weights, _ in thumbnails], scale=selection.scale)
-    size = (result.sites[0].queries, result.sites[0].keys)
-    view = LayerStrip(
-        names=tuple(each.name for each in result.heads),
-        roles=tuple(each.role.name if each.role else "" for each in figures),
-        thumbnails=replace(picture, size=size, whole=False),
-        series=(Series("change", "nats", (None, *steps)), *_series(figures)),
-        apart=spread.mean,
-        title=f"head {head} through {len(result.heads)} layers · {named} · {kind_title(result.kind)}",
-        subtitle=provenance(result.sites),
-        notes=tuple(dict.fromkeys(notes)),
-    )
-    return Depth(result.kind, result.heads, spread.mean, error, figures, view)
-
-
-def _series(figures: tuple[HeadFigures, ...]) -> list[Series]:
-    series = []
-    for name in SHOWN:
-        values = tuple(head.figures[name].value if name in head.figures else None for head in figures)
-        if any(value is not None for value in values):
-            series.append(Series(name, MEASURES[name].unit, values))
-    return series
+def pair_rows(pairs: Iterable[PairDistance]) -> Iterator[Sequence[object]]:
+    """Pairs as rows of a table, the names of its columns first."""
+    yield "one", "other", "distance", "error"
+    for pair in pairs:
+        yield tuple(plain(pair).values())
 
 
 SAMPLED = 1 << 24
@@ -285,6 +344,24 @@ PARTINGS = 6
 Select = Callable[[Site, int], "list[int]"]
 
 
+def _values_of_both(weights: tuple[Weights, Weights]) -> list[Any]:
+    return [rounded(each.values) for each in weights]
+
+
+MASKED: Any = Sequence[Sequence[float | None]]
+"""The shape of weights, null where masked."""
+
+
+@record("a row")
+@dataclass(frozen=True)
+class RowDistance:
+    """How far two heads are apart in one row."""
+
+    row: Annotated[int, Meaning("its token")]
+    distance: Annotated[float, Meaning(NATS)]
+
+
+@record("two heads (L1H2 L5H3)")
 @dataclass(frozen=True, eq=False)
 class HeadComparison:
     """Two heads on one text.
@@ -294,17 +371,48 @@ class HeadComparison:
     the picture has them, pooled where a text has more than 1,024 tokens.
     """
 
-    kind: str
-    heads: tuple[Head, Head]
-    distance: float
-    error: float
+    kind: Compared
+    heads: Annotated[tuple[Head, Head], Meaning("the two heads")]
+    distance: Annotated[float, Meaning(NATS)]
+    error: Annotated[float, Meaning("its standard error")]
     rows: tuple[int, ...]
     by_row: NDArray[np.float32]  # [row]
-    weights: tuple[Weights, Weights]
-    view: HeadPair
+    weights: Annotated[
+        tuple[Weights, Weights],
+        Meaning(
+            "[head, query, key]; null where masked",
+            shape=tuple[MASKED, MASKED],
+            plain=_values_of_both,
+        ),
+    ]
+    view: Annotated[
+        HeadPair,
+        Parts(
+            partings="the tokens where they part most",
+            notes="what to know about the model, the text and the answer",
+        ),
+    ]
+
+    @property
+    @derived("every row", name="rows")
+    def row_distances(self) -> tuple[RowDistance, ...]:
+        """How far apart the heads are in each row."""
+        return tuple(map(RowDistance, self.rows, self.by_row.tolist()))
+
+    @property
+    @derived("the rows' texts")
+    def queries(self) -> tuple[str, ...]:
+        """The texts of the rows."""
+        return tuple(place.text for place in self.weights[0].queries)
+
+    @property
+    @derived("the columns' texts")
+    def keys(self) -> tuple[str, ...]:
+        """The texts of the columns."""
+        return tuple(place.text for place in self.weights[0].keys)
 
 
-def compare_heads(
+def compare_two_heads(
     model: Model,
     prepared: ModelInput,
     one: Head | str,
@@ -326,7 +434,7 @@ def compare_heads(
 
     record = model.run(prepared, [SharedRows([coarse, sample], select)])
     kind = _kind(heads, record, selection, prepared.lead if prepared.pictures else None)
-    both = [_OneHead.of(head, kind, select, coarse, sample) for head in heads]
+    both = [_SampledHead.of(head, kind, select, coarse, sample) for head in heads]
     if any(len(each.sampled.values) > 1 for each in both):
         raise SelectionError("these heads see several pieces by themselves: compare all heads instead")
     if both[0].size != both[1].size:
@@ -363,8 +471,31 @@ def compare_heads(
     return HeadComparison(kind, heads, distance, error, rows, apart.numpy(), (shown[0], shown[1]), view)
 
 
+def of_two_heads(result: HeadComparison) -> Answer:
+    """Two heads and their difference."""
+
+    def table() -> Iterator[Sequence[object]]:
+        yield "row", "distance"
+        yield from zip(result.rows, result.by_row.tolist(), strict=True)
+
+    def arrays() -> dict[str, Array]:
+        one, other = (weights.values for weights in result.weights)
+        return {
+            "heads": addresses(result.heads),
+            "rows": np.array(result.rows),
+            "by_row": result.by_row,
+            "one": one,
+            "other": other,
+            "difference": one - other,
+            "queries": np.array(result.queries, np.str_),
+            "keys": np.array(result.keys, np.str_),
+        }
+
+    return Answer((result.view,), {"pair": result.view}, lambda: result, table, arrays)
+
+
 @dataclass(frozen=True, eq=False)
-class _OneHead:
+class _SampledHead:
     """One of the two: its call, its number among the heads that were passed on, and its rows."""
 
     map: CoarseMap
@@ -372,7 +503,7 @@ class _OneHead:
     number: int
 
     @classmethod
-    def of(cls, head: Head, kind: str, select: Select, coarse: Coarsen, sample: Sample) -> _OneHead:
+    def of(cls, head: Head, kind: str, select: Select, coarse: Coarsen, sample: Sample) -> _SampledHead:
         for made, sampled in zip(coarse.maps, sample.maps, strict=True):
             if (made.site.kind, made.site.layer) == (kind, head.layer):
                 return cls(made, sampled, select(made.site, head.head + 1).index(head.head))
@@ -412,7 +543,7 @@ def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str
     raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
 
 
-def _label_weights(head: _OneHead) -> tuple[Weights, float]:
+def _label_weights(head: _SampledHead) -> tuple[Weights, float]:
     """The weights of one head, [query place, key place], and the share that was hidden."""
     made, number = head.map, [head.number]
     mask = made.open if made.open.shape[1] == 1 else made.open[:, number]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import torch
 
@@ -14,6 +15,10 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.composition import Circuit, compose, compose_random
 from attnscope.models import Model, ModelInput
 from attnscope.models.kept import FileModel
+from attnscope.questions.answer import Answer
+from attnscope.records import ADDRESS, Meaning, plain, record
+from attnscope.views import View, head_map
+from attnscope.views.table import Column, Table
 
 WAYS = {"Q": "queries", "K": "keys", "V": "values"}
 """What of the later head is made of what the earlier one wrote."""
@@ -21,6 +26,20 @@ WAYS = {"Q": "queries", "K": "keys", "V": "values"}
 TURNED = "positions turn queries and keys (rotary): Q and K are as at distance 0, where nothing is turned"
 
 
+@record("a head")
+@dataclass(frozen=True)
+class HeadAddress:
+    """A head as an object."""
+
+    head: Annotated[Head, ADDRESS]
+
+
+def _addressed(text: str) -> Meaning:
+    """The meaning of a head that stands as an object."""
+    return Meaning(text, shape=HeadAddress, plain=lambda head: plain(HeadAddress(head)))
+
+
+@record("one way of a pair of heads")
 @dataclass(frozen=True)
 class Feed:
     """One way in which a head feeds a later one; ``baseline`` is the score of random matrices.
@@ -28,12 +47,12 @@ class Feed:
     ``scatter`` is their standard deviation.
     """
 
-    head: Head
-    fed: Head
-    way: str
-    score: float
-    baseline: float
-    scatter: float
+    head: Annotated[Head, _addressed("the earlier head")]
+    fed: Annotated[Head, _addressed("the later head")]
+    way: Annotated[str, Meaning("what of the later head is made of it", shape=Literal["Q", "K", "V"])]
+    score: Annotated[float, Meaning("how much of what one writes is what the other reads")]
+    baseline: Annotated[float, Meaning("the score of random matrices of the same shapes")]
+    scatter: Annotated[float, Meaning("the standard deviation of their scores")]
 
     @property
     def lift(self) -> float:
@@ -41,6 +60,7 @@ class Feed:
         return self.score - self.baseline
 
 
+@record("which head feeds which (--feeds)")
 @dataclass(frozen=True, eq=False)
 class Feeds:
     """Every way of every pair of heads, the one farthest above its baseline first, and what to know.
@@ -48,9 +68,11 @@ class Feeds:
     ``fed`` is the later head that was asked for, with its kind; ``None``: all of them.
     """
 
-    feeds: tuple[Feed, ...]
-    title: str
-    notes: tuple[str, ...]
+    feeds: Annotated[
+        tuple[Feed, ...], Meaning("every way of every pair, the one farthest above its baseline first")
+    ]
+    title: Annotated[str, Meaning("the model")]
+    notes: Annotated[tuple[str, ...], Meaning("what to know")]
     fed: Head | None = None
 
     def by(self, way: str) -> Mapping[int, list[float]]:
@@ -109,6 +131,59 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
         tuple(notes),
         fed,
     )
+
+
+LISTED = 10
+"""Ways that are listed; --csv has all of them."""
+
+EXPLAINED = (
+    "score: how much of what a head writes is what the later one reads, from the weights alone; norms "
+    "and feed-forward parts between them are left out",
+    "baseline: random matrices of the same shapes, ± how far their scores scatter",
+)
+
+
+def of_feeds(result: Feeds) -> Answer:
+    """A map for each way into the head that is named, and the ways farthest above their baselines."""
+    tables = {way: table for way in WAYS if (table := result.by(way))}
+    top = max((abs(lift) for table in tables.values() for row in table.values() for lift in row), default=0)
+    maps = {
+        way: head_map(
+            table,
+            "above random weights",
+            limits=(-(top or 1.0), top or 1.0),
+            signed=True,
+            title=f"what feeds the {WAYS[way]} of {result.fed and result.fed.name} · {way}-composition",
+            subtitle=result.title,
+        )
+        for way, table in tables.items()
+    }
+    several = len({each.head.kind for each in result.feeds}) > 1
+    rows = []
+    for each in result.feeds[:LISTED]:
+        head, fed = (str(one) if several else one.name for one in (each.head, each.fed))
+        beside = f"{each.baseline:.3f} ±{each.scatter:.3f}"
+        rows.append((head, f"{WAYS[each.way]} of {fed}", f"{each.score:.3f}", beside))
+    rest = len(result.feeds) - LISTED
+    listed = Table(
+        tuple(Column(name, name in ("score", "baseline"), "keep") for name in COLUMNS),
+        tuple(rows),
+        notes=(*([f"--csv has {rest:,} more"] if rest > 0 else ()), *EXPLAINED, *result.notes),
+    )
+    printed = (replace(each, subtitle="") for each in maps.values())
+    views: tuple[View, ...] = (Table(subtitle=result.title), *printed, listed)
+    return Answer(views, maps, lambda: result, lambda: _csv_rows(result))
+
+
+COLUMNS = ("head", "feeds the", "score", "baseline")
+
+
+def _csv_rows(result: Feeds) -> Iterator[Sequence[object]]:
+    """A line for each way of each pair."""
+    yield "kind", "head", "fed", "way", "score", "baseline", "scatter"
+    for each in result.feeds:
+        figures = each.score, each.baseline, each.scatter
+        yield each.head.kind, each.head.name, each.fed.name, each.way, *figures
 
 
 def _layers(numbers: list[int], what: str) -> str:

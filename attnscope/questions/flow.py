@@ -35,11 +35,11 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.models.kept import FileModel
 from attnscope.models.weighed import gradients_of
-from attnscope.questions.answer import MATRIX, Answer
+from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, kinds_of, name_pass, number_ranges, provenance
 from attnscope.questions.token import boxes_of, find_place, lay_over
-from attnscope.records import Meaning, derived, record
+from attnscope.records import MATRIX, Meaning, derived, record
 from attnscope.views import Scale, TokenView, grid, heatmap, rank_places
 from attnscope.views.grid import LayerStrip, Series
 

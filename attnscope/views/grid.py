@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 
 from attnscope.axes import Array, Weights, averaging, fit, shrink
+from attnscope.records import Meaning, record
 from attnscope.views.heatmap import EACH_ROW, FAINT, WHERE, Scale, choosing_rows, levels
 
 NEAR = 4
@@ -276,13 +278,14 @@ def _largest(layer: GridLayer) -> Array:
     return top
 
 
+@record("a measure")
 @dataclass(frozen=True, slots=True)
 class Series:
     """One number of each layer; ``None`` where a layer has none."""
 
     name: str
-    unit: str
-    values: tuple[float | None, ...]
+    unit: Annotated[str, Meaning("its unit")]
+    values: Annotated[tuple[float | None, ...], Meaning("a value a layer")]
 
 
 @dataclass(frozen=True, eq=False)

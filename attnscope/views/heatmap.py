@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
 from attnscope.axes import Array, Weights, fit
+from attnscope.records import Meaning, record
 
 Scale: TypeAlias = Literal["auto", "fixed", "row", "head"]
 """What the full colour stands for: the weight 1, the largest weight of its row, or that of its head; "auto"
@@ -177,14 +178,15 @@ def _beyond(values: Array, limits: tuple[float, float]) -> tuple[str, ...]:
     return (f"{beyond} values lie beyond {low:g} to {high:g}",) if beyond else ()
 
 
+@record("a token where they part")
 @dataclass(frozen=True, slots=True)
 class Parting:
     """One token whose rows differ: how far (nats), and where each head looks most from there."""
 
-    label: str
-    position: int
-    distance: float
-    keys: tuple[str, str]
+    label: Annotated[str, Meaning("its label", name="token")]
+    position: Annotated[int, Meaning("its number")]
+    distance: Annotated[float, Meaning("Jensen-Shannon divergence, in nats")]
+    keys: Annotated[tuple[str, str], Meaning("the heaviest key of each head", name="look_at")]
     weights: tuple[float, float]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from attnscope.models import load
 from attnscope.questions.across import compare_models, compare_texts
-from attnscope.questions.compare import compare, compare_heads, through_layers
+from attnscope.questions.compare import compare_all_heads, compare_two_heads
+from attnscope.questions.depth import through_layers
 from attnscope.questions.selection import Selection
 from tests.models.folders import minilm
 
@@ -24,7 +25,7 @@ def own():
 
 @pytest.fixture(scope="module")
 def whole(own):
-    return compare(own, own.prepare(TEXT))
+    return compare_all_heads(own, own.prepare(TEXT))
 
 
 def numbers(run, *arguments):
@@ -53,7 +54,7 @@ def test_all_pairs_as_csv(run, whole):
 def test_all_heads_in_the_terminal(run, whole):
     ran = run("compare", TEXT)
     assert (ran.code, ran.err) == (0, "")
-    near = whole.nearest(1)[0]
+    near = whole.nearest[0]
     assert f"attnscope compare '{TEXT}' {near.one.name} {near.other.name}" in ran.out
     assert f"{len(whole.groups.members)} groups" in ran.out
     for singleton in whole.singletons:
@@ -107,7 +108,7 @@ def test_one_layer(run, own):
 
 
 def test_two_heads_and_the_tokens_where_they_part(run, own):
-    seen = compare_heads(own, own.prepare(TEXT), "L0H1", "L2H3")
+    seen = compare_two_heads(own, own.prepare(TEXT), "L0H1", "L2H3")
     found = numbers(run, TEXT, "L0H1", "2.3")
     assert found["distance"] == pytest.approx(seen.distance, abs=1e-6)
     assert found["partings"][0]["token"] == seen.view.partings[0].label
@@ -169,7 +170,7 @@ def test_many_texts(run, own, tmp_path):
     texts = [TEXT, OTHER, "Heads look at words."]
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(texts))
-    seen = compare(own, [own.prepare(text) for text in texts])
+    seen = compare_all_heads(own, [own.prepare(text) for text in texts])
     found = numbers(run, "--texts", path)
     assert (found["texts"], found["stability"]) == (3, pytest.approx(seen.stability, abs=1e-6))
     assert np.array(found["error"]) == pytest.approx(seen.error, abs=1e-6)

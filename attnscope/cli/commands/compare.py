@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +11,12 @@ import typer
 
 from attnscope.attention import Head
 from attnscope.cli.command import argument, command, flag, option, repeat
-from attnscope.cli.deliver import print_answer
+from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options import (
     PICTURES,
     AxisOptions,
     LayerOptions,
-    Metadata,
     NumbersOptions,
     PrintedOptions,
     SecondNamed,
@@ -32,10 +29,8 @@ from attnscope.errors import InputError, OutputError, SelectionError
 from attnscope.text import read_number
 
 if TYPE_CHECKING:
-    from attnscope.questions.compared import Compared
-    from attnscope.questions.composition import Feed, Feeds
+    from attnscope.questions.answer import Answer
     from attnscope.questions.selection import Selection
-    from attnscope.views import HeadMap
 
 
 WITH = "What to compare with"
@@ -84,9 +79,6 @@ class CompareOutput(NumbersOptions):
 ANY = "The quick brown fox jumps over the lazy dog."
 """A text that the model runs on, to see which of its weights are whose; any will do."""
 
-MOST = 10
-"""Ways that are listed; --csv has all of them."""
-
 
 def show_feeds(
     source: SecondNamed,
@@ -106,104 +98,12 @@ def show_feeds(
     if output.out is not None and fed is None:
         raise typer.BadParameter("name the head whose map is saved: compare L1H2 --feeds", param_hint="--out")
     given = read_source(source if source.names_one else replace(source, text=ANY), model)
-    from attnscope.questions.composition import find_feeds
+    from attnscope.questions.composition import find_feeds, of_feeds
 
     loaded, prepared = given.open(cached=False)
     with reading(loaded, prepared):
         result = find_feeds(loaded, prepared, fed)
-    if output.as_json:
-        print_answer("compare", _numbers(result))
-    elif output.as_csv:
-        _print_csv(result)
-    elif output.out is not None:
-        from attnscope.cli import deliver as answers
-        from attnscope.questions.answer import of_maps
-
-        answers.save_pictures(of_maps(_maps(result)), output.out, picture)
-    else:
-        _print(result, picture)
-
-
-def _numbers(result: Feeds) -> dict[str, object]:
-    """All ways of all pairs as plain data."""
-    return {
-        "title": result.title,
-        "notes": list(result.notes),
-        "feeds": [asdict(each) for each in result.feeds],
-    }
-
-
-def _print_csv(result: Feeds) -> None:
-    """A line for each way of each pair."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["kind", "head", "fed", "way", "score", "baseline", "scatter"])
-    for each in result.feeds:
-        figures = each.score, each.baseline, each.scatter
-        writer.writerow([each.head.kind, each.head.name, each.fed.name, each.way, *figures])
-
-
-def _maps(result: Feeds) -> dict[str, HeadMap]:
-    """Of each way, how far all earlier heads stand above the baseline; one colour scale for all."""
-    from attnscope.questions.composition import WAYS
-    from attnscope.views import head_map
-
-    tables = {way: table for way in WAYS if (table := result.by(way))}
-    top = max(abs(lift) for table in tables.values() for row in table.values() for lift in row) or 1.0
-    title = "what feeds the {} of {} · {}-composition"
-    return {
-        way: head_map(
-            table,
-            "above random weights",
-            limits=(-top, top),
-            signed=True,
-            title=title.format(WAYS[way], result.fed and result.fed.name, way),
-            subtitle=result.title,
-        )
-        for way, table in tables.items()
-    }
-
-
-def _beside(feed: Feed) -> str:
-    """The baseline of a score, and the standard deviation of what it is the mean of."""
-    return f"{feed.baseline:.3f} ±{feed.scatter:.3f}"
-
-
-def _print(result: Feeds, picture: PrintedOptions) -> None:
-    """A map for each way into the head that is named, and the ways farthest above their baselines."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from attnscope.cli import deliver as answers
-    from attnscope.questions.answer import of_maps
-    from attnscope.questions.composition import WAYS
-
-    console = Console(highlight=False)
-    console.print(Text(result.title), style="dim")
-    print()
-    if result.fed is not None:
-        maps = {way: replace(each, subtitle="") for way, each in _maps(result).items()}
-        answers.print_views(of_maps(maps), picture)
-        print()
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for name in ("head", "feeds the"):
-        table.add_column(name, no_wrap=True)
-    for name in ("score", "baseline"):
-        table.add_column(name, justify="right", no_wrap=True)
-    several = len({each.head.kind for each in result.feeds}) > 1
-    for each in result.feeds[:MOST]:
-        head, other = (str(one) if several else one.name for one in (each.head, each.fed))
-        table.add_row(head, f"{WAYS[each.way]} of {other}", f"{each.score:.3f}", _beside(each))
-    console.print(table)
-    rest = len(result.feeds) - MOST
-    notes = [f"--csv has {rest:,} more"] if rest > 0 else []
-    notes += [
-        "score: how much of what a head writes is what the later one reads, from the weights alone; norms "
-        "and feed-forward parts between them are left out"
-    ]
-    notes += ["baseline: random matrices of the same shapes, ± how far their scores scatter", *result.notes]
-    for note in notes:
-        console.print(Text(f"· {note}"), style="dim")
+    deliver("compare", of_feeds(result), output, picture)
 
 
 SAVED = (*PICTURES, ".npz")
@@ -262,7 +162,7 @@ def compare(
     result = _compare(
         given, selection, pair, contrast, opening, one=one, everything=output.everything, saving=saving
     )
-    _print_compare(result, output, picture, model.metadata)
+    deliver("compare", result, output, picture, model.metadata)
 
 
 def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -> bool:
@@ -342,13 +242,12 @@ def _texts(corpus: TextsOptions, source: SecondNamed, model: WeighedModelOptions
 def _compare(
     given: list[SourceInput], selection: Selection, pair: list[Head], contrast: Contrast, opening: str | None,
     *, one: bool, everything: bool, saving: bool,
-) -> Compared:  # fmt: skip
+) -> Answer:  # fmt: skip
     """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
     from attnscope.models.kept import open_file
     from attnscope.questions.across import compare_models, compare_passes, compare_texts, of_models, of_texts
-    from attnscope.questions.compare import compare as compare_all
-    from attnscope.questions.compare import compare_heads, through_layers
-    from attnscope.questions.compared import of_depth, of_heads, of_two_heads
+    from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads
+    from attnscope.questions.depth import of_depth, through_layers
 
     first, rival = given[0], _rival(given[0], contrast)
     if one and rival is not None:
@@ -369,12 +268,12 @@ def _compare(
             both = [(mine, each.prepare(other)) for mine, each in zip(prepared, given, strict=True)]
             return of_models(compare_models(loaded, other, both, selection))
         if pair:
-            return of_two_heads(compare_heads(loaded, prepared[0], pair[0], pair[1], selection))
+            return of_two_heads(compare_two_heads(loaded, prepared[0], pair[0], pair[1], selection))
         if contrast.with_trace is not None:
             return compare_passes(loaded, prepared[0], open_file(contrast.with_trace), selection, opening)
         if selection.number is not None and one:
             return of_depth(through_layers(loaded, prepared[0], selection.number, selection))
-        return of_heads(compare_all(loaded, prepared, selection), opening, everything=everything)
+        return of_heads(compare_all_heads(loaded, prepared, selection), opening, everything=everything)
 
 
 def _rival(first: SourceInput, contrast: Contrast) -> SourceInput | None:
@@ -386,24 +285,3 @@ def _rival(first: SourceInput, contrast: Contrast) -> SourceInput | None:
         name = replace(first.model, model=contrast.with_model, revision=None)
         return replace(first, model=name, asked=replace(first.asked, keep=None))
     return None
-
-
-def _print_compare(
-    compared: Compared, output: CompareOutput, picture: PrintedOptions, metadata: Metadata
-) -> None:
-    """Print a comparison, or save it."""
-    from attnscope.cli import deliver as answers
-
-    if output.as_json:
-        print_answer("compare", {**compared.answer.numbers, **metadata})
-    elif output.as_csv:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(compared.table)
-    elif output.out is None:
-        answers.print_views(compared.answer, picture)
-    elif output.out.suffix.lower() != ".npz":
-        answers.save_pictures(compared.answer, output.out, picture)
-    else:
-        from attnscope.storage.arrays import save_arrays
-
-        save_arrays(compared.arrays, output.out)
-        print(f"saved {output.out}", file=sys.stderr)

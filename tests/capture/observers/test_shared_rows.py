@@ -8,7 +8,7 @@ from attnscope.capture import Coarsen, RowSums
 from attnscope.capture.observers.coarsen import SharedRows, cells
 from attnscope.capture.observers.rows import Rows, Sample
 from attnscope.models import load
-from attnscope.questions.compare import through_layers
+from attnscope.questions.depth import through_layers
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import all_heads
 from attnscope.questions.overview import overview

@@ -13,7 +13,8 @@ from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.questions import head_rows as heads
-from attnscope.questions.compare import compare, compare_heads, through_layers
+from attnscope.questions.compare import compare_all_heads, compare_two_heads
+from attnscope.questions.depth import through_layers
 from attnscope.questions.head_rows import evenly
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import stats
@@ -49,23 +50,23 @@ def oracle(maps):
 
 def test_distances_agree_with_scipy_on_the_models_own_attention(eager):
     model = load(minilm())
-    seen = compare(model, model.prepare(TEXT))
+    seen = compare_all_heads(model, model.prepare(TEXT))
     assert [head.name for head in seen.heads[:13]] == [f"L0H{i}" for i in range(12)] + ["L1H0"]
     assert seen.distances == pytest.approx(oracle(eager), abs=1e-6)
     assert not seen.error.any()
     assert (seen.rows, seen.of, seen.texts, seen.stability) == (13, 13, 1, None)
-    nearest = seen.nearest(1)[0]
+    nearest = seen.nearest[0]
     upper = seen.distances[np.triu_indices(72, 1)]
     assert nearest.distance == upper.min()
 
 
 def test_one_layer_and_one_head_number_are_parts_of_the_whole(own):
     prepared = own.prepare(TEXT)
-    whole = compare(own, prepared)
-    layer = compare(own, prepared, Selection(layers=(2,)))
+    whole = compare_all_heads(own, prepared)
+    layer = compare_all_heads(own, prepared, Selection(layers=(2,)))
     assert [head.name for head in layer.heads] == [f"L2H{i}" for i in range(8)]
     assert layer.distances == pytest.approx(whole.distances[16:24, 16:24], abs=1e-7)
-    number = compare(own, prepared, Selection(number=5))
+    number = compare_all_heads(own, prepared, Selection(number=5))
     assert [head.name for head in number.heads] == [f"L{i}H5" for i in range(4)]
     assert number.distances == pytest.approx(whole.distances[5::8, 5::8], abs=1e-7)
 
@@ -86,19 +87,19 @@ def test_words_are_merged_before_heads_are_compared(eager):
         groups[-1].append(number) if same else groups.append([number])
     merged = np.stack([maps[:, group].mean(1) for group in groups], 1)
     merged = np.stack([merged[:, :, group].sum(-1) for group in groups], -1)
-    assert compare(model, prepared, Selection(words=True)).distances == pytest.approx(
+    assert compare_all_heads(model, prepared, Selection(words=True)).distances == pytest.approx(
         oracle(merged), abs=1e-6
     )
 
 
 def test_long_texts_are_compared_on_an_even_sample_that_is_told(own, monkeypatch):
     prepared = own.prepare(TEXT + " " + OTHER)
-    exact = compare(own, prepared)
+    exact = compare_all_heads(own, prepared)
     monkeypatch.setattr(heads, "FEWEST", 8)
-    sampled = compare(own, prepared, replace(Selection()))
+    sampled = compare_all_heads(own, prepared, replace(Selection()))
     assert sampled.rows == sampled.of
     monkeypatch.setattr(heads.even_rows, "__defaults__", (1,))
-    sampled = compare(own, prepared)
+    sampled = compare_all_heads(own, prepared)
     assert (sampled.rows, sampled.of) == (8, len(prepared.tokens))
     assert f"compared on an even sample of 8 of {sampled.of} rows" in sampled.notes
     off = np.abs(sampled.distances - exact.distances)[np.triu_indices(32, 1)]
@@ -118,8 +119,8 @@ def test_a_sample_is_even():
 
 def test_over_texts_distances_average_with_their_error(own):
     prepared = [own.prepare(text) for text in (TEXT, OTHER, "Heads look at words.")]
-    each = [compare(own, text).distances for text in prepared]
-    seen = compare(own, prepared)
+    each = [compare_all_heads(own, text).distances for text in prepared]
+    seen = compare_all_heads(own, prepared)
     assert seen.distances == pytest.approx(np.mean(each, 0), abs=1e-9)
     assert seen.error == pytest.approx(np.std(each, 0, ddof=1) / math.sqrt(3), abs=1e-9)
     assert seen.texts == 3
@@ -128,7 +129,7 @@ def test_over_texts_distances_average_with_their_error(own):
 
 
 def test_groups_are_named_in_the_order_of_the_table(own):
-    seen = compare(own, own.prepare(TEXT))
+    seen = compare_all_heads(own, own.prepare(TEXT))
     view = seen.view
     order = [seen.heads[head].name for head in seen.groups.order]
     assert list(view.table.rows) == list(view.table.columns) == order
@@ -143,11 +144,11 @@ def test_groups_are_named_in_the_order_of_the_table(own):
 
 def test_kinds_of_attention_are_never_mixed(pair):
     prepared = pair.prepare(TEXT, OTHER)
-    seen = compare(pair, prepared)
+    seen = compare_all_heads(pair, prepared)
     assert seen.kind == "encoder"
     assert len(seen.heads) == 8
     assert any("--kind" in note for note in seen.notes)
-    cross = compare(pair, prepared, Selection(kind="cross"))
+    cross = compare_all_heads(pair, prepared, Selection(kind="cross"))
     assert (cross.kind, len(cross.heads)) == ("cross", 8)
     assert cross.distances != pytest.approx(seen.distances, abs=1e-3)
 
@@ -155,7 +156,7 @@ def test_kinds_of_attention_are_never_mixed(pair):
 def test_one_head_through_the_layers(own):
     prepared = own.prepare(TEXT)
     seen = through_layers(own, prepared, 3)
-    whole = compare(own, prepared)
+    whole = compare_all_heads(own, prepared)
     assert seen.distances == pytest.approx(whole.distances[3::8, 3::8], abs=1e-7)
     before, entropy = (next(s for s in seen.view.series if s.name == n) for n in ("change", "entropy"))
     assert before.values == (
@@ -172,7 +173,7 @@ def test_one_head_through_the_layers(own):
 
 def test_two_heads_and_where_they_part(eager):
     model = load(minilm())
-    seen = compare_heads(model, model.prepare(TEXT), "L0H2", "L3H4")
+    seen = compare_two_heads(model, model.prepare(TEXT), "L0H2", "L3H4")
     one, other = eager[2], eager[40]
     apart = jensenshannon(one, other, axis=-1) ** 2
     assert seen.by_row == pytest.approx(apart, abs=1e-6)
@@ -187,12 +188,12 @@ def test_two_heads_and_where_they_part(eager):
 
 
 def test_a_head_is_at_no_distance_from_itself(own):
-    seen = compare_heads(own, own.prepare(TEXT), "L1H2", "L1H2")
+    seen = compare_two_heads(own, own.prepare(TEXT), "L1H2", "L1H2")
     assert (seen.distance, seen.error) == (0, 0)
 
 
 def test_hidden_special_tokens_count_as_one_key(own):
-    seen = compare_heads(own, own.prepare(TEXT), "L0H1", "L2H3", Selection(hide_special=True))
+    seen = compare_two_heads(own, own.prepare(TEXT), "L0H1", "L2H3", Selection(hide_special=True))
     assert len(seen.rows) == 11
     assert seen.view.difference.values.shape == (11, 11)
     assert any("special tokens hidden" in note for note in seen.view.notes)
@@ -201,12 +202,15 @@ def test_hidden_special_tokens_count_as_one_key(own):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda m, p: compare(m, []), "there is no text"),
-        (lambda m, p: compare(m, p, Selection(layers=(9,))), "no layer 9: this model has layers 0-3"),
-        (lambda m, p: compare(m, p, Selection(kind="cross")), "no cross-attention: this model has"),
-        (lambda m, p: compare(m, p, Selection(Head("L1H2"))), "L1H2 alone cannot be compared"),
-        (lambda m, p: compare_heads(m, p, "L0H1", "L9H1"), "no head L9H1: this model has layers 0-3"),
-        (lambda m, p: compare_heads(m, p, "L0H1", "L0H8"), "no head L0H8"),
+        (lambda m, p: compare_all_heads(m, []), "there is no text"),
+        (
+            lambda m, p: compare_all_heads(m, p, Selection(layers=(9,))),
+            "no layer 9: this model has layers 0-3",
+        ),
+        (lambda m, p: compare_all_heads(m, p, Selection(kind="cross")), "no cross-attention: this model has"),
+        (lambda m, p: compare_all_heads(m, p, Selection(Head("L1H2"))), "L1H2 alone cannot be compared"),
+        (lambda m, p: compare_two_heads(m, p, "L0H1", "L9H1"), "no head L9H1: this model has layers 0-3"),
+        (lambda m, p: compare_two_heads(m, p, "L0H1", "L0H8"), "no head L0H8"),
         (lambda m, p: through_layers(m, p, 8), "no head 8"),
         (lambda m, p: through_layers(m, p, 1, Selection(layers=(2,))), "L2H1 is in one layer alone"),
     ],
@@ -218,6 +222,6 @@ def test_what_cannot_be_compared_is_one_sentence(own, call, sentence):
 
 def test_causal_heads_are_compared_with_each_other(tmp_path):
     model = load(gpt2(tmp_path))
-    seen = compare(model, model.prepare(TEXT))
+    seen = compare_all_heads(model, model.prepare(TEXT))
     assert seen.kind == "decoder"
     assert (seen.distances[np.triu_indices(len(seen.heads), 1)] > 0).all()

@@ -15,8 +15,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.keeping import keep_trace
 from attnscope.models.kept import look_at, open_file
 from attnscope.questions.answer import head_numbers, of_head, of_overview
-from attnscope.questions.compare import compare
-from attnscope.questions.compared import of_heads
+from attnscope.questions.compare import compare_all_heads, of_heads
 from attnscope.questions.head import one_head
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
@@ -126,8 +125,8 @@ def test_the_answers_are_the_same_numbers(pair):
         lambda *given: of_head(one_head(*given, Selection(head))).numbers,
         lambda *given: (
             of_heads(
-                compare(given[0], [given[1]], Selection(layers=(head.layer,), kind=head.kind)), ""
-            ).answer.numbers
+                compare_all_heads(given[0], [given[1]], Selection(layers=(head.layer,), kind=head.kind)), ""
+            ).numbers
         ),
     ):
         assert plain(answer(*here), "") == plain(answer(*there), traced.notes[-1])

@@ -1,4 +1,11 @@
-"""Heads at work, one after another, each in blocks of rows."""
+"""The fused pass: a layer's output and the figures of its heads together, in the kernel's place.
+
+Short texts are not worth tiles. There a map of every head comes out of torch's own kernel: a kernel sums
+whatever it is given as values. Behind the numbers of each key stands a 1 in the column of its cell and a 0 in
+the others, so that a row's output ends in its attention to each cell. Queries and keys are as wide with
+zeros, which change no score. At 512 tokens and ten cells this costs three tenths of the kernel, and tiles as
+much as all of it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,17 @@
-"""How an attention map is cut into tiles that stay in a core's own cache, and what is masked in each.
+"""The weights of a block of rows, scored, weighed and summed tile by tile while near the core.
 
-Torch's interpreter reads ``Tile`` and ``Block`` (see ``weigh.py``): their annotations must be types.
+Each tile weighs with ``2^(score - highest score of the row in the tile)``; the tiles of a row are merged with
+the shares ``2^(highest - lse)``, lse being ``log2 Σ 2^score`` of the row (Milakov & Gimelshein 2018, Online
+normalizer calculation for softmax). A share is the largest weight of its tile, and the entropy needs no
+logarithm of a weight: ``H = -ln 2 · Σ_j A (s - lse)``.
+
+Scores are in powers of 2, times ``log2 e``: torch's ``exp`` takes thirty to a hundred times as long for
+a weight that comes out as 0 as for another, and its ``exp2`` does not.
+
+What stands here is TorchScript, too: ``scripted`` hands it to torch once, and then a whole block is computed
+without Python's lock, which threads would wait for at each call of torch. So there are no slices in
+its arguments, constants are arguments, and annotations are types, not texts: torch reads them (so there is
+no ``from __future__ import annotations`` here).
 """
 
 import math

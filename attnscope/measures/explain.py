@@ -21,8 +21,8 @@ from attnscope.measures.roles import (
     PATTERNS,
     POSITION,
     POSITIONAL,
-    RESTING,
     ROLES,
+    SINK_PATTERNS,
     TIMES,
 )
 from attnscope.measures.weighing import WEIGHINGS
@@ -40,7 +40,7 @@ CROWD = (
     f";\n            among {FEWEST_HEADS} heads or more, only where chance puts as many there in at most\n"
     f"            {LEVEL:.0%} of models, or at most {HARDLY:.0%} of the heads"
 )
-"""What more a resting place takes."""
+"""What more an attention sink takes."""
 
 PREDICTIONS = {
     "importance": (
@@ -120,7 +120,7 @@ def _role(name: str) -> str:
             f"{LEAST_LIFT} and\n            {CHANCE} times what chance could do above the baseline, in "
             f"{FEWEST_ROWS} rows or more with a choice,\n            and no other pattern stands farther "
             "above its baseline"
-        ) + (CROWD if name in RESTING else "")
+        ) + (CROWD if name in SINK_PATTERNS else "")
     if name == POSITIONAL:
         return (
             f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION}; two "

@@ -1,17 +1,36 @@
 """Roles: what a head does in one word and one sentence, from its figures.
 
-A head's role is its strongest pattern. A pattern passes when its score reaches its threshold, stands at
-least ``LEAST_LIFT`` and ``CHANCE`` times its error by chance above the baseline (on three tokens even
-attention puts 0.67 on two special ones), and counted in at least ``FEWEST_ROWS`` rows. The strongest of those
-that pass is the one with the greatest lift, score minus baseline: [CLS] is the first token and a special one,
-and the lift names the head `first` unless [SEP] adds more to `special` than to its baseline. Equal lifts fall
-to the pattern named first below. Without a pattern, a head is `broad` when its spread exceeds ``BROAD``.
+A head's role is its strongest pattern. A pattern passes when its score reaches its threshold, stands at least
+``LEAST_LIFT`` and ``CHANCE`` times its error by chance above the baseline (on three tokens even attention
+puts 0.67 on two special ones), and counted in at least ``FEWEST_ROWS`` rows. The strongest of those that pass
+is the one with the greatest lift, score minus baseline: [CLS] is the first token and a special one, and the
+lift names the head `first` unless [SEP] adds more to `special` than to its baseline. Equal lifts fall to the
+pattern named first below. Without a pattern, a head is `broad` when its spread exceeds ``BROAD``.
 
-Of the heads that are left, those that hardly any other head of the model is like have a weak role: see
-``weak.py``. All others have the role `none`.
+Of the heads that are left, those that hardly any other head of the model is like have a weak role: see below.
+All others have the role `none`.
 
 Rows with one open key have no choice and are left out, so that a role's score can differ a little from
 the figure of the same name.
+
+**Weak roles.** An induction head at 0.3 among heads at 0.01 is told, with its rank. A head is weak at a
+pattern of position or of repeats when its score
+
+- is at least a quarter of the threshold and ``TIMES`` its baseline, and beyond chance;
+- is no shoulder of something else;
+- stands ``OUTLYING`` deviations above the median of the model's heads, the deviation being the median one;
+- is the head's strongest, and among the best tenth of the heads of one kind of attention (the best, where
+  they are few), of which there are at least ``FEWEST_HEADS``.
+
+Attention sinks (first, special, punctuation) have no weak form: there all rows look at one key, which with
+random weights is any, so that a text holds a single sample however many rows it has.
+
+**Attention sinks by chance.** A head that looks at one key from every row may look at a special token or at a
+full stop by chance. All its rows are then a single sample, so that no number of rows makes it sure, and a
+short text has few other keys. But the heads of a model are samples. Of the heads whose largest weights would
+do, each rests at a pattern's keys by chance as often as the baseline says. The role is theirs if that puts as
+many of them there as there are in at most one of twenty models, or hardly any there at all: at most one of a
+hundred heads.
 """
 
 from __future__ import annotations
@@ -28,7 +47,7 @@ POSITION = 0.5
 """Threshold of previous, next and self."""
 
 TARGET = 0.6
-"""Threshold of first, special and punctuation: resting places, that take more to stand out."""
+"""Threshold of first, special and punctuation: attention sinks, that take more to stand out."""
 
 REPEAT = 0.4
 """Threshold of duplicate and induction."""
@@ -80,8 +99,8 @@ POSITIONAL = "positional"
 ROLE_MEASURES = (*PATTERNS, "spread")
 """The measures that make up roles."""
 
-RESTING = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == TARGET)
-"""The patterns of a head that rests: it looks at one place from all rows."""
+SINK_PATTERNS = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == TARGET)
+"""The patterns of an attention sink: the head looks at one place from all rows."""
 
 WORTH = 6
 """Heads that are recommended."""
@@ -195,7 +214,7 @@ def _interest(head: HeadFigures) -> float:
     return head.role.score - 2 if head.role.name == "broad" else head.role.lift
 
 
-WEAK_ROLES = tuple(WEAK + name for name in (*PATTERNS, POSITIONAL) if name not in RESTING)
+WEAK_ROLES = tuple(WEAK + name for name in (*PATTERNS, POSITIONAL) if name not in SINK_PATTERNS)
 """Every weak role."""
 
 ROLES = (*PATTERNS, POSITIONAL, *WEAK_ROLES, "broad", NONE)
@@ -228,7 +247,7 @@ def name_weak(heads: Sequence[HeadFigures]) -> list[HeadFigures]:
 def _find_weak(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
     """The weak role of each head, if it has one."""
     patterns = patterns_of({name for head in heads for name in head.figures})
-    patterns = {name: pattern for name, pattern in patterns.items() if name not in RESTING}
+    patterns = {name: pattern for name, pattern in patterns.items() if name not in SINK_PATTERNS}
     lifts = {name: [head.figures[name].lift for head in heads if name in head.figures] for name in patterns}
     least = {name: _least(lifts[name]) for name in patterns}
     for head in heads:
@@ -295,11 +314,11 @@ def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
 
 
 def _doubt(heads: Sequence[HeadFigures]) -> Iterator[Role | None]:
-    """The role of each of the heads of one kind, without resting places that may be chance."""
-    sure = {name: PATTERNS[name] for name in RESTING if _is_sure(heads, name)}
+    """The role of each of the heads of one kind, without attention sinks that may be chance."""
+    sure = {name: PATTERNS[name] for name in SINK_PATTERNS if _is_sure(heads, name)}
     for head in heads:
         role, spread = head.role, head.figures.get("spread")
-        if role is None or role.name not in RESTING or role.name in sure or len(heads) < FEWEST_HEADS:
+        if role is None or role.name not in SINK_PATTERNS or role.name in sure or len(heads) < FEWEST_HEADS:
             yield role
             continue
         known = {name: pattern for name, pattern in sure.items() if name in head.figures}

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Place, Weights
 from attnscope.figures import HeadFigures
 from attnscope.measures import Measurement
-
-if TYPE_CHECKING:
-    pass
 
 
 def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | None:

@@ -2,8 +2,7 @@
 
     python -m tests.tools.mutants [--each 10] [--seed 0] [--packages capture,measures] [--checkout DIR]
 
-A fault is one changed operator, constant or condition in the code of a function, chosen by the seed among all
-that a package has. The quick tests of the package run until the first failure; a fault that none of them finds
+A fault is one changed operator, constant or condition, chosen by the seed among all that a package has. The quick tests of the package run until the first failure; a fault that none of them finds
 is printed with its place. It takes a minute a fault, more where none fails.
 """
 
@@ -26,7 +25,8 @@ TESTS = {"views": ("views", "render")}
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or,
+    ast.Or: ast.And,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
 }  # fmt: skip
 

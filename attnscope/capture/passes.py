@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
 from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.compiled import original, uncompiled
+from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts, WatchingMode
 from attnscope.capture.hooks.functions import attention_functions
-from attnscope.capture.hooks.modules import Guarded
-from attnscope.capture.hooks.torch_functions import AttentionMode
+from attnscope.capture.hooks.modules import Guarded, tensors_in
+from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.observer import Observer
+from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.without_attention import why_empty
 from attnscope.capture.record import Record
 from attnscope.capture.recorder import Recorder
+from attnscope.capture.rows.weighing import is_mapped
 from attnscope.fused.fused_pass import FusedPass
 
 
@@ -66,3 +71,36 @@ def recording(
         empty = [] if record.sites else [f"no attention was seen: {why_empty(recorder.model, record, ran)}"]
         for sentence in empty or record.notes:
             warnings.warn(sentence, stacklevel=3)
+
+
+class AttentionMode(WatchingMode):
+    """Calls every torch function as it was called, and tells a recorder of it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func``; the mode itself is off while this method runs."""
+        kwargs, recorder, inside = kwargs or {}, self.recorder, None
+        name = getattr(func, "__name__", "") if recorder.listens else ""
+        chunked = recorder.of(ChunkedModules).notes is not None
+        if (
+            name == "scaled_dot_product_attention"
+            and not chunked
+            and not is_mapped(*tensors_in(args, kwargs))
+        ):
+            result = recorder.guard.run(recorder.sdpa, func, args, kwargs)
+            with recorder.guard:
+                recorder.of(Lineage).see(Seen(name, func, args, kwargs, result))
+            return result
+        if name in FUSED_FUNCTIONS:
+            result, inside = FusedProducts.run(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        if name:
+            with recorder.guard:
+                recorder.see(Seen(name, func, args, kwargs, result, inside))
+        return result

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.compiled import COMPILED
-from attnscope.capture.hooks.modules import PLAIN, Call, Guard, ModuleStack
+from attnscope.capture.hooks.modules import Call, Guard, ModuleStack
 from attnscope.capture.hooks.outputs import ShownWeights
 from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
 from attnscope.capture.lineage.follow import Lineage, SkipKnownLayers
 from attnscope.capture.lineage.functions import Seen
-from attnscope.capture.lineage.layout import QueryKeyOrigin
+from attnscope.capture.lineage.layout import origin_of_kernel, origin_of_weighing
+from attnscope.capture.lineage.nodes import QueryKeyOrigin
 from attnscope.capture.lineage.split_calls import SplitCalls
 from attnscope.capture.lineage.standing import doubt_axes, judge
 from attnscope.capture.lineage.unnormalized import MAPPED, UnnormalizedWeights
@@ -32,10 +33,11 @@ from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.single_heads import SingleHeads
 from attnscope.capture.rows.weighing import Weighing, is_mapped
-from attnscope.capture.tracker import Taken, Tracker
+from attnscope.capture.tracker import Pass, Taken, Tracker
 from attnscope.fused.fused_pass import FusedPass
 
 TRACKERS: tuple[type[Tracker], ...] = (
+    SkipKnownLayers,  # says at once whether the others have to follow a module
     ChunkedModules,  # before all others, who are not told of what it notes
     Learned,
     Lineage,  # before those who ask where a tensor comes from
@@ -46,71 +48,31 @@ TRACKERS: tuple[type[Tracker], ...] = (
     Repeats,
     SplitCalls,  # puts calls together, which may be a single head
     SingleHeads,
-    SkipKnownLayers,  # behind those whose last captures in a module it counts
 )
 """What follows a pass, in the order in which each moment comes to them."""
 
-T = TypeVar("T", bound=Tracker)
 
+class Recorder(Pass):
+    """Collects one recording; ``recording`` makes it, the hooks, the mode and the kernels feed it."""
 
-@dataclass(eq=False)
-class Recorder:
-    """Collects one recording; ``recording`` makes it, the hooks, the mode and the kernels feed it.
-
-    ``seen`` counts attention calls and gates, ``captured`` the calls alone, and ``placed`` what was asked for
-    where it comes from.
-    """
-
-    model: nn.Module
-    observers: Sequence[Observer]
-    axes: Mapping[Kind, tuple[Axis, Axis]]
-    fused: FusedPass | None = None
-    record: Record = field(default_factory=Record)
-    frames: list[Frame] = field(default_factory=list)  # attention functions of transformers that run
-    ran: set[str] = field(default_factory=set)  # the modules that were called
-    seen: int = 0
-    captured: int = 0
-    placed: int = 0
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        observers: Sequence[Observer],
+        axes: Mapping[Kind, tuple[Axis, Axis]],
+        fused: FusedPass | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.observers, self.fused = model, observers, fused
+        self.record = Record()
         self.guard = Guard(self.record, lambda: self.owner)
         compiled = partial(self.record.note_change, COMPILED)
-        self.stack = ModuleStack(self.model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
-        self._sites = Sites(self.model, self.axes)
+        self.stack = ModuleStack(model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
+        self.ran: set[str] = set()  # the modules that were called
+        self._sites = Sites(model, axes)
         self._step = -1
-        self._made: dict[type[Tracker], Tracker] = {}
         self.trackers = [self.of(kind) for kind in TRACKERS]
         self._seeing = [each for each in self.trackers if type(each).see is not Tracker.see]
-
-    def of(self, kind: type[T]) -> T:
-        """The tracker of a kind; one that is not in the list is told nothing, and knows nothing."""
-        if kind not in self._made:
-            self._made[kind] = kind(self)
-        return cast(T, self._made[kind])
-
-    @property
-    def listens(self) -> bool:
-        """Whether the model is running, and not an observer."""
-        return bool(self.stack.calls) and not is_quiet()
-
-    @property
-    def rests(self) -> bool:
-        """Whether what runs needs no lineage."""
-        return self.of(SkipKnownLayers).rests
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        """The modules that are running, outermost first, without those that hold one function."""
-        return tuple(call.name for call in self.stack.calls if not isinstance(call.module, PLAIN))
-
-    @property
-    def owner(self) -> str:
-        """The innermost of them."""
-        return self.path[-1] if self.path else ""
-
-    def call_of(self, name: str) -> Call | None:
-        """The innermost call of a module that is running."""
-        return next((call for call in reversed(self.stack.calls) if call.name == name), None)
 
     # what the pass shows
 
@@ -179,9 +141,10 @@ class Recorder:
             self.of(Learned).weigh(self.call_of(owner), weighing.weighed)
             self.placed += 1
             self.of(UnnormalizedWeights).see_gates(weighing)
-            return self.see_gate()
+            self.seen += 1  # a module may show gates as it would show attention
+            return
         if weighing.trail.mixed or weighing.trail.signed:
-            self.see_gate()
+            self.seen += 1
             return self.record.note(no_distribution(owner, weighing.trail.mixed))
         if self.frames:
             self.frames[-1].weighings.append(weighing)
@@ -190,7 +153,7 @@ class Recorder:
             return self.take(Unknown(MAPPED), owner)
         heads = heads_of(getattr(self.call_of(owner), "module", None))
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
-        origin = QueryKeyOrigin.of_weighing(lineage, weighing, batch, heads)
+        origin = origin_of_weighing(lineage, weighing, batch, heads)
         capture = Capture.of_weighing(weighing, batch, heads, stands.learned)
         self.take(capture, owner, origin, weighing.trail.softmax)
 
@@ -198,14 +161,10 @@ class Recorder:
         """Take what one of torch's kernels computed, whose first arguments are queries and keys."""
         if not self.frames:
             batch = 0 if isinstance(capture, Unknown) else capture.batch
-            origin = QueryKeyOrigin.of_kernel(self.of(Lineage), args, kwargs, batch) if batch else None
+            origin = origin_of_kernel(self.of(Lineage), args, kwargs, batch) if batch else None
             self.take(capture, self.owner, origin)
         elif isinstance(capture, Capture) and isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)
-
-    def see_gate(self) -> None:
-        """A softmax made gates, which a module may show as it would show attention."""
-        self.seen += 1
 
     def finish(self) -> None:
         """Release what is held yet, and note the layers that ran without attention."""

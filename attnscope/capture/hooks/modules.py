@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -159,7 +159,7 @@ def stored(module: nn.Module) -> dict[str, weakref.ref[Tensor]]:
     return {name: weakref.ref(value) for name, value in vars(module).items() if isinstance(value, Tensor)}
 
 
-def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """The tensors among a call's own arguments, in their order, but for nested ones, which have no shape."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and not value.is_nested:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -23,10 +23,7 @@ from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import texts_in_batch
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.weighing import bare_weighing
-from attnscope.capture.tracker import Tracker
-
-if TYPE_CHECKING:
-    from attnscope.capture.recorder import Recorder
+from attnscope.capture.tracker import Pass, Tracker
 
 SURPLUS = 1e-3
 
@@ -37,7 +34,7 @@ class ShownWeights(Tracker):
     It keeps what modules that are running multiplied with what may be weights, to hold them against.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._products: dict[Call, Any] = {}
         self._before: dict[Call, int] = {}  # how much had been seen when a module started

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -35,10 +35,7 @@ from attnscope.capture.lineage.functions import (
 from attnscope.capture.placing.without_attention import ATTENTION
 from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.weighing import ROUNDING, Trail, Weighing, is_mapped, masked_keys
-from attnscope.capture.tracker import Tracker
-
-if TYPE_CHECKING:
-    from attnscope.capture.recorder import Recorder
+from attnscope.capture.tracker import Pass, Tracker
 
 MEMORY = "it attends to vectors that were learned, not to tokens"
 PROJECTING = PRODUCTS | {"linear", "addmm", "conv1d", "conv2d", "conv3d"}
@@ -53,7 +50,7 @@ def is_parameter(tensor: Tensor) -> bool:
 class Learned(Tracker):
     """Knows what is made of parameters alone, which no input moves: weights in another type, latents."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._made: Any = WeakTensorKeyDictionary()
         self._memories: dict[str, None] = {}
@@ -96,7 +93,7 @@ class Learned(Tracker):
 class Trails(Tracker):
     """Follows the result of each softmax until it weighs values, which the recorder is told of."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._learned = recorder.of(Learned)
         self._trails: Any = WeakTensorKeyDictionary()
@@ -119,7 +116,7 @@ class Trails(Tracker):
         elif name in SOFTMAX:
             given = seen.given("input", "dim")
             if isinstance(given.get("dim"), int) and not self._start(given["input"], given["dim"], result):
-                self.recorder.see_gate()
+                self.recorder.seen += 1  # a gate, which a module may show as it would show attention
         elif name == "linear":
             given = seen.given("input", "weight")
             self._project(given["input"], given["weight"], result)

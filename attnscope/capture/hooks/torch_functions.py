@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, OpenKeys
-from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts, WatchingMode
-from attnscope.capture.hooks.modules import Call
+from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts
+from attnscope.capture.hooks.modules import Call, tensors_in
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.lineage.split_calls import INSIDE
 from attnscope.capture.lineage.standing import asks_itself
 from attnscope.capture.lineage.unnormalized import MAPPED
 from attnscope.capture.observer import quietly
-from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.without_attention import why_opaque
 from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.kernels import (
@@ -32,10 +31,6 @@ from attnscope.capture.rows.kernels import (
 )
 from attnscope.capture.rows.weighing import is_mapped
 from attnscope.capture.tracker import Tracker
-
-if TYPE_CHECKING:
-    from attnscope.capture.recorder import Recorder
-
 
 UNSEEN = "it ran inside of torch's fused encoder layer, which is not watched under a TorchDispatchMode"
 
@@ -107,35 +102,6 @@ class _Texts:
         return (self.real[:, start:stop, None] & self.real[:, None])[:, None]
 
 
-class AttentionMode(WatchingMode):
-    """Calls every torch function as it was called, and tells a recorder of it."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run ``func``; the mode itself is off while this method runs."""
-        kwargs, recorder, inside = kwargs or {}, self.recorder, None
-        name = getattr(func, "__name__", "") if recorder.listens else ""
-        chunked = recorder.of(ChunkedModules).notes is not None
-        if name == "scaled_dot_product_attention" and not chunked and not _is_mapped(args, kwargs):
-            result = recorder.guard.run(recorder.sdpa, func, args, kwargs)
-            with recorder.guard:
-                recorder.of(Lineage).see(Seen(name, func, args, kwargs, result))
-            return result
-        if name in FUSED_FUNCTIONS:
-            result, inside = FusedProducts.run(func, args, kwargs)
-        else:
-            result = func(*args, **kwargs)
-        if name:
-            with recorder.guard:
-                recorder.see(Seen(name, func, args, kwargs, result, inside))
-        return result
-
-
 class AttentionFunctions(Tracker):
     """Takes the attention of torch's functions that attend all by themselves, but for its own kernel's."""
 
@@ -152,7 +118,7 @@ class AttentionFunctions(Tracker):
             if not self._sees_gates(seen):
                 calls = recorder.stack.calls
                 recorder.take(*capture_fast_path(name, args, kwargs, seen.inside, calls))
-        elif _is_mapped(args, kwargs):
+        elif is_mapped(*tensors_in(args, kwargs)):
             recorder.take(Unknown(MAPPED), recorder.owner)
         elif name == "multi_head_attention_forward":
             if not self._sees_gates(seen):
@@ -175,8 +141,3 @@ class AttentionFunctions(Tracker):
             self.recorder.placed += 1
             self.recorder.take(Unknown(INSIDE), self.recorder.owner)
         return asks
-
-
-def _is_mapped(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether torch.vmap hides an axis of what a function was given."""
-    return is_mapped(*(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)))

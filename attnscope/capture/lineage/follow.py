@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -22,10 +22,7 @@ from attnscope.capture.hooks.softmax import Learned, is_parameter
 from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING, Seen
 from attnscope.capture.lineage.nodes import Moved, Node, Nothing, Origin, Root, Spread, comes_from_projection
 from attnscope.capture.rows.weighing import is_mapped
-from attnscope.capture.tracker import Tracker
-
-if TYPE_CHECKING:
-    from attnscope.capture.recorder import Recorder
+from attnscope.capture.tracker import Pass, Tracker
 
 SPREADING = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "mul", "__mul__"})
 """Functions by which entries meet what the model learned, several numbers each."""
@@ -40,7 +37,7 @@ DEEPEST = 100
 class Lineage(Tracker):
     """The tensors of one pass whose origin is known; gone as soon as the model drops them."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._learned = recorder.of(Learned)
         self.begin()
@@ -257,7 +254,7 @@ class SkipKnownLayers(Tracker):
     following costs as much as all other watching.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._makes: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
         self._known: set[Hashable] = set()
@@ -266,24 +263,20 @@ class SkipKnownLayers(Tracker):
     def begin(self) -> None:
         """Nothing runs."""
         self._inside: Call | None = None
+        self.recorder.rests = False
         self._before: dict[Call, tuple[int, int]] = {}  # what was counted when a module that runs started
-
-    @property
-    def rests(self) -> bool:
-        """Whether nothing has to be followed here."""
-        return self._inside is not None
 
     def enter(self, call: Call) -> None:
         """A module starts."""
         self._before[call] = self.recorder.captured, self.recorder.placed
         if self._inside is None and self._known and self._make(call.module) in self._known:
-            self._inside = call
+            self._inside, self.recorder.rests = call, True
 
     def leave(self, call: Call, output: object) -> None:
         """A module is known if it attended, and its lineage was never asked."""
         captured, placed = self._before.pop(call, (self.recorder.captured, 0))
         if self._inside is call:
-            self._inside = None
+            self._inside, self.recorder.rests = None, False
         if self.recorder.captured > captured and self.recorder.placed == placed:
             self._known.add(self._make(call.module))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,62 +11,39 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.nodes import STRETCH, Node, Root, beginnings, outputs
+from attnscope.capture.lineage.nodes import STRETCH, Node, QueryKeyOrigin, Root, beginnings, outputs
 from attnscope.capture.rows.weighing import Weighing
 
 UNMOVABLE = RuntimeError, TypeError, IndexError, ValueError
 """What labels raise where a function moves numbers, and cannot move labels."""
 
 
-@dataclass(frozen=True, eq=False)
-class QueryKeyOrigin:
-    """Where queries and keys come from; ``scored``: both nodes are laid out as scores, [..., query, key].
+def origin_of_kernel(
+    lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int
+) -> QueryKeyOrigin:
+    """Those of torch's own kernel, which is given queries and keys of any origin."""
+    given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
+    query, key = (lineage.of(given[name]) for name in ("query", "key"))
+    axes = given["query"].ndim
+    scores = any(side is not None and side.right is not None for side in (query, key))
+    # what was given as heads begins with torch's axes
+    if key is None or scores or (axes > 3 and isinstance((query or key).node, Root)):
+        return QueryKeyOrigin(None, None, 0, Tensor.detach, False, axes, lineage.texts)
 
-    ``arrange`` lays a tensor [..., query, ?] out as [batch, head, query, ?].
-    """
+    def arrange(labels: Tensor) -> Tensor:
+        return labels.reshape(batch, -1, *labels.shape[-2:])
 
-    query: Node | None
-    key: Node | None
-    state: int
-    arrange: Callable[[Tensor], Tensor]
-    scored: bool
-    axes: int = 4  # of the tensors that a kernel was given
-    texts: tuple[int, ...] = ()  # how many texts there are: one of these, as far as known
-    known: bool = False  # whether the function said which axes are texts and heads
+    asking, state = (None, 0) if query is None else (query.node, query.state)
+    return QueryKeyOrigin(asking, key.node, state, arrange, False, axes, lineage.texts)
 
-    @staticmethod
-    def of_kernel(
-        lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any], batch: int
-    ) -> QueryKeyOrigin:
-        """Those of torch's own kernel, which is given queries and keys of any origin."""
-        given = dict(zip(("query", "key"), args, strict=False)) | dict(kwargs)
-        query, key = (lineage.of(given[name]) for name in ("query", "key"))
-        axes = given["query"].ndim
-        scores = any(side is not None and side.right is not None for side in (query, key))
-        # what was given as heads begins with torch's axes
-        if key is None or scores or (axes > 3 and isinstance((query or key).node, Root)):
-            return QueryKeyOrigin(None, None, 0, Tensor.detach, False, axes, lineage.texts)
 
-        def arrange(labels: Tensor) -> Tensor:
-            return labels.reshape(batch, -1, *labels.shape[-2:])
-
-        asking, state = (None, 0) if query is None else (query.node, query.state)
-        return QueryKeyOrigin(asking, key.node, state, arrange, False, axes, lineage.texts)
-
-    @staticmethod
-    def of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> QueryKeyOrigin:
-        """Those of weights, which a product of both began."""
-        weights = lineage.of(weighing.operand)
-        arrange = partial(weighing.arrange, batch=batch, heads=heads)
-        if weights is None or weights.right is None:
-            return QueryKeyOrigin(None, None, 0, arrange, True, texts=lineage.texts)
-        return QueryKeyOrigin(weights.node, weights.right, weights.state, arrange, True, texts=lineage.texts)
-
-    @property
-    def signature(self) -> Hashable:
-        """Equal for calls of one layout; None where only the tensors would tell."""
-        query, key = (None if side is None else side.signature for side in (self.query, self.key))
-        return None if query is None or key is None else (query, key)
+def origin_of_weighing(lineage: Lineage, weighing: Weighing, batch: int, heads: int | None) -> QueryKeyOrigin:
+    """Those of weights, which a product of both began."""
+    weights = lineage.of(weighing.operand)
+    arrange = partial(weighing.arrange, batch=batch, heads=heads)
+    if weights is None or weights.right is None:
+        return QueryKeyOrigin(None, None, 0, arrange, True, texts=lineage.texts)
+    return QueryKeyOrigin(weights.node, weights.right, weights.state, arrange, True, texts=lineage.texts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -192,6 +192,29 @@ class Origin:
     right: Node | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class QueryKeyOrigin:
+    """Where queries and keys come from; ``scored``: both nodes are laid out as scores, [..., query, key].
+
+    ``arrange`` lays a tensor [..., query, ?] out as [batch, head, query, ?].
+    """
+
+    query: Node | None
+    key: Node | None
+    state: int
+    arrange: Callable[[Tensor], Tensor]
+    scored: bool
+    axes: int = 4  # of the tensors that a kernel was given
+    texts: tuple[int, ...] = ()  # how many texts there are: one of these, as far as known
+    known: bool = False  # whether the function said which axes are texts and heads
+
+    @property
+    def signature(self) -> Hashable:
+        """Equal for calls of one layout; None where only the tensors would tell."""
+        query, key = (None if side is None else side.signature for side in (self.query, self.key))
+        return None if query is None or key is None else (query, key)
+
+
 def _first(labels: Tensor, axis: int, marked: bool) -> Tensor:
     """The labels at the start of an axis; ``marked``: half a number on where others follow.
 

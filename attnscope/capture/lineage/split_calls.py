@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,20 +19,16 @@ from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.layout import (
     UNMOVABLE,
     Layout,
-    QueryKeyOrigin,
     looks_inside,
     survey,
 )
-from attnscope.capture.lineage.nodes import STRETCH
+from attnscope.capture.lineage.nodes import STRETCH, QueryKeyOrigin
 from attnscope.capture.observer import quietly
 from attnscope.capture.placing.kinds import heads_of
 from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.proof import join_differences
-from attnscope.capture.tracker import Taken, Tracker
-
-if TYPE_CHECKING:
-    from attnscope.capture.recorder import Recorder
+from attnscope.capture.tracker import Pass, Taken, Tracker
 
 AXES = "it attends in {} axes, and nothing tells which of them are its heads"
 PARTS = (
@@ -98,7 +93,7 @@ class SplitCalls(Tracker):
     Calls that attend between other things than tokens are named.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self.held: list[Piece] = []
         self._usual: dict[Hashable, tuple[bool, bool]] = {}  # by the signature of the layout

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.layout import UNMOVABLE, QueryKeyOrigin, find_positions, is_constant
-from attnscope.capture.lineage.nodes import STRETCH, Node, Origin, Spread, beginnings
+from attnscope.capture.lineage.layout import UNMOVABLE, find_positions, is_constant, origin_of_kernel
+from attnscope.capture.lineage.nodes import STRETCH, Node, Origin, QueryKeyOrigin, Spread, beginnings
 from attnscope.capture.rows.weighing import ROUNDING, Weighing, is_mapped
 
 MOST = 2**24
@@ -100,7 +100,7 @@ def doubt_axes(lineage: Lineage, query: Tensor, key: Tensor) -> QueryKeyOrigin |
     places = None if asked is None else find_positions(asked.node)
     channels = places is not None and is_constant(places, -2) and not is_constant(places, -1)
     if channels or (texts and batch > texts[0] and batch not in texts):
-        return replace(QueryKeyOrigin.of_kernel(lineage, (query, key), {}, batch), known=True)
+        return replace(origin_of_kernel(lineage, (query, key), {}, batch), known=True)
     return None
 
 

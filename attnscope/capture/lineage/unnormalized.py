@@ -8,7 +8,7 @@ What makes them one thing is that entries from several positions meet, so each i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -20,10 +20,7 @@ from attnscope.capture.lineage.layout import find_positions, is_constant
 from attnscope.capture.lineage.nodes import STRETCH, Node, beginnings, comes_from_projection
 from attnscope.capture.placing.without_attention import POOLED
 from attnscope.capture.rows.weighing import Weighing, is_mapped
-from attnscope.capture.tracker import Tracker
-
-if TYPE_CHECKING:
-    from attnscope.capture.recorder import Recorder
+from attnscope.capture.tracker import Pass, Tracker
 
 NO_SOFTMAX = (
     "it weighs values by scores that no softmax made (sigmoids, ReLUs, exponentials divided later): its "
@@ -42,7 +39,7 @@ TAKING = frozenset({"gather", "take_along_dim", "index_select", "__getitem__"})
 class UnnormalizedWeights(Tracker):
     """Names the modules that mix tokens without weights to show."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self.reasons: dict[str, str] = {}  # by the path of the module
         self._lineage, self._trails = recorder.of(Lineage), recorder.of(Trails)

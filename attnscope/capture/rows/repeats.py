@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -11,16 +9,13 @@ from attnscope.attention import AttentionCall
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.rows.proof import sample_rows
 from attnscope.capture.rows.scores import ScoredRows
-from attnscope.capture.tracker import Taken, Tracker
-
-if TYPE_CHECKING:
-    from attnscope.capture.recorder import Recorder
+from attnscope.capture.tracker import Pass, Taken, Tracker
 
 
 class Repeats(Tracker):
     """Knows the attention that a module's call showed last."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._latest: tuple[Call, AttentionCall, Tensor] | None = None
 

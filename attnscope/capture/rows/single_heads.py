@@ -8,7 +8,6 @@ starts or the module around the list ends.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +17,7 @@ from attnscope.capture.observer import quietly
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.proof import join_differences
 from attnscope.capture.rows.scores import JoinedHeads
-from attnscope.capture.tracker import Taken, Tracker
-
-if TYPE_CHECKING:
-    from attnscope.capture.recorder import Recorder
+from attnscope.capture.tracker import Pass, Taken, Tracker
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +44,7 @@ class Pending:
 class SingleHeads(Tracker):
     """Holds single heads by the list that they are in, and shows them joined or one by one."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self.held: dict[str, list[Pending]] = {}
 

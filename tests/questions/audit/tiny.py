@@ -45,7 +45,7 @@ def missing(path: str):
     def take_others(recorder, capture, name, *more):
         if name != path:
             return take(recorder, capture, name, *more)
-        return recorder.see_gate()  # so that nobody looks for it in what the module returns
+        recorder.seen += 1  # so that nobody looks for it in what the module returns
 
     Recorder.take = take_others
     try:

@@ -10,7 +10,7 @@ The public face, each name loaded when it is first used:
     Head                the address of a head: Head("L2H1")
     AttnscopeError      what every error of this package is
 
-What the command line does beside that has a function each in ``attnscope.analysis``.
+What the command line does beside that has a function each in ``attnscope.questions``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""What each key of the browser does, on a screen of its own."""
+"""All heads of a text in the terminal, full screen: a map, a pinned token beside it, and keys for both."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -80,20 +79,6 @@ class Keys(ModalScreen[None]):
             yield Static(table)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the browser shows of a head: the pinned token, if any, and whether it has a row; and how."""
-
-    heads: AllHeads
-    head: tuple[str, int, int]
-    pinned: int | None
-    row: bool
-    focus: TokenView | None
-    console: Console
-    cmap: str
-    plain: bool
-
-
 def halves_of(focus: TokenView) -> Mapping[str, TokenView]:
     """What a token looks at, and who looks at it, each with its pictures, by the widgets that show them."""
     bare = replace(focus, title="", notes=(), full=focus.full_bar)
@@ -103,31 +88,6 @@ def halves_of(focus: TokenView) -> Mapping[str, TokenView]:
         "#looks-at": replace(bare, looked_at_by=None, overlays=at),
         "#looked-at-by": replace(bare, looks_at=None, overlays=by),
     }
-
-
-def token_under(shown: Shown, widget: Widget, x: int, y: int) -> tuple[int, bool] | None:
-    """The number of the token at a place of the screen, and whether it has a row; ``None`` for none."""
-    x, y = x - widget.content_region.x, y - widget.content_region.y
-    options = shown.console.options.update_width(widget.content_region.width)
-    surface = Surface.of(shown.console, options, shown.cmap, shown.plain)
-    if widget.id == "picture":
-        found = token_at(shown.heads.head(*shown.head), surface, shown.pinned if shown.row else None, x, y)
-        return None if found is None else (found, True)
-    if shown.focus is None or not surface.colour:
-        return None
-    half = halves_of(shown.focus).get(f"#{widget.id}")
-    patch = patch_under(half.overlays, surface, x, y) if half is not None else None
-    return None if patch is None else shown.heads.token_of(shown.head[0], patch[0].name, *patch[1:])
-
-
-def save_new(view: Drawable, folder: Path, name: str, cmap: str | None) -> tuple[Path, list[str]]:
-    """Save as ``name.png``, or ``name-2.png`` and so on where that exists; return where, and what to warn of.
-
-    Raises ``OutputError`` where the folder does not exist or cannot be written to.
-    """
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    path = next(path for path in (folder / f"{stem}.png" for stem in names) if not path.exists())
-    return path, save_image(view, path, cmap=cmap)
 
 
 BESIDE = 110
@@ -219,10 +179,6 @@ class Browser(App[None]):
         """The chosen head as (kind, layer, head)."""
         return self.kind, self.layers[self.place[0]], self.place[1]
 
-    def count(self, layer: int) -> int:
-        """How many heads a layer has."""
-        return len(self.heads.weights[self.kind, layer].values)
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Leave out of the footer what has nothing to do here."""
         return not (action == "kind" and len(self.kinds) == 1)
@@ -259,14 +215,25 @@ class Browser(App[None]):
         """Pin the token whose row is clicked on, or whose patch of a picture is."""
         if event.widget is None or not self.opened:
             return
-        focus = None if self.pinned is None else self.focus_of(self.pinned)
-        shown = Shown(
-            self.heads, self.head, self.pinned, self.row, focus, self.console, self.cmap, self.plain
-        )
-        found = token_under(shown, event.widget, event.screen_x, event.screen_y)
+        found = self._token_under(event.widget, event.screen_x, event.screen_y)
         if found is not None:
             self.pinned, self.row = found
             self.draw()
+
+    def _token_under(self, widget: Widget, x: int, y: int) -> tuple[int, bool] | None:
+        """The number of the token at a place of the screen, and whether it has a row; ``None`` for none."""
+        region = widget.content_region
+        options = self.console.options.update_width(region.width)
+        surface = Surface.of(self.console, options, self.cmap, self.plain)
+        if widget.id == "picture":
+            marked = self.pinned if self.row else None
+            row = token_at(self.heads.head(*self.head), surface, marked, x - region.x, y - region.y)
+            return None if row is None else (row, True)
+        if self.pinned is None or not surface.colour:
+            return None
+        half = halves_of(self.focus_of(self.pinned)).get(f"#{widget.id}")
+        patch = None if half is None else patch_under(half.overlays, surface, x - region.x, y - region.y)
+        return None if patch is None else self.heads.token_of(self.kind, patch[0].name, *patch[1:])
 
     def _reveal(self) -> None:
         """Scroll to the line that is marked: the chosen head's first, or the pinned token's row."""
@@ -279,8 +246,8 @@ class Browser(App[None]):
     def action_move(self, layers: int, heads: int) -> None:
         """Go to a neighbour, and on to the other end after the last one."""
         row = (self.place[0] + layers) % len(self.layers)
-        count = self.count(self.layers[row])
-        self.place = (row, (self.place[1] + heads) % count if heads else min(self.place[1], count - 1))
+        size = len(self.heads.weights[self.kind, self.layers[row]].values)
+        self.place = (row, (self.place[1] + heads) % size if heads else min(self.place[1], size - 1))
         self.draw()
 
     def action_open(self) -> None:
@@ -340,8 +307,10 @@ class Browser(App[None]):
             view, name = self.heads.head(kind, layer, head), f"{led}L{layer:02}H{head:02}"
         else:
             view, name = self.heads.overview(kind), f"{led}overview"
+        names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+        path = next(path for path in (self.folder / f"{each}.png" for each in names) if not path.exists())
         try:
-            path, warnings = save_new(view, self.folder, name, self.cmap)
+            warnings = save_image(view, path, cmap=self.cmap)
         except AttnscopeError as error:
             self.notify(str(error), severity="error", markup=False)
             return
@@ -352,6 +321,3 @@ class Browser(App[None]):
     def action_keys(self) -> None:
         """Say what each key does."""
         self.push_screen(Keys())
-
-
-__all__ = ["Browser"]

@@ -1,4 +1,4 @@
-"""What is asked of a run in words: the questions of the commands of the same names."""
+"""A run: one text that went through one model, and the questions that it answers, as the commands do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, OutputError
-from attnscope.notebook.shown import HeadPicture, Page, Picture, Shown, Table
+from attnscope.notebook.shown import Display, Drawing, FigureTable, HeadDrawing, HeadsPage
 
 if TYPE_CHECKING:
     from attnscope.models.kept import FileModel
@@ -17,67 +17,7 @@ if TYPE_CHECKING:
     from attnscope.questions.selection import Selection
 
 
-class Questions(Shown):
-    """A pass that can be asked."""
-
-    @property
-    def _pass(self) -> FileModel:
-        raise NotImplementedError
-
-    def find(self, *questions: str, cmap: str | None = None) -> Picture:
-        """Which heads look from here to there: ``run.find("it -> cat", "* -> -1")``.
-
-        Raises ``SelectionError`` for parts that the text has not.
-        """
-        from attnscope.questions.find import find_heads, of_found, parse_questions
-
-        asked = [question for each in questions for question in parse_questions(each)]
-        return Picture(of_found(find_heads(self._pass, self._pass.prepared, asked, select())), cmap)
-
-    def spans(
-        self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
-    ) -> Picture:
-        """Which part of the text looks at which: sentence, line, paragraph, segment, or role of a chat.
-
-        Raises ``InputError`` for what is not cut so.
-        """
-        from attnscope.questions.parts import cut_input
-        from attnscope.questions.spans import of_spans, span_maps
-
-        prepared = self._pass.prepared
-        result = span_maps(self._pass, prepared, cut_input(prepared, by), select(head=head))
-        return Picture(of_spans(result, one=head is not None), cmap)
-
-    def flow(
-        self,
-        method: Literal["rollout", "flow"] = "rollout",
-        *,
-        token: str | int | None = None,
-        words: bool = False,
-        hide_special: bool = False,
-        cmap: str | None = None,
-    ) -> Picture:
-        """What the tokens of the last layer are made of, through all layers and heads; or one token."""
-        from attnscope.questions.flow import follow_flow, of_flow
-
-        prepared, asked = self._pass.prepared, select(words=words, hide_special=hide_special)
-        named = None if token is None else str(token)
-        result = follow_flow(self._pass, prepared, method, asked, token=named)
-        return Picture(of_flow(result, token=named, pictures=prepared.pictures), cmap)
-
-    def check(self, *claims: str) -> tuple[Verdict, ...]:
-        """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""
-        from attnscope.measures import DEFAULT
-        from attnscope.questions.check import claim
-        from attnscope.questions.stats import stats
-
-        asked = [claim(each) for each in claims]
-        names = tuple(dict.fromkeys((*DEFAULT, *(name for each in asked for name in each.names))))
-        heads = stats(self._pass, self._pass.prepared, select(), names=names).heads
-        return tuple(each.judge(heads) for each in asked)
-
-
-def select(head: Head | str | None = None, **asked: Any) -> Selection:
+def _select(head: Head | str | None = None, **asked: Any) -> Selection:
     """What is looked at; a head by its address, or as it is written. Raises ``SelectionError``."""
     from attnscope.questions.selection import Selection, head_of
 
@@ -85,7 +25,7 @@ def select(head: Head | str | None = None, **asked: Any) -> Selection:
 
 
 @dataclass(eq=False, repr=False)
-class Run(Questions):
+class Run(Display):
     """One text that went through one model. Shown by itself it is every head at a glance.
 
     Behind it stands a trace, in memory or in a file, or a file of weights: it needs the model no more.
@@ -125,13 +65,13 @@ class Run(Questions):
 
     def overview(
         self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None
-    ) -> Picture:
+    ) -> Drawing:
         """Every head as a thumbnail, and those most worth a look."""
         from attnscope.questions.answer import of_overview
         from attnscope.questions.overview import overview
 
-        result = overview(self._pass, self._pass.prepared, select(words=words, hide_special=hide_special))
-        return Picture(of_overview(result, None, lambda head: f'run.head("{head}")'), cmap)
+        result = overview(self._pass, self._pass.prepared, _select(words=words, hide_special=hide_special))
+        return Drawing(of_overview(result, None, lambda head: f'run.head("{head}")'), cmap)
 
     def head(
         self,
@@ -141,16 +81,16 @@ class Run(Questions):
         hide_special: bool = False,
         scale: str = "fixed",
         cmap: str | None = None,
-    ) -> HeadPicture:
+    ) -> HeadDrawing:
         """One head, by its address: ``"L2H1"``, ``"cross L0H3"``. Raises ``SelectionError``."""
         from attnscope.questions.answer import of_head
         from attnscope.questions.head import one_head
 
-        asked = select(head=head, words=words, hide_special=hide_special, scale=scale)
+        asked = _select(head=head, words=words, hide_special=hide_special, scale=scale)
         result = one_head(self._pass, self._pass.prepared, asked)
         address = result.figures.address
         weights = self._pass.weights(address)
-        return HeadPicture(of_head(result), address, result.heatmap, result.figures, weights, cmap)
+        return HeadDrawing(of_head(result), address, result.heatmap, result.figures, weights, cmap)
 
     def token(
         self,
@@ -160,7 +100,7 @@ class Run(Questions):
         words: bool = False,
         hide_special: bool = False,
         cmap: str | None = None,
-    ) -> Picture:
+    ) -> Drawing:
         """What a token looks at and who looks at it, in one head or on average over all.
 
         Raises ``SelectionError``.
@@ -168,18 +108,18 @@ class Run(Questions):
         from attnscope.questions.answer import of_token
         from attnscope.questions.token import one_token
 
-        asked = select(head=head, token=str(token), words=words, hide_special=hide_special)
-        return Picture(of_token(one_token(self._pass, self._pass.prepared, asked)), cmap)
+        asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
+        return Drawing(of_token(one_token(self._pass, self._pass.prepared, asked)), cmap)
 
-    def stats(self) -> Table:
+    def stats(self) -> FigureTable:
         """The figures of every head."""
         from attnscope.questions.stats import stats
 
-        return Table(stats(self._pass, self._pass.prepared, select()))
+        return FigureTable(stats(self._pass, self._pass.prepared, _select()))
 
     def compare(
         self, other: Run | None = None, *, head: Head | str | None = None, cmap: str | None = None
-    ) -> Picture:
+    ) -> Drawing:
         """All heads with each other, or each with itself in another run: another text, or another model.
 
         ``head`` adds the difference of one head's two maps, where the runs are of two texts. Raises
@@ -190,17 +130,69 @@ class Run(Questions):
 
         mine = self._pass
         if other is None:
-            result = of_heads(compare_all_heads(mine, [mine.prepared], select(head=head)), None)
+            result = of_heads(compare_all_heads(mine, [mine.prepared], _select(head=head)), None)
         else:
-            result = compare_passes(mine, mine.prepared, other._pass, select(head=head), None)
-        return Picture(result, cmap)
+            result = compare_passes(mine, mine.prepared, other._pass, _select(head=head), None)
+        return Drawing(result, cmap)
 
-    def page(self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None) -> Page:
+    def find(self, *questions: str, cmap: str | None = None) -> Drawing:
+        """Which heads look from here to there: ``run.find("it -> cat", "* -> -1")``.
+
+        Raises ``SelectionError`` for parts that the text has not.
+        """
+        from attnscope.questions.find import find_heads, of_found, parse_questions
+
+        asked = [question for each in questions for question in parse_questions(each)]
+        return Drawing(of_found(find_heads(self._pass, self._pass.prepared, asked, _select())), cmap)
+
+    def spans(
+        self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
+    ) -> Drawing:
+        """Which part of the text looks at which: sentence, line, paragraph, segment, or role of a chat.
+
+        Raises ``InputError`` for what is not cut so.
+        """
+        from attnscope.questions.parts import cut_input
+        from attnscope.questions.spans import of_spans, span_maps
+
+        prepared = self._pass.prepared
+        result = span_maps(self._pass, prepared, cut_input(prepared, by), _select(head=head))
+        return Drawing(of_spans(result, one=head is not None), cmap)
+
+    def flow(
+        self,
+        method: Literal["rollout", "flow"] = "rollout",
+        *,
+        token: str | int | None = None,
+        words: bool = False,
+        hide_special: bool = False,
+        cmap: str | None = None,
+    ) -> Drawing:
+        """What the tokens of the last layer are made of, through all layers and heads; or one token."""
+        from attnscope.questions.flow import follow_flow, of_flow
+
+        prepared, asked = self._pass.prepared, _select(words=words, hide_special=hide_special)
+        named = None if token is None else str(token)
+        result = follow_flow(self._pass, prepared, method, asked, token=named)
+        return Drawing(of_flow(result, token=named, pictures=prepared.pictures), cmap)
+
+    def check(self, *claims: str) -> tuple[Verdict, ...]:
+        """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""
+        from attnscope.measures import DEFAULT
+        from attnscope.questions.check import claim
+        from attnscope.questions.stats import stats
+
+        asked = [claim(each) for each in claims]
+        names = tuple(dict.fromkeys((*DEFAULT, *(name for each in asked for name in each.names))))
+        heads = stats(self._pass, self._pass.prepared, _select(), names=names).heads
+        return tuple(each.judge(heads) for each in asked)
+
+    def page(self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None) -> HeadsPage:
         """All heads as one page to explore. Raises ``OutputError`` for numbers that are no attention."""
         from attnscope.render.layers import page_of
 
         heads = self._all(words=words, hide_special=hide_special)
-        return Page(page_of(heads, cmap), heads.layers.title)
+        return HeadsPage(page_of(heads, cmap), heads.layers.title)
 
     def save(self, path: str | Path) -> None:
         """Write a ``.trace``, a page (.html), all weights (.npz, ...), or the picture (.png, ...).
@@ -224,7 +216,7 @@ class Run(Questions):
         elif suffix == PAGE:
             save_page(self._all(), path)
         elif suffix.removeprefix(".") in DATA:
-            save_layers(whole_layers(kept, kept.prepared, select()), path)
+            save_layers(whole_layers(kept, kept.prepared, _select()), path)
         elif suffix.removeprefix(".") in FORMATS:
             self.overview().save(path)
         else:
@@ -234,13 +226,13 @@ class Run(Questions):
     def _all(self, **asked: Any) -> AllHeads:
         from attnscope.questions.layers import all_heads
 
-        return all_heads(self._pass, self._pass.prepared, select(**asked))
+        return all_heads(self._pass, self._pass.prepared, _select(**asked))
 
-    def _text(self) -> str:
-        return "a run whose with block has not ended" if self.kept is None else self.overview()._text()
+    def __repr__(self) -> str:
+        return "a run whose with block has not ended" if self.kept is None else repr(self.overview())
 
     def _repr_png_(self) -> bytes:
         return self.overview()._repr_png_()
 
-    def _bundle(self) -> dict[str, Any]:
-        return self.overview()._bundle()
+    def _repr_html_(self) -> str | None:
+        return self.overview()._repr_html_()

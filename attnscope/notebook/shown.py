@@ -27,24 +27,22 @@ if TYPE_CHECKING:
     from attnscope.views import Heatmap
 
 
-class Shown:
-    """What knows its text; a console prints it."""
+class Display:
+    """What prints itself as text in a console, and as an image or as HTML in a notebook."""
 
-    def _text(self) -> str:
-        raise NotImplementedError
+    def _repr_html_(self) -> str | None:
+        return None
 
-    def __repr__(self) -> str:
-        return self._text()
-
-    def _bundle(self) -> dict[str, Any]:
-        """What a notebook may show, by type, without the text."""
-        raise NotImplementedError
+    def _repr_png_(self) -> bytes | None:
+        return None
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {"text/plain": self._text(), **self._bundle()}
+        page = self._repr_html_()
+        shown = {"text/html": page} if page is not None else {"image/png": self._repr_png_()}
+        return {"text/plain": repr(self), **shown}
 
 
-class Picture(Shown):
+class Drawing(Display):
     """An answer as pictures: ``numbers`` are those behind it, ``save`` writes it, ``cmap`` colours it."""
 
     def __init__(self, answer: Answer, cmap: str | None = None) -> None:
@@ -68,16 +66,8 @@ class Picture(Shown):
         """
         from attnscope.render.image import save_image
 
-        path = Path(path)
-        for name, view in self._answer.pictures.items():
-            one = len(self._answer.pictures) == 1
-            save_image(
-                view,
-                path if one else path.with_stem(f"{path.stem}-{name}"),
-                dpi=dpi,
-                cmap=self._cmap,
-                width=width,
-            )
+        for file, view in self._answer.files(Path(path)):
+            save_image(view, file, dpi=dpi, cmap=self._cmap, width=width)
 
     @cached_property
     def _images(self) -> list[bytes]:
@@ -89,16 +79,15 @@ class Picture(Shown):
                 images.append(encode(figure, "png"))
         return images
 
-    def _text(self) -> str:
+    def __repr__(self) -> str:
         from attnscope.render.terminal import print_view
 
-        file = io.StringIO()
-        console = text_console(file)
+        console = text_console()
         for number, view in enumerate(self._answer.views):
             if number:
                 console.print()
             print_view(view, console, plain=True)
-        return file.getvalue().rstrip("\n")
+        return printed(console)
 
     def _repr_png_(self) -> bytes:
         return self._images[0]
@@ -112,12 +101,8 @@ class Picture(Shown):
             f'<img src="data:image/png;base64,{image}" style="max-width:100%">' for image in coded
         )
 
-    def _bundle(self) -> dict[str, Any]:
-        page = self._repr_html_()
-        return {"image/png": self._images[0]} if page is None else {"text/html": page}
 
-
-class HeadPicture(Picture):
+class HeadDrawing(Drawing):
     """One head: its heatmap, its weights and its figures."""
 
     def __init__(
@@ -166,12 +151,18 @@ class HeadPicture(Picture):
         return ax
 
 
-def text_console(file: io.StringIO) -> Console:
+def text_console() -> Console:
     """A console that writes into a text, as wide as the terminal; in Jupyter, too."""
     from rich.console import Console
 
     width = shutil.get_terminal_size((100, 24)).columns
-    return Console(file=file, width=width, highlight=False, force_jupyter=False, color_system=None)
+    return Console(file=io.StringIO(), width=width, highlight=False, force_jupyter=False, color_system=None)
+
+
+def printed(console: Console) -> str:
+    """What was printed on such a console."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().rstrip("\n")
 
 
 FRAME = 640
@@ -179,7 +170,7 @@ FRAME = 640
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Table(Shown):
+class FigureTable(Display):
     """The figures of all heads: ``heads`` as they are, ``rows`` as plain data, ``frame`` for pandas."""
 
     measured: Stats
@@ -217,12 +208,12 @@ class Table(Shown):
             ) from error
         return pandas.DataFrame(self.rows)
 
-    def _text(self) -> str:
+    def __repr__(self) -> str:
         from attnscope.render.terminal.figure_table import print_table
 
-        file = io.StringIO()
-        print_table(self.measured, self.heads, None, text_console(file))
-        return file.getvalue().rstrip("\n")
+        console = text_console()
+        print_table(self.measured, self.heads, None, console)
+        return printed(console)
 
     def _repr_html_(self) -> str:
         """A line a head; each figure with its baseline behind it, without measures that are 0 everywhere."""
@@ -238,12 +229,9 @@ class Table(Shown):
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
-    def _bundle(self) -> dict[str, Any]:
-        return {"text/html": self._repr_html_()}
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Page(Shown):
+class HeadsPage(Display):
     """All heads as one page of HTML that needs nothing else; a notebook shows it in a frame of its own."""
 
     html: str
@@ -255,7 +243,7 @@ class Page(Shown):
 
         write_whole(path, self.html.encode())
 
-    def _text(self) -> str:
+    def __repr__(self) -> str:
         return f"a page of all heads of {self.title}: save it, and open it in a browser"
 
     def _repr_html_(self) -> str:
@@ -264,9 +252,6 @@ class Page(Shown):
             f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(self.html)}" '
             f'style="width:100%;height:{FRAME}px;border:0"></iframe>'
         )
-
-    def _bundle(self) -> dict[str, Any]:
-        return {"text/html": self._repr_html_()}
 
 
 _BASELINE = "_baseline"

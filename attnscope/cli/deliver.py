@@ -109,17 +109,9 @@ def print_views(answer: Answer, picture: PrintedOptions) -> None:
     from rich.console import Console
 
     from attnscope.render import pixels
-    from attnscope.render.terminal import print_view
 
     console = Console(highlight=False)
-    way = "cells" if picture.plain else pixels.choose_way(picture.graphics, console)
-    for number, view in enumerate(answer.views):
-        if number:
-            print()
-        if way != "cells" and pixels.has_pixels(view):
-            pixels.print_pixels(view, console, way, picture.cmap)
-        else:
-            print_view(view, console, cmap=picture.cmap, plain=picture.plain)
+    pixels.print_views(answer.views, console, picture.graphics, cmap=picture.cmap, plain=picture.plain)
 
 
 def print_written(prepared: ModelInput) -> None:

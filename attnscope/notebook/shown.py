@@ -6,7 +6,7 @@ import base64
 import html
 import io
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,14 +80,9 @@ class Drawing(Display):
         return images
 
     def __repr__(self) -> str:
-        from attnscope.render.terminal import print_view
+        from attnscope.render.pixels import print_views
 
-        console = text_console()
-        for number, view in enumerate(self._answer.views):
-            if number:
-                console.print()
-            print_view(view, console, plain=True)
-        return printed(console)
+        return as_text(lambda console: print_views(self._answer.views, console, plain=True))
 
     def _repr_png_(self) -> bytes:
         return self._images[0]
@@ -151,18 +146,13 @@ class HeadDrawing(Drawing):
         return ax
 
 
-def text_console() -> Console:
-    """A console that writes into a text, as wide as the terminal; in Jupyter, too."""
+def as_text(draw: Callable[[Console], None]) -> str:
+    """What is drawn on a console as wide as the terminal, in Jupyter, too."""
     from rich.console import Console
 
-    width = shutil.get_terminal_size((100, 24)).columns
-    return Console(file=io.StringIO(), width=width, highlight=False, force_jupyter=False, color_system=None)
-
-
-def printed(console: Console) -> str:
-    """What was printed on such a console."""
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().rstrip("\n")
+    file, width = io.StringIO(), shutil.get_terminal_size((100, 24)).columns
+    draw(Console(file=file, width=width, highlight=False, force_jupyter=False, color_system=None))
+    return file.getvalue().rstrip("\n")
 
 
 FRAME = 640
@@ -211,9 +201,7 @@ class FigureTable(Display):
     def __repr__(self) -> str:
         from attnscope.render.terminal.figure_table import print_table
 
-        console = text_console()
-        print_table(self.measured, self.heads, None, console)
-        return printed(console)
+        return as_text(lambda console: print_table(self.measured, self.heads, None, console))
 
     def _repr_html_(self) -> str:
         """A line a head; each figure with its baseline behind it, without measures that are 0 everywhere."""

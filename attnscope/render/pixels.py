@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from rich.console import Console
 
-    from attnscope.views import Drawable
+    from attnscope.views import Drawable, View
 
 Way: TypeAlias = Literal["auto", "kitty", "sixel", "iterm", "cells"]
 """How pixels reach a terminal; ``cells`` are coloured characters, and no pixels."""
@@ -61,6 +61,27 @@ def has_pixels(view: object) -> TypeGuard[Drawable]:
     from attnscope.render.image.draw import DRAWN
 
     return type(view) in DRAWN
+
+
+def print_views(
+    views: Iterable[View],
+    console: Console,
+    asked: Way = "cells",
+    *,
+    cmap: str | None = None,
+    plain: bool = False,
+) -> None:
+    """Print views with a line of air between them, those that can be drawn as pixels where that is asked."""
+    from attnscope.render.terminal import print_view
+
+    way = "cells" if plain else choose_way(asked, console)
+    for number, view in enumerate(views):
+        if number:
+            console.print()
+        if way != "cells" and has_pixels(view):
+            print_pixels(view, console, way, cmap)
+        else:
+            print_view(view, console, cmap=cmap, plain=plain)
 
 
 def print_pixels(view: Drawable, console: Console, way: Way, cmap: str | None) -> None:

@@ -281,7 +281,7 @@ def _layers(kinds: Mapping[str, Sequence[tuple[int, Weights]]], form: str) -> It
                 keys=keys,
                 offset=None if kind == "cross" else 0,
                 dtype=weights.dtype,
-                read_weights=HeldRows(weights, allowed.reshape(-1, *allowed.shape[-2:])[None]),
+                read=HeldRows(weights, allowed.reshape(-1, *allowed.shape[-2:])[None]),
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -73,13 +73,9 @@ class EncoderConfig:
                 "choose other heads or width, or other positions"
             )
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EncoderConfig:
-        """Build from ``as_dict``'s form; unknown fields, and missing sizes, raise ``ModelError``."""
+        """Build from ``asdict``'s form; unknown fields, and missing sizes, raise ``ModelError``."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:

@@ -1,10 +1,10 @@
-"""The tokenizer of an encoder, read from its folder."""
+"""An encoder and its tokenizer in a folder: written, read back with checks, and the bundled ones."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,16 @@ from torch.overrides import TorchFunctionMode
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, OutputError
 from attnscope.network.encoder import Encoder, EncoderConfig
-from attnscope.storage.files import read_regular, write_whole
+from attnscope.storage.files import read_json, read_regular, write_whole
 from attnscope.storage.tensors import read_safetensors
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-LARGEST = 1 << 26
-"""Bytes that a vocabulary may have."""
+LARGEST_TOKENIZER = 1 << 26
+"""Bytes of the tokenizer's file, at most."""
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a ``tokenizer.json`` that holds the five special tokens; raises ``ModelError`` otherwise."""
-    try:
-        tokenizer = Tokenizer.from_buffer(read_regular(path, LARGEST))
-    except AttnscopeError as error:
-        raise ModelError(str(error)) from None
-    except Exception as error:  # the library raises bare Exception for every sort of bad file
-        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
-    for token in SPECIAL:
-        if tokenizer.token_to_id(token) is None:
-            raise ModelError(f"{path} has no token {token}, which the encoder needs")
-    return tokenizer
-
-
-LARGEST_FOLDER = 1 << 20
+LARGEST_CONFIG = 1 << 20
 """Bytes of the config, at most."""
 
 FORMAT = "attnscope-encoder"
@@ -58,7 +44,7 @@ def save_encoder(
 
     folder = Path(folder)
     state = {name: x.detach().cpu().to(dtype).contiguous() for name, x in encoder.state_dict().items()}
-    config = {"format": FORMAT, "version": VERSION, **encoder.config.as_dict()}
+    config = {"format": FORMAT, "version": VERSION, **asdict(encoder.config)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -108,6 +94,20 @@ def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
     return encoder.eval(), tokenizer
 
 
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read a ``tokenizer.json`` that holds the five special tokens; raises ``ModelError`` otherwise."""
+    try:
+        tokenizer = Tokenizer.from_buffer(read_regular(path, LARGEST_TOKENIZER))
+    except AttnscopeError as error:
+        raise ModelError(str(error)) from None
+    except Exception as error:  # the library raises bare Exception for every sort of bad file
+        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
+    for token in SPECIAL:
+        if tokenizer.token_to_id(token) is None:
+            raise ModelError(f"{path} has no token {token}, which the encoder needs")
+    return tokenizer
+
+
 class _Undrawn(TorchFunctionMode):
     """Leaves new parameters undrawn, which takes two thirds of loading: all are read from a file next."""
 
@@ -127,8 +127,8 @@ def load_config(folder: str | Path) -> EncoderConfig:
     if not path.is_file():
         raise ModelError(f"{folder} holds no model: there is no {CONFIG} in it")
     try:
-        values = json.loads(read_regular(path, LARGEST_FOLDER))
-    except (OSError, ValueError, RecursionError, InputError) as error:
+        values = read_json(path, LARGEST_CONFIG)
+    except (OSError, ValueError, InputError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
         raise ModelError(f"{path} is not the config of an attnscope encoder")
@@ -144,8 +144,8 @@ def load_config(folder: str | Path) -> EncoderConfig:
 def is_encoder_folder(folder: str | Path) -> bool:
     """Whether ``save_encoder`` wrote this folder, judged by its config alone."""
     try:
-        values = json.loads(read_regular(Path(folder) / CONFIG, LARGEST_FOLDER))
-    except (OSError, ValueError, RecursionError, InputError):
+        values = read_json(Path(folder) / CONFIG, LARGEST_CONFIG)
+    except (OSError, ValueError, InputError):
         return False
     return isinstance(values, dict) and values.get("format") == FORMAT
 

@@ -1,4 +1,4 @@
-"""The last looks: passes that are kept by themselves, in a folder that is the user's alone.
+"""Cached passes, in a folder that is the user's alone.
 
 An entry is a trace, ``KEY-DIGEST.trace``. The key says what was asked of which model; it stands inside of the
 file, too. The digest is of the file's bytes, so that a damaged entry is seen. What cannot be read or
@@ -47,7 +47,7 @@ LEFT = 3600
 
 @dataclass(frozen=True)
 class CachedPass:
-    """One pass that is kept."""
+    """One cached pass."""
 
     path: Path
     size: int
@@ -56,7 +56,7 @@ class CachedPass:
 
 
 def cache_folder() -> Path | None:
-    """Where the last looks are kept, whether the folder exists or not; ``None`` where they are not."""
+    """Where passes are cached, whether the folder exists or not; ``None`` where they are not."""
     named = os.environ.get(VARIABLE, "")
     if named.strip().lower() == "off":
         return None
@@ -77,7 +77,7 @@ def find_pass(key: str) -> Trace | None:
     folder = _own_folder()
     if folder is None:
         return None
-    for path in _entries(folder, key):
+    for path, _, _ in list(_files(folder, f"{key}-")):
         found = _open(path)
         if found is not None:
             with suppress(OSError):
@@ -97,7 +97,7 @@ def store_pass(key: str, trace: Trace) -> None:
     path = folder / f"{key}-{_digest(content)}{SUFFIX}"
     with suppress(OSError, AttnscopeError):
         write_whole(path, content, private=True)
-        for other in _entries(folder, key):
+        for other, _, _ in list(_files(folder, f"{key}-")):
             if other != path:
                 other.unlink()
         _make_room(folder)
@@ -138,13 +138,6 @@ def _own_folder(*, make: bool = False) -> Path | None:
     return folder if stat.S_ISDIR(found.st_mode) and _is_private(found) else None
 
 
-def _entries(folder: Path, key: str) -> list[Path]:
-    """The entries of a key; all names are read, of which there may be thousands."""
-    with suppress(OSError), os.scandir(folder) as found:
-        return [Path(each.path) for each in found if each.name.startswith(f"{key}-")]
-    return []
-
-
 def _is_private(found: os.stat_result) -> bool:
     if not hasattr(os, "getuid"):
         return True
@@ -174,14 +167,18 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:40]
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, int, float]]:
-    """Path, size and last use of every file of ours; there may be thousands, so that names are read first."""
+def _files(folder: Path, prefix: str = "") -> Iterator[tuple[Path, int, float]]:
+    """Path, size and last use of our files; there may be thousands, so that names are read first."""
     with suppress(OSError), os.scandir(folder) as found:
         for each in found:
             with suppress(OSError):
-                if _OURS.fullmatch(each.name) and not each.is_dir(follow_symlinks=False):
-                    said = each.stat(follow_symlinks=False)
-                    yield Path(each.path), said.st_size, said.st_mtime
+                if (
+                    each.name.startswith(prefix)
+                    and _OURS.fullmatch(each.name)
+                    and not each.is_dir(follow_symlinks=False)
+                ):
+                    found_file = each.stat(follow_symlinks=False)
+                    yield Path(each.path), found_file.st_size, found_file.st_mtime
 
 
 def _make_room(folder: Path) -> None:

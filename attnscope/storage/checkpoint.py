@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
-from attnscope.storage.files import read_regular, write_whole
+from attnscope.storage.files import read_json, write_whole
 from attnscope.text import Untrusted
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
     measures: the sentence names what differs.
     """
     try:
-        content = json.loads(read_regular(path, LARGEST))
+        content = read_json(path, LARGEST)
         if content["attnscope checkpoint"] != FORMAT:
             raise KeyError
         of, state = dict(content["of"]), dict(content["state"])
@@ -50,7 +50,7 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
         return None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise InputError(
             f"{path} is no checkpoint of attnscope, or a damaged one: delete it, or name another file"
         ) from None

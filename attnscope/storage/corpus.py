@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnscope.errors import InputError
-from attnscope.storage.files import LONGEST, read_lines
+from attnscope.storage.files import LONGEST, parse_json, read_lines
 
 HASHED = 1 << 20
 """Bytes at the beginning of a file that tell it from others, beside its size."""
@@ -87,8 +87,8 @@ class _Lines(Corpus):
     def _of_json(self, text: str, where: str, done: int) -> CorpusText:
         """The text in one field of a line of JSON."""
         try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError):
+            fields = parse_json(text)
+        except ValueError:
             return CorpusText(where, "", "it is no JSON", done)
         if not isinstance(fields, dict) or self.field not in fields:
             has = f": it has {', '.join(islice(fields, FEW))}" if isinstance(fields, dict) and fields else ""

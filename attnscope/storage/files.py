@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.errors import InputError, OutputError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 LONGEST = 1 << 23
 """Bytes of a line: more than any text that is read takes, with all that is said about it."""
@@ -86,6 +90,33 @@ def read_regular(path: Path, most: int) -> bytes:
     return content
 
 
+def read_json(path: Path, most: int) -> Any:
+    """The data of a JSON file of at most so many bytes.
+
+    Raises ``ValueError`` for what is no JSON, and what ``read_regular`` raises.
+    """
+    return parse_json(read_regular(path, most))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Data of JSON. Raises ``ValueError`` for anything else, however deep it is nested."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its lists are nested too deep") from None
+
+
+PART = 1 << 20
+"""Bytes of a file that are hashed together."""
+
+
+def hash_file(digest: _Hash, path: Path) -> None:
+    """Add the bytes of a file to a hash."""
+    with path.open("rb") as file:
+        while part := file.read(PART):
+            digest.update(part)
+
+
 @contextmanager
 def open_whole(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a file to be written beside its place; it takes its name when all of it is on the disk.
@@ -105,13 +136,15 @@ def open_whole(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]
             raise OutputError(f"cannot write {path}: there is no folder {place.parent}; create it first")
         # named before it exists, and removed only if it does: a Ctrl-C may fall between any two lines
         beside = place.parent / f".attnscope-{secrets.token_hex(8)}{place.suffix}"
+        before = place.stat().st_mode & 0o777 if place.exists() else None
+        mode = 0o666 if before is None and not private else 0o600
         try:
-            with open(beside, "x+b", opener=_open_private) as file:
+            with open(beside, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            if not private:
-                os.chmod(beside, place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask())
+            if before is not None and not private:
+                os.chmod(beside, before)
             os.replace(beside, place)
         except BaseException:
             beside.unlink(missing_ok=True)
@@ -124,15 +157,3 @@ def write_whole(path: str | Path, content: bytes, *, private: bool = False) -> N
     """Write a file whole or not at all; see ``open_whole``."""
     with open_whole(path, private=private) as file:
         file.write(content)
-
-
-def _open_private(path: str, flags: int) -> int:
-    """Open a file that its owner alone may read while it is written."""
-    return os.open(path, flags, 0o600)
-
-
-def _umask() -> int:
-    """The permissions that new files are denied; reading them means setting them for a moment."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -17,7 +17,7 @@ from typing import Any
 
 from attnscope.errors import InputError, OutputError
 from attnscope.storage.arrays import FORMATS as DATA
-from attnscope.storage.files import read_regular, write_whole
+from attnscope.storage.files import hash_file, read_json, write_whole
 
 PICTURES = ("png", "svg", "pdf")
 """The formats of pictures."""
@@ -131,48 +131,29 @@ def claim_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {error.strerror or error}") from error
-    with _lock(folder):
+    if os.name != "posix":  # only POSIX can lock a folder; elsewhere each file by itself is whole
         yield
-
-
-if os.name == "posix":
+        return
     import fcntl
 
-    @contextmanager
-    def _lock(folder: Path) -> Iterator[None]:
-        handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
         except BlockingIOError:
             raise OutputError(
                 f"another export is writing into {folder}: wait for it, or give another folder"
             ) from None
-        finally:
-            os.close(handle)
-
-else:
-
-    @contextmanager
-    def _lock(folder: Path) -> Iterator[None]:
-        """Only POSIX can lock a folder; elsewhere each file by itself is whole."""
         yield
+    finally:
+        os.close(handle)
 
 
 def describe_file(path: Path) -> dict[str, Any]:
     """A file as a manifest lists it: name, size and checksum."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
-        size = file.tell()
-    return {"name": path.name, "bytes": size, "sha256": digest.hexdigest()}
-
-
-def _digest(file: Any) -> Any:
-    """``hashlib.file_digest`` for Python 3.10."""
     digest = hashlib.sha256()
-    while part := file.read(1 << 20):
-        digest.update(part)
-    return digest
+    hash_file(digest, path)
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def begin_manifest(folder: Path, contents: ExportPlan, identity: str) -> None:
@@ -196,8 +177,8 @@ def count_unfinished(folder: Path, contents: ExportPlan) -> int | None:
 def _read_unfinished(folder: Path) -> str | None:
     """The identity of the export that was killed while it wrote into a folder, if one was."""
     try:
-        return str(json.loads(read_regular(folder / MANIFEST, LARGEST))[UNFINISHED])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, InputError):
+        return str(read_json(folder / MANIFEST, LARGEST)[UNFINISHED])
+    except (OSError, ValueError, KeyError, TypeError, InputError):
         return None
 
 

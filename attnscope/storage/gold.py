@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from attnscope.errors import InputError
-from attnscope.storage.files import Line, read_lines
+from attnscope.storage.files import Line, hash_file, parse_json, read_lines
 from attnscope.text import MOST_CHARACTERS, read_number
 
 Span: TypeAlias = tuple[int, int]
@@ -24,9 +24,6 @@ LONGEST_LABEL = 60
 
 MOST_PAIRS = 10_000
 """Pairs that a text may have."""
-
-PIECE = 1 << 20
-"""Bytes of a file that are hashed together."""
 
 
 class GoldPair(NamedTuple):
@@ -85,9 +82,7 @@ class GoldFile(ABC):
         """What tells these questions from others: how they are asked, and a hash of the files."""
         digest = sha256(repr((type(self).__name__, self.ways, self.links)).encode())
         for path in self.files:
-            with path.open("rb") as file:
-                for piece in iter(lambda: file.read(PIECE), b""):
-                    digest.update(piece)
+            hash_file(digest, path)
             digest.update(b"\0")
         return digest.hexdigest()
 
@@ -377,7 +372,7 @@ def _join(sentences: list[Sentence]) -> GoldText:
 
 EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
 
-LONGEST_LINE = 400
+LONGEST_SIDE = 400
 """Characters of one side of a pair: a phrase, no text."""
 
 _Words: TypeAlias = tuple[str, tuple[Span, ...]]
@@ -410,8 +405,8 @@ def _read_object(line: Line, where: str) -> GoldText:
     if line.fault:
         raise ValueError(line.fault)
     try:
-        fields = json.loads(line.text)
-    except (ValueError, RecursionError):
+        fields = parse_json(line.text)
+    except ValueError:
         raise ValueError("it is no JSON") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("pairs"), list):
         raise ValueError(f"write {EXAMPLE}")
@@ -460,11 +455,11 @@ def _span(given: Any, words: _Words) -> Span:
         return spans[given]
     if isinstance(given, list) and len(given) == 2 and all(type(number) is int for number in given):
         start, stop = given
-        if 0 <= start < stop <= min(len(text), start + LONGEST_LINE) and text[start:stop].strip():
+        if 0 <= start < stop <= min(len(text), start + LONGEST_SIDE) and text[start:stop].strip():
             return start, stop
     raise ValueError(
         f"{json.dumps(given)[:40]} is no place in its text: name one of the words 0 to {len(spans) - 1}, or "
-        f"up to {LONGEST_LINE} characters [first, behind the last] of its {len(text):,}"
+        f"up to {LONGEST_SIDE} characters [first, behind the last] of its {len(text):,}"
     )
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from attnscope.axes import Array, Place, Weights
 from attnscope.errors import AttnscopeError, InputError, first_line
 from attnscope.limits import UNNOTICED, require
-from attnscope.storage.files import name_other
+from attnscope.storage.files import name_other, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -210,7 +210,7 @@ def _read_npz(path: Path) -> tuple[dict[str, Array], Any]:
     with np.load(path, allow_pickle=False) as members:
         arrays = {name: members[name] for name in members.files}
     text = arrays.pop(DESCRIPTION, None)
-    return arrays, None if text is None else _parse(str(text))
+    return arrays, None if text is None else parse_json(str(text))
 
 
 def _read_npy(path: Path) -> tuple[dict[str, Array], None]:
@@ -249,12 +249,12 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Array], Any]:
     tensors, metadata = read_safetensors(path)
     narrow = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # which NumPy has not
     arrays = {name: (t.float() if t.dtype in narrow else t).numpy() for name, t in tensors.items()}
-    return arrays, _parse(metadata[DESCRIPTION]) if DESCRIPTION in metadata else None
+    return arrays, parse_json(metadata[DESCRIPTION]) if DESCRIPTION in metadata else None
 
 
 def _read_json(path: Path) -> tuple[dict[str, Array], Any]:
     require(PARSED * path.stat().st_size, f"what {path.name} holds", "save the weights as .npz instead")
-    content = _parse(path.read_bytes().decode("utf-8-sig"))
+    content = parse_json(path.read_bytes().decode("utf-8-sig"))
     if isinstance(content, dict) and isinstance(content.get("weights"), dict) and "format" in content:
         weights = {name: _to_array(name, nested) for name, nested in content.pop("weights").items()}
         masks = {f"{name}.allowed": np.isfinite(values) for name, values in weights.items()}
@@ -280,13 +280,6 @@ def _to_array(name: str, nested: Any) -> Array:
         return np.array(nested, np.float64)
     except (ValueError, TypeError, OverflowError):
         raise ValueError(f"{name} is no array of numbers") from None
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("its lists are nested too deep") from None
 
 
 def _to_native(array: Array) -> Array:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from attnscope.errors import ModelError
 from attnscope.network.attention import MultiHeadAttention
 from attnscope.network.encoder import Encoder
 from attnscope.network.folder import SPECIAL
+from attnscope.records import read
 from attnscope.storage.files import write_whole
 from attnscope.storage.tensors import read_safetensors
 from attnscope.text import LARGEST_SEED, MOST_DIGITS
@@ -96,7 +97,7 @@ class TrainingProgress:
     seconds: float = 0.0
     tokens: int = 0
     loss: float = math.nan
-    held_out: list[tuple[int, float]] = field(default_factory=list)
+    held_out: tuple[tuple[int, float], ...] = ()
 
 
 def save_checkpoint(path: Path, encoder: Encoder, optimizer: Both, progress: TrainingProgress) -> None:
@@ -108,7 +109,7 @@ def save_checkpoint(path: Path, encoder: Encoder, optimizer: Both, progress: Tra
         tensors[f"weights.{name}"] = parameter.detach().cpu().contiguous()
         for key, value in optimizer.state(parameter).items():
             tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
-    metadata = {"progress": json.dumps(asdict(progress)), "config": json.dumps(encoder.config.as_dict())}
+    metadata = {"progress": json.dumps(asdict(progress)), "config": json.dumps(asdict(encoder.config))}
     write_whole(path, save(tensors, metadata=metadata))
 
 
@@ -121,11 +122,11 @@ def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> TrainingPr
         raise ModelError(f"there is nothing to resume: {path} does not exist")
     try:
         tensors, metadata = read_safetensors(path)
-        progress: dict[str, Any] = json.loads(metadata["progress"])
+        progress: TrainingProgress = read(TrainingProgress, json.loads(metadata["progress"]))
         config = json.loads(metadata["config"])
     except Exception as error:
         raise ModelError(f"{path} cannot be read as a checkpoint: {error}") from error
-    wanted = encoder.config.as_dict()
+    wanted = asdict(encoder.config)
     for name, value in wanted.items():
         if config.get(name) != value:
             raise ModelError(f"{path} was made with {name} {config.get(name)}, not {value}: resume with that")
@@ -138,8 +139,7 @@ def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> TrainingPr
                 if f"{key}.{name}" in tensors
             }
             optimizer.state(parameter).update(kept)
-    progress["held_out"] = [(step, loss) for step, loss in progress["held_out"]]
-    return TrainingProgress(**progress)
+    return progress
 
 
 PATTERNS = ("previous", "next", "duplicate")
@@ -317,7 +317,7 @@ def train_encoder(
             progress.seconds = time.monotonic() - started
             if progress.step % settings.evaluate_every == 0:
                 loss = evaluate(encoder, held_out, settings, settings.evaluate_rows)
-                progress.held_out.append((progress.step, loss))
+                progress.held_out += ((progress.step, loss),)
             if time.monotonic() - saved > 60 * settings.save_minutes:
                 save_checkpoint(checkpoint, encoder, optimizer, progress)
                 saved = time.monotonic()
@@ -326,7 +326,7 @@ def train_encoder(
         save_checkpoint(checkpoint, encoder, optimizer, progress)
         done = fraction(progress, settings) >= 1
         if done:
-            progress.held_out.append((progress.step, evaluate(encoder, held_out, settings)))
+            progress.held_out += ((progress.step, evaluate(encoder, held_out, settings)),)
     return progress, done
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from attnscope.errors import ModelError
@@ -10,7 +12,7 @@ SIZES = {"vocabulary": 30, "width": 16, "layers": 2, "heads": 2, "hidden": 32}
 
 def test_a_config_survives_its_own_dictionary() -> None:
     config = EncoderConfig(**SIZES, causal=True, trained=True, positions="none", rotary_base=50.0)
-    assert EncoderConfig.from_dict(config.as_dict()) == config
+    assert EncoderConfig.from_dict(asdict(config)) == config
 
 
 @pytest.mark.parametrize(

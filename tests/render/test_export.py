@@ -23,7 +23,6 @@ from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.render.export import save_export
 from attnscope.render.image import save_image
-from attnscope.storage import folder as room
 from attnscope.storage.arrays import read_weights
 from attnscope.storage.folder import FORMATS, ExportPlan, Name, claim_folder, refuse_existing
 from tests.models.folders import t5
@@ -312,14 +311,6 @@ def test_merged_words_and_hidden_tokens_reach_the_data(model, text, tmp_path):
     ]
     assert any("special tokens hidden" in str(note) for note in found.notes)
     assert np.all(found.kinds["encoder"][0][1].values.sum(-1) <= 1 + 1e-5)
-
-
-def test_python_without_file_digest_gives_the_same_checksum(tmp_path, monkeypatch):
-    (tmp_path / "a").write_bytes(b"x" * 3_000_000)
-    expected = room.describe_file(tmp_path / "a")
-    monkeypatch.delattr(hashlib, "file_digest", raising=False)
-    assert room.describe_file(tmp_path / "a") == expected
-    assert expected["sha256"] == hashlib.sha256(b"x" * 3_000_000).hexdigest()
 
 
 def test_an_animated_image_shows_layer_after_layer(model, text, tmp_path):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +29,8 @@ from attnscope.render.terminal.heatmap import token_at
 from attnscope.render.terminal.overlay import patch_under
 from attnscope.render.terminal.surface import Surface
 from attnscope.views import SCALES, Drawable, TokenView
+
+T = TypeVar("T")
 
 KEYS = (
     ("← →", "the head before, the next head"),
@@ -90,6 +92,11 @@ def halves_of(focus: TokenView) -> Mapping[str, TokenView]:
     }
 
 
+def after(one: T, options: Sequence[T]) -> T:
+    """The next of some options, the first one after the last or after something else."""
+    return options[(options.index(one) + 1) % len(options)] if one in options else options[0]
+
+
 BESIDE = 110
 """Columns from which a pinned token's lists stand beside the map instead of below it."""
 
@@ -140,14 +147,9 @@ class Browser(App[None]):
         self.cmap = cmap or SEQUENTIAL
         self.kinds = list(heads.layers.kinds)
         self.kind, self.place = self.kinds[0], (0, 0)
-        self.opened, self.pinned, self.row = False, None, True
+        self.opened, self.row = False, True
+        self.pinned: int | None = None
         self.plain = bool(os.environ.get("NO_COLOR"))
-
-    kind: str
-    place: tuple[int, int]
-    opened: bool
-    pinned: int | None
-    row: bool
 
     def compose(self) -> ComposeResult:
         """A title, a sentence, the map beside a token's lists, and the keys."""
@@ -274,21 +276,20 @@ class Browser(App[None]):
 
     def action_kind(self) -> None:
         """The next kind of attention."""
-        self.kind = self.kinds[(self.kinds.index(self.kind) + 1) % len(self.kinds)]
+        self.kind = after(self.kind, self.kinds)
         self.place, self.pinned = (0, 0), None
         self.draw()
 
     def action_scale(self) -> None:
         """The next thing that full colour stands for."""
-        scale = SCALES[(SCALES.index(self.heads.selection.scale) + 1) % len(SCALES)]
+        scale = after(self.heads.selection.scale, SCALES)
         self.heads = replace(self.heads, selection=replace(self.heads.selection, scale=scale))
         self.notify(MEANING[scale], timeout=2)
         self.draw()
 
     def action_colours(self) -> None:
         """The next colour map."""
-        at = OFFERED.index(self.cmap) + 1 if self.cmap in OFFERED else 0
-        self.cmap = OFFERED[at % len(OFFERED)]
+        self.cmap = after(self.cmap, OFFERED)
         self.notify(self.cmap, timeout=2)
         self.draw()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, TypeAlias
 
 from attnscope.progress import Listener, listening
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
+    from rich.progress import Progress
 
 STOPPED = 130
 """The exit code of a command that Ctrl-C stopped, as shells have it."""
@@ -26,18 +26,45 @@ Draw: TypeAlias = Callable[[float, str], None]
 def waiting(message: str) -> Iterator[None]:
     """Show ``message`` with a spinner while the body runs; nothing where nobody is looking.
 
-    When what runs tells how far it has come, a bar and the time that is left stand beside it. What a model's
-    own code prints meanwhile goes to standard error: standard output holds the answer alone.
+    When what runs tells how far it has come, a bar and the time that is left stand beside it.
+    """
+    with _live_progress() as bar, listening(_listener(bar, message)) if bar else nullcontext():
+        yield
+
+
+@contextmanager
+def progress_bar(*, remaining: bool = True) -> Iterator[Draw | None]:
+    """A bar, with its own estimate of the time that is left; ``None`` where nobody is looking."""
+    with _live_progress() as bar:
+        if bar is None:
+            yield None
+            return
+        from rich.progress import BarColumn, TimeRemainingColumn
+
+        words = bar.columns[-1]
+        bar.columns = (BarColumn(), words, TimeRemainingColumn()) if remaining else (BarColumn(None), words)
+        task = bar.add_task("", total=1.0, visible=False)
+        yield lambda done, words: bar.update(task, completed=done, description=words, visible=True)
+
+
+@contextmanager
+def _live_progress() -> Iterator[Progress | None]:
+    """A spinner and words on standard error that leave nothing behind; ``None`` where nobody is looking.
+
+    What a model's own code prints meanwhile goes to standard error: standard output holds the answer alone.
     """
     with ExitStack() as stack:
+        bar = None
         if sys.stderr.isatty():
-            from rich.progress import SpinnerColumn, TextColumn
+            from rich.console import Console
+            from rich.progress import Progress, SpinnerColumn, TextColumn
 
-            words = TextColumn("{task.description}", markup=False)
-            bar = stack.enter_context(_progress(SpinnerColumn(), words))
-            stack.enter_context(listening(_listener(bar, message)))
+            columns = SpinnerColumn(), TextColumn("{task.description}", markup=False)
+            console = Console(stderr=True)
+            bar = Progress(*columns, console=console, transient=True, speed_estimate_period=LONG)
+            stack.enter_context(bar)
         stack.enter_context(redirect_stdout(sys.stderr))
-        yield
+        yield bar
 
 
 def _listener(bar: Progress, message: str) -> Listener:
@@ -57,34 +84,3 @@ def _listener(bar: Progress, message: str) -> Listener:
         bar.update(task, completed=done)
 
     return draw
-
-
-@contextmanager
-def progress_bar(*, remaining: bool = True) -> Iterator[Draw | None]:
-    """A bar, with its own estimate of the time that is left; ``None`` where nobody is looking.
-
-    What is printed meanwhile goes to standard error.
-    """
-    with ExitStack() as stack:
-        draw = None
-        if sys.stderr.isatty():
-            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-
-            words = TextColumn("{task.description}", markup=False)
-            columns = (BarColumn(), words, TimeRemainingColumn()) if remaining else (BarColumn(None), words)
-            bar = stack.enter_context(_progress(*columns))
-            task = bar.add_task("", total=1.0, visible=False)
-
-            def draw(done: float, words: str) -> None:
-                bar.update(task, completed=done, description=words, visible=True)
-
-        stack.enter_context(redirect_stdout(sys.stderr))
-        yield draw
-
-
-def _progress(*columns: ProgressColumn) -> Progress:
-    """A progress display on standard error that leaves nothing behind."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    return Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=LONG)

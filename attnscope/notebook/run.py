@@ -88,9 +88,7 @@ class Run(Display):
 
         asked = _select(head=head, words=words, hide_special=hide_special, scale=scale)
         result = one_head(self._pass, self._pass.prepared, asked)
-        address = result.figures.address
-        weights = self._pass.weights(address)
-        return HeadDrawing(of_head(result), address, result.heatmap, result.figures, weights, cmap)
+        return HeadDrawing(of_head(result), result, self._pass.weights(result.figures.address), cmap)
 
     def token(
         self,

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
 
-    from attnscope.attention import Head
     from attnscope.axes import Array
-    from attnscope.measures import Figure, HeadFigures, Role
+    from attnscope.measures import HeadFigures
     from attnscope.questions.answer import Answer
+    from attnscope.questions.head import OneHead
     from attnscope.questions.stats import Stats
-    from attnscope.views import Heatmap
 
 
 class Display:
@@ -98,41 +97,18 @@ class Drawing(Display):
 
 
 class HeadDrawing(Drawing):
-    """One head: its heatmap, its weights and its figures."""
+    """One head: its heatmap, its weights, its figures by measure, and its role.
 
-    def __init__(
-        self,
-        answer: Answer,
-        head: Head,
-        view: Heatmap,
-        figures: HeadFigures,
-        weights: Array,
-        cmap: str | None,
-    ) -> None:
+    ``weights`` are every token's row as it is; ``queries`` and ``keys`` label what the heatmap shows.
+    """
+
+    def __init__(self, answer: Answer, result: OneHead, weights: Array, cmap: str | None) -> None:
         super().__init__(answer, cmap)
-        self.head = head
-        self.weights = weights  # [query, key], every token's row as it is
-        self._view, self._figures = view, figures
-
-    @property
-    def queries(self) -> tuple[str, ...]:
-        """The labels of the rows that the picture shows."""
-        return tuple(place.label for place in self._view.weights.queries)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The labels of the columns that the picture shows."""
-        return tuple(place.label for place in self._view.weights.keys)
-
-    @property
-    def figures(self) -> Mapping[str, Figure]:
-        """The figures by measure, each with its value and its baseline."""
-        return self._figures.figures
-
-    @property
-    def role(self) -> Role | None:
-        """What the head does, by its strongest pattern."""
-        return self._figures.role
+        self.weights = weights  # [query, key]
+        self.head, self._view = result.figures.address, result.heatmap
+        self.figures, self.role = result.figures.figures, result.figures.role
+        self.queries = tuple(place.label for place in self._view.weights.queries)
+        self.keys = tuple(place.label for place in self._view.weights.keys)
 
     def plot(self, ax: Axes | None = None, *, cmap: str | None = None) -> Axes:
         """Draw the heatmap on axes of yours, or on the current ones; they are returned."""

@@ -92,7 +92,7 @@ def _print(result: Faithful, top: int, *, plain: bool) -> None:
     from rich.text import Text
 
     from attnscope.axes import visible
-    from attnscope.render.terminal.heatmap import ASCII_SPARKS, SPARKS
+    from attnscope.render.terminal.surface import ASCII_SPARKS, SPARKS
 
     console = Console(highlight=False)
     console.print(Text(result.title), style="bold")

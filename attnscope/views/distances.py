@@ -117,6 +117,7 @@ class HeadPlane:
     explained_variance: float
     title: str = ""
     notes: tuple[str, ...] = ()
+    subtitle: str = ""
 
 
 @dataclass(frozen=True, eq=False)

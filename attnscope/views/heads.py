@@ -68,6 +68,7 @@ class Ranking:
     heads: tuple[Ranked, ...]
     title: str = ""
     notes: tuple[str, ...] = ()
+    subtitle: str = ""
 
 
 def head_map(
@@ -108,6 +109,7 @@ class AlignedTexts:
     steps: tuple[Step, ...]
     title: str = ""
     notes: tuple[str, ...] = ()
+    subtitle: str = ""
 
 
 def joint(steps: Sequence[Step]) -> tuple[Place, ...]:

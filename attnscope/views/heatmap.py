@@ -80,6 +80,14 @@ class Heatmap:
         low, high = self.limits
         return f"{low:{form}}", f"{high:{form}}"
 
+    def legend(self, masked: str, *, per_cent: bool) -> str:
+        """How to read the map: ``masked`` says what masked cells look like, if there are any."""
+        said = ["rows look at columns"]
+        if self.written is not None:
+            said.append(f"bold, from token {self.written} on: written by the model")
+        said += ["numbers are per cent"] if per_cent else []
+        return "; ".join([*said, masked] if self.masked.any() else said)
+
     def levels(self) -> Array:
         """Where each value lies between the two ends of the colour map, 0 to 1.  [query, key]"""
         return levels(self.values, self.limits, self.scale, self.signed)

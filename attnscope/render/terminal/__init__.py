@@ -19,12 +19,18 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group
 from rich.segment import Segment
 
-from attnscope.render.terminal.bars import aligned_lines, focus_lines, ranking_lines
-from attnscope.render.terminal.charts import curves_lines, stack_lines, terms_lines
+from attnscope.render.terminal.charts import (
+    aligned_lines,
+    curves_lines,
+    ranking_lines,
+    stack_lines,
+    terms_lines,
+    token_lines,
+)
 from attnscope.render.terminal.distances import distance_lines, plane_lines
 from attnscope.render.terminal.grid import grid_lines
 from attnscope.render.terminal.heatmap import head_map_lines, heatmap_lines, pair_lines, strip_lines
-from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface
+from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface, footing, heading
 from attnscope.render.terminal.table import table_parts
 from attnscope.views import View
 from attnscope.views.charts import Curves, Stack, Terms
@@ -42,7 +48,7 @@ TEXT_OF = itemgetter(0)
 DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
     Heatmap: heatmap_lines,
     Grid: grid_lines,
-    TokenView: focus_lines,
+    TokenView: token_lines,
     HeadMap: head_map_lines,
     Ranking: ranking_lines,
     DistanceMap: distance_lines,
@@ -54,25 +60,23 @@ DRAWN: dict[type, Callable[[Any, Surface], Iterator[Line]]] = {
     Stack: stack_lines,
     Terms: terms_lines,
 }
-"""What draws each view."""
+"""What draws each view, but for its title, subtitle and notes."""
 
 
 @dataclass(frozen=True, eq=False)
 class PrintedView:
     """A view as something that rich prints; ``plain`` leaves colour away even where there is some.
 
-    ``marked`` stands out: a (layer, head) of a grid, or a token of a heatmap. ``printed`` says that a console
-    gets it to be printed, and nothing else.
+    ``marked`` stands out: a (layer, head) of a grid, or a token of a heatmap.
     """
 
     view: View
     cmap: str | None = None
     plain: bool = False
     marked: tuple[int, int] | int | None = None
-    printed: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        surface = Surface.of(console, options, self.cmap, self.plain, self.printed)
+        surface = Surface.of(console, options, self.cmap, self.plain)
         end = Segment.line()
         for line in lines(self.view, surface, self.marked):
             if not surface.colour:
@@ -107,10 +111,16 @@ def _in_ascii(segment: Segment) -> Segment:
 def lines(view: View, surface: Surface, marked: tuple[int, int] | int | None = None) -> Iterator[Line]:
     """A view's lines of segments, none wider than the surface but for commands to be copied."""
     if isinstance(view, Grid) and isinstance(marked, tuple):
-        return grid_lines(view, surface, marked)
-    if isinstance(view, Heatmap) and isinstance(marked, int):
-        return heatmap_lines(view, surface, marked)
-    return DRAWN[type(view)](view, surface)
+        body = grid_lines(view, surface, marked)
+    elif isinstance(view, Heatmap) and isinstance(marked, int):
+        body = heatmap_lines(view, surface, marked)
+    else:
+        body = DRAWN[type(view)](view, surface)
+    title = (view.title or view.name) if isinstance(view, HeadMap) else view.title
+    yield from heading(title, view.subtitle, surface)
+    yield from body
+    if not isinstance(view, (Heatmap, DistanceMap)):  # these are brought to a size, and say so themselves
+        yield from footing(view.notes, surface)
 
 
 def print_view(
@@ -121,4 +131,4 @@ def print_view(
     if isinstance(view, Table):
         console.print(Group(*table_parts(view, console.width)), crop=False)
     else:
-        console.print(PrintedView(view, cmap, plain, printed=True), crop=False)
+        console.print(PrintedView(view, cmap, plain), crop=False)

@@ -1,4 +1,4 @@
-"""How a measure changes along the text, in the terminal: a line a head, the taller the larger."""
+"""Lists and numbers in the terminal: one token's bars, rankings, two texts, curves, shares, terms."""
 
 from __future__ import annotations
 
@@ -10,24 +10,157 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 
-from attnscope.render.terminal.bars import EIGHTHS
-from attnscope.render.terminal.heatmap import ASCII_SPARKS, SPARKS
+from attnscope.render.terminal.overlay import overlay_lines
 from attnscope.render.terminal.surface import (
     BOLD,
     DIM,
+    MARK,
+    PLAIN,
     TONES,
     Line,
     Surface,
+    bar,
     cut,
     fit_text,
     footing,
-    heading,
+    number_label,
+    side_by_side,
     style_on,
     tone,
     wrap_text,
 )
 from attnscope.text import clean, isolate, round_short
 from attnscope.views.charts import Curves, MovedWords, Stack, Term, Terms
+from attnscope.views.heads import AlignedTexts, Ranking, Step
+from attnscope.views.token import Bars, TokenView
+
+INDENT = 2
+"""Columns before a command, at least; as far in as a head's reason where there is room."""
+
+LABEL_WIDTH = 24
+LONGEST_BAR = 48
+SHORTEST_BAR = 8
+"""Columns of a full bar, beside which the part of a picture is written."""
+
+SIDE_BY_SIDE = 100
+"""Columns from which the two lists of a focus stand beside each other."""
+
+
+def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
+    """Both lists of a focus, side by side where there is room; they share one scale."""
+    if view.overlays:
+        yield from overlay_lines(view.overlays, view.label, surface)
+        yield []
+    name = f"{view.label} (token {view.position})"
+    lists = [(f"{name} {verb}", bars) for verb, bars in view.lists]
+    full = view.full_bar
+    beside = surface.width >= SIDE_BY_SIDE and len(lists) == 2
+    width = (surface.width - 4) // 2 if beside else surface.width
+    parts = [each.where for _, bars in lists for each in bars.bars if each.where]
+    where = max((cell_len(part) + 2 for part in parts), default=0)
+    if where + LABEL_WIDTH + 9 + SHORTEST_BAR > width:
+        where = 0
+    drawn = [list(_bars(title, bars, full, width, where, surface)) for title, bars in lists]
+    if beside:
+        yield from side_by_side(drawn, width + 4)
+    else:
+        for i, block in enumerate(drawn):
+            yield from [[], *block] if i else block
+    yield []
+    yield [Segment(f"a full bar is {full:.3g}", DIM)]
+
+
+def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: Surface) -> Iterator[Line]:
+    """The list of one side; ``where`` columns of it are for parts of pictures."""
+    yield [Segment(fit_text(title, width), BOLD)]
+    if not bars.bars:
+        yield [Segment(fit_text("nothing: the mask closes every key", width), DIM)]
+        return
+    longest = max(cell_len(f"{each.label} {each.position}") for each in bars.bars)
+    label = min(longest, LABEL_WIDTH, width // 3)
+    room = min(width - label - 7 - where, LONGEST_BAR)
+    style = surface.bar_style()
+    for each in bars.bars:
+        drawn = bar(each.weight / full * room, surface)
+        yield [
+            Segment(f"{number_label(each.label, each.position, label, right=True)}  {each.weight:.2f} "),
+            *([Segment(each.where.ljust(where), DIM)] if where else []),
+            Segment(fit_text(drawn, width - label - 7 - where), style),
+        ]
+    if bars.more:
+        yield [Segment(fit_text(" " * (label + 2) + bars.rest, width), DIM)]
+
+
+def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
+    """One head a line: its name, why it is worth a look, and below it the command that opens it.
+
+    Commands are printed whole, so that they can be copied; where they are too long for a line, those
+    after the first show only what differs from it, after ``…``.
+    """
+    label = max((len(head.head) for head in view.heads), default=0) + 2
+    widest = max((cell_len(head.command) for head in view.heads), default=0)
+    indent = min(label, surface.width - widest) if surface.width - widest >= INDENT else label
+    commands = _commands([head.command for head in view.heads], surface.width - indent)
+    for ranked, command in zip(view.heads, commands, strict=True):
+        for i, line in enumerate(wrap_text(ranked.reason, surface.width - label)):
+            name = ranked.head if i == 0 else ""
+            yield [Segment(name.ljust(label), BOLD), Segment(isolate(line))]
+        if command:
+            yield [Segment(" " * indent + command, DIM)]
+
+
+def _commands(commands: list[str], room: int) -> list[str]:
+    """Commands as they are, or shortened to what they do not share, if one is wider than ``room``."""
+    if len(commands) < 2 or max(cell_len(command) for command in commands) <= room:
+        return commands
+    words = [command.split(" ") for command in commands]
+    alike = [len(set(column)) == 1 for column in zip(*words, strict=False)]
+    shared = alike.index(False) if False in alike else len(alike)
+    while shared and words[0][shared - 1].startswith("-"):
+        shared -= 1  # an option stays with its value
+    if not shared:
+        return commands
+    return [commands[0], *(f"… {' '.join(rest[shared:])}" for rest in words[1:])]
+
+
+LONGEST = 24
+REPLACED, LEFT_OUT, PUT_IN = "~", "−", "+"
+
+
+def aligned_lines(view: AlignedTexts, surface: Surface) -> Iterator[Line]:
+    """Three lines at a time: the first text, the second, and marks below where they differ."""
+    for steps in _fill_lines(view.steps, surface.width):
+        lines: tuple[Line, Line, Line] = ([], [], [])
+        for one, other, mark, width in steps:
+            style = MARK if mark.strip() and surface.colour else PLAIN
+            for line, text in zip(lines, (one, other), strict=False):
+                line += [Segment(fit_text(text, width), style if text else PLAIN), Segment(" ")]
+            lines[2].append(Segment(fit_text(mark * (width if mark == REPLACED else 1), width + 1), DIM))
+        yield from lines if any(segment.text.strip() for segment in lines[2]) else lines[:2]
+        yield []
+    yield [Segment(f"{REPLACED} replaced   {LEFT_OUT} left out   {PUT_IN} put in", DIM)]
+
+
+def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str, str, str, int]]]:
+    """Steps as (first text, second text, mark, columns), as many as a line holds."""
+    line: list[tuple[str, str, str, int]] = []
+    used = 0
+    for one, other in steps:
+        texts = ["" if place is None else cut(place.label, LONGEST) for place in (one, other)]
+        mark = " "
+        if one is None or other is None:
+            mark = LEFT_OUT if other is None else PUT_IN
+        elif one.text != other.text:
+            mark = REPLACED
+        wide = max(cell_len(text) for text in texts)
+        if line and used + wide + 1 > width:
+            yield line
+            line, used = [], 0
+        line.append((texts[0], texts[1], mark, wide))
+        used += wide + 1
+    if line:
+        yield line
+
 
 WIDEST = 3
 """Columns of a mark, at most."""
@@ -35,7 +168,6 @@ WIDEST = 3
 
 def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
     """All heads on one scale from 0 on, and what even attention has below."""
-    yield from heading(view.title, view.subtitle, surface)
     lines = [(curve.head, curve.values) for curve in view.curves] + [("baseline", view.curves[0].baseline)]
     top = view.top
     label = max(len(name) for name, _ in lines) + 2
@@ -45,25 +177,20 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
     lines = [(name, _merge(values, merged)) for name, values in lines]
     count = len(lines[0][1])
     each = max(1, min(WIDEST, room // count))
-    bar = tone(surface.palette(signed=False), TONES * 5 // 8, None) if surface.colour else None
+    style = surface.bar_style()
     for (name, values), end in zip(lines, ends, strict=True):
-        quiet = DIM if name == "baseline" else None
-        marks = "".join(_mark(value, top, surface) * each for value in values)
+        faint = DIM if name == "baseline" else None
+        marks = "".join(" " if value is None else surface.spark(abs(value) / top) for value in values)
         yield [
-            Segment(fit_text(name, label), quiet or BOLD),
-            Segment(fit_text(marks, count * each), quiet or bar),
-            Segment(f"  {end}", quiet),
+            Segment(fit_text(name, label), faint or BOLD),
+            Segment(fit_text("".join(mark * each for mark in marks), count * each), faint or style),
+            Segment(f"  {end}", faint),
         ]
     first, last = f"row {view.edges[0]:,}", f"{view.edges[-1] - 1:,}"
     yield [Segment(" " * label + first + last.rjust(count * each - len(first)), DIM)]
     yield []
     said = f"a full mark is {round_short(top)} {view.unit}; behind: the first, the last, and the largest"
-    yield from footing((said, *view.notes), surface)
-
-
-def _mark(value: float | None, top: float, surface: Surface) -> str:
-    marks = ASCII_SPARKS if surface.ascii else SPARKS
-    return " " if value is None else marks[min(round(abs(value) / top * (len(marks) - 1)), len(marks) - 1)]
+    yield from footing((said,), surface)
 
 
 def _merge(values: Sequence[float | None], count: int) -> tuple[float | None, ...]:
@@ -85,9 +212,10 @@ WIDEST_STACK = 100
 
 def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
     """Each label with its bar and its largest part; then which letter is which part."""
-    yield from heading(view.title, view.subtitle, surface)
     letters = view.letters
-    styles = [_style(tone, surface) for tone in view.tones]
+    tones = [round((TONES - 1) * level) for level in view.tones]
+    palette = surface.palette(signed=False)
+    styles = [style_on(palette, each) if surface.colour else None for each in tones]
     label = min(max([1, *(cell_len(clean(each)) for each in view.labels)]), LONGEST_LABEL)
     room = min(surface.width - label - 10, WIDEST_STACK)
     for name, shares in zip(view.labels, view.shares.tolist(), strict=True):
@@ -102,7 +230,6 @@ def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
     yield []
     for words in wrap_text(view.legend, surface.width):
         yield [Segment(isolate(words))]
-    yield from footing(view.notes, surface)
 
 
 def _cells(shares: Sequence[float], room: int) -> list[int]:
@@ -114,14 +241,7 @@ def _cells(shares: Sequence[float], room: int) -> list[int]:
     return [stop - start for start, stop in pairwise(ends)]
 
 
-def _style(level: float, surface: Surface) -> Style | None:
-    """A tone of the colour map; letters alone where there is no colour."""
-    if not surface.colour:
-        return None
-    return style_on(surface.palette(signed=False), round((TONES - 1) * level))
-
-
-LONGEST = 56
+LONGEST_TERM = 56
 """Columns of all bars, to both sides of zero."""
 
 LABEL = 28
@@ -130,12 +250,11 @@ LABEL = 28
 
 def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:
     """The groups and their sum, the largest terms, and the words below."""
-    yield from heading(view.title, view.subtitle, surface)
     every = [term for block in view.blocks for term in block]
     label = min(LABEL, max(cell_len(term.label) for term in every))
-    number = max(len(signed_number(term.value)) for term in every)
+    number = max(len(f"{term.value:+.3f}") for term in every)
     low, high = view.span
-    column = (low + high) / max(8, min(LONGEST, surface.width - label - number - 6))  # what one stands for
+    column = (low + high) / max(8, min(LONGEST_TERM, surface.width - label - number - 6))
     widths = label, number, math.ceil(low / column)
     groups, largest = view.blocks
     for term in groups:
@@ -152,12 +271,8 @@ def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:
         width = max(cell_len(each.label) for each in view.moved)
         for each in view.moved:
             yield from _words(each, width, surface)
-    yield from [[], *footing(view.notes, surface)] if view.notes else []
-
-
-def signed_number(value: float) -> str:
-    """A signed number, three figures behind its point."""
-    return f"{value:+.3f}"
+    if view.notes:
+        yield []
 
 
 def _line(
@@ -166,29 +281,19 @@ def _line(
     """A label, a number, and a bar from zero, which has some columns to its left."""
     label, number, room = widths
     eighths = round(abs(term.value) / column * 8)
-    text = f"{fit_text(term.label, label)}  {signed_number(term.value).rjust(number)}  "
+    text = f"{fit_text(term.label, label)}  {f'{term.value:+.3f}':>{number}}  "
     line = [Segment(text, style)]
     zero = Segment("|" if surface.ascii else "│", DIM)
+    low = high = None
+    if surface.colour:  # both ends of the diverging map, a little inside of it
+        palette = surface.palette(signed=True)
+        low, high = (tone(palette, end, None) for end in (TONES // 6, TONES - 1 - TONES // 6))
     if term.value < 0:
-        bar, ink = _to_the_left(eighths, surface), 0
-        return [*line, Segment(" " * (room - cell_len(bar))), Segment(bar, _ink(ink, surface)), zero]
-    bar = "#" * (eighths // 8) if surface.ascii else "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
-    return [*line, Segment(" " * room), zero, Segment(bar, _ink(TONES - 1, surface))]
-
-
-def _to_the_left(eighths: int, surface: Surface) -> str:
-    """A bar that ends at zero; its tip is half a column where it can be no finer."""
-    if surface.ascii:
-        return "#" * (eighths // 8)
-    return ("▐" if eighths % 8 >= 4 else "") + "█" * (eighths // 8)
-
-
-def _ink(number: int, surface: Surface) -> Style | None:
-    """The colour of one end of the diverging map, a little inside of it."""
-    if not surface.colour:
-        return None
-    inside = TONES // 6 if number == 0 else TONES - 1 - TONES // 6
-    return tone(surface.palette(signed=True), inside, None)
+        drawn = "#" * (eighths // 8)
+        if not surface.ascii:  # its tip is half a column: it can be no finer
+            drawn = ("▐" if eighths % 8 >= 4 else "") + "█" * (eighths // 8)
+        return [*line, Segment(" " * (room - cell_len(drawn))), Segment(drawn, low), zero]
+    return [*line, Segment(" " * room), zero, Segment(bar(term.value / column, surface), high)]
 
 
 def _words(moved: MovedWords, width: int, surface: Surface) -> Iterator[Line]:

@@ -22,10 +22,9 @@ from attnscope.render.terminal.surface import (
     fit_text,
     flow_items,
     footing,
-    half_blocks,
-    heading,
+    half_block_lines,
+    quiet,
     style_on,
-    wrap_text,
 )
 from attnscope.views.distances import DistanceMap, HeadPlane
 
@@ -39,7 +38,6 @@ CROWDED = 0.22
 
 def plane_lines(view: HeadPlane, surface: Surface) -> Iterator[Line]:
     """The plane; a tile that would cover another one moves to the nearest free place."""
-    yield from heading(view.title, "", surface)
     layers = [str(layer) for layer in view.layers]
     columns = min(surface.width, WIDEST)
     labels, told = list(view.names), "each tile is a head"
@@ -52,7 +50,8 @@ def plane_lines(view: HeadPlane, surface: Surface) -> Iterator[Line]:
     widths = [len(label) + 2 for label in labels]
     lines = max(lines, 2 * sum(widths) // columns)  # so that every tile finds a place
     placed = _place_tiles(_on_grid(view.points, columns - tile, lines - 1), widths, columns, lines)
-    tones = _tones(view.layers)
+    last = max(*view.layers, 1)
+    tones = [round(layer / last * (TONES - 1)) for layer in view.layers]
     palette = surface.palette(signed=False)
     for row in range(lines):
         line: Line = []
@@ -66,9 +65,7 @@ def plane_lines(view: HeadPlane, surface: Surface) -> Iterator[Line]:
     yield []
     if surface.colour and len(set(view.layers)) > 1:
         told += ", coloured from the first layer to the last"
-    said = f"{told}; near means alike"
-    yield from ([Segment(line, DIM)] for line in wrap_text(said, surface.width))
-    yield from footing(view.notes, surface)
+    yield from quiet(f"{told}; near means alike", surface)
 
 
 def _height(points: Array, columns: int) -> int:
@@ -107,12 +104,6 @@ def _place_tiles(
     return placed
 
 
-def _tones(layers: tuple[int, ...]) -> list[int]:
-    """A tone for each head, from its layer."""
-    last = max(max(layers), 1)
-    return [round(layer / last * (TONES - 1)) for layer in layers]
-
-
 NUMBERED, SQUARE = 6, 2
 """Columns of a cell with a number in it, and of one without that still has its line to itself."""
 
@@ -134,7 +125,6 @@ class _Layout:
 
 def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     """The whole table; where it is larger than the surface, cells are means of several heads."""
-    yield from heading(view.title, view.subtitle, surface)
     layout = _layout(view, surface)
     if view.matched and (layout is None or layout.cell != NUMBERED):  # so many as have names and numbers
         label = max(len(name) for name in view.rows)
@@ -156,7 +146,7 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
         yield from (
             [Segment(line)] for line in flow_items([*steps, "nats apart, or nearer"], surface.width, "  ")
         )
-    yield from ([Segment(line, DIM)] for line in wrap_text(_said(view, layout), surface.width))
+    yield from quiet(_said(view, layout), surface)
     yield from footing(view.notes, surface)
 
 
@@ -240,24 +230,11 @@ def _half_rows(view: DistanceMap, layout: _Layout, palette: Palette) -> Iterator
     """Two heads a line, the upper named on the left and the lower on the right, groups apart by a cell."""
     tones = np.round(view.nearness() * (TONES - 1)).astype(int)
     edges = sorted(_edges(view, layout))
-    tones = _space_out(_space_out(tones, edges, 0), edges, 1)
-    shown = view.rows if layout.air else [short_head(name) for name in view.rows]
+    tones = np.insert(np.insert(tones, edges, -1, 0), edges, -1, 1)
+    shown = view.rows if layout.air else [name.removeprefix("L").replace("H", ".") for name in view.rows]
     names = np.insert(np.array(shown, object), edges, "").tolist()
     if len(tones) % 2:
         tones, names = np.vstack([tones, np.full_like(tones[:1], -1)]), [*names, ""]
-    cells = tones.tolist()
-    for row in range(0, len(cells), 2):
-        yield [
-            Segment(fit_text(names[row], layout.label) + " " * layout.air, DIM),
-            *half_blocks(cells[row], cells[row + 1], palette),
-            Segment(" " * layout.air + names[row + 1], DIM),
-        ]
-
-
-def short_head(name: str) -> str:
-    """A head as it may be written, too: L5H11 is 5.11."""
-    return name.removeprefix("L").replace("H", ".")
-
-
-def _space_out(cells: Array, edges: list[int], axis: int) -> Array:
-    return np.insert(cells, edges, -1, axis)
+    for upper, lower, cells in zip(names[::2], names[1::2], half_block_lines(tones, palette), strict=True):
+        left = fit_text(upper, layout.label) + " " * layout.air
+        yield [Segment(left, DIM), *cells, Segment(" " * layout.air + lower, DIM)]

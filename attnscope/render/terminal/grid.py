@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from rich.segment import Segment
@@ -17,11 +17,8 @@ from attnscope.render.terminal.surface import (
     Palette,
     Surface,
     colour_bar,
-    escaped_lines,
-    footing,
     half_block_lines,
-    heading,
-    wrap_text,
+    quiet,
 )
 from attnscope.views.grid import CELLS, Grid, GridLayer, thumbnail_levels
 
@@ -54,12 +51,11 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
     that a screen shows as many as it can.
     """
     palette = surface.palette(signed=view.signed)
-    yield from heading(view.title, view.subtitle, surface)
     label = len(f"L{view.layers[-1].layer} ") if view.layers else 0
     width, beside, gap = _layout(view, surface, label, compact=chosen is not None)
     height = half_lines(view, width)
     small = view.fit(thumbnail_rows(height, surface), width)
-    rows = _rows_of(small, width, height, gap, surface, palette, chosen)
+    drawn = {layer.layer: thumbnails(layer, small, width, height, surface, palette) for layer in small.layers}
     for start in range(0, view.heads, beside):
         heads = range(start, min(start + beside, view.heads))
         if start:
@@ -72,10 +68,16 @@ def grid_lines(view: Grid, surface: Surface, chosen: tuple[int, int] | None = No
         yield names
         for number in small.numbers:
             inside = bool(chosen and chosen[0] == number and chosen[1] in heads)
-            yield from _layer(number, rows(number, heads), label, inside)
+            name = f"L{number}"
+            led: Line = [Segment(name, MARK if inside else DIM), Segment(" " * (label - len(name) - 1))]
+            if number not in drawn:
+                yield [*led, Segment(" no attention of this kind", DIM)]
+                continue
+            rows = _bracketed(drawn[number], heads, gap, chosen[1] if chosen and inside else None)
+            for i, row in enumerate(rows):
+                yield [*([Segment(" " * (label - 1))] if i else led), *row]
     yield []
     yield from legend(view, small, surface, palette)
-    yield from footing(view.notes, surface)
 
 
 def _above(view: Grid, start: int, width: int) -> str:
@@ -172,40 +174,6 @@ def _shades(row: Array, surface: Surface) -> str:
     return "".join(" ·"[level == -1] if level < 0 else surface.shade(level) for level in row.tolist())
 
 
-def _rows_of(
-    view: Grid,
-    width: int,
-    height: int,
-    gap: int,
-    surface: Surface,
-    palette: Palette,
-    chosen: tuple[int, int] | None,
-) -> Callable[[int, range], list[Line] | None]:
-    """What gives the lines of some heads of a layer side by side; ``None`` for a layer that is not there."""
-    layers = {layer.layer: layer for layer in view.layers}
-    if surface.direct and chosen is None:
-        tones = {number: tones_of(layer, view, width, height) for number, layer in layers.items()}
-        return lambda number, heads: _joined(tones[number], heads, gap, palette) if number in tones else None
-    drawn = {
-        number: thumbnails(layer, view, width, height, surface, palette) for number, layer in layers.items()
-    }
-
-    def beside(number: int, heads: range) -> list[Line] | None:
-        inside = chosen[1] if chosen and chosen[0] == number and chosen[1] in heads else None
-        return _bracketed(drawn[number], heads, gap, inside) if number in drawn else None
-
-    return beside
-
-
-def _joined(tones: Array, heads: range, gap: int, palette: Palette) -> list[Line]:
-    """Thumbnails side by side, as lines of cells.  [head, half-line, column]"""
-    shown = tones[heads.start : heads.stop]
-    count, tall, width = shown.shape
-    cells = np.full((tall, count, gap + width), -1)
-    cells[..., gap:] = shown.swapaxes(0, 1)
-    return escaped_lines(cells.reshape(tall, -1)[:, gap - 1 :], palette) if count else []
-
-
 def _bracketed(drawn: list[list[Line]], heads: range, gap: int, chosen: int | None) -> list[Line]:
     """Thumbnails side by side, the chosen one in brackets."""
     shown = [head for head in heads if head < len(drawn)]
@@ -229,21 +197,10 @@ def _bracketed(drawn: list[list[Line]], heads: range, gap: int, chosen: int | No
     return lines
 
 
-def _layer(number: int, rows: list[Line] | None, label: int, chosen: bool) -> Iterator[Line]:
-    """The lines of a layer, led by its name."""
-    name = f"L{number}"
-    led: Line = [Segment(name, MARK if chosen else DIM), Segment(" " * (label - len(name) - 1))]
-    if rows is None:
-        yield [*led, Segment(" no attention of this kind", DIM)]
-        return
-    for i, row in enumerate(rows):
-        yield [*(led if i == 0 else [Segment(" " * (label - 1))]), *row]
-
-
 def legend(view: Grid, small: Grid, surface: Surface, palette: Palette) -> Iterator[Line]:
     """The colour bar, and what a thumbnail is; ``small`` is the view as it was drawn."""
     masked = any(layer.masked.any() for layer in view.layers)
     shown = "blank: masked" if surface.colour else "·: masked"
     said = small.legend(masked=shown if masked else "", mark=ITSELF, line=WRITTEN)
     yield colour_bar(*small.scale_ends(), surface, palette)
-    yield from ([Segment(line, DIM)] for line in wrap_text("; ".join(said), surface.width))
+    yield from quiet("; ".join(said), surface)

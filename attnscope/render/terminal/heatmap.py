@@ -34,15 +34,16 @@ from attnscope.render.terminal.surface import (
     half_block_lines,
     heading,
     number_label,
+    quiet,
     readings,
+    side_by_side,
     style_on,
     upright,
-    wrap_text,
 )
 from attnscope.text import isolate
 from attnscope.views.grid import LayerStrip, Series
 from attnscope.views.heads import HeadMap, number
-from attnscope.views.heatmap import EACH_ROW, HeadPair, Heatmap
+from attnscope.views.heatmap import HeadPair, Heatmap
 
 NUMBERED = 4
 """Columns of a cell that has its number in it."""
@@ -67,7 +68,6 @@ def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) ->
     view, layout = _settle(view, surface)
     row = None if pinned is None else _place_of(view.weights.queries, pinned)
     palette = surface.palette(signed=view.signed)
-    yield from heading(view.title, view.subtitle, surface)
     yield from _header(view, layout)
     if row is not None and view.weights.square:
         yield [Segment(" " * (layout.label + 1 + row * layout.cell + (layout.cell - 1) // 2) + "▼", BOLD)]
@@ -122,13 +122,9 @@ def _widest_label(surface: Surface) -> int:
 
 def _label_width(axis: tuple[Place, ...], surface: Surface) -> int:
     longest = max(
-        (cell_len(place.label) + (0 if place.pooled else _digits(place)) for place in axis), default=0
+        (cell_len(place.label) + (0 if place.pooled else len(f" {place.start}")) for place in axis), default=0
     )
     return min(longest, _widest_label(surface))
-
-
-def _digits(place: Place) -> int:
-    return len(f" {place.start}")
 
 
 def _row_label(place: Place, layout: CellLayout, *, right: bool = False) -> str:
@@ -226,32 +222,20 @@ def _half_rows(
 
 def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palette) -> Iterator[Line]:
     """The colour bar, how to read the map, and the columns' texts where nothing else shows them."""
-    low, high = f"{view.limits[0]:.2g}", f"{view.limits[1]:.2g}"
-    if view.scale == "row":
-        low, high = ("-largest" if view.signed else "0"), EACH_ROW
-    bar = colour_bar(low, high, surface, palette)
-    said = ["rows look at columns"]
-    if view.written is not None:
-        said.append(f"bold, from token {view.written} on: written by the model")
-    if layout.cell >= NUMBERED:
-        said.append("numbers are per cent")
-    if view.masked.any():
-        said.append("blank: masked" if layout.half else "· masked")
+    bar = colour_bar(*view.scale_ends(".2g"), surface, palette)
     beside = surface.width - sum(segment.cell_length for segment in bar) - 3
-    text = "; ".join(said)
+    text = view.legend("blank: masked" if layout.half else "· masked", per_cent=layout.cell >= NUMBERED)
     if cell_len(text) <= beside:
         yield [*bar, Segment(f"   {text}", DIM)]
     else:
         yield bar
-        yield from ([Segment(line, DIM)] for line in wrap_text(text, surface.width))
+        yield from quiet(text, surface)
     if layout.cell == 1 and not view.weights.square and not all(key.heard for key in view.weights.keys):
-        columns = [isolate(_column_label(place)) for place in view.weights.keys]
+        keys = view.weights.keys
+        labels = [key.label if key.pooled else f"{key.start} {key.label}" for key in keys]
+        columns = map(isolate, labels)
         yield []
         yield from ([Segment(line, DIM)] for line in flow_items(["columns:", *columns], surface.width, "   "))
-
-
-def _column_label(place: Place) -> str:
-    return place.label if place.pooled else f"{place.start} {place.label}"
 
 
 BESIDE = 110
@@ -262,27 +246,24 @@ LABEL = 18
 
 def pair_lines(view: HeadPair, surface: Surface) -> Iterator[Line]:
     """Both heads, the first minus the second, and the tokens where they part most."""
-    yield from heading(view.title, view.subtitle, surface)
     if surface.width >= BESIDE:
         half = (surface.width - 4) // 2
-        columns = [list(heatmap_lines(each, replace(surface, width=half))) for each in view.maps]
-        yield from _beside(columns[0], columns[1], half)
+        blocks = [list(_titled(each, replace(surface, width=half))) for each in view.maps]
+        yield from side_by_side(blocks, half + 4)
+        yield []
     else:
         for each in view.maps:
-            yield from heatmap_lines(each, surface)
+            yield from _titled(each, surface)
             yield []
-    yield from heatmap_lines(view.difference, surface)
+    yield from _titled(view.difference, surface)
     yield []
     yield from _partings(view, surface)
-    yield from footing(view.notes, surface)
 
 
-def _beside(left: list[Line], right: list[Line], width: int) -> Iterator[Line]:
-    for line in range(max(len(left), len(right))):
-        first = left[line] if line < len(left) else []
-        space = width - sum(segment.cell_length for segment in first) + 4
-        yield [*first, Segment(" " * space), *(right[line] if line < len(right) else [])]
-    yield []
+def _titled(view: Heatmap, surface: Surface) -> Iterator[Line]:
+    """A head with its title, as a part of a picture."""
+    yield from heading(view.title, view.subtitle, surface)
+    yield from heatmap_lines(view, surface)
 
 
 def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
@@ -311,12 +292,9 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
 NARROWEST, WIDEST = 9, 17
 """Columns of a thumbnail; a figure and a role have room in the first."""
 
-SPARKS, ASCII_SPARKS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
-
 
 def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:
     """Layers from left to right, with their figures below; those that do not fit follow in a second row."""
-    yield from heading(view.title, view.subtitle, surface)
     label = max([len("change"), *(len(series.name) for series in view.series)]) + 2
     count = len(view.names)
     room = surface.width - label
@@ -340,7 +318,9 @@ def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:
         if any(view.roles):
             yield _cells("role", [view.roles[i] for i in shown], label, width)
         for series in view.series:
-            yield _cells(series.name, [_number_strip(series.values[i]) for i in shown], label, width)
+            figures = series.values[start : shown.stop]
+            texts = ["–" if value is None else f"{value:.2f}" for value in figures]
+            yield _cells(series.name, texts, label, width)
     yield []
     yield [Segment("with depth", BOLD)]
     for series in view.series:
@@ -356,7 +336,6 @@ def strip_lines(view: LayerStrip, surface: Surface) -> Iterator[Line]:
             yield [Segment(" " * label), Segment(sparks[start : start + room])]
     yield []
     yield from legend(view.thumbnails, small, surface, palette)
-    yield from footing(view.notes, surface)
 
 
 def _cells(name: str, texts: Sequence[str], label: int, width: int, style: object = None) -> Line:
@@ -365,27 +344,19 @@ def _cells(name: str, texts: Sequence[str], label: int, width: int, style: objec
     return [Segment(fit_text(name, label), DIM), Segment(cells, BOLD if style is BOLD else None)]
 
 
-def _number_strip(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
 def _sparks(series: Series, surface: Surface) -> str:
     """One character a layer, the taller the larger, from the smallest value to the largest."""
-    marks = ASCII_SPARKS if surface.ascii else SPARKS
     known = np.array([np.nan if value is None else value for value in series.values])
     if np.isnan(known).all():
         return " " * len(known)
     low, high = np.nanmin(known), np.nanmax(known)
     levels = (known - low) / ((high - low) or 1.0)
-    return "".join(
-        " " if np.isnan(level) else marks[round(level * (len(marks) - 1))] for level in levels.tolist()
-    )
+    return "".join(" " if np.isnan(level) else surface.spark(level) for level in levels.tolist())
 
 
 def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     """The whole table; where it is too wide, heads follow below in a second one."""
     palette = surface.palette(signed=view.signed)
-    yield from heading(view.title or view.name, view.subtitle, surface)
     texts = [[number(value) for value in row] for row in view.values]
     label = max((len(f"L{layer}") for layer in view.layers), default=0) + 1
     heads = view.values.shape[1]
@@ -413,4 +384,3 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
         yield colour_bar(low, high, surface, palette)
     else:
         yield [Segment(f"{view.name}: {low} to {high}", DIM)]
-    yield from footing(view.notes, surface)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 
 import numpy as np
 from rich.color import Color
@@ -12,7 +11,7 @@ from rich.style import Style
 
 from attnscope.axes import Array
 from attnscope.render.overlay import blend, full_light, levels_of, resize
-from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface, colour_bar, fit_text
+from attnscope.render.terminal.surface import BOLD, DIM, Line, Surface, colour_bar, fit_text, side_by_side
 from attnscope.views.token import Overlay
 
 WIDEST = 64
@@ -32,18 +31,15 @@ ITSELF = "×"
 def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Iterator[Line]:
     """Each map over its picture, beside each other as far as there is room; full light is one weight."""
     tops = full_light(views)
-    count = sum(len(view.maps) for view in views)
-    beside = max(1, min(count, (surface.width + BETWEEN) // (NARROWEST + BETWEEN)))
-    room = min(WIDEST, (surface.width - BETWEEN * (beside - 1)) // beside)
+    beside, room = _columns(views, surface)
     blocks = []
     for view in views:
         which = f"{view.name}: " if len(views) > 1 else ""
         for verb, weights in view.maps:
             title = [Segment(fit_text(f"{which}{label} {verb}", room), BOLD)]
             blocks.append([title, *_picture(view, weights, tops[verb], room, surface)])
-    for first in range(0, count, beside):
-        for lines in zip_longest(*blocks[first : first + beside], fillvalue=[]):
-            yield _in_columns(lines, room + BETWEEN)
+    for first in range(0, len(blocks), beside):
+        yield from side_by_side(blocks[first : first + beside], room + BETWEEN)
     if any(view.patch is not None for view in views):
         yield [Segment(f"{ITSELF} is the patch itself", DIM)]
 
@@ -52,17 +48,22 @@ def patch_under(
     views: Sequence[Overlay], surface: Surface, x: int, y: int
 ) -> tuple[Overlay, int, int] | None:
     """The picture and the row and column of its patch that stand at a column and a line of all of them."""
-    count = sum(len(view.maps) for view in views)
-    beside = max(1, min(count, (surface.width + BETWEEN) // (NARROWEST + BETWEEN)))
-    room = min(WIDEST, (surface.width - BETWEEN * (beside - 1)) // beside)
+    beside, room = _columns(views, surface)
     blocks = [(view, weights.shape, *_size(view, room)) for view in views for _, weights in view.maps]
-    for first in range(0, count, beside):
+    for first in range(0, len(blocks), beside):
         for number, (view, shape, columns, lines) in enumerate(blocks[first : first + beside]):
             at, line = x - number * (room + BETWEEN), y - 1
             if 0 <= at < columns and 0 <= line < lines:
                 return view, int(line / lines * shape[0]), int(at / columns * shape[1])
         y -= max(lines for _, _, _, lines in blocks[first : first + beside]) + 2
     return None
+
+
+def _columns(views: Sequence[Overlay], surface: Surface) -> tuple[int, int]:
+    """How many maps stand side by side, and the columns of each."""
+    count = sum(len(view.maps) for view in views)
+    beside = max(1, min(count, (surface.width + BETWEEN) // (NARROWEST + BETWEEN)))
+    return beside, min(WIDEST, (surface.width - BETWEEN * (beside - 1)) // beside)
 
 
 def _size(view: Overlay, room: int) -> tuple[int, int]:
@@ -83,15 +84,6 @@ def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surf
     else:
         yield from _shades(view, levels, room, surface)
         yield colour_bar("0", f"{top:.2g}", surface, palette)
-
-
-def _in_columns(lines: Sequence[Line], width: int) -> Line:
-    """Lines beside each other, each of them in ``width`` columns."""
-    whole: Line = []
-    for number, line in enumerate(lines):
-        at = sum(segment.cell_length for segment in whole)
-        whole += [Segment(" " * (number * width - at)), *line] if number else line
-    return whole
 
 
 def half_rows(view: Overlay, room: int) -> int:

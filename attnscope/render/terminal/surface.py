@@ -6,18 +6,18 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TypeAlias
 
 import numpy as np
 from rich.cells import cell_len
-from rich.color import Color, ColorSystem
+from rich.color import Color
 from rich.console import Console, ConsoleOptions
-from rich.segment import ControlType, Segment
+from rich.segment import Segment
 from rich.style import Style
 
 from attnscope.axes import Array
-from attnscope.render.colour import STEPS, choose_map, table, terminal_colours
+from attnscope.render.colour import STEPS, choose_map, is_light, table, terminal_colours
 from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short, title_words
 from attnscope.views.heatmap import Measured
 
@@ -156,12 +156,13 @@ TONES = 64
 FAINT = 0.65
 """How much of its ink faint text has; the rest is the colour of its cell."""
 
-RAW = [(ControlType.CARRIAGE_RETURN,)]
-"""Marks a segment that is written as it stands, escape sequences and all: rich looks whether there is any."""
-
 BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
 MARK, BRACKET = Style(bold=True, reverse=True), Style(bold=True)
 """What stands out because it is chosen: names, and the brackets around a thumbnail."""
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+SPARKS, ASCII_SPARKS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
+"""Marks of a curve, the taller the larger."""
 
 SHADES = (" ", "░", "▒", "▓", "█")
 ASCII_SHADES = (" ", ".", "o", "O", "#")
@@ -187,8 +188,7 @@ class Palette:
 class Surface:
     """``width`` in columns; ``colour`` false for pipes, NO_COLOR and terminals of 16 colours or fewer.
 
-    ``indexed`` tells a terminal of 256 colours from one of true colour. Lines of a ``direct`` one are
-    printed and nothing else: then a row of cells may be one segment.
+    ``indexed`` tells a terminal of 256 colours from one of true colour.
     """
 
     width: int
@@ -196,22 +196,25 @@ class Surface:
     ascii: bool = False
     cmap: str | None = None
     indexed: bool = False
-    direct: bool = False
 
     @classmethod
-    def of(
-        cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool, printed: bool = False
-    ) -> Surface:
-        """The surface that a console offers; ``printed`` if what it is given goes to a terminal as it is."""
-        rich_colour = console.color_system in ("256", "truecolor") and not console.no_color
-        of_256 = console.color_system == "256"
-        colour = rich_colour and not plain
-        direct = printed and colour and not (console.record or console.legacy_windows or options.ascii_only)
-        return cls(options.max_width, colour, options.ascii_only, cmap, of_256, direct)
+    def of(cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool) -> Surface:
+        """The surface that a console offers."""
+        colour = console.color_system in ("256", "truecolor") and not console.no_color and not plain
+        return cls(options.max_width, colour, options.ascii_only, cmap, console.color_system == "256")
+
+    def bar_style(self) -> Style | None:
+        """The colour of a bar: one that is neither faint nor loud on any map; none without colour."""
+        return tone(self.palette(signed=False), TONES * 5 // 8, None) if self.colour else None
 
     def palette(self, *, signed: bool) -> Palette:
         """The colours to draw with; refuses a map that does not exist."""
         return Palette(choose_map(self.cmap, signed=signed), self.indexed)
+
+    def spark(self, level: float) -> str:
+        """The mark of a curve for a level from 0 to 1."""
+        marks = ASCII_SPARKS if self.ascii else SPARKS
+        return marks[min(round(level * (len(marks) - 1)), len(marks) - 1)]
 
     def shade(self, level: float) -> str:
         """The character for a level from 0 to 1."""
@@ -228,11 +231,10 @@ def tone(palette: Palette, above: int | None, below: int | None) -> Style:
 @lru_cache(maxsize=4 * TONES)
 def style_on(palette: Palette, below: int, faint: bool = False) -> Style:
     """Black or white, whichever reads better, on a tone of a colour map; ``faint`` is nearer to it."""
-    red, green, blue = table(palette.cmap)[_entry(below)] / 255.0
-    light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
-    ink = np.zeros(3) if light > 0.18 else np.full(3, 255.0)
+    ground = table(palette.cmap)[_entry(below)] / 255.0
+    ink = np.zeros(3) if is_light(ground) else np.full(3, 255.0)
     if faint:
-        ink = FAINT * ink + (1 - FAINT) * 255 * np.array([red, green, blue])
+        ink = FAINT * ink + (1 - FAINT) * 255 * ground
     front = Color.from_rgb(*(int(part) for part in ink))
     return Style.from_color(front, _colour(palette, below))
 
@@ -278,6 +280,27 @@ def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:
             yield [Segment("  " if i else "· ", DIM), Segment(isolate(line), DIM)]
 
 
+def quiet(text: str, surface: Surface) -> Iterator[Line]:
+    """A text in as many faint lines as it takes."""
+    yield from ([Segment(line, DIM)] for line in wrap_text(text, surface.width))
+
+
+def side_by_side(blocks: Sequence[Sequence[Line]], width: int) -> Iterator[Line]:
+    """Blocks of lines beside each other, each beginning ``width`` columns behind the one before."""
+    for lines in zip_longest(*blocks, fillvalue=[]):
+        whole: Line = []
+        for number, line in enumerate(lines):
+            at = sum(segment.cell_length for segment in whole)
+            whole += [Segment(" " * (number * width - at)), *line] if number else line
+        yield whole
+
+
+def bar(columns: float, surface: Surface) -> str:
+    """A bar whose end is exact to an eighth of a column."""
+    whole, eighth = divmod(round(max(columns, 0) * 8), 8)
+    return "#" * whole if surface.ascii else "█" * whole + EIGHTHS[eighth].strip()
+
+
 def colour_bar(low: str, high: str, surface: Surface, palette: Palette) -> Line:
     """The colour map from end to end, with what its ends stand for.
 
@@ -316,16 +339,12 @@ def _reading(reading: Measured) -> tuple[str, str, str, str]:
     return reading.name, f"{reading.value:.2f}", reading.unit, baseline
 
 
-def half_blocks(above: list[int], below: list[int], palette: Palette) -> Line:
-    """One line of cells, two tones each; -1 leaves the terminal's own background."""
-    return half_block_lines(np.array([above, below]), palette)[0]
-
-
 def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
     """Lines of cells, two tones each, from twice as many rows.  [row, column] -> a line for every two rows
 
-    Neighbours of one pair of tones are one segment. All lines are looked through at once, because a frame has
-    thousands of cells, and segments are kept, because it has few pairs of tones.
+    -1 leaves the terminal's own background. Neighbours of one pair of tones are one segment. All lines are
+    looked through at once, because a frame has thousands of cells, and segments are kept, because it has few
+    pairs of tones.
     """
     pairs = (tones[0::2] + 1) * (TONES + 1) + tones[1::2] + 1  # [line, column]
     count, columns = pairs.shape
@@ -359,51 +378,3 @@ def _half_block(above: int, below: int, run: int, palette: Palette) -> Segment:
     if above < 0:
         return Segment("▄" * run, tone(palette, below, None))
     return Segment("▀" * run, tone(palette, above, below))
-
-
-RESET = "\x1b[0m"
-OWN = 0
-"""What stands for the terminal's own background; the tones follow."""
-
-
-def escaped_lines(tones: Array, palette: Palette) -> list[Line]:
-    """Lines of cells, two tones each, from twice as many rows.  [row, column] -> a line for every two rows
-
-    -1 is the terminal's own background. A cell says what changes from its neighbour, ink or background, which
-    is less than half of what a style for each would say. All cells are looked up at once, because a frame has
-    ten thousand of them.
-    """
-    above, below = tones[0::2] + 1, tones[1::2] + 1  # [line, column]
-    ink = np.where(above == OWN, below, above)  # of ▀, or of ▄ where the upper half is the terminal's own
-    ground = np.where(above == OWN, OWN, below)
-    shape = np.where(above == below, 0, np.where(above == OWN, 2, 1))
-    ground = np.where(shape == 0, above, ground)
-    inked, grounded = np.ones(tones[0::2].shape, bool), np.ones(tones[0::2].shape, bool)
-    inked[:, 1:] = (ink[:, 1:] != ink[:, :-1]) | (shape[:, :-1] == 0)  # a blank leaves the ink as it was
-    grounded[:, 1:] = ground[:, 1:] != ground[:, :-1]
-    inks = ink * (inked & (shape != 0))
-    grounds = (ground + 1) * grounded
-    cells = _texts(palette)[shape, inks, grounds].tolist()
-    return [[Segment("".join(line) + RESET, None, RAW)] for line in cells]
-
-
-@cache
-def _texts(palette: Palette) -> Array:
-    """What a cell is written as, by shape, new ink and new background; 0 leaves what there is.
-
-    -> [shape, ink, background]
-    """
-    system = ColorSystem.EIGHT_BIT if palette.indexed else ColorSystem.TRUECOLOR
-    inks, grounds = [""], ["", "\x1b[49m"]
-    for number in range(TONES):
-        inks.append(_sequence(palette, system, number, None))
-        grounds.append(_sequence(palette, system, None, number))
-    texts = np.empty((3, len(inks), len(grounds)), object)
-    for shape, character in enumerate(" ▀▄"):
-        texts[shape] = np.array(inks, object)[:, None] + np.array(grounds, object) + character
-    return texts
-
-
-def _sequence(palette: Palette, system: ColorSystem, ink: int | None, ground: int | None) -> str:
-    """The escape sequence of an ink or a background alone."""
-    return tone(palette, ink, ground).render(" ", color_system=system).partition("m")[0] + "m"

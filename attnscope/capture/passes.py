@@ -55,7 +55,7 @@ def recording(
     several at once.
 
     A recording that saw no attention warns when the block ends, with the reason, and so does one that failed
-    somewhere. Who says this in a way of their own turns ``warn`` off.
+    somewhere. Callers that report this themselves turn ``warn`` off.
 
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)

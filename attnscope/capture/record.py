@@ -36,20 +36,17 @@ def tolerance(dtype: object) -> float:
     return TOLERANCES.get(str(dtype).removeprefix("torch."), TOLERANCE)
 
 
-@dataclass(frozen=True)
-class SiteRecord:
-    """One attention call, without its weights.
+@dataclass(frozen=True, kw_only=True)
+class CallFacts:
+    """What is known of one attention call, from its capture to its record.
 
-    ``step`` counts the passes over the model within the recording (each step of a generation is one).
+    ``offset`` is the position of query 0 among the keys, None where there is none or nobody knows.
     ``window`` is the sliding window that the kernel was told of, None where there is none or nobody said.
     ``refusal`` says why the fused pass left this call to the kernel, None where it did not or was not asked.
     ``difference`` is the largest by which a few rows of weights @ values differ from what the kernel
-    returned, of the largest value; None where nothing was compared. ``dtype`` is the name of the type. The
-    others are those of ``Attention``.
+    returned, of the largest value; None where nothing was compared.
     """
 
-    site: Site
-    step: int
     source: Source
     kernel: str
     batch: int
@@ -57,15 +54,27 @@ class SiteRecord:
     key_heads: int
     queries: int
     keys: int
-    offset: int | None
-    dtype: str
+    offset: int | None = None
     window: int | None = None
     refusal: str | None = None
     difference: float | None = None
 
+
+@dataclass(frozen=True, kw_only=True)
+class SiteRecord(CallFacts):
+    """One attention call, without its weights.
+
+    ``step`` counts the passes over the model within the recording (each step of a generation is one).
+    ``dtype`` is the name of the type that the kernel computed in.
+    """
+
+    site: Site
+    step: int
+    dtype: str
+
     @property
     def unproved(self) -> str | None:
-        """Why the weights were held against nothing; None where they were."""
+        """Why the weights were compared with nothing; None where they were."""
         return UNPROVED[self.source] if self.difference is None else None
 
     @property
@@ -130,7 +139,7 @@ class Record:
     ``changes`` are sentences on what ran otherwise than it does without a recording, or may be missing.
     ``calls`` are the paths of the modules at which something was captured, at once when it was: heads that
     run one by one, each by itself. ``places`` are the modules of which one sentence in ``changes`` is true,
-    with what is said of each.
+    with a detail of each.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
@@ -150,15 +159,15 @@ class Record:
         if sentence not in self.changes:
             self.changes.append(sentence)
 
-    def note_place(self, said: str, name: str, detail: str = "") -> None:
+    def note_place(self, description: str, name: str, detail: str = "") -> None:
         """Add what is true of one module: all of which it is true share a sentence, as do their details.
 
-        ``said`` has the places ``{names}`` and, if it likes, ``{details}``.
+        ``description`` has the places ``{names}`` and, if it likes, ``{details}``.
         """
-        known = self.places.setdefault(said, [])
-        before = _say(said, known)
+        known = self.places.setdefault(description, [])
+        before = _describe(description, known)
         known.append((name, detail))
-        sentence = _say(said, known)
+        sentence = _describe(description, known)
         if before in self.changes:
             self.changes[self.changes.index(before)] = sentence
         else:
@@ -176,12 +185,12 @@ class Record:
         failed: dict[tuple[str, bool], list[str]] = {}
         for failure in self.failures:
             failed.setdefault((failure.reason, failure.name in sites), []).append(failure.name)
-        said = []
+        sentences = []
         for (reason, partly), names in failed.items():
             whose = "their" if len(names) > 1 else "its"
             lost = f"some of {whose} attention may be" if partly else f"{whose} attention is"
-            said.append(f"the recording failed in {name_all(names)} ({reason}), so {lost} missing")
-        return [*said, *self.changes]
+            sentences.append(f"the recording failed in {name_all(names)} ({reason}), so {lost} missing")
+        return [*sentences, *self.changes]
 
 
 def pattern(path: str) -> str:
@@ -198,9 +207,9 @@ def name_all(names: Iterable[str]) -> str:
     return ", ".join(name or "the model itself" for name in each)
 
 
-def _say(said: str, known: list[tuple[str, str]]) -> str:
+def _describe(description: str, known: list[tuple[str, str]]) -> str:
     details = " or ".join(dict.fromkeys(detail for _, detail in known))
-    return said.format(names=name_all(name for name, _ in known), details=details)
+    return description.format(names=name_all(name for name, _ in known), details=details)
 
 
 @dataclass(frozen=True, eq=False)

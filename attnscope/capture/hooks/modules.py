@@ -219,8 +219,9 @@ class Guard:
         return returned[-1] if returned else kernel(*args, **kwargs)
 
     def _note(self, error: BaseException) -> None:
-        said, name = first_line(error), type(error).__name__
-        self.record.note_failure(Failure(self.place(), said if said == name else f"{name}: {said}"))
+        message, name = first_line(error), type(error).__name__
+        reason = message if message == name else f"{name}: {message}"
+        self.record.note_failure(Failure(self.place(), reason))
 
 
 @dataclass(frozen=True)

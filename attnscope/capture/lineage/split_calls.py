@@ -301,7 +301,7 @@ def at_its_rows(piece: Piece) -> Capture:
 
 
 def _index(places: Tensor, axis: Tensor, offset: int) -> Tensor:
-    """Where places stand on an axis, counted from ``offset``; -1: nowhere."""
+    """Where places stand on an axis, counted from ``offset``; -1: no position."""
     return torch.where(places < 0, -1, torch.searchsorted(axis, places.contiguous()) - offset)
 
 

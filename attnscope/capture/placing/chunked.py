@@ -190,10 +190,19 @@ def from_chunks(rows: ChunkedRows | None, kernel: str) -> Capture | Unknown:
         return Unknown(f"{kernel} attends in chunks, and those of this call cannot be put at their keys")
     batch, heads, queries, _ = rows.chunks[0].weights.shape
     kind = rows.chunks[0].weights.dtype
-    capture = Capture(
-        "softmax", kernel, batch, heads, heads, queries, rows.key_count, kind, rows, crossed=False
+    return Capture(
+        source="softmax",
+        kernel=kernel,
+        batch=batch,
+        heads=heads,
+        key_heads=heads,
+        queries=queries,
+        keys=rows.key_count,
+        dtype=kind,
+        read=rows,
+        crossed=False,
+        difference=compare_chunks(rows),
     )
-    return replace(capture, difference=compare_chunks(rows))
 
 
 def compare_chunks(rows: ChunkedRows) -> float | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, HeldRows, RowSource, Source
-from attnscope.capture.record import FUSED
+from attnscope.capture.record import FUSED, CallFacts
 from attnscope.capture.rows.proof import compare_rows
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.weighing import Weighing
@@ -22,34 +22,20 @@ class Unknown:
     reason: str
 
 
-@dataclass(frozen=True, eq=False)
-class Capture:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Capture(CallFacts):
     """What one attention call is made of.
 
     ``crossed`` says whether queries and keys are known to come from different sequences, None where
-    nobody said so. ``window`` is the sliding window that the kernel was told of. ``statistics`` are there if
-    the fused pass computed the call; ``refusal`` says why it left the call to the kernel, if it was asked.
-    ``difference`` is that of ``compare_rows``, None where nothing could be compared. ``offset`` is the
-    position of query 0 among the keys, None where nobody said so; ``apart``: queries have no such positions.
-    ``values`` are what the weights were multiplied with, None where nobody saw it.
+    nobody said so; ``apart``: queries have no positions among the keys. ``statistics`` are there if the fused
+    pass computed the call. ``values`` are what the weights were multiplied with, None where nobody saw it.
     """
 
-    source: Source
-    kernel: str
-    batch: int
-    heads: int
-    key_heads: int
-    queries: int
-    keys: int
     dtype: torch.dtype
     read: RowSource
     crossed: bool | None = None
-    window: int | None = None
-    statistics: Any = None
-    refusal: str | None = None
-    difference: float | None = None
-    offset: int | None = None
     apart: bool = False
+    statistics: Any = None
     values: Tensor | None = None  # [batch, key_head, key, size]
 
     @classmethod
@@ -81,8 +67,17 @@ class Capture:
         elif bool((open_keys == open_keys[:, :1]).all()):
             open_keys = open_keys[:, :1].clone()  # one mask for all heads, as almost always
         batch, heads, queries, keys = weights.shape
-        held = HeldRows(weights.detach(), open_keys)
-        return cls(source, kernel, batch, heads, heads, queries, keys, weights.dtype, held)
+        return cls(
+            source=source,
+            kernel=kernel,
+            batch=batch,
+            heads=heads,
+            key_heads=heads,
+            queries=queries,
+            keys=keys,
+            dtype=weights.dtype,
+            read=HeldRows(weights.detach(), open_keys),
+        )
 
     @classmethod
     def of_weighing(

@@ -444,9 +444,9 @@ def _open_keys(frame: Frame, weights: Tensor) -> Tensor | None:
 
 def _causalities(frame: Frame) -> tuple[bool, ...]:
     """Whether the function was causal: as its caller says, else as its module says, else the other way."""
-    said = frame.options.get("is_causal")
-    if said is not None:
-        return (bool(said),)
+    given = frame.options.get("is_causal")
+    if given is not None:
+        return (bool(given),)
     says = bool(getattr(frame.module, "is_causal", False))
     return (says, not says)
 

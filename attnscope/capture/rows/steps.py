@@ -37,7 +37,7 @@ class Steps:
         Self-attention becomes a lower triangle over all positions: a step's row goes under the rows before
         it, and its keys to the positions that they are of, also where a sliding cache has dropped the first
         ones or a static cache holds places yet empty. Cross-attention grows by rows alone. Attention that
-        ran once (an encoder's) stays as it is. Keys that a step no longer had are closed. ``axes`` labels
+        ran once (an encoder's) stays as it is. Keys that a step no longer had are masked. ``axes`` labels
         them where the lengths agree, as in ``recording``.
 
         Raises ``ValueError`` if the steps of a site have different heads or batches.

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import typer
-
-from attnscope.cli.command import REQUIRED, TEXT, WHERE, argument, command, flag, option
-from attnscope.cli.deliver import print_answer, print_views
+from attnscope.cli.command import REQUIRED, TEXT, WHERE, argument, command, flag, option, refuse
+from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head
-from attnscope.cli.options import ModelOptions, PrintedOptions, SourceOptions
+from attnscope.cli.options import ModelOptions, SourceOptions
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
 
@@ -78,10 +76,11 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     attnscope align speech.wav -m facebook/wav2vec2-base-960h
     """
     heads = _heads(asked.heads)
-    if asked.rank and (heads or output.format != "table"):
-        raise typer.BadParameter("it ranks all heads, as a table or JSON", param_hint="--rank")
-    if output.as_json and output.format != "table":
-        raise typer.BadParameter("it is a format of its own: leave out --format", param_hint="--json")
+    table = output.format == "table"
+    refuse(asked.rank and (heads or not table), "--rank", "it ranks all heads, as a table or JSON")
+    refuse(output.as_json and not table, "--json", "it is a format of its own: leave out --format")
+    given = asked.text is not None or asked.file is not None
+    refuse(given and asked.generate is not None, "--generate", "what is said is given: leave it out")
     from attnscope.models.inputs import Part
     from attnscope.questions.align import (
         WRITERS,
@@ -94,14 +93,14 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
         reads_letters,
     )
     from attnscope.questions.answer import Answer
-    from attnscope.records import plain
 
     result: SpokenText | MonotoneHeads
-    loaded, text = _open(asked, model)
+    text = read_text(SourceOptions(text=asked.text, file=asked.file))[0] if given else None
+    loaded = load_model(model, generative=True)
     part = Part(asked.from_second, asked.to_second, asked.truncate)
     if not asked.truncate and is_long(loaded, asked.sound, part):
         _require_unsaid(loaded, asked, text)
-        result = align_windows(loaded, asked.sound, lambda given: _write(loaded, given, asked), heads, part)
+        result = align_windows(loaded, asked.sound, lambda heard: _write(loaded, heard, asked), heads, part)
     else:
         prepared = _write(loaded, loaded.prepare_audio(asked.sound, text, part), asked, text)
         with reading(loaded, prepared):
@@ -111,11 +110,11 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
                 result = align_letters(loaded, prepared)
             else:
                 result = align_words(loaded, prepared, heads)
-    if output.as_json:
-        print_answer("align", plain(result))
-    elif isinstance(result, MonotoneHeads):
-        print_views(Answer((result.table,), {}, dict), PrintedOptions())
-    elif output.format == "table":
+    if isinstance(result, MonotoneHeads):
+        deliver("align", Answer((result.table,), {}, lambda: result), output)
+    elif output.as_json:
+        deliver("align", Answer((), {}, lambda: result), output)
+    elif table:
         _print_words(result)
     else:
         sys.stdout.write(WRITERS[output.format](result))
@@ -139,19 +138,9 @@ def _heads(spelled: str | None) -> tuple[Head, ...]:
     from attnscope.attention import Head
 
     read = [parse_head(one.strip()) for one in (spelled or "").split(",") if one.strip()]
-    wrong = next((head for head in read if head.kind not in (None, "cross")), None)
-    if wrong is not None:
-        raise typer.BadParameter(f"{wrong} is no head of cross attention", param_hint="--heads")
+    for head in read:
+        refuse(head.kind not in (None, "cross"), "--heads", f"{head} is no head of cross attention")
     return tuple(dict.fromkeys(Head(head.layer, head.head) for head in read))
-
-
-def _open(asked: SoundOptions, options: ModelOptions) -> tuple[Model, str | None]:
-    """The model, and what is said if that is given."""
-    given = asked.text is not None or asked.file is not None
-    if given and asked.generate is not None:
-        raise typer.BadParameter("what is said is given: leave it out", param_hint="--generate")
-    text = read_text(SourceOptions(text=asked.text, file=asked.file))[0] if given else None
-    return load_model(options, generative=True), text
 
 
 def _write(model: Model, prepared: ModelInput, asked: SoundOptions, text: str | None = None) -> ModelInput:

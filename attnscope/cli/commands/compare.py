@@ -7,10 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from attnscope.attention import Head
-from attnscope.cli.command import argument, command, flag, option, repeat
+from attnscope.cli.command import argument, command, flag, option, refuse, repeat
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head, select
 from attnscope.cli.options import (
@@ -29,6 +27,7 @@ from attnscope.errors import InputError, OutputError, SelectionError
 from attnscope.text import read_number
 
 if TYPE_CHECKING:
+    from attnscope.models import ModelInput
     from attnscope.questions.answer import Answer
     from attnscope.questions.selection import Selection
 
@@ -89,14 +88,12 @@ def show_feeds(
 ) -> None:
     """Compose the weights of all heads, and print or save what feeds the head that is named, or any."""
     named = list(contrast.heads or ())
-    if len(named) > 1:
-        raise typer.BadParameter("name one head, or none: compare L1H2 --feeds", param_hint="HEADS")
-    if model.metadata:
-        raise typer.BadParameter("the weights alone tell: nothing is weighed", param_hint="--weigh")
+    refuse(len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --feeds")
+    refuse(model.metadata, "--weigh", "the weights alone tell: nothing is weighed")
     fed = parse_head(named[0]) if named else None
     check_picture(output.out, picture.cmap, one=True, signed=True)
-    if output.out is not None and fed is None:
-        raise typer.BadParameter("name the head whose map is saved: compare L1H2 --feeds", param_hint="--out")
+    nameless = output.out is not None and fed is None
+    refuse(nameless, "--out", "name the head whose map is saved: compare L1H2 --feeds")
     given = read_source(source if source.names_one else replace(source, text=ANY), model)
     from attnscope.questions.composition import find_feeds, of_feeds
 
@@ -157,12 +154,10 @@ def compare(
         anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
         again, same = reopen(source, model)
         opening = repeat("compare", again, *anew, axes, picture, same)
-    one = corpus.texts is None
-    saving = output.out is not None
-    result = _compare(
-        given, selection, pair, contrast, opening, one=one, everything=output.everything, saving=saving
+    answer = _compare(
+        given, selection, pair, contrast, opening, everything=output.everything, saving=output.out is not None
     )
-    deliver("compare", result, output, picture, model.metadata)
+    deliver("compare", answer, output, picture, model.metadata)
 
 
 def _names_head(source: SecondNamed, corpus: TextsOptions, contrast: Contrast) -> bool:
@@ -187,40 +182,27 @@ def _select(attention: ComparedHeads, axes: AxisOptions) -> Selection:
 
 def _check(contrast: Contrast, corpus: TextsOptions, source: SecondNamed, selection: Selection) -> None:
     """Wrong usage for what says nothing together."""
-    named = contrast.heads or []
-    asked = [bool(named), contrast.with_text is not None, contrast.with_model is not None]
-    asked.append(contrast.with_trace is not None)
-    if sum(asked) > 1:
-        raise typer.BadParameter(
-            "choose one of two heads, --with-text, --with-model and --with-trace", param_hint="HEADS"
-        )
-    if named and len(named) != 2:
-        raise typer.BadParameter(
-            f"name two heads to compare, like L1H2 L5H3; here {'is' if len(named) == 1 else 'are'} "
-            f"{', '.join(named)} (quote a text of several words)",
-            param_hint="HEADS",
-        )
-    if named and not (selection.every_layer and selection.number is None):
-        raise typer.BadParameter("the two heads say their layers and numbers themselves", param_hint="--head")
-    if corpus.texts is not None and (named or contrast.with_text or contrast.with_trace):
-        raise typer.BadParameter(
-            "two heads, --with-text and --with-trace take one text", param_hint="--texts"
-        )
-    if corpus.texts is not None and source.names_one:
-        raise typer.BadParameter("give a text or --texts, not both", param_hint="TEXT")
-    if source.saved is not None and any(asked[1:3]):
-        raise typer.BadParameter(
-            "a file has one text and no model: compare it with --with-trace", param_hint="--from"
-        )
-    if contrast.with_text is not None and selection.number is not None:
-        raise typer.BadParameter(
-            f"which layer? write L0H{selection.number}, or add --layer", param_hint="--head"
-        )
-    if not any(asked) and selection.head is not None:
-        raise typer.BadParameter(
-            "one head alone has nothing to be compared with: name two, or give its number alone",
-            param_hint="--head",
-        )
+    named, many = contrast.heads or [], corpus.texts is not None
+    text, model = contrast.with_text is not None, contrast.with_model is not None
+    asked = bool(named) + text + model + (contrast.with_trace is not None)
+    numbered, number = selection.number is not None, selection.number
+    refuse(asked > 1, "HEADS", "choose one of two heads, --with-text, --with-model and --with-trace")
+    refuse(
+        named and len(named) != 2,
+        "HEADS",
+        f"name two heads to compare, like L1H2 L5H3; here {'is' if len(named) == 1 else 'are'} "
+        f"{', '.join(named)} (quote a text of several words)",
+    )
+    said = named and (numbered or not selection.every_layer)
+    refuse(said, "--head", "the two heads say their layers and numbers themselves")
+    alone = named or contrast.with_text or contrast.with_trace
+    refuse(many and alone, "--texts", "two heads, --with-text and --with-trace take one text")
+    refuse(many and source.names_one, "TEXT", "give a text or --texts, not both")
+    kept = source.saved is not None and (text or model)
+    refuse(kept, "--from", "a file has one text and no model: compare it with --with-trace")
+    refuse(text and numbered, "--head", f"which layer? write L0H{number}, or add --layer")
+    one = "one head alone has nothing to be compared with: name two, or give its number alone"
+    refuse(not asked and selection.head is not None, "--head", one)
 
 
 def _texts(corpus: TextsOptions, source: SecondNamed, model: WeighedModelOptions) -> list[SourceInput]:
@@ -240,40 +222,46 @@ def _texts(corpus: TextsOptions, source: SecondNamed, model: WeighedModelOptions
 
 
 def _compare(
-    given: list[SourceInput], selection: Selection, pair: list[Head], contrast: Contrast, opening: str | None,
-    *, one: bool, everything: bool, saving: bool,
-) -> Answer:  # fmt: skip
-    """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
+    given: list[SourceInput],
+    selection: Selection,
+    pair: list[Head],
+    contrast: Contrast,
+    opening: str | None,
+    *,
+    everything: bool,
+    saving: bool,
+) -> Answer:
+    """What is asked, answered by one model or two; without an ``opening`` the texts are a corpus."""
     from attnscope.models.kept import open_file
     from attnscope.questions.across import compare_models, compare_passes, compare_texts, of_models, of_texts
     from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads
     from attnscope.questions.depth import of_depth, through_layers
 
-    first, rival = given[0], _rival(given[0], contrast)
-    if one and rival is not None:
-        (loaded, mine), (other, changed) = open_two(first, rival, saving=saving)
-        with reading(loaded, mine, changed):
-            if contrast.with_text is not None:
-                return of_texts(compare_texts(loaded, mine, changed, selection), opening)
-            return of_models(compare_models(loaded, other, [(mine, changed)], selection))
-    if one:
-        loaded, mine = first.open(saving=saving)
-        prepared = [mine]
-    else:
-        loaded = first.load()
-        prepared = [each.prepare(loaded) for each in given]
-    with reading(loaded, *prepared):
+    rival = _rival(given[0], contrast)
+    theirs: list[ModelInput] = []
+    if opening is None:
+        model = given[0].load()
+        mine = [each.prepare(model) for each in given]
         if rival is not None:
             other = rival.load()
-            both = [(mine, each.prepare(other)) for mine, each in zip(prepared, given, strict=True)]
-            return of_models(compare_models(loaded, other, both, selection))
+            theirs = [each.prepare(other) for each in given]
+    elif rival is None:
+        model, *mine = given[0].open(saving=saving)
+    else:
+        (model, *mine), (other, *theirs) = open_two(given[0], rival, saving=saving)
+    with reading(model, *mine, *theirs):
+        if contrast.with_text is not None:
+            return of_texts(compare_texts(model, mine[0], theirs[0], selection), opening)
+        if rival is not None:
+            both = list(zip(mine, theirs, strict=True))
+            return of_models(compare_models(model, other, both, selection))
         if pair:
-            return of_two_heads(compare_two_heads(loaded, prepared[0], pair[0], pair[1], selection))
+            return of_two_heads(compare_two_heads(model, mine[0], pair[0], pair[1], selection))
         if contrast.with_trace is not None:
-            return compare_passes(loaded, prepared[0], open_file(contrast.with_trace), selection, opening)
-        if selection.number is not None and one:
-            return of_depth(through_layers(loaded, prepared[0], selection.number, selection))
-        return of_heads(compare_all_heads(loaded, prepared, selection), opening, everything=everything)
+            return compare_passes(model, mine[0], open_file(contrast.with_trace), selection, opening)
+        if selection.number is not None and opening is not None:
+            return of_depth(through_layers(model, mine[0], selection.number, selection))
+        return of_heads(compare_all_heads(model, mine, selection), opening, everything=everything)
 
 
 def _rival(first: SourceInput, contrast: Contrast) -> SourceInput | None:

@@ -1,15 +1,12 @@
-"""Questions with known answers, read from a file."""
+"""``attnscope find``: which heads look from one part of a text to another, or find answers that are known."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
 
-import typer
-
-from attnscope.cli.command import argument, command, flag, option, repeat
+from attnscope.cli.command import argument, command, flag, option, refuse, repeat
 from attnscope.cli.corpus import corpus_run
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select
@@ -60,43 +57,43 @@ class GoldOptions:
     )
 
 
+MOST = 500
+"""Questions that are asked together: each is a table of its own, and many are a file for --gold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions:
+    """What is asked, and of which text."""
+
+    asked: list[str] | None = argument(
+        'Questions such as "it -> cat", "it <-> cat", "\'the mat\' -> [SEP]", "* -> -2", and the text.'
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindOutput(NumbersOptions):
+    """How many heads are listed, and where the answer goes."""
+
+    top: int | None = option("List so many heads of each question: 8, or 1 with --gold.", min=1)
+    as_csv: bool = flag("Print all heads of all questions as CSV.", "--csv")
+    out: Path | None = option("Save the map of all heads as .png, .svg or .pdf.", "--out", "-o")
+
+
 SOUNDS = re.compile(r'"audio"\s*:')
 """What a line has that names a sound."""
 
 
-class Output(Protocol):
-    """Where an answer goes."""
-
-    @property
-    def top(self) -> int | None:
-        """How many heads of each label are listed."""
-
-    @property
-    def as_json(self) -> bool:
-        """Whether all figures are printed as JSON."""
-
-    @property
-    def as_csv(self) -> bool:
-        """Whether all figures are printed as CSV."""
-
-    @property
-    def out(self) -> Any:
-        """The picture file that was asked for."""
-
-
-def check_gold(gold: GoldOptions, words: list[str], source: SourceOptions, output: Output) -> bool:
+def check_gold(gold: GoldOptions, words: list[str], source: SourceOptions, output: FindOutput) -> bool:
     """Whether answers are read from a file; what goes together badly is wrong usage."""
     if gold.gold is None:
         default = GoldOptions()
         for each in fields(gold):
-            if getattr(gold, each.name) != getattr(default, each.name):
-                name = f"--{each.name.replace('_', '-')}"
-                raise typer.BadParameter("it goes with --gold FILE", param_hint=name)
+            changed = getattr(gold, each.name) != getattr(default, each.name)
+            refuse(changed, f"--{each.name.replace('_', '-')}", "it goes with --gold FILE")
         return False
-    if words or source.names_one:
-        raise typer.BadParameter("the file has the texts: give no text and no question", param_hint="--gold")
-    if output.out is not None:
-        raise typer.BadParameter("there is no picture of --gold: use --json or --csv", param_hint="--out")
+    named = words or source.names_one
+    refuse(named, "--gold", "the file has the texts: give no text and no question")
+    refuse(output.out is not None, "--out", "there is no picture of --gold: use --json or --csv")
     return True
 
 
@@ -104,7 +101,7 @@ def answer_gold(
     gold: GoldOptions,
     source: SourceOptions,
     attention: LayerOptions,
-    output: Output,
+    output: FindOutput,
     model: WeighedModelOptions,
 ) -> None:
     """Ask all heads the questions of a file, and print how well they do."""
@@ -133,28 +130,6 @@ def _refuse_sounds(path: Path) -> None:
     first = next((line.text for line in read_lines(path) if line.fault or line.text.strip()), "")
     if SOUNDS.search(first):
         raise InputError(RETIRED["sounds in --gold"])
-
-
-MOST = 500
-"""Questions that are asked together: each is a table of its own, and many are a file for --gold."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuestionOptions:
-    """What is asked, and of which text."""
-
-    asked: list[str] | None = argument(
-        'Questions such as "it -> cat", "it <-> cat", "\'the mat\' -> [SEP]", "* -> -2", and the text.'
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FindOutput(NumbersOptions):
-    """How many heads are listed, and where the answer goes."""
-
-    top: int | None = option("List so many heads of each question: 8, or 1 with --gold.", min=1)
-    as_csv: bool = flag("Print all heads of all questions as CSV.", "--csv")
-    out: Path | None = option("Save the map of all heads as .png, .svg or .pdf.", "--out", "-o")
 
 
 @command
@@ -205,15 +180,13 @@ def find(
     texts = [each for each in given_words if not is_question(each)]
     if not (texts or source.names_one) and len(given_words) > 1:
         texts = given_words[-1:]  # a text with an arrow in it: else there is none
-    if len(texts) == len(given_words):
-        raise typer.BadParameter("ask something, the arrow written as ->: 'it -> cat'", param_hint="ASKED")
-    if len(texts) > 1 or (texts and source.text is not None):
-        raise typer.BadParameter("give one text; a question has an arrow, ->", param_hint="ASKED")
+    refuse(len(texts) == len(given_words), "ASKED", "ask something, the arrow written as ->: 'it -> cat'")
+    several = len(texts) > 1 or (texts and source.text is not None)
+    refuse(several, "ASKED", "give one text; a question has an arrow, ->")
     if texts:
         source = replace(source, text=texts[0])
     questions = [question for each in given_words if each not in texts for question in parse_questions(each)]
-    if len(questions) > MOST:
-        raise typer.BadParameter(f"{len(questions):,} questions: ask {MOST} at a time", param_hint="ASKED")
+    refuse(len(questions) > MOST, "ASKED", f"{len(questions):,} questions: ask {MOST} at a time")
     check_picture(output.out, picture.cmap, one=True)
     given = read_source(source, model)
     loaded, prepared = given.open(saving=output.out is not None)

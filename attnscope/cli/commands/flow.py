@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import typer
-
-from attnscope.cli.command import command, flag, option
+from attnscope.cli.command import command, flag, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.faithful import check_alone, show_methods
 from attnscope.cli.heads import parse_numbers, select
@@ -86,10 +84,10 @@ def flow(
     attnscope flow --image cat.png -m google/vit-base-patch16-224 --token CLS -o cat-flow.png
     """
     layers = parse_numbers(attention.layers, "--layer")
-    if layers is not None and len(layers) > 1 and asked.token is not None:
-        raise typer.BadParameter("name one layer, up to which a token is followed", param_hint="--layer")
-    if asked.target is not None and asked.method != "relevance" and not asked.faithful:
-        raise typer.BadParameter("it goes with --method relevance or --faithful", param_hint="--target")
+    several = layers is not None and len(layers) > 1 and asked.token is not None
+    refuse(several, "--layer", "name one layer, up to which a token is followed")
+    unasked = asked.target is not None and asked.method != "relevance" and not asked.faithful
+    refuse(unasked, "--target", "it goes with --method relevance or --faithful")
     check_picture(output.out, picture.cmap, one=asked.token is not None or asked.faithful)
     given = read_source(source, model)
     if asked.faithful:

@@ -8,9 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from attnscope.cli.command import MODEL, WHERE, command, flag, option
+from attnscope.cli.command import MODEL, WHERE, command, flag, option, refuse
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select_heads
@@ -55,23 +53,20 @@ class PartOptions:
 
 def check_parts(parts: PartOptions, source: SourceOptions) -> None:
     """Refuse a way to cut that does not exist, or that does not go with what is read."""
-    file = parts.by.endswith(".json")
-    if parts.by not in WAYS and not file:
-        ways = ", ".join(WAYS)
-        raise typer.BadParameter(f"{parts.by!r}: write one of {ways}, or FILE.json", param_hint="--by")
-    if source.saved is None and source.chat != (parts.by == "role"):
-        raise typer.BadParameter("roles go with --chat, and a chat is cut by roles", param_hint="--by")
-    if parts.written and (source.generate is None or parts.pair is not None):
-        raise typer.BadParameter("it goes with --generate N, and not with --pair", param_hint="--written")
-    plain = not (source.image or source.video or source.inputs or source.audio)
+    unknown = parts.by not in WAYS and not parts.by.endswith(".json")
+    refuse(unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json")
+    mixed = source.saved is None and source.chat != (parts.by == "role")
+    refuse(mixed, "--by", "roles go with --chat, and a chat is cut by roles")
+    unwritten = parts.written and (source.generate is None or parts.pair is not None)
+    refuse(unwritten, "--written", "it goes with --generate N, and not with --pair")
     sensed = source.image or source.video or source.audio
     pictured = sensed and parts.by in ("segment", "modality") and (source.text or source.file)
-    if not (plain or pictured) or (source.saved and parts.by == "marks"):
-        raise typer.BadParameter(
-            "parts are cut out of a plain text: give TEXT or --file; with --image or --audio, a text and "
-            "--by modality",
-            param_hint="--by",
-        )
+    refuse(
+        not (pictured or not (sensed or source.inputs)) or (source.saved and parts.by == "marks"),
+        "--by",
+        "parts are cut out of a plain text: give TEXT or --file; with --image or --audio, a text and "
+        "--by modality",
+    )
 
 
 def read_parts_of(given: SourceInput, parts: PartOptions) -> tuple[Model, ModelInput, tuple[Span, ...]]:
@@ -119,8 +114,7 @@ def spans(
     check_picture(output.out, picture.cmap, one=True)
     check_parts(parts, source)
     loaded, prepared, cut = read_parts_of(read_source(source, model), parts)
-    if parts.written and output.as_csv:
-        raise typer.BadParameter("it is drawn here, or printed with --json", param_hint="--written")
+    refuse(parts.written and output.as_csv, "--written", "it is drawn here, or printed with --json")
     asked, one, exact = select_heads(attention), attention.head is not None, parts.exact_kernel
     with reading(loaded, prepared):
         if parts.written:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from attnscope.attention import Head, Site
+from attnscope.records import Meaning, Parts, derived, record
 
 Weigh: TypeAlias = Literal["raw", "norm", "norm-residual", "zeroing", "gradient"]
 """What weights are weighed by, so that they say more; ``raw``: nothing."""
 
 
+@record("a measure of a head, averaged over the rows that count")
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A measure of one head, averaged over the rows that count.
@@ -21,11 +23,17 @@ class Figure:
     over texts, ``None`` with fewer than two of them: rows of one text are too alike to count as samples.
     """
 
-    value: float
-    baseline: float
-    rows: int
+    value: Annotated[float, Meaning("the figure")]
+    baseline: Annotated[float, Meaning("the same on even attention over the open keys")]
+    rows: Annotated[int, Meaning("rows that counted")]
     texts: int
-    error: float | None = None
+    error: Annotated[float | None, Meaning("standard error over the texts of a corpus", optional=True)] = None
+
+    @property
+    @derived("texts that had such rows", name="texts", optional=True, shape=int)
+    def texts_of_error(self) -> int | None:
+        """How many texts the error is over."""
+        return None if self.error is None else self.texts
 
     @property
     def lift(self) -> float:
@@ -37,6 +45,7 @@ WEAK = "weak "
 """How the name of a role begins that stands out among the model's heads, and not by itself."""
 
 
+@record("the strongest pattern of a head")
 @dataclass(frozen=True, slots=True)
 class Role:
     """What a head does, by the strongest pattern that passes its threshold.
@@ -46,11 +55,11 @@ class Role:
     threshold, while hardly another head of the model is like it, has a name that begins with ``WEAK``.
     """
 
-    name: str
-    score: float
-    baseline: float
+    name: Annotated[str, Meaning("the role; attnscope stats --explain says what it means")]
+    score: Annotated[float, Meaning("the pattern's figure")]
+    baseline: Annotated[float, Meaning("the same on even attention")]
     rows: int
-    sentence: str
+    sentence: Annotated[str, Meaning("the role in words")]
 
     @property
     def lift(self) -> float:
@@ -63,19 +72,61 @@ class Role:
         return self.name.removeprefix(WEAK)
 
 
+IMPORTANCE, ABLATION = "importance", "ablation"
+PREDICTIONS = (ABLATION, IMPORTANCE)
+"""The columns that are no measures of attention: what the model's predictions lose with a head."""
+
+
+@record("how much the model's predictions depend on a head")
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """The mean over texts, and its standard error, ``None`` for a single text."""
+
+    value: Annotated[float, Meaning("the slope of the loss at a gate on the head")]
+    texts: Annotated[int, Meaning("texts that it is the mean of")]
+    error: Annotated[float | None, Meaning("standard error over the texts")] = None
+
+
+@record("how much the loss of the model's predictions rises without a head")
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """How much the loss rises without a head, over all predictions, and what it is then.
+
+    ``error`` is the standard error of the rise over texts, ``None`` for a single text.
+    """
+
+    value: Annotated[float, Meaning("the rise, in nats")]
+    texts: Annotated[int, Meaning("texts that it is the mean of")]
+    error: Annotated[float | None, Meaning("standard error over the texts")]
+    loss: Annotated[float, Meaning("the loss without the head")]
+
+
+@record("a head and its figures")
 @dataclass(frozen=True, slots=True)
 class HeadFigures:
     """All figures of one head of one site.
 
     ``absent`` names every measure that was asked for and does not exist here, with the reason.
-    ``role`` is ``None`` where the measures that make up roles were not asked for, or no row counted.
+    ``role`` is ``None`` where the measures that make up roles were not asked for, or no row counted;
+    ``importance`` and ``ablation`` unless they were asked for.
     """
 
-    site: Site
-    head: int
-    figures: Mapping[str, Figure]
-    absent: Mapping[str, str]
-    role: Role | None
+    site: Annotated[Site, Parts(kind="its kind of attention", layer="its layer")]
+    head: Annotated[int, Meaning("its number in the layer")]
+    figures: Annotated[Mapping[str, Figure], Meaning("by measure; attnscope stats --list names them")]
+    absent: Annotated[Mapping[str, str], Meaning("by measure that does not exist here, why")]
+    role: Annotated[Role | None, Meaning("its role; null where no row counted")]
+    importance: Annotated[
+        Importance | None, Meaning("with --importance", optional=True, shape=Importance)
+    ] = None
+    ablation: Annotated[Removal | None, Meaning("with --ablation", optional=True, shape=Removal)] = None
+
+    def figure(self, name: str) -> Figure | Importance | Removal | None:
+        """A figure of it, or what the predictions lose with it."""
+        if name in PREDICTIONS:
+            known: Importance | Removal | None = getattr(self, name)
+            return known
+        return self.figures.get(name)
 
     @property
     def address(self) -> Head:

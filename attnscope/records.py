@@ -57,8 +57,15 @@ class Meaning:
     plain: Callable[[Any], Any] | None = None
 
 
+Notes = Annotated[tuple[str, ...], Meaning("what to know about the model, the text and the answer")]
+"""The notes of an answer."""
+
+
 class Parts:
-    """A field in whose place these attributes of it stand in data, each with its meaning."""
+    """A field in whose place these attributes of it stand in data, each with its meaning.
+
+    Without any, all that a record has of its own stand there.
+    """
 
     def __init__(self, **meanings: str | Meaning) -> None:
         self.meanings = {
@@ -113,6 +120,8 @@ def members(kind: Any) -> tuple[tuple[tuple[str, ...], Any, Meaning], ...]:
             inner = get_args(hints[each.name])[0]
             if isinstance(note, Meaning):
                 found.append(((each.name,), inner, note))
+            elif isinstance(note, Parts) and not note.meanings:
+                found += [((each.name, *way), kind_, meaning) for way, kind_, meaning in members(inner)]
             elif isinstance(note, Parts):
                 found += [
                     ((each.name, name), _type_of(inner, name), one) for name, one in note.meanings.items()

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from attnscope.attention import Attention, Site, Source
 from attnscope.progress import tell
+from attnscope.records import Meaning, Parts, derived, record
 
 if TYPE_CHECKING:
     from attnscope.capture.observer import Observer
@@ -47,19 +48,25 @@ class CallFacts:
     returned, of the largest value; None where nothing was compared.
     """
 
-    source: Source
-    kernel: str
+    source: Annotated[Source, Meaning("how the weights were had")]
+    kernel: Annotated[str, Meaning("what computed the layer's output")]
     batch: int
-    heads: int
-    key_heads: int
-    queries: int
-    keys: int
+    heads: Annotated[int, Meaning("query heads")]
+    key_heads: Annotated[int, Meaning("key heads; fewer in grouped-query attention")]
+    queries: Annotated[int, Meaning("rows")]
+    keys: Annotated[int, Meaning("columns")]
     offset: int | None = None
-    window: int | None = None
+    window: Annotated[int | None, Meaning("the sliding window that the kernel was told of")] = None
     refusal: str | None = None
-    difference: float | None = None
+    difference: Annotated[
+        float | None,
+        Meaning(
+            "how far weights times values miss the kernel's output, of its largest value; null: not compared"
+        ),
+    ] = None
 
 
+@record("an attention call")
 @dataclass(frozen=True, kw_only=True)
 class SiteRecord(CallFacts):
     """One attention call, without its weights.
@@ -68,11 +75,20 @@ class SiteRecord(CallFacts):
     ``dtype`` is the name of the type that the kernel computed in.
     """
 
-    site: Site
+    site: Annotated[
+        Site,
+        Parts(
+            name="the module's path",
+            call="which call of the module in this pass, from 0",
+            kind="which sequence looks at which",
+            layer="the layer's number within its kind, from 0",
+        ),
+    ]
     step: int
-    dtype: str
+    dtype: Annotated[str, Meaning("the type that it computed in")]
 
     @property
+    @derived("why weights times values were compared with nothing; null where they were")
     def unproved(self) -> str | None:
         """Why the weights were compared with nothing; None where they were."""
         return UNPROVED[self.source] if self.difference is None else None
@@ -109,13 +125,14 @@ class SiteRecord(CallFacts):
         )
 
 
+@record("a layer without attention")
 @dataclass(frozen=True)
 class LayerWithoutAttention:
     """A layer without attention that can be shown, and why."""
 
-    name: str
-    layer: int
-    reason: str
+    name: Annotated[str, Meaning("a module's path")]
+    layer: Annotated[int, Meaning("its number")]
+    reason: Annotated[str, Meaning("why")]
 
     @staticmethod
     def at(name: str, reason: str) -> LayerWithoutAttention:
@@ -124,12 +141,13 @@ class LayerWithoutAttention:
         return LayerWithoutAttention(name, numbers[-1] if numbers else 0, reason)
 
 
+@record("a failure")
 @dataclass(frozen=True)
 class Failure:
     """A module at which the recording failed, and what it failed with; the model itself went on."""
 
-    name: str
-    reason: str
+    name: Annotated[str, Meaning("a module's path")]
+    reason: Annotated[str, Meaning("what went wrong")]
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import typer
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.options import ModelOptions, PrintedOptions, WeighedModelOptions
 from attnscope.cli.source import SourceInput, reading
+from attnscope.records import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +49,7 @@ def show_methods(
     with reading(loaded, prepared):
         result = compare_methods(loaded, prepared, target)
     if as_json:
-        return print_answer("flow", asdict(result))
+        return print_answer("flow", plain(result))
     _show(result, len(result.ranked), out, picture)
 
 
@@ -65,12 +66,12 @@ def show_heads(
     """All heads by one way of weighing, the best first."""
     from attnscope.questions.faithful import compare_heads
 
-    plain: ModelOptions = replace(model, weigh="raw", target=None)  # weighed below, and asked once
-    loaded, prepared = replace(given, model=plain).open(predicting=True)
+    unweighed: ModelOptions = replace(model, weigh="raw", target=None)  # weighed below, and asked once
+    loaded, prepared = replace(given, model=unweighed).open(predicting=True)
     with reading(loaded, prepared):
         result = compare_heads(loaded, prepared, model.weigh, model.target, selection)
     if as_json:
-        return print_answer("stats", asdict(result) | model.metadata)
+        return print_answer("stats", plain(result) | model.metadata)
     _show(result, top or TOP, out, picture)
 
 
@@ -83,10 +84,10 @@ def _show(result: Faithful, top: int, out: Path | None, picture: PrintedOptions)
         shown = replace(result, ranked=result.ranked[:top])
         answers.save_pictures(Answer((), {"faithful": shown}, dict), out, picture)
     else:
-        _print(result, top, plain=picture.plain)
+        _print(result, top, letters=picture.plain)
 
 
-def _print(result: Faithful, top: int, *, plain: bool) -> None:
+def _print(result: Faithful, top: int, *, letters: bool) -> None:
     """One order a line, with random ones among them where they stand."""
     from rich.console import Console
     from rich.text import Text
@@ -98,7 +99,7 @@ def _print(result: Faithful, top: int, *, plain: bool) -> None:
     console.print(Text(result.title), style="bold")
     console.print(Text(result.subtitle), style="dim")
     console.print()
-    marks = ASCII_SPARKS if plain or not console.encoding.startswith("utf") else SPARKS
+    marks = ASCII_SPARKS if letters or not console.encoding.startswith("utf") else SPARKS
     wide = console.width >= WIDE
     table = _table(wide)
     rows = sorted([*result.ranked[:top], result.random], key=lambda each: each.deletion_area)

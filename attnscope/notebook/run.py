@@ -67,8 +67,7 @@ class Run(Display):
         self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None
     ) -> Drawing:
         """Every head as a thumbnail, and those most worth a look."""
-        from attnscope.questions.answer import of_overview
-        from attnscope.questions.overview import overview
+        from attnscope.questions.overview import of_overview, overview
 
         result = overview(self._pass, self._pass.prepared, _select(words=words, hide_special=hide_special))
         return Drawing(of_overview(result, None, lambda head: f'run.head("{head}")'), cmap)
@@ -83,8 +82,7 @@ class Run(Display):
         cmap: str | None = None,
     ) -> HeadDrawing:
         """One head, by its address: ``"L2H1"``, ``"cross L0H3"``. Raises ``SelectionError``."""
-        from attnscope.questions.answer import of_head
-        from attnscope.questions.head import one_head
+        from attnscope.questions.head import of_head, one_head
 
         asked = _select(head=head, words=words, hide_special=hide_special, scale=scale)
         result = one_head(self._pass, self._pass.prepared, asked)
@@ -103,8 +101,7 @@ class Run(Display):
 
         Raises ``SelectionError``.
         """
-        from attnscope.questions.answer import of_token
-        from attnscope.questions.token import one_token
+        from attnscope.questions.token import of_token, one_token
 
         asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
         return Drawing(of_token(one_token(self._pass, self._pass.prepared, asked)), cmap)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError
+from attnscope.records import plain
 from attnscope.render.terminal.figure_table import NOTHING
 
 if TYPE_CHECKING:
@@ -149,20 +150,19 @@ class FigureTable(Display):
     @property
     def numbers(self) -> Mapping[str, Any]:
         """The figures as plain data: what the command line prints with ``--json``."""
-        from attnscope.questions.figures import numbers_of
-
-        return numbers_of(self.measured, self.heads)
+        numbers: Mapping[str, Any] = plain(self.measured)
+        return numbers
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """A dictionary a head: kind, layer, head, role, and each figure and its baseline."""
         from attnscope.measures import MEASURES
-        from attnscope.questions.figures import table_of
+        from attnscope.questions.stats import figure_rows
 
         taken = {name for head in self.heads for name in head.figures}
         names = [name for name in MEASURES if name in taken]
-        header, *rows = table_of(self.measured, self.heads, names)
-        return [dict(zip(header, row, strict=True)) for row in rows]
+        header, *rows = figure_rows(self.measured, names)
+        return [dict(zip(map(str, header), row, strict=True)) for row in rows]
 
     def frame(self) -> Any:
         """The rows as a ``pandas.DataFrame``. Raises ``AttnscopeError`` where there is no pandas."""

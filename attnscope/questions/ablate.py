@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,19 @@ from attnscope.attention import Head, Kind, Site
 from attnscope.capture import recording
 from attnscope.capture.hooks.gate import edited, gated, replaced, zeroed
 from attnscope.errors import InputError, SelectionError
+from attnscope.figures import Removal
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
 from attnscope.models.text.tokens import Vocabulary, readable
+from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import batches, join_texts
 from attnscope.questions.importance import Labels, gated_sites, predicted_side
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import kind_title, name_pass, require_selected
+from attnscope.records import Meaning, Notes, record
 from attnscope.storage.corpus import CorpusText
+from attnscope.text import visible
+from attnscope.views.table import Cell, Column, Table
 
 Forward = Callable[..., Any]
 
@@ -135,6 +140,10 @@ LIKELIEST = 3
 """Predictions that are named at each token."""
 
 
+Likeliest: TypeAlias = tuple[tuple[str, float], ...]
+
+
+@record("a prediction, the one that changed most first")
 @dataclass(frozen=True)
 class Changed:
     """One prediction before and after: ``divergence`` is KL(before || after) in nats.
@@ -143,15 +152,16 @@ class Changed:
     likeliest tokens with their probabilities, ``right`` the probabilities of the one that stands in the text.
     """
 
-    token: str
-    wanted: str
-    position: int
-    divergence: float
-    before: tuple[tuple[str, float], ...]
-    after: tuple[tuple[str, float], ...]
-    right: tuple[float, float]
+    token: Annotated[str, Meaning("the token in whose place it is made")]
+    wanted: Annotated[str, Meaning("the token that stands in the text")]
+    position: Annotated[int, Meaning("its number")]
+    divergence: Annotated[float, Meaning("KL divergence, in nats")]
+    before: Annotated[Likeliest, Meaning("the likeliest tokens with the head, and their probabilities")]
+    after: Annotated[Likeliest, Meaning("the likeliest tokens without it")]
+    right: Annotated[tuple[float, float], Meaning("the wanted token's probability with and without the head")]
 
 
+@record("a head taken away (--ablate)")
 @dataclass(frozen=True)
 class Ablation:
     """What changed in a model's predictions, those that changed most first.
@@ -160,13 +170,13 @@ class Ablation:
     nats.
     """
 
-    head: str
-    kind: Kind
-    title: str
-    changed: tuple[Changed, ...]
-    divergence: float
-    losses: tuple[float, float]
-    notes: tuple[str, ...]
+    head: Annotated[str, Meaning("the head")]
+    kind: Annotated[Kind, Meaning("its kind of attention")]
+    title: Annotated[str, Meaning("the model and what ran")]
+    changed: Annotated[tuple[Changed, ...], Meaning("every prediction")]
+    divergence: Annotated[float, Meaning("the mean KL divergence, in nats")]
+    losses: Annotated[tuple[float, float], Meaning("the loss with and without the head")]
+    notes: Notes
 
 
 def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
@@ -235,6 +245,56 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked) -> Ablation:
     )
 
 
+LISTED = 8
+"""Tokens whose prediction changed most that are listed."""
+
+
+def of_ablation(result: Ablation) -> Answer:
+    """The change on average, and the predictions that changed most."""
+    was, is_ = result.losses
+    lead = Table(
+        (),
+        (),
+        title=f"{result.head} taken away · {result.title}",
+        subtitle=f"the predictions change by {result.divergence:.3g} nats on average (KL divergence), "
+        f"their loss goes from {was:.3f} to {is_:.3f}",
+    )
+    more = len(result.changed) - LISTED
+    notes = [f"and {more:,} more predictions, each changed less"] if more > 0 else []
+    rows = Table(
+        (
+            Column("token", right=True, long="cut"),
+            Column("change", right=True, long="cut"),
+            Column("predicted with it"),
+            Column("without it"),
+        ),
+        tuple(
+            (
+                f"{visible(each.token)} {each.position}",
+                f"{each.divergence:.3f}",
+                _predictions(each, each.before),
+                _predictions(each, each.after),
+            )
+            for each in result.changed[:LISTED]
+        ),
+        notes=(*notes, "[in brackets]: the token that stands in the text", *result.notes),
+        edge=True,
+    )
+    return Answer((lead, rows), {}, lambda: result)
+
+
+def _predictions(change: Changed, top: Likeliest) -> Cell:
+    """The likeliest tokens, each with its probability in per cent, the right one in bold and in brackets."""
+    cell: list[tuple[str, str]] = []
+    for token, share in top:
+        right = token == change.wanted
+        cell += [
+            (f"[{token}] " if right else f"{token} ", "bold" if right else ""),
+            (f"{share:.0%}  ", "dim"),
+        ]
+    return tuple(cell)
+
+
 def _note_turns(model: Model) -> tuple[str, ...]:
     """What a masked model does not see while it predicts."""
     if model.objective.mask is None:
@@ -259,19 +319,6 @@ MEAN_TEXTS = 1000
 
 NEAR = 1e-3
 """Nats by which a loss may differ when kept layers are given, not run: rounding is far below it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """How much the loss rises without a head, over all predictions, and what it is then.
-
-    ``error`` is the standard error of the rise over texts, ``None`` for a single text.
-    """
-
-    value: float
-    texts: int
-    error: float | None
-    loss: float
 
 
 class Removals:

@@ -25,7 +25,7 @@ from attnscope.comparison import (
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.kept import FileModel
-from attnscope.questions.answer import Answer, Notes
+from attnscope.questions.answer import Answer
 from attnscope.questions.compare import (
     MASKED,
     NATS,
@@ -45,7 +45,7 @@ from attnscope.questions.compare import (
 from attnscope.questions.head_rows import CELLS, Choosing, evenly, head_rows, map_of_nats
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, quote_text, require_selected
-from attnscope.records import Meaning, derived, record, rounded
+from attnscope.records import Meaning, Notes, derived, record, rounded
 from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, heatmap
 from attnscope.views.distances import DistanceMap, distance_map
 from attnscope.views.heads import AlignedTexts, Step, joint_difference

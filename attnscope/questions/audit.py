@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.audit_mixer import Mixer, describe_mixers, is_inside, name_mixers, only_choose, sorts
 from attnscope.questions.audit_pass import First, Hold, Place, Steps, project
+from attnscope.records import Meaning, Parts, derived, record
 
 NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|shape|size|time|cond", re.I)
 """Names of inputs that say something about tokens, and are none."""
@@ -102,19 +104,46 @@ MOST = 8
 """Tokens of an input that are changed."""
 
 
+NUMBER_OR_NONE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+
+
+@record("an attention call")
+@dataclass(frozen=True)
+class FrozenCall:
+    """A call whose output was the same in every pass."""
+
+    site: Annotated[
+        Site,
+        Parts(
+            name="a module's path",
+            kind=Meaning("what it is", shape=str),
+            layer=Meaning("its number", shape=NUMBER_OR_NONE),
+        ),
+    ]
+
+
+@record("whether all mixing of tokens is shown (--audit)")
 @dataclass(frozen=True)
 class Audit:
     """What was found: the attention calls that were held, and the modules that mix tokens past them."""
 
     sites: tuple[Site, ...]
-    mixers: tuple[Mixer, ...]
+    mixers: Annotated[tuple[Mixer, ...], Meaning("modules through which another token still moves")]
 
     @property
+    @derived("calls whose output was held still")
+    def held(self) -> tuple[FrozenCall, ...]:
+        """The attention calls."""
+        return tuple(map(FrozenCall, self.sites))
+
+    @property
+    @derived("whether it is")
     def complete(self) -> bool:
         """Whether all mixing between tokens goes through what is shown."""
         return not self.mixers
 
     @property
+    @derived("the same in words")
     def sentences(self) -> tuple[str, ...]:
         """The answer in plain words."""
         calls = f"{len(self.sites):,} attention call{'s' * (len(self.sites) != 1)}"

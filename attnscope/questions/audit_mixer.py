@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from attnscope.capture.lineage.split_calls import CHANNELS
 from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD
 from attnscope.capture.record import pattern
 from attnscope.questions.sentences import number_ranges
+from attnscope.records import Meaning, record
 
 
 def is_inside(path: str, other: str) -> bool:
@@ -64,6 +66,7 @@ NO_MIXING = ELEMENTWISE | {
 """Functions that leave each number where it is."""
 
 
+@record("a module")
 @dataclass(frozen=True)
 class Mixer:
     """A module through which tokens reach each other past the attention that is shown.
@@ -72,10 +75,10 @@ class Mixer:
     its path, if it has just one.
     """
 
-    path: str
-    type: str
-    layer: int | None
-    way: str | None
+    path: Annotated[str, Meaning("its path")]
+    type: Annotated[str, Meaning("its Python class")]
+    layer: Annotated[int | None, Meaning("the number in its path, if there is just one")]
+    way: Annotated[str | None, Meaning("by what it mixes tokens, where that is known")]
 
 
 def describe_mixers(mixers: Sequence[Mixer], held: int) -> tuple[str, ...]:

@@ -7,27 +7,29 @@ import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Figure, HeadFigures
 from attnscope.questions.stats import OPERATORS, Condition, Stats, parse_conditions
+from attnscope.records import Meaning, derived, record
 from attnscope.storage.files import read_regular, write_whole
 
 COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
 """How a number of heads is compared; a figure is never equal to a number that somebody writes."""
 
 
+@record("a claim")
 @dataclass(frozen=True)
 class Verdict:
     """Whether a claim holds, and the evidence in words."""
 
-    claim: str
-    holds: bool
-    evidence: str
+    claim: Annotated[str, Meaning("as it was made")]
+    holds: Annotated[bool, Meaning("whether it holds")]
+    evidence: Annotated[str, Meaning("what was found", name="figures")]
 
 
 @dataclass(frozen=True)
@@ -162,14 +164,30 @@ LARGEST = 1 << 26
 """Bytes of a snapshot, at most."""
 
 
+@record("a figure that changed")
 @dataclass(frozen=True)
 class Change:
     """A figure that differs by more than was tolerated; ``None`` where there is none."""
 
-    head: str
-    measure: str
-    before: float | None
-    now: float | None
+    head: Annotated[str, Meaning("its head")]
+    measure: Annotated[str, Meaning("its measure")]
+    before: Annotated[float | None, Meaning("in the snapshot")]
+    now: Annotated[float | None, Meaning("in this run")]
+
+
+@record("claims and what became of them")
+@dataclass(frozen=True)
+class Checked:
+    """Verdicts on claims, and what differs from a snapshot, if there was one to compare with."""
+
+    claims: Annotated[tuple[Verdict, ...], Meaning("every claim")]
+    changes: Annotated[tuple[Change, ...] | None, Meaning("with --against")] = None
+
+    @property
+    @derived("whether every claim holds and no figure changed")
+    def holds(self) -> bool:
+        """Whether all is as it was said to be."""
+        return all(verdict.holds for verdict in self.claims) and not self.changes
 
 
 def save_snapshot(stats: Stats, path: Path) -> None:
@@ -215,18 +233,4 @@ def _figures(stats: Stats) -> dict[str, Any]:
     return {
         f"{head.site.kind} {head.name}": {name: figure.value for name, figure in head.figures.items()}
         for head in stats.heads
-    }
-
-
-def verdict_numbers(
-    verdicts: Sequence[Verdict], differences: Sequence[Change] | None = None
-) -> dict[str, Any]:
-    """Verdicts and changed figures as plain data."""
-    return {
-        "holds": all(verdict.holds for verdict in verdicts) and not differences,
-        "claims": [
-            {"claim": verdict.claim, "holds": verdict.holds, "figures": verdict.evidence}
-            for verdict in verdicts
-        ],
-        "changes": None if differences is None else [asdict(change) for change in differences],
     }

@@ -31,12 +31,12 @@ from attnscope.comparison import (
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.questions.answer import Answer, Notes
+from attnscope.questions.answer import Answer
 from attnscope.questions.head import LARGEST
 from attnscope.questions.head_rows import even_rows, evenly, head_rows, oddities
 from attnscope.questions.selection import Selection, head_of
 from attnscope.questions.sentences import kind_title, name_pass, note_hidden, provenance, require_selected
-from attnscope.records import MATRIX, Meaning, Parts, derived, plain, record, rounded
+from attnscope.records import MATRIX, Meaning, Notes, Parts, derived, plain, record, rounded
 from attnscope.views import Ranked, Ranking, View
 from attnscope.views.distances import HeadDistances, HeadPlane, distance_map
 from attnscope.views.heatmap import HeadPair, Parting, head_pair

@@ -29,7 +29,7 @@ from attnscope.questions.corpus import (
 from attnscope.questions.importance import Importances
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, require_selected
-from attnscope.questions.stats import Stats, measuring_pass, what_ran
+from attnscope.questions.stats import Stats, measuring_pass, what_ran, with_predictions
 from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.corpus import Corpus, CorpusText
 
@@ -290,10 +290,8 @@ class _Work:
         size = f"{progress.texts:,} texts, {progress.tokens:,} tokens"
         parts = (self.model.title, layers, size, how)
         return Stats(
-            settle_roles(total.measured.figures()),
+            settle_roles(with_predictions(list(total.measured.figures()), importances, removals)),
             " · ".join(part for part in parts if part),
             what_ran(progress.taken, progress.calls),
             (*self.model.notes, *progress.left_out, *describe_way(self.ablation)),
-            importances,
-            removals,
         )

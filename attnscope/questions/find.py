@@ -16,7 +16,7 @@ from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.capture.observers.coarsen import BLOCK, SharedRows, rows_at_a_time
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.questions.answer import Answer, Notes
+from attnscope.questions.answer import Answer
 from attnscope.questions.parts import Group, TextPart, part_of, word_groups
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import (
@@ -27,7 +27,7 @@ from attnscope.questions.sentences import (
     provenance,
     require_selected,
 )
-from attnscope.records import ADDRESS, Meaning, record
+from attnscope.records import ADDRESS, Meaning, Notes, record
 from attnscope.registry import nearest_name
 from attnscope.views import HeadMap, View, head_map
 from attnscope.views.heads import number

@@ -11,7 +11,7 @@ from attnscope.attention import Head, Kind, Site
 from attnscope.capture import Record
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
-from attnscope.questions.answer import Answer, Notes
+from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import (
     Batch,
     CorpusRun,
@@ -36,7 +36,7 @@ from attnscope.questions.gold_asked import (
 )
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, require_selected
-from attnscope.records import ADDRESS, Meaning, plain, record
+from attnscope.records import ADDRESS, Meaning, Notes, plain, record
 from attnscope.registry import nearest_name
 from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.gold import GoldFile, GoldText

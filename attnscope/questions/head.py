@@ -1,9 +1,10 @@
-"""Figures that a trace came with: nothing is measured twice."""
+"""One head of a text: its picture, what was measured of it, and the call that it was seen in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
 from attnscope.measures.words import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Heard
+from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import (
     kind_title,
@@ -28,6 +30,7 @@ from attnscope.questions.sentences import (
     provenance,
     require_selected,
 )
+from attnscope.records import Meaning, derived, record
 from attnscope.views import Heatmap, Measured, heatmap
 
 
@@ -58,13 +61,41 @@ READINGS = (
 """The measures that stand under a head's picture."""
 
 
+@record("one head (--head)")
 @dataclass(frozen=True, eq=False)
 class OneHead:
     """One head's picture, its figures, and the call that it was seen in."""
 
     heatmap: Heatmap
-    figures: HeadFigures
-    site: SiteRecord
+    figures: Annotated[HeadFigures, Meaning("its figures", name="head")]
+    site: Annotated[SiteRecord, Meaning("its attention call")]
+
+    @property
+    @derived("what to know about the model, the text and the answer")
+    def notes(self) -> tuple[str, ...]:
+        """The notes of its picture."""
+        return self.heatmap.notes
+
+    @property
+    @derived("the rows' texts")
+    def queries(self) -> list[str]:
+        """What looks."""
+        return [place.text for place in self.heatmap.weights.queries]
+
+    @property
+    @derived("the columns' texts")
+    def keys(self) -> list[str]:
+        """What is looked at."""
+        return [place.text for place in self.heatmap.weights.keys]
+
+    @property
+    @derived("[query, key], rounded to 7 digits; null where masked")
+    def weights(self) -> list[list[float | None]]:
+        """Its weights as they are shown."""
+        return [
+            [None if masked else round(float(value), 7) for value, masked in zip(*row, strict=True)]
+            for row in zip(self.heatmap.values, self.heatmap.masked, strict=True)
+        ]
 
 
 def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
@@ -114,6 +145,11 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked) -> OneHead:
     if made.site.kind == "cross":
         picture = replace(picture, bands=bands_of(weights.keys, prepared.heard))
     return OneHead(picture, figures, site)
+
+
+def of_head(result: OneHead) -> Answer:
+    """One head's heatmap."""
+    return Answer((result.heatmap,), {"head": result.heatmap}, lambda: result)
 
 
 def _pick_one(figures: Sequence[HeadFigures], site: Site, head: int) -> HeadFigures:

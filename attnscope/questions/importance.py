@@ -10,7 +10,7 @@ averaged first, and texts count alike. The figures are as they come, not normali
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,20 +21,12 @@ from attnscope.attention import Head, Kind, Site, Token
 from attnscope.capture import Record, recording
 from attnscope.capture.hooks.gate import Gates, gated
 from attnscope.errors import ModelError
+from attnscope.figures import Importance
 from attnscope.measures.sums import read_site
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import PredictionBatch, batch_predictions
 
 Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Importance:
-    """The mean over texts, and its standard error, ``None`` for a single text."""
-
-    value: float
-    texts: int
-    error: float | None = None
 
 
 class Importances:

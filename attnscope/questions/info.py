@@ -1,4 +1,4 @@
-"""What is wrong with the attention that a model itself reports, beside what was captured."""
+"""Every attention call of a model, and what is wrong with the attention that the model itself reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,12 @@ from torch import Tensor
 from attnscope.attention import Attention, Site
 from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecord
 from attnscope.capture.observers.coarsen import SharedRows
+from attnscope.capture.record import pattern
 from attnscope.models import Model, ModelInput
+from attnscope.questions.answer import Answer
+from attnscope.questions.sentences import note_differences, note_unproved, number_ranges
+from attnscope.records import Meaning, Notes, Parts, derived, record
+from attnscope.views.table import BREAK, Cell, Column, Table
 
 SAME = 1e-3
 """Sums of rows differ by less."""
@@ -69,6 +74,7 @@ OWN_NAMES = {
 """Where transformers' models put the attention of each kind in their outputs."""
 
 
+@record("an attention call")
 @dataclass(frozen=True)
 class Sighting:
     """One attention call: what it is, the range of its rows' sums, and whether the model reports it rightly.
@@ -77,21 +83,30 @@ class Sighting:
     "wrong" (other numbers, or another shape), or "none". ``fault`` says what it is instead.
     """
 
-    site: SiteRecord
+    site: Annotated[SiteRecord, Parts()]
     low: float
     high: float
-    report: Verdict
-    fault: str | None = None
+    report: Annotated[Verdict, Meaning("whether the model itself reports these weights", name="own_report")]
+    fault: Annotated[str | None, Meaning("what it reports in their place", name="own_fault")] = None
+
+    @property
+    @derived("the smallest and the largest sum of a row")
+    def row_sums(self) -> tuple[float, float]:
+        """The range of its rows' sums."""
+        return self.low, self.high
 
 
+@record("every attention call of a model")
 @dataclass(frozen=True)
 class Survey:
     """Every attention call of a pass, the layers that have none, what failed, and what to know."""
 
-    sightings: tuple[Sighting, ...]
-    without_attention: tuple[LayerWithoutAttention, ...]
-    failures: tuple[Failure, ...]
-    notes: tuple[str, ...]
+    sightings: Annotated[tuple[Sighting, ...], Meaning("every call", name="sites")]
+    without_attention: Annotated[
+        tuple[LayerWithoutAttention, ...], Meaning("layers without attention", name="without")
+    ]
+    failures: Annotated[tuple[Failure, ...], Meaning("where the recording failed")]
+    notes: Notes
 
 
 def survey(model: Model, prepared: ModelInput) -> Survey:
@@ -197,3 +212,72 @@ def _reported_weights(outputs: Any, kind: str) -> Sequence[Tensor | None]:
         if isinstance(reported, (tuple, list)) and reported:
             return reported
     return ()
+
+
+COLUMNS = ("layer", "kind", "module, kernel, weights", "heads", "size", "rows sum to", "own report")
+
+
+def of_survey(result: Survey) -> Answer:
+    """One line for calls that differ in nothing but their numbers, the layers without, and what to know."""
+    rows: dict[tuple[Cell, ...], set[int]] = {}
+    for sighting in result.sightings:
+        rows.setdefault(_cells(sighting), set()).add(sighting.site.site.layer)
+    table = Table(
+        tuple(Column(name, long="fold" if name == COLUMNS[2] else "keep") for name in COLUMNS),
+        tuple((number_ranges(layers), *cells) for cells, layers in rows.items()),
+        notes=(*_without(result), *_notes(result), *result.notes),
+        edge=True,
+    )
+    return Answer((table,), {}, lambda: result)
+
+
+def _cells(sighting: Sighting) -> tuple[Cell, ...]:
+    site = sighting.site
+    low, high = (f"{value:.3g}" for value in (sighting.low, sighting.high))
+    kernel = f"{site.kernel} {site.dtype}" + (f" window {site.window}" if site.window else "")
+    return (
+        site.site.kind,
+        ((pattern(site.site.name), ""), BREAK, (f"{kernel}, {site.source}", "")),
+        f"{site.heads}" if site.key_heads == site.heads else f"{site.heads}/{site.key_heads}",
+        f"{site.queries}×{site.keys}",
+        low if low == high else f"{low} to {high}",
+        sighting.report,
+    )
+
+
+def _without(result: Survey) -> list[str]:
+    """The layers that have no attention, those of one reason together."""
+    reasons: dict[str, list[int]] = {}
+    for layer in result.without_attention:
+        reasons.setdefault(layer.reason, []).append(layer.layer)
+    return [
+        f"no attention in layers {number_ranges(set(layers))}: {reason}" for reason, layers in reasons.items()
+    ]
+
+
+def _notes(result: Survey) -> list[str]:
+    notes = []
+    if any(sighting.site.key_heads != sighting.site.heads for sighting in result.sightings):
+        notes.append("heads: query heads / key-value heads")
+    faults: dict[tuple[str, str], set[int]] = {}
+    for sighting in result.sightings:
+        if sighting.fault is not None:
+            site = sighting.site.site
+            faults.setdefault((site.kind, sighting.fault), set()).add(site.layer)
+    for (kind, fault), layers in faults.items():
+        where = f"{kind} layer{'s' * (len(layers) > 1)} {number_ranges(layers)}"
+        notes.append(f"the model's own output_attentions are wrong in {where}: {fault}")
+    notes += note_differences([sighting.site for sighting in result.sightings])
+    proofs = [each.site.difference for each in result.sightings if each.site.difference is not None]
+    if proofs:
+        notes.append(
+            f"weights times values give the kernel's output within {max(proofs):.1g}, in {len(proofs)} calls"
+        )
+    notes += note_unproved([sighting.site for sighting in result.sightings])
+    product = [each for each in result.sightings if each.site.kernel == "product"]
+    if any(each.low < 1 - 1e-3 or each.high > 1 + 1e-3 for each in product):
+        notes.append("weights that no softmax made (product): rows need not sum to 1")
+    if any(each.high < 1 - 1e-3 for each in result.sightings if each not in product):
+        rest = "a sink that no token owns, or on padding"
+        notes.append(f"rows that sum to less than 1 leave the rest on {rest}")
+    return notes

@@ -7,13 +7,14 @@ way to the score being that of this pass, each of them has a part in the score, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import Head
+from attnscope.attention import Head, Kind
 from attnscope.capture import recording
 from attnscope.capture.record import tolerance
 from attnscope.capture.stream.parts import Effects, sum_parts
@@ -24,6 +25,7 @@ from attnscope.models.kinds import show_kinds
 from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.models.text.tokens import readable
 from attnscope.questions.answer import Answer
+from attnscope.records import Meaning, Parts, derived, record
 from attnscope.views import HeadMap, View, head_map
 from attnscope.views.charts import MovedWords, Term, Terms
 
@@ -34,36 +36,97 @@ WORDS = 8
 """Words of each head, each way."""
 
 
+@record("a word")
 @dataclass(frozen=True)
 class Word:
     """A word of the vocabulary, and how far a head's output moves its logit."""
 
-    text: str
-    moved: float
+    text: Annotated[str, Meaning("the word")]
+    moved: Annotated[float, Meaning("how far its score is moved")]
 
 
+Address = Annotated[
+    Head,
+    Parts(
+        kind=Meaning("its kind of attention", shape=Kind),
+        layer="its layer",
+        head="its number in the layer",
+    ),
+]
+Effect = Annotated[float, Meaning("what it writes")]
+
+
+@record("a head")
+@dataclass(frozen=True)
+class HeadEffect:
+    """A head, and what it writes to a score."""
+
+    head: Address
+    effect: Effect
+
+
+@record("a layer")
+@dataclass(frozen=True)
+class LayerEffect:
+    """What a layer adds to a score beside its attention."""
+
+    layer: Annotated[int, Meaning("its number")]
+    effect: Effect
+
+
+@record("a module")
+@dataclass(frozen=True)
+class ModuleEffect:
+    """What another module that mixes tokens writes to a score."""
+
+    layer: Annotated[int, Meaning("its layer")]
+    module: Annotated[str, Meaning("its path in the layer, or attention, whose heads are not told apart")]
+    effect: Effect
+
+
+@record("a head: the one that is named, or those that write most")
 @dataclass(frozen=True)
 class Favours:
     """The words whose logits a head's output raises and lowers most."""
 
-    raised: tuple[Word, ...]
-    lowered: tuple[Word, ...]
+    head: Address
+    raised: Annotated[tuple[Word, ...], Meaning("the words whose scores its output raises most")]
+    lowered: Annotated[tuple[Word, ...], Meaning("those that it lowers most")]
 
 
+@record("what each part writes to the score of a token (--writes), in logits")
 @dataclass(frozen=True)
 class Writes:
     """The direct effects of all parts on one score, which they sum to, and the words of some heads.
 
-    ``rest`` is what rounding leaves. ``said`` names the prediction.
+    ``rest`` is what rounding leaves. ``prediction`` names it.
     """
 
-    effects: Effects
-    words: Mapping[Head, Favours]
-    score: float
-    rest: float
-    said: str
-    title: str
-    notes: tuple[str, ...]
+    effects: Annotated[Effects, Parts(embeddings="what the embeddings write", biases="what biases write")]
+    words: Annotated[tuple[Favours, ...], Meaning("the words that heads move")]
+    score: Annotated[float, Meaning("the score, which all parts sum to")]
+    rest: Annotated[float, Meaning("what rounding leaves of the score")]
+    prediction: Annotated[str, Meaning("whose score it is, in words")]
+    title: Annotated[str, Meaning("the model")]
+    notes: Annotated[tuple[str, ...], Meaning("what to know of the numbers")]
+
+    @property
+    @derived("every head")
+    def heads(self) -> list[HeadEffect]:
+        """What each head writes."""
+        return [HeadEffect(*each) for each in self.effects.heads.items()]
+
+    @property
+    @derived("what each layer adds beside its attention")
+    def feed_forward(self) -> list[LayerEffect]:
+        """What each layer adds beside its attention."""
+        return [LayerEffect(*each) for each in sorted(self.effects.feed_forward.items())]
+
+    @property
+    @derived("other modules that mix tokens")
+    def mixers(self) -> list[ModuleEffect]:
+        """What other modules that mix tokens write."""
+        return [ModuleEffect(*where, effect) for where, effect in sorted(self.effects.mixers.items())]
 
 
 def direct_effects(
@@ -109,7 +172,7 @@ def direct_effects(
             f"its score is {score:.4g}"
         )
     chosen = [_require(head, effects)] if head is not None else effects.largest_heads(HEADS)
-    words = {each: _words(model, effects.slopes(each, seed)) for each in chosen}
+    words = tuple(_favours(model, each, effects.slopes(each, seed)) for each in chosen)
     notes = (*_held(stream, effects), *model.notes, *prepared.notes, *record.notes)
     return Writes(effects, words, score, rest, prediction.description, model.title, notes)
 
@@ -126,7 +189,7 @@ def _require(head: Head, effects: Effects) -> Head:
     raise SelectionError(f"no head {head}: layers {layers[0]}-{layers[-1]} have heads 0-{most}")
 
 
-def _words(model: Model, moved: Tensor) -> Favours:
+def _favours(model: Model, head: Head, moved: Tensor) -> Favours:
     """The words that are moved most.  [vocabulary]"""
     vocabulary = model.objective.vocabulary
     moved = moved.clone()
@@ -140,7 +203,7 @@ def _words(model: Model, moved: Tensor) -> Favours:
             Word(text, sign * value) for text, value in zip(texts, values.tolist(), strict=True) if value > 0
         )
 
-    return Favours(spell(1), spell(-1))
+    return Favours(head, spell(1), spell(-1))
 
 
 def _held(stream: Stream, effects: Effects) -> Sequence[str]:
@@ -173,8 +236,7 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
     parts |= {f"feed-forward {layer}": effect for layer, effect in effects.feed_forward.items()}
     parts |= {f"{module} {layer}": effect for (layer, module), effect in effects.mixers.items()}
     parts |= {"embeddings": effects.embeddings, "biases": effects.biases}
-    marked = next((name(each) for each in result.words), None) if head is not None else None
-    told = {name(each) for each in result.words}  # heads whose words stand below
+    told = [name(each.head) for each in result.words]  # heads whose words stand below
     order = sorted(parts, key=lambda part: (part not in told, -abs(parts[part])))
     listed = sorted(order[:MOST], key=lambda part: -abs(parts[part]))
     groups = {"heads": list(effects.heads.values())} if effects.heads else {}
@@ -189,19 +251,18 @@ def of_writes(result: Writes, head: Head | None = None) -> Answer:
         largest=tuple(Term(part, parts[part]) for part in listed),
         rest=Term(f"{len(rest):,} others", sum(parts[part] for part in rest)) if rest else None,
         moved=tuple(
-            MovedWords(name(each), _terms(favours.raised), _terms(favours.lowered))
-            for each, favours in result.words.items()
+            MovedWords(name(each.head), _terms(each.raised), _terms(each.lowered)) for each in result.words
         ),
-        marked=marked,
+        marked=told[0] if head is not None else None,
         heads=next(iter(maps.values()), None),
         title=f"what writes to the score · {result.title}",
-        subtitle=result.said,
+        subtitle=result.prediction,
         notes=result.notes,
     )
     views: list[View] = [replace(view, notes=() if maps else view.notes), *maps.values()]
     if maps:
         views[-1] = replace(list(maps.values())[-1], notes=result.notes)
-    return Answer(tuple(views), {"writes": view}, dict)
+    return Answer(tuple(views), {"writes": view}, lambda: result)
 
 
 def _terms(words: tuple[Word, ...]) -> tuple[Term, ...]:

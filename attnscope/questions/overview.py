@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from attnscope.attention import Head
 from attnscope.capture import Record
 from attnscope.capture.observers.coarsen import RowObserver, SharedRows
 from attnscope.capture.observers.near import Near
-from attnscope.measures import DEFAULT, HeadFigures, Measurement, settle_roles
+from attnscope.measures import DEFAULT, HeadFigures, Measurement, settle_roles, worth_a_look
 from attnscope.models import Model, ModelInput
+from attnscope.questions.answer import Answer
 from attnscope.questions.head import find_figures, pick_figures
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import (
@@ -21,18 +24,20 @@ from attnscope.questions.sentences import (
     provenance,
     require_selected,
 )
-from attnscope.views import Grid, grid
+from attnscope.records import Meaning, Notes, Parts, record
+from attnscope.views import Grid, Ranked, Ranking, grid
 from attnscope.views.grid import CELLS, NEAR
 
 
+@record("every head")
 @dataclass(frozen=True, eq=False)
 class Overview:
     """Thumbnails by kind of attention, the figures of every head, what ran, and what to know."""
 
     grids: Mapping[str, Grid]
-    heads: tuple[HeadFigures, ...]
-    record: Record
-    notes: tuple[str, ...]
+    heads: Annotated[tuple[HeadFigures, ...], Meaning("every head that is meant")]
+    record: Annotated[Record, Parts(sites="every attention call")]
+    notes: Notes
 
 
 def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overview:
@@ -68,3 +73,30 @@ def overview(model: Model, prepared: ModelInput, selection: Selection) -> Overvi
         notes += note_hidden(shares, selection, f"the {kind_title(kind)}") + note_maps(maps, prepared)
     heads = measured.figures() if known is None else pick_figures(known, record, selection)
     return Overview(grids, settle_roles(heads), record, tuple(notes))
+
+
+def of_overview(
+    result: Overview, command: str | None, opening: Callable[[Head], str] | None = None
+) -> Answer:
+    """Every head as a thumbnail, and the heads most worth a look with the words that open each.
+
+    Those are the ``command`` with the head's address, or what ``opening`` makes of the address.
+    """
+    several = len(result.grids) > 1
+    ranked = []
+    for head in worth_a_look(result.heads):
+        extra = f" --kind {head.site.kind}" if several else ""
+        words = f"{command or '...'} --head {head.name}{extra}"
+        if opening is not None:
+            words = opening(head.address if several else Head(head.name))
+        where = f" {head.site.kind}" if several else ""
+        reason = head.role.sentence if head.role else ""
+        ranked.append(Ranked(head.name + where, reason, words))
+    notes = result.notes
+    if not ranked:
+        notes = ("no pattern stands out in any head", *notes)
+    elif not command and not opening:
+        notes = (*notes, "... stands for the command that you gave")
+    ranking = Ranking(tuple(ranked), "Worth a look", notes)
+    pictures = {kind: replace(grid, notes=result.notes) for kind, grid in result.grids.items()}
+    return Answer((*result.grids.values(), ranking), pictures, lambda: result)

@@ -21,13 +21,13 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.fused.fused_pass import MOST_CELLS, FusedPass
 from attnscope.fused.request import SHORTEST, Request
 from attnscope.models import Model, ModelInput
-from attnscope.questions.answer import Answer, Notes
+from attnscope.questions.answer import Answer
 from attnscope.questions.find import HeadScore, Question, QuestionResult
 from attnscope.questions.parts import Span, TextPart
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, require_selected
 from attnscope.questions.stats import what_ran
-from attnscope.records import ADDRESS, MATRIX, Meaning, derived, record
+from attnscope.records import ADDRESS, MATRIX, Meaning, Notes, derived, record
 from attnscope.views import Heatmap, heatmap
 from attnscope.views.charts import Stack
 from attnscope.views.heads import number

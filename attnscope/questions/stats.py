@@ -1,36 +1,36 @@
-"""Conditions on heads, like ``entropy<1 and role=previous``: parsed, never run as code."""
+"""The figures of every head of a text: measured, chosen by conditions, as a table, maps and curves."""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from attnscope.attention import Attention, Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers.coarsen import Coarsen, How, Reading, RowObserver, SharedRows, cells
 from attnscope.errors import SelectionError
-from attnscope.figures import Figure
+from attnscope.figures import ABLATION, PREDICTIONS, Figure, Importance, Removal
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, ROLES, HeadFigures, Measurement, fused_request, settle_roles
 from attnscope.models import Model, ModelInput
+from attnscope.questions.answer import Answer
 from attnscope.questions.head import find_figures, pick_figures
 from attnscope.questions.layers import CELLS, WholeLayers, pooled_layers
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass, provenance, require_selected
+from attnscope.records import Meaning, Notes, record
 from attnscope.registry import nearest_name
+from attnscope.views import HeadMap, head_map
 from attnscope.views.charts import Curve, Curves
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from attnscope.questions.ablate import Removal
-    from attnscope.questions.importance import Importance
 
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
@@ -191,22 +191,110 @@ def _rows(count: int) -> str:
     return "one row" if count == 1 else f"{count:,} rows"
 
 
+@record("the figures of every head")
 @dataclass(frozen=True, eq=False)
 class Stats:
     """The figures of the heads that are meant, what ran, and what to know.
 
     ``ran`` says whether the kernels ran beside the measuring, or the fused pass in their place.
-    ``importance`` and ``ablation`` are empty unless they were asked for; so is ``maps``, every head on at
-    most 256 × 256 cells.
+    ``maps``, every head on at most 256 × 256 cells, are there if they were asked for.
     """
 
-    heads: tuple[HeadFigures, ...]
+    heads: Annotated[
+        tuple[HeadFigures, ...], Meaning("the heads that are meant, in the order that was asked for")
+    ]
     title: str
-    ran: str
-    notes: tuple[str, ...]
-    importance: Mapping[Head, Importance] = field(default_factory=dict)
-    ablation: Mapping[Head, Removal] = field(default_factory=dict)
+    ran: Annotated[str, Meaning("whether the kernels ran, or the fused pass in their place")]
+    notes: Notes
     maps: WholeLayers | None = None
+
+    @property
+    def importance(self) -> Mapping[Head, Importance]:
+        """The importance of every head; empty unless it was asked for."""
+        return {head.address: head.importance for head in self.heads if head.importance}
+
+    @property
+    def ablation(self) -> Mapping[Head, Removal]:
+        """What is lost without each head; empty unless it was asked for."""
+        return {head.address: head.ablation for head in self.heads if head.ablation}
+
+    @property
+    def predictions(self) -> list[str]:
+        """Which of ``PREDICTIONS`` were asked for."""
+        return [name for name in PREDICTIONS if any(head.figure(name) for head in self.heads)]
+
+    def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadFigures]:
+        """The heads that meet all conditions, the largest of one figure first, if ``sort`` names it.
+
+        Raises ``SelectionError``, with the reason, for a figure that no head has.
+        """
+        named = [condition.name for condition in conditions if condition.name != "role"]
+        for name in [*named, *([sort] if sort else [])]:
+            if not any(head.figure(name) for head in self.heads):
+                why = {head.absent[name]: None for head in self.heads if name in head.absent}
+                raise SelectionError(
+                    f"no head has a figure of {name}: {next(iter(why), 'it was not measured')}"
+                )
+        heads = [head for head in self.heads if all(condition.meets(head) for condition in conditions)]
+        if sort is None:
+            return heads
+        known = [(figure.value, head) for head in heads if (figure := head.figure(sort)) is not None]
+        return [head for _, head in sorted(known, key=lambda pair: -pair[0])]
+
+
+def with_predictions(
+    heads: Sequence[HeadFigures], importances: Mapping[Head, Importance], removals: Mapping[Head, Removal]
+) -> tuple[HeadFigures, ...]:
+    """Heads with what the model's predictions lose with each."""
+    return tuple(
+        replace(head, importance=importances.get(head.address), ablation=removals.get(head.address))
+        for head in heads
+    )
+
+
+def of_stats(result: Stats, names: Sequence[str]) -> Answer:
+    """The figures as numbers and, those of ``names``, as a table."""
+    return Answer((), {}, lambda: result, table=lambda: figure_rows(result, names))
+
+
+def figure_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
+    """The names of the columns, then a row a head: each figure, its baseline, over a corpus its error."""
+    errors = any(figure.error is not None for head in result.heads for figure in head.figures.values())
+    parts = ("value", "baseline", "error") if errors else ("value", "baseline")
+    columns = [(name, part) for name in names for part in parts]
+    columns += [(name, part) for name in result.predictions for part in ("value", "error")]
+    named = [name if part == "value" else f"{name}_{part}" for name, part in columns]
+    yield ["kind", "layer", "head", "role", "score", "role_baseline", *named]
+    for head in result.heads:
+        role = [None] * 3 if head.role is None else [head.role.name, head.role.score, head.role.baseline]
+        figures = [getattr(head.figure(name), part, None) for name, part in columns]
+        yield [head.site.kind, head.site.layer, head.head, *role, *figures]
+
+
+def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
+    """One measure of all heads, or their importance, a map for each kind of attention that has it."""
+    tables: dict[str, dict[int, list[float]]] = {}
+    for head in result.heads:
+        found = head.figure(name)
+        row = tables.setdefault(head.site.kind, {}).setdefault(head.site.layer, [])
+        row.append(float("nan") if found is None else found.value)
+    known = {kind: rows for kind, rows in tables.items() if any(x == x for row in rows.values() for x in row)}
+    if not known:
+        raise SelectionError(f"{name} cannot be drawn: {result.heads[0].absent[name]}")
+    unit = "nats" if name in PREDICTIONS else MEASURES[name].unit
+    return {
+        kind: head_map(
+            rows,
+            name,
+            unit=unit,
+            limits=(0.0, 1.0) if unit == "share" else None,
+            signed=name in ("offset", ABLATION),
+            title=f"{name} · {kind}",
+            subtitle=result.title,
+            notes=(result.ran, *result.notes),
+        )
+        for kind, rows in known.items()
+    }
 
 
 def stats(
@@ -247,9 +335,7 @@ def stats(
         taken = _count_fused(record)
         heads = pick_figures(known, record, selection)
     require_selected(heads, record, selection)
-    important: Mapping[Head, Importance] = {}
-    removed: Mapping[Head, Removal] = {}
-    said: tuple[str, ...] = ()
+    how: tuple[str, ...] = ()
     if importance or ablation:
         from attnscope.questions.ablate import Removals, describe_way
         from attnscope.questions.corpus import join_texts
@@ -260,15 +346,13 @@ def stats(
             importances.add(model, batch.prepared, batch.labels)
         if ablation:
             removals.add(model, batch.prepared, batch.labels, selection)
-        important, removed = importances.figures(), removals.figures()
-        said = tuple(describe_way("zero" if ablation else None))
+        heads = with_predictions(heads, importances.figures(), removals.figures())
+        how = describe_way("zero" if ablation else None)
     return Stats(
         settle_roles(heads),
         f"{name_pass(model, prepared)} · {provenance(record.sites)}",
         what_ran(taken, len(record.sites), record.sites),
-        (*model.notes, *prepared.notes, *record.notes, *said),
-        important,
-        removed,
+        (*model.notes, *prepared.notes, *record.notes, *how),
         pooled_layers(maps, model, prepared, record) if maps else None,
     )
 

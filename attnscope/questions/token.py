@@ -16,6 +16,7 @@ from attnscope.capture.observers.coarsen import Axes, CoarseMap, Coarsen, Shared
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
+from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import (
     kind_title,
@@ -181,6 +182,11 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Token
         notes=(*notes, *left_out),
         overlays=overlays,
     )
+
+
+def of_token(result: TokenView) -> Answer:
+    """What one token looks at, and who looks at it."""
+    return Answer((result,), {"token": result}, lambda: result)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,10 +19,10 @@ from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.keeping import describe_model
 from attnscope.progress import tell
-from attnscope.questions.answer import site_numbers
 from attnscope.questions.layers import AllHeads, all_heads
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import number_ranges
+from attnscope.records import plain
 from attnscope.render.image import DPI, Album
 from attnscope.render.image.draw import save_film
 from attnscope.render.layers import PAGE, save_layers, save_page
@@ -173,7 +173,7 @@ def _manifest(model: Model, prepared: ModelInput, result: AllHeads, command: str
         "versions": {"python": platform.python_version(), **_versions()},
         "texts": texts,
         "kinds": kinds,
-        "sites": [site_numbers(site) for site in result.layers.record.sites],
+        "sites": plain(result.layers.record.sites),
         "notes": list(result.layers.notes),
     }
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from attnscope.axes import Array
+from attnscope.records import Meaning, Notes, record
 from attnscope.text import clean
 from attnscope.views.heads import HeadMap
 from attnscope.views.token import FULL_BARS
 
 
+@record("a head")
 @dataclass(frozen=True, slots=True)
 class Curve:
     """A head's averages over one run of rows after the other; ``None`` where no row of a run counts."""
 
-    head: str
-    values: tuple[float | None, ...]
-    baseline: tuple[float | None, ...]
+    head: Annotated[str, Meaning("its address, with its kind of attention where there are several")]
+    values: Annotated[
+        tuple[float | None, ...],
+        Meaning("its average over each run; null where no row of it counts", shape=list[float]),
+    ]
+    baseline: Annotated[tuple[float | None, ...], Meaning("the same of even attention", shape=list[float])]
 
     @property
     def mean(self) -> float:
@@ -25,17 +31,20 @@ class Curve:
         return sum(known) / len(known)
 
 
+@record("a measure along the text (--by-position)")
 @dataclass(frozen=True, slots=True)
 class Curves:
     """One measure of several heads, best first; run ``i`` begins at row ``edges[i]``."""
 
-    measure: str
-    unit: str
-    edges: tuple[int, ...]
-    curves: tuple[Curve, ...]
-    title: str = ""
-    subtitle: str = ""
-    notes: tuple[str, ...] = ()
+    measure: Annotated[str, Meaning("the measure")]
+    unit: Annotated[str, Meaning("its unit")]
+    edges: Annotated[
+        tuple[int, ...], Meaning("the first row of each run of rows, and where the last run ends")
+    ]
+    curves: Annotated[tuple[Curve, ...], Meaning("the heads, the largest mean first")]
+    title: Annotated[str, Meaning("what it is")] = ""
+    subtitle: Annotated[str, Meaning("the model and what ran")] = ""
+    notes: Notes = ()
 
     @property
     def top(self) -> float:
@@ -55,6 +64,10 @@ class Curves:
         return [value for line in lines for value in line if value is not None]
 
 
+AreaError = Annotated[float, Meaning("its standard error over random orders; 0 of one order")]
+
+
+@record("an order of the tokens, or the mean of random ones")
 @dataclass(frozen=True, slots=True)
 class TokenOrder:
     """One order of the tokens: the probability of the prediction after each step, and the means of it.
@@ -63,27 +76,33 @@ class TokenOrder:
     a mean.
     """
 
-    name: str
-    first: tuple[str, ...]
-    deletion: tuple[float, ...]
-    insertion: tuple[float, ...]
-    deletion_area: float
-    insertion_area: float
-    deletion_error: float = 0.0
-    insertion_error: float = 0.0
+    name: Annotated[str, Meaning("the way of weighing or following attention, or the head, that gives it")]
+    first: Annotated[
+        tuple[str, ...], Meaning("the tokens that stand first, with their numbers; none of random orders")
+    ]
+    deletion: Annotated[
+        tuple[float, ...],
+        Meaning("the probability of the prediction after each step, the first tokens gone first"),
+    ]
+    insertion: Annotated[tuple[float, ...], Meaning("the same, while the first tokens alone come back")]
+    deletion_area: Annotated[float, Meaning("the mean of that curve: the lower, the better the order")]
+    insertion_area: Annotated[float, Meaning("the mean of that curve: the higher, the better the order")]
+    deletion_error: AreaError = 0.0
+    insertion_error: AreaError = 0.0
 
 
+@record("which order of the tokens a prediction hangs on (--faithful)")
 @dataclass(frozen=True, slots=True)
 class Faithful:
     """Orders by several methods, the best first; ``taken`` is how many tokens each step has taken away."""
 
-    taken: tuple[int, ...]
-    ranked: tuple[TokenOrder, ...]
-    random: TokenOrder
-    alone: TokenOrder
-    title: str = ""
-    subtitle: str = ""
-    notes: tuple[str, ...] = ()
+    taken: Annotated[tuple[int, ...], Meaning("how many tokens are taken away at each step")]
+    ranked: Annotated[tuple[TokenOrder, ...], Meaning("every order, that with the lowest deletion first")]
+    random: Annotated[TokenOrder, Meaning("the mean of random orders")]
+    alone: Annotated[TokenOrder, Meaning("by how far the prediction falls without each token alone")]
+    title: Annotated[str, Meaning("what was asked")] = ""
+    subtitle: Annotated[str, Meaning("the prediction")] = ""
+    notes: Annotated[tuple[str, ...], Meaning("what to know")] = ()
 
     @property
     def whole(self) -> float:

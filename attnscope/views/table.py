@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 Cell: TypeAlias = "str | tuple[tuple[str, str], ...]"
 """A text, or pieces of one, each with its style: ``bold``, ``dim``, or none."""
 
+BREAK = ("\n", "")
+"""The piece behind which a new line begins; in any other, line breaks are made visible."""
+
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its name, whether it stands on the right, and what becomes of texts that are too long."""
+    """A column: its name, whether it stands on the right, and what becomes of texts that are too long.
+
+    They go on in the next line between words (``wrap``) or anywhere (``fold``), are cut at the column's edge
+    (``keep``), or end in an ellipsis (``cut``), in a column as wide as the line leaves (``rest``).
+    """
 
     name: str
     right: bool = False
-    long: str = "wrap"  # wrap | keep | cut | rest: cut where the line ends
+    long: Literal["wrap", "fold", "keep", "cut", "rest"] = "wrap"
 
 
 @dataclass(frozen=True)

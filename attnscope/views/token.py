@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from attnscope.axes import Array, Place, Weights
 from attnscope.errors import SelectionError
+from attnscope.records import Meaning, Notes, derived, plain, record
+
+Patches = Annotated[Array | None, Meaning("a weight a patch", shape=list[list[float]] | None)]
 
 
+@record("on the patches of an image")
 @dataclass(frozen=True, eq=False)
 class Overlay:
     """What a place looks at in a picture, and which patches look at it.
@@ -23,10 +27,10 @@ class Overlay:
     """
 
     pixels: Array  # [row, column, 3], uint8
-    looks_at: Array | None  # [patch row, patch column]
-    looked_at_by: Array | None  # [patch row, patch column]
+    looks_at: Patches  # [patch row, patch column]
+    looked_at_by: Patches  # [patch row, patch column]
     patch: tuple[int, int] | None = None
-    name: str = ""
+    name: Annotated[str, Meaning("which", name="picture")] = ""
     verbs: tuple[str, str] = ("looks at", "is looked at by")
 
     @property
@@ -82,6 +86,11 @@ def describe_box(box: Edges) -> str:
     return f"{left}-{right} across, {top}-{bottom} down"
 
 
+def _edges(box: Edges) -> list[float]:
+    return [round(edge, 1) for edge in box]
+
+
+@record("a token and its weight")
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One ranked token: its label, its number in the text, and the weight between it and the focus.
@@ -89,10 +98,18 @@ class Bar:
     ``box`` is the part of a picture that it stands for, left, top, right and bottom in pixels of it.
     """
 
-    label: str
-    position: int
-    weight: float
-    box: Edges | None = None
+    label: Annotated[str, Meaning("its label", name="text")]
+    position: Annotated[int, Meaning("its number")]
+    weight: Annotated[float, Meaning("its weight")]
+    box: Annotated[
+        Edges | None,
+        Meaning(
+            "left, top, right and bottom of a part of a picture, in its pixels",
+            optional=True,
+            shape=list[float],
+            plain=_edges,
+        ),
+    ] = None
 
     @property
     def where(self) -> str:
@@ -115,6 +132,25 @@ class Bars:
         return f"and {self.more} more, each {most}" if self.more else ""
 
 
+def _bars(ranked: Bars | None) -> Any:
+    return None if ranked is None else plain(ranked.bars)
+
+
+def _ranked(side: str) -> Meaning:
+    text = f"the heaviest of its {side}; null where it has none"
+    return Meaning(text, shape=tuple[Bar, ...] | None, plain=_bars)
+
+
+@record("the token")
+@dataclass(frozen=True)
+class TokenLabel:
+    """A token as it is named, and where it stands."""
+
+    text: Annotated[str, Meaning("its label")]
+    position: Annotated[int, Meaning("its number")]
+
+
+@record("one token (--token)")
 @dataclass(frozen=True, eq=False)
 class TokenView:
     """One token's row (``looks_at``) and column (``looked_at_by``) of a head, ranked.
@@ -126,11 +162,11 @@ class TokenView:
 
     label: str
     position: int
-    looks_at: Bars | None
-    looked_at_by: Bars | None
-    title: str = ""
+    looks_at: Annotated[Bars | None, _ranked("row")]
+    looked_at_by: Annotated[Bars | None, _ranked("column")]
+    title: Annotated[str, Meaning("the head, or those that it is the mean of", name="which")] = ""
     subtitle: str = ""
-    notes: tuple[str, ...] = ()
+    notes: Notes = ()
     overlays: tuple[Overlay, ...] = ()
     verbs: tuple[str, str] = ("looks at", "is looked at by")
     full: float | None = None
@@ -140,6 +176,18 @@ class TokenView:
         """Each list that there is, with the words that lead to it."""
         both = zip(self.verbs, (self.looks_at, self.looked_at_by), strict=True)
         return tuple((verb, bars) for verb, bars in both if bars is not None)
+
+    @property
+    @derived("which it is")
+    def token(self) -> TokenLabel:
+        """The token that is looked at from both sides."""
+        return TokenLabel(self.label, self.position)
+
+    @property
+    @derived("with images: one each, of many those that have most", optional=True, shape=tuple[Overlay, ...])
+    def patches(self) -> tuple[Overlay, ...] | None:
+        """The overlays, if there are any."""
+        return self.overlays or None
 
     @property
     def full_bar(self) -> float:

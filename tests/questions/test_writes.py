@@ -175,7 +175,8 @@ def test_a_word_is_moved_by_what_the_head_writes_to_it(tmp_path):
     model = load(saved(tmp_path, CAUSAL["gemma2"]()), predicting=True)
     prepared = model.prepare(TEXT)
     head = Head(1, 2, "decoder")
-    words = direct_effects(model, prepared, "mat", None, Head("L1H2")).words[head]
+    (words,) = direct_effects(model, prepared, "mat", None, Head("L1H2")).words
+    assert words.head == head
     raised, lowered = ([word.moved for word in each] for each in (words.raised, words.lowered))
     assert raised == sorted(raised, reverse=True)
     assert lowered == sorted(lowered)
@@ -190,7 +191,7 @@ def test_a_word_is_moved_by_what_the_head_writes_to_it(tmp_path):
 def test_words_of_the_largest_heads_are_told_unless_one_is_named(tmp_path):
     model = load("own-causal")
     seen = direct_effects(model, model.prepare(TEXT), None, None)
-    assert list(seen.words) == seen.effects.largest_heads(5)
+    assert [each.head for each in seen.words] == seen.effects.largest_heads(5)
     with pytest.raises(SelectionError, match="layers 0-2 have heads 0-3"):
         direct_effects(model, model.prepare(TEXT), None, None, Head("L1H7"))
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from attnscope.cli.deliver import save_pictures
 from attnscope.cli.options import PrintedOptions
 from attnscope.models import load
-from attnscope.questions.answer import of_overview
-from attnscope.questions.overview import overview
+from attnscope.questions.overview import of_overview, overview
 from attnscope.questions.selection import Selection
 
 TEXT = "The cat sat on the mat because it was tired."

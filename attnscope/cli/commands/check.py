@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,8 +67,9 @@ def check(
     attnscope check --texts corpus.txt --against before.json --tolerance 0.02
     """
     from attnscope.measures import DEFAULT
-    from attnscope.questions.check import changes, claim, save_snapshot
+    from attnscope.questions.check import Checked, changes, claim, save_snapshot
     from attnscope.questions.corpus import torchrun_processes
+    from attnscope.records import plain
 
     claims = [claim(each) for each in asked.claims or ()]
     if not claims and asked.save is None and asked.against is None:
@@ -83,17 +85,16 @@ def check(
     first = torchrun_processes().number == 0  # of several processes one prints and writes
     if first and not output.as_json:
         _print_verdicts(verdicts)
-    differences = None if asked.against is None else changes(result, asked.against, asked.tolerance)
+    differences = None if asked.against is None else tuple(changes(result, asked.against, asked.tolerance))
+    checked = Checked(tuple(verdicts), differences)
     if first and output.as_json:
-        from attnscope.questions.check import verdict_numbers
-
-        print_answer("check", verdict_numbers(verdicts, differences) | model.metadata)
+        print_answer("check", plain(checked) | model.metadata)
     elif first and differences is not None:
         _print_differences(differences, asked)
     if first and asked.save is not None:
         save_snapshot(result, asked.save)
         print(f"saved {asked.save}", file=sys.stderr if output.as_json else sys.stdout)
-    raise typer.Exit(0 if all(verdict.holds for verdict in verdicts) and not differences else 1)
+    raise typer.Exit(0 if checked.holds else 1)
 
 
 def _measure(
@@ -129,7 +130,7 @@ def _print_line(holds: bool, words: str) -> None:
     Console(highlight=False).print(verdict + Text(f"  {words}"), soft_wrap=True)
 
 
-def _print_differences(differences: list[Change], asked: ClaimOptions) -> None:
+def _print_differences(differences: Sequence[Change], asked: ClaimOptions) -> None:
     """Print what has changed since a snapshot."""
     from attnscope.axes import visible
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,14 +12,13 @@ import typer
 from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option
 from attnscope.cli.complete import complete_explained, complete_measure
 from attnscope.cli.corpus import check_texts, measure_corpus
-from attnscope.cli.deliver import print_answer
+from attnscope.cli.deliver import PLAIN, deliver, save_data
 from attnscope.cli.faithful import check_alone, show_heads
 from attnscope.cli.heads import parse_numbers, select
 from attnscope.cli.options import (
     WHOLE,
     CorpusOptions,
     LayerOptions,
-    Metadata,
     NumbersOptions,
     PrintedOptions,
     SourceOptions,
@@ -29,12 +27,10 @@ from attnscope.cli.options import (
     check_place,
 )
 from attnscope.cli.source import SourceInput, load_model, read_source, reading
-from attnscope.questions import figures
+from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS
 
 if TYPE_CHECKING:
     from attnscope.cli.cached_passes import PassKind
-    from attnscope.measures import HeadFigures
-    from attnscope.models import Model, ModelInput
     from attnscope.questions.selection import Selection
     from attnscope.questions.stats import Condition, Stats
 
@@ -137,31 +133,6 @@ def parse_rows(spelling: str | None) -> range | None:
     return range(rows[0], rows[-1] + 1)
 
 
-def show_curves(
-    given: SourceInput,
-    selection: Selection,
-    name: str,
-    top: int | None,
-    out: Path | None,
-    picture: PrintedOptions,
-    metadata: Metadata | None,
-) -> None:
-    """One measure of the heads along the text, as curves, or as plain data with its ``metadata``."""
-    from attnscope.cli import deliver as answers
-    from attnscope.questions.answer import Answer
-    from attnscope.questions.stats import curves_by_position
-
-    loaded, prepared = given.open(kind="kernel")
-    with reading(loaded, prepared):
-        result = curves_by_position(loaded, prepared, selection, name, parts=PARTS, top=top or TOP)
-    if metadata is not None:
-        print_answer("stats", asdict(result) | metadata)
-    elif out is not None:
-        answers.save_pictures(Answer((result,), {"": result}, dict), out, picture)
-    else:
-        answers.print_views(Answer((result,), {}, dict), picture)
-
-
 @command
 def stats(
     source: SourceOptions,
@@ -213,8 +184,9 @@ def stats(
         show_heads(given, shown, model, attention.top, output.out, picture, as_json=output.as_json)
         return
     from attnscope.measures import DEFAULT
+    from attnscope.questions.answer import Answer, of_maps
     from attnscope.questions.corpus import torchrun_processes
-    from attnscope.questions.stats import parse_conditions
+    from attnscope.questions.stats import curves_by_position, measure_maps, of_stats, parse_conditions
 
     met = parse_conditions(attention.where) if attention.where is not None else ()
     if asked.ablation == "mean" and corpus.texts is None:
@@ -226,9 +198,13 @@ def stats(
     _check_output(output, drawn is not None, asked.pooled, picture.cmap, one=corpus.texts is None)
     selection = select(attention)
     if given is not None and asked.by_position is not None:
-        metadata = model.metadata if output.as_json else None
-        show_curves(given, selection, asked.by_position, attention.top, output.out, picture, metadata)
-        return
+        loaded, prepared = given.open(kind="kernel")
+        with reading(loaded, prepared):
+            curves = curves_by_position(
+                loaded, prepared, selection, asked.by_position, parts=PARTS, top=attention.top or TOP
+            )
+        answer = Answer((curves,), {"": curves}, lambda: curves)
+        return deliver("stats", answer, replace(output, as_csv=False), picture, model.metadata)
     if given is not None:
         result = _measure(given, selection, names, asked, saving=output.out is not None)
     else:
@@ -239,29 +215,19 @@ def stats(
     if torchrun_processes().number:
         return
     if output.head_map is not None:
-        _draw(result, output.head_map, output.out, picture)
-        return
-    sort = attention.sort or next(iter(figures.of_predictions(result)), None)
-    heads = _listed(result, met, sort)[: attention.top]
-    if output.as_json:
-        print_answer("stats", figures.numbers_of(result, heads) | model.metadata)
-    elif output.as_csv:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(figures.table_of(result, heads, names))
-    else:
-        from rich.console import Console
+        maps = of_maps(measure_maps(result, output.head_map))
+        return deliver("stats", maps, replace(output, as_csv=False, as_json=False), picture)
+    sort = attention.sort or next(iter(result.predictions), None)
+    heads = result.meeting(met, sort)[: attention.top]
+    if output.as_json or output.as_csv:
+        return deliver(
+            "stats", of_stats(replace(result, heads=tuple(heads)), names), output, picture, model.metadata
+        )
+    from rich.console import Console
 
-        from attnscope.render.terminal.figure_table import print_table
+    from attnscope.render.terminal.figure_table import print_table
 
-        print_table(result, heads, sort, Console(highlight=False))
-
-
-def _listed(result: Stats, met: tuple[Condition, ...], sort: str | None) -> list[HeadFigures]:
-    """The heads that meet all conditions. Raises ``SelectionError`` for a figure that none can have."""
-    names = [condition.name for condition in met if condition.name != "role"]
-    for name in [*names, *([sort] if sort else [])]:
-        figures.require_figure(result, name)
-    heads = [head for head in result.heads if all(condition.meets(head) for condition in met)]
-    return figures.sort_heads(result, heads, sort) if sort else heads
+    print_table(result, heads, sort, Console(highlight=False))
 
 
 def _measures(
@@ -272,11 +238,11 @@ def _measures(
 
     conditions = (condition.name for condition in met if condition.name != "role")
     named = [name for name in (sort, head_map, *conditions) if name is not None]
-    if figures.IMPORTANCE in named and not asked.importance:
+    if IMPORTANCE in named and not asked.importance:
         raise typer.BadParameter("add --importance: it takes a second pass", param_hint="--importance")
-    if figures.ABLATION in named and asked.ablation is None:
+    if ABLATION in named and asked.ablation is None:
         raise typer.BadParameter("add --ablation zero: it takes a pass a head", param_hint="--ablation")
-    measures = [name for name in named if name not in figures.PREDICTIONS]
+    measures = [name for name in named if name not in PREDICTIONS]
     for name in measures:
         MEASURES[name]
     return measures
@@ -301,6 +267,8 @@ def _measure(
 ) -> Stats:
     """The figures of one text; its maps are saved where they are asked for."""
     from attnscope.measures import DEFAULT
+    from attnscope.questions.answer import Answer
+    from attnscope.questions.layers import by_layer, of_layers
     from attnscope.questions.stats import stats as measure
 
     kind: PassKind = "fused" if names == DEFAULT else "other"
@@ -322,34 +290,11 @@ def _measure(
             pool=asked.cell if asked.pooled else None,
             rows=parse_rows(asked.rows),
         )
-        if asked.pooled is not None:
-            _save_maps(result, asked.pooled, loaded, prepared, selection)
+        if asked.pooled is not None and result.maps is not None:
+            layers, figures = result.maps, by_layer(result.heads)
+            page = partial(of_layers, layers, figures, loaded, prepared, selection)
+            save_data(Answer((), {}, dict, layers=lambda: layers.data, heads=page), asked.pooled, PLAIN)
     return result
-
-
-def _save_maps(result: Stats, out: Path, model: Model, prepared: ModelInput, selection: Selection) -> None:
-    """Write the pooled map of every head, as data or as a page."""
-    from attnscope.questions.layers import by_layer, of_layers
-    from attnscope.render.layers import PAGE, save_layers, save_page
-
-    assert result.maps is not None
-    if out.suffix.lower() == PAGE:
-        save_page(of_layers(result.maps, by_layer(result.heads), model, prepared, selection), out)
-    else:
-        save_layers(result.maps, out)
-    print(f"saved {out}", file=sys.stderr)
-
-
-def _draw(result: Stats, name: str, out: Path | None, picture: PrintedOptions) -> None:
-    """One measure of all heads as a map, printed or saved."""
-    from attnscope.cli import deliver as answers
-    from attnscope.questions.answer import of_maps
-
-    maps = of_maps(figures.maps(result, name))
-    if out is not None:
-        answers.save_pictures(maps, out, picture)
-    else:
-        answers.print_views(maps, picture)
 
 
 def _explain(name: str | None) -> None:

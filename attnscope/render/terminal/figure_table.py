@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnscope.questions.figures import ABLATION, IMPORTANCE, PREDICTIONS, figure, of_predictions
+from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from attnscope.figures import Figure, HeadFigures
-    from attnscope.questions.ablate import Removal
-    from attnscope.questions.importance import Importance
+    from attnscope.figures import Figure, HeadFigures, Importance, Removal
     from attnscope.questions.stats import Stats
 
 
@@ -48,11 +46,11 @@ def print_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None, c
     room = console.width - sum(
         max([len(name), *(len(cells[place]) for cells in led)]) + 1 for place, name in enumerate(names)
     )
-    columns = _choose_columns(result, heads, sort, room)
+    columns = _choose_columns(result.predictions, heads, sort, room)
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for name in (*names, *columns):
         table.add_column(name, justify="right" if name in columns else "left", no_wrap=True)
-    drawn = {name: _draw_column(result, heads, name, console) for name in columns}
+    drawn = {name: _draw_column(heads, name, console) for name in columns}
     for number, cells in enumerate(led):
         table.add_row(*map(Text, cells), *(drawn[name][number] for name in columns))
     if heads:
@@ -61,23 +59,24 @@ def print_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None, c
         console.print(Text(f"· {note}"), style="dim")
 
 
-def _choose_columns(result: Stats, heads: Sequence[HeadFigures], sort: str | None, room: int) -> list[str]:
+def _choose_columns(
+    predictions: Sequence[str], heads: Sequence[HeadFigures], sort: str | None, room: int
+) -> list[str]:
     """What was asked for, the measures of the roles that were found, and others while there is room."""
     from attnscope.measures import MEASURES
     from attnscope.measures.roles import PATTERNS
     from attnscope.measures.standard import TWO_AWAY
 
     roles = Counter(head.role.pattern for head in heads if head.role and head.role.pattern in MEASURES)
-    asked = [sort] if sort else []
-    asked += [*of_predictions(result)]
-    others = sorted(PATTERNS, key=lambda name: -_largest(result, heads, name))
+    asked = [*([sort] if sort else []), *predictions]
+    others = sorted(PATTERNS, key=lambda name: -_largest(heads, name))
     found = [name for name, _ in roles.most_common()]
     found += [name for name in TWO_AWAY if any(_is_positional(head) for head in heads)]
     wanted = dict.fromkeys((*asked, *found, *FIRST, *others, *MEASURES))
     chosen: list[str] = []
     for name in wanted:
-        width = _width(result, heads, name) + 1
-        tells = name in asked or _largest(result, heads, name) > NOTHING
+        width = _width(heads, name) + 1
+        tells = name in asked or _largest(heads, name) > NOTHING
         if tells and width <= room:
             chosen.append(name)
             room -= width
@@ -89,16 +88,16 @@ def _is_positional(head: HeadFigures) -> bool:
     return head.role is not None and head.role.pattern == "positional"
 
 
-def _largest(result: Stats, heads: Sequence[HeadFigures], name: str) -> float:
-    known = [figure(result, head, name) for head in heads]
+def _largest(heads: Sequence[HeadFigures], name: str) -> float:
+    known = (head.figure(name) for head in heads)
     return max((abs(found.value) for found in known if found is not None), default=0.0)
 
 
-def _width(result: Stats, heads: Sequence[HeadFigures], name: str) -> int:
-    return max([len(name), *(len(_cell(figure(result, head, name))) for head in heads)])
+def _width(heads: Sequence[HeadFigures], name: str) -> int:
+    return max([len(name), *(len(_cell(head.figure(name))) for head in heads)])
 
 
-def _draw_column(result: Stats, heads: Sequence[HeadFigures], name: str, console: Console) -> Sequence[Text]:
+def _draw_column(heads: Sequence[HeadFigures], name: str, console: Console) -> Sequence[Text]:
     """The cells of a measure; the brightest is 1, or the largest where it is no share."""
     from rich.text import Text
 
@@ -109,11 +108,11 @@ def _draw_column(result: Stats, heads: Sequence[HeadFigures], name: str, console
     of_256 = console.color_system == "256"
     coloured = not console.no_color and (of_256 or console.color_system == "truecolor")
     share = name not in PREDICTIONS and MEASURES[name].unit == "share"
-    top = 1.0 if share else _largest(result, heads, name) or 1.0
-    width = _width(result, heads, name)
+    top = 1.0 if share else _largest(heads, name) or 1.0
+    width = _width(heads, name)
     cells = []
     for head in heads:
-        found = figure(result, head, name)
+        found = head.figure(name)
         text = _cell(found).rjust(width)
         if found is None or not coloured:
             cells.append(Text(text))

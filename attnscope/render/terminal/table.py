@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from attnscope.text import visible
-from attnscope.views.table import Cell, Table
+from attnscope.views.table import BREAK, Cell, Table
 
 WIDE = 100
 """Columns from which a table that has a narrow form is shown in full."""
@@ -29,8 +29,8 @@ def table_parts(view: Table, width: int) -> Iterator[RenderableType]:
             table.add_column(
                 column.name,
                 justify="right" if column.right else "left",
-                no_wrap=column.long != "wrap",
-                overflow="ellipsis",
+                no_wrap=column.long not in ("wrap", "fold"),
+                overflow="fold" if column.long in ("keep", "fold") else "ellipsis",
                 ratio=1 if column.long == "rest" else None,
             )
         for number, row in enumerate(view.rows):
@@ -44,4 +44,4 @@ def table_parts(view: Table, width: int) -> Iterator[RenderableType]:
 
 def _text(cell: Cell) -> Text:
     pieces = ((cell, ""),) if isinstance(cell, str) else cell
-    return Text.assemble(*((visible(text), style) for text, style in pieces))
+    return Text.assemble(*(piece if piece is BREAK else (visible(piece[0]), piece[1]) for piece in pieces))

@@ -6,81 +6,29 @@ Formula and names after Vaswani et al. 2017, "Attention Is All You Need", sectio
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(nn.MultiheadAttention):
     """Attention of several heads, each over its own slice of the width.
 
-    Takes the arguments of ``torch.nn.MultiheadAttention``, keeps its parameters under the same names
-    (each one's ``state_dict`` loads into the other, strictly) and returns what it returns. Two things
-    go further: ``is_causal=True`` needs no mask beside it, and ``scores`` may be overridden by a
+    Takes the arguments of ``torch.nn.MultiheadAttention``, holds its parameters and returns what it returns.
+    Two things go further: ``is_causal=True`` needs no mask beside it, and ``scores`` may be overridden by a
     subclass, which is how relative attention is written. Raises ``ValueError`` where sizes or the
     shape of a mask do not fit.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        batch_first: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
+    use_kernel = True
+    """False: plain products, whose backward pass is faster on a CPU."""
+
+    def __init__(self, embed_dim: int, num_heads: int, *args: Any, **options: Any) -> None:
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
             raise ValueError(f"{num_heads} heads do not divide a width of {embed_dim}")
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
-        self.head_dim = embed_dim // num_heads
-        self.dropout = dropout
-        self.add_zero_attn = add_zero_attn
-        self.kdim = embed_dim if kdim is None else kdim
-        self.vdim = embed_dim if vdim is None else vdim
-        self.batch_first = batch_first
-        self.use_kernel = True  # False: plain products, whose backward pass is faster on a CPU
-
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-
-        self.in_proj_weight: nn.Parameter | None
-        self.q_proj_weight: nn.Parameter | None
-        self.k_proj_weight: nn.Parameter | None
-        self.v_proj_weight: nn.Parameter | None
-        packed = self.kdim == embed_dim and self.vdim == embed_dim
-        self.register_parameter("in_proj_weight", parameter(3 * embed_dim, embed_dim) if packed else None)
-        self.register_parameter("q_proj_weight", None if packed else parameter(embed_dim, embed_dim))
-        self.register_parameter("k_proj_weight", None if packed else parameter(embed_dim, self.kdim))
-        self.register_parameter("v_proj_weight", None if packed else parameter(embed_dim, self.vdim))
-        self.in_proj_bias: nn.Parameter | None
-        self.register_parameter("in_proj_bias", parameter(3 * embed_dim) if bias else None)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
-        self.bias_k: nn.Parameter | None
-        self.bias_v: nn.Parameter | None
-        self.register_parameter("bias_k", parameter(1, 1, embed_dim) if add_bias_kv else None)
-        self.register_parameter("bias_v", parameter(1, 1, embed_dim) if add_bias_kv else None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the weights in torch's order, so that one seed gives both modules the same ones."""
-        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
-            if weight is not None:
-                nn.init.xavier_uniform_(weight)
-        if self.in_proj_bias is not None:
-            nn.init.zeros_(self.in_proj_bias)
-            nn.init.zeros_(self.out_proj.bias)
-        for extra in (self.bias_k, self.bias_v):
-            if extra is not None:
-                nn.init.xavier_normal_(extra)
+        super().__init__(embed_dim, num_heads, *args, **options)
 
     def forward(
         self,

@@ -98,9 +98,6 @@ class MultiHeadAttention(nn.MultiheadAttention):
                 return q, k, v
             weights = self.in_proj_weight.chunk(3)
         else:
-            assert self.q_proj_weight is not None
-            assert self.k_proj_weight is not None
-            assert self.v_proj_weight is not None
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         q, k, v = (

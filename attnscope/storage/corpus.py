@@ -68,12 +68,21 @@ class Listed(Corpus):
         return _hash(json.dumps(list(self.texts)).encode())
 
 
-class _Lines(Corpus):
-    """A file with one text a line: the line itself, or a field of the JSON object that it holds."""
+class _File(Corpus):
+    """A file with a text in each of its lines or rows; ``field`` names the one that is the text."""
 
     def __init__(self, path: Path, field: str | None) -> None:
         self.path, self.field = path, field
         self.name, self.size = str(path), path.stat().st_size
+
+    def fingerprint(self) -> str:
+        """The file's size and a hash of its beginning."""
+        with self.path.open("rb") as file:
+            return f"{self.path.stat().st_size} {_hash(file.read(HASHED))} {self.field or ''}"
+
+
+class _Lines(_File):
+    """A text a line: the line itself, or a field of the JSON object that it holds."""
 
     def entries(self) -> Iterator[CorpusText]:
         """One entry for each line that is not blank."""
@@ -95,13 +104,8 @@ class _Lines(Corpus):
             return CorpusText(where, "", f"no field {self.field!r}{has}", done)
         return _entry(where, fields[self.field], done)
 
-    def fingerprint(self) -> str:
-        """The file's size and a hash of its beginning."""
-        with self.path.open("rb") as file:
-            return f"{self.size} {_hash(file.read(HASHED))} {self.field or ''}"
 
-
-class _Parquet(Corpus):
+class _Parquet(_File):
     """A Parquet file with one text a row."""
 
     def __init__(self, path: Path, field: str) -> None:
@@ -109,7 +113,7 @@ class _Parquet(Corpus):
             parquet: Any = import_module("pyarrow.parquet")
         except ImportError:
             raise InputError(f"{path} needs the package pyarrow to be read: pip install pyarrow") from None
-        self.path, self.field, self.name = path, field, str(path)
+        super().__init__(path, field)
         try:
             self.file: Any = parquet.ParquetFile(path)
         except Exception as error:  # the library has an exception for every sort of damage
@@ -126,11 +130,6 @@ class _Parquet(Corpus):
             for text in rows.column(0).to_pylist():
                 number += 1
                 yield _entry(f"row {number:,}", text, number)
-
-    def fingerprint(self) -> str:
-        """The file's size and a hash of its beginning."""
-        with self.path.open("rb") as file:
-            return f"{self.path.stat().st_size} {_hash(file.read(HASHED))} {self.field}"
 
 
 class _Folder(Corpus):

@@ -1,4 +1,4 @@
-"""What a file of questions holds: texts in words, and pairs of these words."""
+"""Files of texts whose words are paired: treebanks, JSON lines, word alignments."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ NAMES = ("eid", "GRP")
 
 
 class Mention(NamedTuple):
-    """A mention of an entity, by its head word: the one whose own head stands outside of it."""
+    """A mention of an entity, by its head word: the one whose own head lies outside of it."""
 
     entity: str
     word: int
@@ -184,25 +184,21 @@ LONGEST = 2000
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence: its text, where its words stand in it, and for each its head (-1: the root) and relation.
+    """A sentence without pairs, and for each of its words the head (-1: the root) and the relation.
 
     ``mentions`` are those of the Entity column; ``opens`` says that a document begins with it.
     """
 
-    number: int  # of its first line
-    text: str
-    words: tuple[Span, ...]
-    heads: tuple[int, ...]
-    relations: tuple[str, ...]
-    mentions: tuple[Mention, ...]
+    gold: GoldText
     opens: bool
-    done: int
-    fault: str = ""
+    heads: tuple[int, ...] = ()
+    relations: tuple[str, ...] = ()
+    mentions: tuple[Mention, ...] = ()
 
 
 @dataclass
-class _Block:
-    """The lines of one sentence."""
+class _SentenceLines:
+    """The lines of one sentence, from the line of that number on."""
 
     number: int
     rows: list[list[str]] = field(default_factory=list)
@@ -224,6 +220,21 @@ class _Block:
         elif len(self.rows) > LONGEST or self.size > MOST_CHARACTERS:
             self.fault = f"a sentence may have {LONGEST:,} lines, and {MOST_CHARACTERS:,} characters in them"
 
+    def sentence(self, entity: int, done: int) -> Sentence:
+        """What the lines say, or what is wrong with them."""
+        where = f"line {self.number:,}"
+        try:
+            if self.fault:
+                raise ValueError(self.fault)
+            text, words = _spell(self.rows)
+            rows = [row for row in self.rows if row[0].isdecimal()]
+            heads = tuple(_head(row, len(rows)) for row in rows)
+            relations = tuple(clean_label(row[RELATION]) for row in rows)
+            mentions = tuple(read_mentions([_misc(row).get("Entity", "") for row in rows], heads, entity))
+        except ValueError as error:
+            return Sentence(GoldText(where, "", done=done, fault=str(error)), self.opens)
+        return Sentence(GoldText(where, text, words, done=done), self.opens, heads, relations, mentions)
+
 
 @dataclass(frozen=True)
 class Conllu(GoldFile):
@@ -242,19 +253,19 @@ class Conllu(GoldFile):
                 for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True))
                 if head >= 0
             )
-            yield _text(sentence, pairs)
+            yield replace(sentence.gold, pairs=pairs)
 
     def sentences(self) -> Iterator[Sentence]:
         """The sentences, those that cannot be read with their fault."""
-        block = _Block(1)
+        block = _SentenceLines(1)
         entity = done = 0
         for line in read_lines(self.path):
             done = line.done
             if not line.fault and not line.text.strip():
                 if block.rows:
-                    yield _sentence(block, entity, done)
+                    yield block.sentence(entity, done)
                 if block.rows or block.opens:
-                    block = _Block(line.number + 1)
+                    block = _SentenceLines(line.number + 1)
                 block.number = line.number + 1
             elif line.text.startswith("#"):
                 name, _, value = line.text[1:].partition("=")
@@ -264,22 +275,7 @@ class Conllu(GoldFile):
             else:
                 block.read(line)
         if block.rows:
-            yield _sentence(block, entity, done)
-
-
-def _sentence(block: _Block, entity: int, done: int) -> Sentence:
-    """The sentence of some lines."""
-    try:
-        if block.fault:
-            raise ValueError(block.fault)
-        text, words = _spell(block.rows)
-        rows = [row for row in block.rows if row[0].isdecimal()]
-        heads = tuple(_head(row, len(rows)) for row in rows)
-        relations = tuple(clean_label(row[RELATION]) for row in rows)
-        mentions = tuple(read_mentions([_misc(row).get("Entity", "") for row in rows], heads, entity))
-        return Sentence(block.number, text, words, heads, relations, mentions, block.opens, done)
-    except ValueError as error:
-        return Sentence(block.number, "", (), (), (), (), block.opens, done, str(error))
+            yield block.sentence(entity, done)
 
 
 def _spell(rows: list[list[str]]) -> tuple[str, tuple[Span, ...]]:
@@ -330,19 +326,14 @@ def _misc(row: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-def _text(sentence: Sentence, pairs: tuple[GoldPair, ...]) -> GoldText:
-    where = f"line {sentence.number:,}"
-    return GoldText(where, sentence.text, sentence.words, pairs, sentence.done, fault=sentence.fault)
-
-
 def _documents(sentences: Iterator[Sentence]) -> Iterator[GoldText]:
     """Neighbouring sentences of a document together, with a pair for each mention and those before it."""
     together: list[Sentence] = []
     for sentence in sentences:
-        if sentence.fault:
-            yield _text(sentence, ())
+        if sentence.gold.fault:
+            yield sentence.gold
             continue
-        size = sum(len(each.words) for each in together) + len(sentence.words)
+        size = sum(len(each.gold.words) for each in (*together, sentence))
         if together and (sentence.opens or size > WORDS):
             yield _join(together)
             together = []
@@ -358,16 +349,15 @@ def _join(sentences: list[Sentence]) -> GoldText:
     for sentence in sentences:
         text += " " if text else ""
         before = len(words)
-        words += [(start + len(text), stop + len(text)) for start, stop in sentence.words]
-        text += sentence.text
+        words += [(start + len(text), stop + len(text)) for start, stop in sentence.gold.words]
+        text += sentence.gold.text
         for mention in sentence.mentions:
             word = before + mention.word
             known = earlier.setdefault(mention.entity, [])
             if known and word not in known:
                 pairs.append(GoldPair((word,), tuple(known), COREFERENCE))
             known += [] if word in known else [word]
-    first = replace(sentences[0], text=text, words=tuple(words), done=sentences[-1].done)
-    return _text(first, tuple(pairs))
+    return GoldText(sentences[0].gold.where, text, tuple(words), tuple(pairs), sentences[-1].gold.done)
 
 
 EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'

@@ -1,5 +1,6 @@
-"""The Jensen-Shannon divergence between rows of attention, in nats.
+"""How far heads are apart, which are alike, and how two sequences fit together.
 
+Heads are compared by the Jensen-Shannon divergence between their rows of attention, in nats:
 ``JS(P, Q) = H((P + Q) / 2) - (H(P) + H(Q)) / 2`` (Lin 1991, "Divergence measures based on the Shannon
 entropy"), 0 for equal rows and log 2 for rows that share no key. Its square root is a metric. Clark et
 al. 2019 ("What Does BERT Look At?") sum it over rows to compare heads; here it is averaged.
@@ -36,7 +37,7 @@ TINY = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class Divergences:
     """The divergence of pairs of heads over rows: its mean and its standard deviation, both in nats.
 
     ``rows`` is how many rows there were. The deviation of a single row is 0.
@@ -57,7 +58,7 @@ def divergence(one: Tensor, other: Tensor) -> Tensor:
     return (_entropy(one + other) - (_entropy(one + one) + _entropy(other + other)) / 2).clamp(min=0)
 
 
-def measure_distances(rows: Tensor, others: Tensor | None = None) -> Spread:
+def measure_distances(rows: Tensor, others: Tensor | None = None) -> Divergences:
     """Divergence of every head from every other one, over their rows.  [head, row, key] -> [head, head]
 
     With ``others``, ``[other, row, key]``: of every head from each of those.  -> [head, other]
@@ -84,7 +85,7 @@ def measure_distances(rows: Tensor, others: Tensor | None = None) -> Spread:
         total, squares = total + total.T, squares + squares.T
     mean = total / max(count, 1)
     variance = (squares - count * mean.square()).clamp(min=0) / max(count - 1, 1)
-    return Spread(mean.numpy(), variance.sqrt().numpy(), count)
+    return Divergences(mean.numpy(), variance.sqrt().numpy(), count)
 
 
 def sampling_error(apart: Tensor, population: int) -> float:
@@ -132,7 +133,7 @@ class Alignment:
         return tuple((one, other) for one, other in self.steps if one is not None and other is not None)
 
 
-def align(one: Sequence[str], other: Sequence[str]) -> Alignment:
+def align_tokens(one: Sequence[str], other: Sequence[str]) -> Alignment:
     """Align two texts by their longest common runs (difflib's SequenceMatcher).
 
     As many tokens in the place of as many others are pairs: each replaces one. Where the numbers differ,
@@ -317,25 +318,6 @@ def embed_in_plane(distances: NDArray[np.float64]) -> Plane:
         points[:, axis] = sign * vector * np.sqrt(max(values[number], 0.0))
     whole = float(values.clip(min=0).sum())
     return Plane(points, float(values[-2:].clip(min=0).sum()) / whole if whole > 0 else 1.0)
-
-
-__all__ = [
-    "LARGEST",
-    "Alignment",
-    "Average",
-    "Groups",
-    "Plane",
-    "Spread",
-    "align",
-    "average_over_texts",
-    "divergence",
-    "embed_in_plane",
-    "find_shared_words",
-    "group_heads",
-    "match_heads",
-    "measure_distances",
-    "sampling_error",
-]
 
 
 Array = NDArray[Any]

@@ -21,11 +21,21 @@ from torch import Tensor
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 
 from attnscope.attention import AttentionCall
-from attnscope.fused.asked import Gaps, Matches, Spots, find_matches
+from attnscope.fused.places import Gaps, Matches, Spots, find_matches
 from attnscope.fused.request import SHORTEST, Request
 from attnscope.fused.runs import Runs, digest, is_plain, open_runs
 from attnscope.fused.statistics import Map, MapAlone, PairSums, Statistics
-from attnscope.fused.weigh import BITS, LOWEST, Asked, Block, Figures, Head, Weigh, plan, scripted
+from attnscope.fused.weigh import (
+    BITS,
+    LOWEST,
+    BlockRequest,
+    Figures,
+    HeadInputs,
+    TileBlock,
+    Weigh,
+    plan,
+    scripted,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +60,7 @@ class Scores:
         """The type that is computed in: float32 at least."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
-    def head(self, text: int, number: int) -> Head:
+    def head(self, text: int, number: int) -> HeadInputs:
         """One head of one text."""
         shared = number // (self.query.shape[1] // self.key.shape[1])
         factor = self.scale * BITS if self.softcap is None else self.scale / self.softcap
@@ -61,7 +71,7 @@ class Scores:
         sink = None if self.sinks is None else self.sinks[number].to(self.dtype)
         farthest = 2 * float(query.norm(dim=-1).amax() * key.norm(dim=-1).amax())
         steep = bias is not None or self.softcap is not None or not farthest < -LOWEST
-        return Head(query, key, value, steep, self.softcap, bias, sink)
+        return HeadInputs(query, key, value, steep, self.softcap, bias, sink)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +110,7 @@ class Worker:
 
     scores: Scores
     sheets: Sheets
-    plans: Sequence[Sequence[Block]]  # one for each text, or one for all
+    plans: Sequence[Sequence[TileBlock]]  # one for each text, or one for all
     spots: Sequence[Spots]  # as the plans
     matches: Mapping[str, Sequence[Matches]]
     gaps: Sequence[Gaps]
@@ -125,11 +135,11 @@ class Worker:
         for block in self.plans[text % len(self.plans)]:
             self._weigh(head, figures, block, text)
 
-    def _weigh(self, head: Head, figures: Figures, block: Block, text: int) -> None:
+    def _weigh(self, head: HeadInputs, figures: Figures, block: TileBlock, text: int) -> None:
         """Weigh the rows of a block."""
         rows, tiles = slice(block.start, block.stop), block.tiles
         keys, width = slice(tiles[0].start, tiles[-1].stop), tiles[0].stop - tiles[0].start
-        asked = Asked(
+        asked = BlockRequest(
             *self.spots[text % len(self.spots)].places(rows, keys, width),
             [gaps.ahead_of(rows, keys, self.scores.dtype) for gaps in self.gaps],
             [matches[text].places(rows, keys, width) for matches in self.matches.values()],

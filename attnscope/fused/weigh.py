@@ -46,7 +46,7 @@ class Tile(NamedTuple):
     masked: int
 
 
-class Block(NamedTuple):
+class TileBlock(NamedTuple):
     """The rows ``start`` to ``stop`` and the tiles that cover their open keys.
 
     The tiles have one width, but for the last. ``row_cells`` is the first cell that the rows touch, and
@@ -63,7 +63,7 @@ class Block(NamedTuple):
 
 
 @lru_cache(4)  # the layers of a model share their runs, which nobody writes into
-def plan(runs: Runs, text: int, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> list[Block]:
+def plan(runs: Runs, text: int, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> list[TileBlock]:
     """Cut one text's map into blocks of rows."""
     low, high = (ends[text % len(ends)] for ends in (runs.low, runs.high))
     masks: dict[bytes, Tensor] = {}
@@ -75,7 +75,7 @@ def plan(runs: Runs, text: int, row_edges: tuple[int, ...], key_edges: tuple[int
         cuts = range(first, last, KEYS)
         tiles = [_tile(cut, min(cut + KEYS, last), *ends, masks) for cut in cuts]
         cells = *_cells(row_edges, start, stop), *_cells(key_edges, first, last)
-        blocks.append(Block(start, stop, tiles, *cells))
+        blocks.append(TileBlock(start, stop, tiles, *cells))
     return blocks
 
 
@@ -110,7 +110,7 @@ BITS = math.log2(math.e)
 """Scores are in powers of 2: those of the softmax times this number."""
 
 
-class Head(NamedTuple):
+class HeadInputs(NamedTuple):
     """One head of one text at work, in the type that is computed in."""
 
     query: Tensor  # [query, size], times ``BITS`` and the scale, or the scale over the soft cap
@@ -136,7 +136,7 @@ class Figures(NamedTuple):
     cells: Tensor | None  # [row cell, key cell]
 
 
-class Asked(NamedTuple):
+class BlockRequest(NamedTuple):
     """What of a block is asked for by name."""
 
     at: Tensor  # where in [name, query] the weights on one key of a row go, [spot]
@@ -146,7 +146,7 @@ class Asked(NamedTuple):
     numbers: Tensor  # 0, 1, 2 and so on, as many as the rows or keys of a block at least
 
 
-Weigh = Callable[[Head, Block, Asked, Figures, Tensor, Tensor], None]
+Weigh = Callable[[HeadInputs, TileBlock, BlockRequest, Figures, Tensor, Tensor], None]
 """What ``weigh`` is, in Python or scripted."""
 
 
@@ -166,8 +166,8 @@ def scripted() -> Weigh:
             return weigh
 
 
-def score(
-    query: Tensor, head: Head, block: Block, tile: Tile, scratch: Tensor, bits: float, masked: float
+def score_tile(
+    query: Tensor, head: HeadInputs, block: TileBlock, tile: Tile, scratch: Tensor, bits: float, masked: float
 ) -> Tensor:
     """The scores of a tile, in scratch memory.  -> [row, key]"""
     rows, keys = query.size(0), tile.stop - tile.start
@@ -186,9 +186,9 @@ def score(
 
 
 def weigh(
-    head: Head,
-    block: Block,
-    asked: Asked,
+    head: HeadInputs,
+    block: TileBlock,
+    asked: BlockRequest,
     figures: Figures,
     scratch: Tensor,
     kept: Tensor,
@@ -210,7 +210,7 @@ def weigh(
     weights: list[Tensor] = []
     done = 0
     for place, tile in enumerate(block.tiles):
-        scores = score(query, head, block, tile, scratch, bits, masked)
+        scores = score_tile(query, head, block, tile, scratch, bits, masked)
         weight = kept[done : done + scores.numel()].view(scores.size(0), scores.size(1))
         done += scores.numel()
         top = highest[place]
@@ -239,7 +239,12 @@ def weigh(
 
 
 def sum_up(
-    block: Block, asked: Asked, figures: Figures, weights: list[Tensor], share: Tensor, kept: Tensor
+    block: TileBlock,
+    asked: BlockRequest,
+    figures: Figures,
+    weights: list[Tensor],
+    share: Tensor,
+    kept: Tensor,
 ) -> None:
     """Sum the weights of a block over rows and over pairs."""
     first, last = block.tiles[0].start, block.tiles[-1].stop

@@ -15,7 +15,7 @@ from attnscope.axes import Array, Coarsening, coarsen_axis
 from attnscope.capture.observers.coarsen import SharedRows
 from attnscope.capture.observers.rows import Rows, Sample
 from attnscope.comparison import (
-    align,
+    align_tokens,
     divergence,
     find_shared_words,
     match_heads,
@@ -91,7 +91,7 @@ def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
 
     def pair(one: Axis, other: Axis) -> Pairs:
         mine, theirs = selection.coarsening(one), selection.coarsening(other)
-        pairs = align(place_texts(mine), place_texts(theirs)).pairs
+        pairs = align_tokens(place_texts(mine), place_texts(theirs)).pairs
         alike = [(i, j) for i, j in pairs if mine.places[i].text == theirs.places[j].text]
         if all(mine.places[i].special for i, _ in alike):
             raise InputError(
@@ -262,7 +262,7 @@ def _steps(one: Axis, other: Axis, selection: Selection) -> tuple[Step, ...]:
     mine, theirs = selection.coarsening(one), selection.coarsening(other)
     return tuple(
         (None if i is None else mine.places[i], None if j is None else theirs.places[j])
-        for i, j in align(place_texts(mine), place_texts(theirs)).steps
+        for i, j in align_tokens(place_texts(mine), place_texts(theirs)).steps
     )
 
 

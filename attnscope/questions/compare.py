@@ -18,9 +18,9 @@ from attnscope.capture.observers.coarsen import CoarseMap, Coarsen, SharedRows
 from attnscope.capture.observers.rows import Sample, Sampled
 from attnscope.comparison import (
     CUT,
+    Divergences,
     Groups,
     Plane,
-    Spread,
     average_over_texts,
     divergence,
     embed_in_plane,
@@ -234,7 +234,7 @@ class TextDistances:
 
     kind: str
     heads: tuple[Head, ...]
-    spread: Spread
+    spread: Divergences
     of: int
     notes: tuple[str, ...]
     ran: str = ""

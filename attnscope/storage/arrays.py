@@ -363,6 +363,3 @@ def _write_csv(kinds: Kinds, description: LayersDescription, file: IO[bytes]) ->
             weight = texts[head, row, column]
             table.writerow([kind, layer, head, query.start, query.text, key.start, key.text, weight])
     text.detach()
-
-
-__all__ = ["FORMATS", "Saved", "read_weights", "save_weights"]

@@ -553,6 +553,3 @@ def read_gold(path: Path, *, alignments: Path | None = None, coreference: bool =
         f"cannot tell what questions {path} holds: give a .conllu or .jsonl file, or lines of "
         "'source ||| target' with --alignments FILE"
     )
-
-
-__all__ = ["GoldFile", "GoldPair", "GoldText", "read_gold"]

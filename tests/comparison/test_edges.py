@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.distance import pdist, squareform
 
 from attnscope.comparison import (
-    align,
+    align_tokens,
     average_over_texts,
     embed_in_plane,
     find_shared_words,
@@ -29,25 +29,25 @@ def test_words_in_common_keep_their_places_in_both_texts():
     )
 
 
-@pytest.mark.parametrize("way", [align, find_shared_words])
+@pytest.mark.parametrize("way", [align_tokens, find_shared_words])
 def test_a_word_that_is_everywhere_in_a_long_text_is_aligned_all_the_same(way):
     # difflib would take it for junk from 200 words on
     words = [word for number in range(150) for word in ("the", f"w{number}")]
     found = way(words, words[2:])
-    pairs = found.pairs if way is align else [(one.start, other.start) for one, other in found]
+    pairs = found.pairs if way is align_tokens else [(one.start, other.start) for one, other in found]
     assert list(pairs) == [(number + 2, number) for number in range(len(words) - 2)]
 
 
 def test_as_many_words_in_the_place_of_as_many_are_pairs_and_others_are_not():
-    assert align(["a", "b", "c"], ["a", "x", "c"]).steps == ((0, 0), (1, 1), (2, 2))
-    assert align(["a", "b", "c"], ["a", "x", "y", "c"]).steps == (
+    assert align_tokens(["a", "b", "c"], ["a", "x", "c"]).steps == ((0, 0), (1, 1), (2, 2))
+    assert align_tokens(["a", "b", "c"], ["a", "x", "y", "c"]).steps == (
         (0, 0),
         (1, None),
         (None, 1),
         (None, 2),
         (2, 3),
     )
-    assert align(["a", "b"], ["b"]).steps == ((0, None), (1, 0))
+    assert align_tokens(["a", "b"], ["b"]).steps == ((0, None), (1, 0))
 
 
 def test_points_of_a_plane_are_found_again_and_nothing_is_lost():

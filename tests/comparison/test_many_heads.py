@@ -8,7 +8,7 @@ from scipy.spatial.distance import pdist, squareform
 from scipy.stats import spearmanr
 
 from attnscope.comparison import (
-    align,
+    align_tokens,
     average_over_texts,
     embed_in_plane,
     group_heads,
@@ -99,10 +99,10 @@ def test_of_more_heads_some_stay_alone():
 def test_what_is_put_in_left_out_and_replaced_is_told_apart():
     one = ["the", "cat", "sat", "on", "the", "mat"]
     other = ["the", "dog", "sat", "on", "the", "very", "old", "mat", "."]
-    assert align(one, other).steps == (
+    assert align_tokens(one, other).steps == (
         (0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (None, 5), (None, 6), (5, 7), (None, 8),
     )  # fmt: skip
-    assert align(["a", "b", "c"], ["a", "x", "y", "c"]).steps == (
+    assert align_tokens(["a", "b", "c"], ["a", "x", "y", "c"]).steps == (
         (0, 0), (1, None), (None, 1), (None, 2), (2, 3),
     )  # fmt: skip
 
@@ -110,10 +110,10 @@ def test_what_is_put_in_left_out_and_replaced_is_told_apart():
 @settings(max_examples=50, deadline=None)
 @given(one=st.lists(st.sampled_from("abc")), other=st.lists(st.sampled_from("abc")))
 def test_an_alignment_has_every_token_once_and_in_order(one, other):
-    steps = align(one, other).steps
+    steps = align_tokens(one, other).steps
     assert [i for i, _ in steps if i is not None] == list(range(len(one)))
     assert [j for _, j in steps if j is not None] == list(range(len(other)))
-    assert align(one, one).pairs == tuple((i, i) for i in range(len(one)))
+    assert align_tokens(one, one).pairs == tuple((i, i) for i in range(len(one)))
 
 
 def test_texts_count_once_each_and_their_agreement_is_a_rank_correlation():

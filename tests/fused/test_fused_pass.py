@@ -13,8 +13,8 @@ from attnscope.axes import edges
 from attnscope.fused import fused_pass, weigh
 from attnscope.fused import fused_pass as widened
 from attnscope.fused import weigh as plan
-from attnscope.fused.asked import find_matches
 from attnscope.fused.fused_pass import Extras, FusedPass, Refusal, Worker, attend
+from attnscope.fused.places import find_matches
 from attnscope.fused.request import Pairs, Request
 from attnscope.fused.runs import open_runs
 from attnscope.fused.statistics import MapAlone, Statistics

@@ -486,7 +486,7 @@ def of_texts(result: TextComparison, command: str | None) -> Answer:
             "keys": np.array([place.text for place in weights.keys], np.str_),
         }
 
-    views = (result.aligned, view, Ranking(tuple(listed), "Heads that change most"))
+    views = (result.aligned, view, Ranking(tuple(listed), title="Heads that change most"))
     return Answer(views, {name: view}, lambda: result, table, arrays)
 
 
@@ -515,7 +515,7 @@ def of_models(result: ModelComparison) -> Answer:
         }
 
     view = result.view
-    views = (view, Ranking(tuple(listed), title))
+    views = (view, Ranking(tuple(listed), title=title))
     return Answer(views, {"models": view}, lambda: result, lambda: pair_rows(pairs), arrays)
 
 

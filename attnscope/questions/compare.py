@@ -306,8 +306,8 @@ def of_heads(result: Comparison, command: str | None, *, everything: bool = True
         for pair in result.singletons
     ]
     rest = () if everything else ("--all shows every head on a plane, and the singletons",)
-    lists = [Ranking(tuple(groups), "Alike"), Ranking(tuple(pairs), "Nearest pairs", rest)]
-    lists += [Ranking(tuple(singletons), "Singletons")] if everything else []
+    lists = [Ranking(tuple(groups), title="Alike"), Ranking(tuple(pairs), title="Nearest pairs", notes=rest)]
+    lists += [Ranking(tuple(singletons), title="Singletons")] if everything else []
     plane = (view.plane,) if everything else ()
     views: tuple[View, ...] = (view.table, *plane, *(ranking for ranking in lists if ranking.heads))
     count = len(result.heads)

@@ -344,9 +344,9 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
         tuple(others),
         random,
         alone_,
-        f"which tokens the prediction needs · {name_pass(deletion.model, deletion.prepared)}",
-        deletion.prediction.description,
-        (*said, *notes, *deletion.model.notes, *deletion.prepared.notes),
+        title=f"which tokens the prediction needs · {name_pass(deletion.model, deletion.prepared)}",
+        subtitle=deletion.prediction.description,
+        notes=(*said, *notes, *deletion.model.notes, *deletion.prepared.notes),
     )
 
 

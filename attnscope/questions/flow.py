@@ -402,7 +402,14 @@ def focus_token(
     overlays = tuple(replace(each, verbs=VERBS) for each in overlays)
     title = result.titled(kind, layer)
     return TokenView(
-        place.label, place.start, made, goes, title, "", (*result.notes, *notes), overlays, VERBS
+        place.label,
+        place.start,
+        made,
+        goes,
+        overlays=overlays,
+        verbs=VERBS,
+        title=title,
+        notes=(*result.notes, *notes),
     )
 
 

@@ -34,7 +34,7 @@ from attnscope.questions.sentences import (
 )
 from attnscope.questions.token import lay_over
 from attnscope.views import Described, Grid, Heatmap, TokenView, grid, token_view
-from attnscope.views.token import Scene, find_place
+from attnscope.views.token import Scene, place_of
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -172,8 +172,8 @@ class AllHeads:
         picture = self.head(kind, layer, head)
         weights, notes = picture.weights, self.layers.notes
         result = token_view(weights, query=query, key=key, title=picture.title, notes=notes)
-        row = None if query is None else find_place(weights.queries, query)
-        column = None if key is None else find_place(weights.keys, key)
+        row = None if query is None else place_of(weights.queries, query)
+        column = None if key is None else place_of(weights.keys, key)
         overlays, _ = lay_over(
             self.pictures,
             weights.queries[row] if row is not None else weights.keys[column or 0],

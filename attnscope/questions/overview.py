@@ -97,6 +97,6 @@ def of_overview(
         notes = ("no pattern stands out in any head", *notes)
     elif not command and not opening:
         notes = (*notes, "... stands for the command that you gave")
-    ranking = Ranking(tuple(ranked), "Worth a look", notes)
+    ranking = Ranking(tuple(ranked), title="Worth a look", notes=notes)
     pictures = {kind: replace(grid, notes=result.notes) for kind, grid in result.grids.items()}
     return Answer((*result.grids.values(), ranking), pictures, lambda: result)

@@ -11,7 +11,7 @@ from attnscope.attention import Token
 from attnscope.axes import HEARD, Array
 from attnscope.models import ModelInput
 from attnscope.models.inputs import Heard, Picture
-from attnscope.views.token import Region, Scene
+from attnscope.views.token import Scene, SceneRegion
 
 SPACE = re.compile(r"\s*")
 
@@ -68,14 +68,14 @@ def find_scene(prepared: ModelInput) -> Scene | None:
     gap = max(1, round(BETWEEN * max(tall, wide))) if len(pictures) > 1 else 0
     down = -(-len(pictures) // across)
     whole = np.zeros((down * (tall + gap) - gap, across * (wide + gap) - gap, 3), np.uint8)
-    parts: dict[int, Region] = {}
+    parts: dict[int, SceneRegion] = {}
     for number, picture in enumerate(pictures):
         row, column = divmod(number, across)
         top, left = row * (tall + gap), column * (wide + gap)
         rows, columns = picture.pixels.shape[:2]
         whole[top : top + rows, left : left + columns] = picture.pixels
         for id_, part in _parts(picture):
-            parts[id_] = Region(
+            parts[id_] = SceneRegion(
                 (left + part.left * columns) / whole.shape[1],
                 (top + part.top * rows) / whole.shape[0],
                 (left + part.right * columns) / whole.shape[1],
@@ -85,21 +85,21 @@ def find_scene(prepared: ModelInput) -> Scene | None:
     return Scene(whole, parts, heard=prepared.heard is not None)
 
 
-def _parts(picture: Picture) -> Iterator[tuple[int, Region]]:
+def _parts(picture: Picture) -> Iterator[tuple[int, SceneRegion]]:
     """The part of each token, by the boxes of the tokens or else by the grid."""
     finest = [token.id for token in picture.tokens if not token.special]
     if not picture.boxes and picture.grid is not None:
         rows, columns = picture.grid
         for number, id_ in enumerate(finest):
             row, column = divmod(number, columns)
-            yield id_, Region(column / columns, row / rows, (column + 1) / columns, (row + 1) / rows)
+            yield id_, SceneRegion(column / columns, row / rows, (column + 1) / columns, (row + 1) / rows)
         return
     extent = np.array(_extent(picture, finest)).reshape(2, 2)  # [corner, x and y]
     for id_, box in picture.boxes.items():
         shares = (np.array(box).reshape(2, 2) - extent[0]) / (extent[1] - extent[0])
         left, top, right, bottom = np.clip(shares, 0, 1).ravel().tolist()
         if left < right and top < bottom:
-            yield id_, Region(left, top, right, bottom, not finest or id_ in finest)
+            yield id_, SceneRegion(left, top, right, bottom, not finest or id_ in finest)
 
 
 def _extent(picture: Picture, finest: list[int]) -> tuple[float, float, float, float]:

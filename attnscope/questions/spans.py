@@ -299,7 +299,14 @@ class WrittenAttention:
         if len(best) > 6:
             said += f"; most {', '.join(ends[:3])}; least {', '.join(ends[3:])}"
         title = f"{which} · what each written token looks at"
-        return Stack(self.parts, self.tokens, self.shares.mean(0), title, self.title, (said, *self.notes))
+        return Stack(
+            self.parts,
+            self.tokens,
+            self.shares.mean(0),
+            title=title,
+            subtitle=self.title,
+            notes=(said, *self.notes),
+        )
 
 
 def written_looks(

@@ -176,9 +176,9 @@ def curves_by_position(
         MEASURES[name].unit,
         edges,
         tuple(best),
-        f"{name} by position",
-        f"{name_pass(model, prepared)} · {provenance(record.sites)}",
-        (
+        title=f"{name} by position",
+        subtitle=f"{name_pass(model, prepared)} · {provenance(record.sites)}",
+        notes=(
             f"{len(best)} of {len(curves)} heads; each mark is the average of {_rows(step)} of the {size:,}",
             *model.notes,
             *prepared.notes,

@@ -9,6 +9,7 @@ from attnscope.axes import Array
 from attnscope.records import Meaning, Notes, record
 from attnscope.text import clean
 from attnscope.views.heads import HeadMap
+from attnscope.views.table import Titled
 from attnscope.views.token import FULL_BARS
 
 
@@ -114,15 +115,12 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
+class Stack(Titled):
     """A line for each label, made up of a share for each part."""
 
     parts: tuple[str, ...]
     labels: tuple[str, ...]
     shares: Array  # [label, part]
-    title: str = ""
-    subtitle: str = ""
-    notes: tuple[str, ...] = ()
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -171,7 +169,7 @@ class MovedWords:
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class Terms(Titled):
     """What a number is the sum of: in a few groups, and the largest terms one by one.
 
     ``groups`` sum to ``total``, and so do ``largest`` and ``rest``. ``marked`` is the label of the term that
@@ -185,9 +183,6 @@ class Terms:
     moved: tuple[MovedWords, ...] = ()
     marked: str | None = None
     heads: HeadMap | None = None
-    title: str = ""
-    subtitle: str = ""
-    notes: tuple[str, ...] = ()
 
     @property
     def blocks(self) -> tuple[tuple[Term, ...], ...]:

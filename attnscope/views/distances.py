@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnscope.axes import Array
+from attnscope.views.table import Titled
 
 
 @dataclass(frozen=True, eq=False)
-class DistanceMap:
+class DistanceMap(Titled):
     """Distances between the heads of the rows and those of the columns, in nats.
 
     ``groups`` are the sizes of the groups in which both axes stand, in their order; empty where rows and
@@ -25,9 +26,6 @@ class DistanceMap:
     columns: tuple[str, ...]
     groups: tuple[int, ...] = ()
     top: float = 1.0
-    title: str = ""
-    subtitle: str = ""
-    notes: tuple[str, ...] = ()
     block: int = 1
     matched: bool = False
 
@@ -99,12 +97,20 @@ def distance_map(
     top = float(values.max(initial=0)) or 1.0
     sizes = tuple(len(group) for group in groups)
     return DistanceMap(
-        values, tuple(rows), tuple(columns), sizes, top, title, subtitle, notes, matched=matched
+        values,
+        tuple(rows),
+        tuple(columns),
+        sizes,
+        top,
+        matched=matched,
+        title=title,
+        subtitle=subtitle,
+        notes=notes,
     )
 
 
 @dataclass(frozen=True, eq=False)
-class HeadPlane:
+class HeadPlane(Titled):
     """Every head as a point; heads that do alike things lie near each other. The axes have no unit.
 
     ``layers`` is the layer of each head, ``explained_variance`` the share of the squared distances that two
@@ -115,9 +121,6 @@ class HeadPlane:
     names: tuple[str, ...]
     layers: tuple[int, ...]
     explained_variance: float
-    title: str = ""
-    notes: tuple[str, ...] = ()
-    subtitle: str = ""
 
 
 @dataclass(frozen=True, eq=False)

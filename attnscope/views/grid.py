@@ -12,6 +12,7 @@ import numpy as np
 from attnscope.axes import Array, Weights, averaging, fit, shrink
 from attnscope.records import Meaning, record
 from attnscope.views.heatmap import EACH_ROW, FAINT, WHERE, Scale, choosing_rows, levels
+from attnscope.views.table import Titled
 
 NEAR = 4
 """How many keys before a row, and behind it, are shown one by one."""
@@ -79,7 +80,7 @@ class GridLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class Grid(Titled):
     """Thumbnails of every head of one kind of attention.
 
     Layers keep their numbers: one without attention leaves its number free. Layers may have different
@@ -94,10 +95,7 @@ class Grid:
 
     layers: tuple[GridLayer, ...]
     size: tuple[int, int]
-    title: str = ""
-    subtitle: str = ""
     scale: Scale = "fixed"
-    notes: tuple[str, ...] = ()
     whole: bool = True
     beside: tuple[int, ...] = ()
     wide: int = 1
@@ -255,7 +253,7 @@ def grid(
         beside = near[at] if len(near) > at else near_weights(weights, cells)
         thumbnails.append(GridLayer(number, small.values, masked, (sizes[0], sizes[1]), beside))
     thumbnails.sort(key=lambda layer: layer.layer)
-    return Grid(tuple(thumbnails), size, title, subtitle, scale, notes)
+    return Grid(tuple(thumbnails), size, scale, title=title, subtitle=subtitle, notes=notes)
 
 
 def thumbnail_levels(layer: GridLayer, scale: Scale, signed: bool = False) -> Array:
@@ -289,7 +287,7 @@ class Series:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerStrip:
+class LayerStrip(Titled):
     """One head number in every layer that has it.
 
     ``thumbnails`` has one head a layer. The first of ``series`` is the distance of each layer's head from
@@ -301,6 +299,3 @@ class LayerStrip:
     thumbnails: Grid
     series: tuple[Series, ...]
     apart: Array  # [layer, layer]
-    title: str = ""
-    subtitle: str = ""
-    notes: tuple[str, ...] = ()

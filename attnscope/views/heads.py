@@ -9,10 +9,11 @@ import numpy as np
 
 from attnscope.axes import Array, Place, Weights
 from attnscope.views.heatmap import Measured
+from attnscope.views.table import Titled
 
 
 @dataclass(frozen=True, eq=False)
-class HeadMap:
+class HeadMap(Titled):
     """One number a head. ``values`` is ``[layer, head]``; NaN where there is no such head or number.
 
     ``layers`` holds the number of each row. ``signed`` maps have 0 in the middle.
@@ -24,9 +25,6 @@ class HeadMap:
     unit: str = ""
     limits: tuple[float, float] = (0.0, 1.0)
     signed: bool = False
-    title: str = ""
-    subtitle: str = ""
-    notes: tuple[str, ...] = ()
 
     def levels(self) -> Array:
         """Where each number lies between the limits, 0 to 1; NaN stays.  [layer, head]"""
@@ -62,13 +60,10 @@ class Ranked:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranking:
+class Ranking(Titled):
     """Heads in the order in which to look at them."""
 
     heads: tuple[Ranked, ...]
-    title: str = ""
-    notes: tuple[str, ...] = ()
-    subtitle: str = ""
 
 
 def head_map(
@@ -95,7 +90,7 @@ def head_map(
         known = np.abs(table[np.isfinite(table)])
         top = float(known.max(initial=0)) or 1.0
         limits = (-top if signed else 0.0, top)
-    return HeadMap(table, layers, name, unit, limits, signed, title, subtitle, notes)
+    return HeadMap(table, layers, name, unit, limits, signed, title=title, subtitle=subtitle, notes=notes)
 
 
 Step = tuple["Place | None", "Place | None"]
@@ -103,13 +98,10 @@ Step = tuple["Place | None", "Place | None"]
 
 
 @dataclass(frozen=True)
-class AlignedTexts:
+class AlignedTexts(Titled):
     """Two texts in steps, in reading order."""
 
     steps: tuple[Step, ...]
-    title: str = ""
-    notes: tuple[str, ...] = ()
-    subtitle: str = ""
 
 
 def joint(steps: Sequence[Step]) -> tuple[Place, ...]:

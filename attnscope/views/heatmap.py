@@ -9,6 +9,7 @@ import numpy as np
 
 from attnscope.axes import Array, Weights, fit
 from attnscope.records import Meaning, record
+from attnscope.views.table import Titled
 
 Scale: TypeAlias = Literal["auto", "fixed", "row", "head"]
 """What the full colour stands for: the weight 1, the largest weight of its row, or that of its head; "auto"
@@ -41,7 +42,7 @@ class Measured:
 
 
 @dataclass(frozen=True, eq=False)
-class Heatmap:
+class Heatmap(Titled):
     """One head, settled and ready to be drawn.
 
     ``limits`` are the values of the two ends of the colour bar (with the scale "row", of the row that
@@ -52,12 +53,9 @@ class Heatmap:
     """
 
     weights: Weights  # [query, key]
-    title: str = ""
-    subtitle: str = ""
     scale: Scale = "fixed"
     signed: bool = False
     limits: tuple[float, float] = (0.0, 1.0)
-    notes: tuple[str, ...] = ()
     readings: tuple[Measured, ...] = ()
     block: tuple[int, int] = (1, 1)
     written: int | None = None
@@ -136,7 +134,7 @@ def heatmap(
         notes = (*notes, _black(weights)) if scale == "head" else notes
     limits = _limits(weights, scale, signed)
     notes = (*notes, *_beyond(weights.values, limits))
-    return Heatmap(weights, title, subtitle, scale, signed, limits, notes, readings)
+    return Heatmap(weights, scale, signed, limits, readings, title=title, subtitle=subtitle, notes=notes)
 
 
 def is_faint(weights: Weights) -> bool:
@@ -199,16 +197,13 @@ class Parting:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadPair:
+class HeadPair(Titled):
     """Two heads and their difference, the first minus the second, on the same rows and columns."""
 
     names: tuple[str, str]
     maps: tuple[Heatmap, Heatmap]
     difference: Heatmap
     partings: tuple[Parting, ...]
-    title: str = ""
-    subtitle: str = ""
-    notes: tuple[str, ...] = ()
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -240,4 +235,4 @@ def head_pair(
     apart = replace(one, values=one.values - other.values, allowed=one.allowed | other.allowed)
     maps = heatmap(one, title=names[0], scale=scale), heatmap(other, title=names[1], scale=scale)
     difference = heatmap(apart, title=f"{names[0]} − {names[1]}", scale="head", signed=True)
-    return HeadPair(names, maps, difference, partings, title, subtitle, notes)
+    return HeadPair(names, maps, difference, partings, title=title, subtitle=subtitle, notes=notes)

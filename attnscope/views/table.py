@@ -1,9 +1,19 @@
-"""A table: named columns, a row a line, what is said above and below it."""
+"""What stands above and below every view; and a table: named columns, a row a line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Titled:
+    """The words of a view: a title, what it is about, and notes below."""
+
+    title: str = ""
+    subtitle: str = ""
+    notes: tuple[str, ...] = ()
+
 
 Cell: TypeAlias = "str | tuple[tuple[str, str], ...]"
 """A text, or pieces of one, each with its style: ``bold``, ``dim``, or none."""

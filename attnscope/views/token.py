@@ -40,7 +40,7 @@ class Overlay:
         return tuple((verb, weights) for verb, weights in both if weights is not None)
 
 
-class Region(NamedTuple):
+class SceneRegion(NamedTuple):
     """What a token stands for, in shares of the whole picture; ``fine`` unless finer parts lie over it."""
 
     left: float
@@ -58,7 +58,7 @@ class Scene:
     """
 
     pixels: Array  # [row, column, 3], uint8
-    parts: Mapping[int, Region] = field(default_factory=dict)
+    parts: Mapping[int, SceneRegion] = field(default_factory=dict)
     heard: bool = False
 
     def ids_of(self, place: Place) -> tuple[int, ...]:
@@ -216,8 +216,8 @@ def token_view(
     """
     if weights.values.ndim != 2:
         raise ValueError(f"a focus shows one map [query, key], not {weights.values.shape}")
-    row = None if query is None else find_place(weights.queries, query)
-    column = None if key is None else find_place(weights.keys, key)
+    row = None if query is None else place_of(weights.queries, query)
+    column = None if key is None else place_of(weights.keys, key)
     if row is not None:
         place = weights.queries[row]
     elif column is not None:
@@ -231,10 +231,12 @@ def token_view(
         looked_at_by = rank_places(
             weights.values[:, column], weights.allowed[:, column], weights.queries, top
         )
-    return TokenView(place.label, place.start, looks_at, looked_at_by, title, subtitle, notes)
+    return TokenView(
+        place.label, place.start, looks_at, looked_at_by, title=title, subtitle=subtitle, notes=notes
+    )
 
 
-def find_place(axis: Sequence[Place], position: int) -> int:
+def place_of(axis: Sequence[Place], position: int) -> int:
     """The place that a token is part of. Raises ``SelectionError`` for a token that is not there."""
     for index, place in enumerate(axis):
         if place.start <= position < place.stop:

@@ -16,7 +16,7 @@ from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED, places, weights
 from attnscope.render.page.page import LOSSLESS, SIDE, data_uri
 from attnscope.render.page.page import page as html_page
-from attnscope.views.token import Region, Scene
+from attnscope.views.token import SceneRegion, Scene
 from tests.render.page.browser import CHROMIUM
 
 browsed = [
@@ -25,7 +25,7 @@ browsed = [
 ]
 PATCHES = [Token(f"image 1 · {n // 2},{n % 2}", PICTURED + n) for n in range(4)]
 QUARTERS = {
-    PICTURED + n: Region((n % 2) / 2, (n // 2) / 2, (n % 2 + 1) / 2, (n // 2 + 1) / 2) for n in range(4)
+    PICTURED + n: SceneRegion((n % 2) / 2, (n // 2) / 2, (n % 2 + 1) / 2, (n // 2 + 1) / 2) for n in range(4)
 }
 WHITE = np.full((40, 60, 3), 255, np.uint8)
 WORDS = [Token("<s>", 1, special=True), Token("the", 10), Token("disc", 11), Token("<i>mat</i>", 12)]
@@ -52,7 +52,7 @@ def pages(tmp_path_factory):
     alone = [Token("[CLS]", 0, special=True), *PATCHES]
     frames = [Token(f"{n / 10:.2f} s", HEARD + n, special=n > 7) for n in range(10)]
     bands = np.linspace(0, 255, 8 * 16).reshape(16, 8).astype(np.uint8)
-    moments = {HEARD + n: Region(n / 8, 0, (n + 1) / 8, 1) for n in range(8)}
+    moments = {HEARD + n: SceneRegion(n / 8, 0, (n + 1) / 8, 1) for n in range(8)}
     seen, heard = Scene(WHITE, QUARTERS), Scene(np.repeat(bands[..., None], 3, -1), moments, heard=True)
     write(folder / "text.html", {"decoder": [(0, field(mixed, both, both, causal))]}, seen)
     write(folder / "across.html", {"cross": [(0, field(across, WORDS, PATCHES))]}, seen)

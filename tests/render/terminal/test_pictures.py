@@ -30,7 +30,9 @@ def every_view(count: int, causal: bool = False) -> list:
         grid([(layer, stack) for layer in (0, 2)], title="Every head"),
         token_view(head, query=0, key=0, title="L0H1"),
         head_map({0: head.values[0].tolist(), 1: [0.5]}, "confidence"),
-        Ranking((Ranked("L0H1", "looks at the token before", "attnscope show cat"),), "Most worth a look"),
+        Ranking(
+            (Ranked("L0H1", "looks at the token before", "attnscope show cat"),), title="Most worth a look"
+        ),
     ]
 
 

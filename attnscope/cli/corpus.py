@@ -6,8 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,7 +15,6 @@ from attnscope.cli.waiting import STOPPED, Draw, progress_bar
 
 if TYPE_CHECKING:
     from attnscope.models import Model
-    from attnscope.questions.ablate import Way
     from attnscope.questions.corpus import CorpusRun, Progress
     from attnscope.questions.selection import Selection
     from attnscope.questions.stats import Stats
@@ -42,14 +40,11 @@ def measure_corpus(
     load: Callable[[], Model],
     selection: Selection,
     names: tuple[str, ...],
-    *,
-    exact_kernel: bool = False,
-    importance: bool = False,
-    ablation: Way | None = None,
+    **more: Any,
 ) -> Stats:
     """The figures of a corpus as options ask for them, with a bar while it runs.
 
-    Ctrl-C ends the command; with a checkpoint it says how to go on.
+    ``more`` goes to ``corpus_stats``. Ctrl-C ends the command; with a checkpoint it says how to go on.
     """
     from attnscope.questions.corpus_stats import corpus_stats
     from attnscope.storage.corpus import read_corpus
@@ -57,55 +52,32 @@ def measure_corpus(
     assert asked.texts is not None
     corpus = read_corpus(asked.texts, asked.field)
     model = load()
-    with corpus_run(source, asked, corpus.size) as run:
-        return corpus_stats(
-            model,
-            corpus,
-            selection,
-            names=names,
-            exact_kernel=exact_kernel,
-            importance=importance,
-            ablation=ablation,
-            run=run,
-        )
-
-
-class Asked(Protocol):
-    """What options say of a run over many texts."""
-
-    @property
-    def limit(self) -> int | None:
-        """Texts after which it stops."""
-
-    @property
-    def strict(self) -> bool:
-        """Whether it ends at a text that cannot be read."""
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The file that keeps its sums."""
+    with corpus_run(source, corpus.size, asked.limit, asked.strict, asked.checkpoint) as run:
+        return corpus_stats(model, corpus, selection, names=names, run=run, **more)
 
 
 @contextmanager
-def corpus_run(source: SourceOptions, asked: Asked, size: int) -> Iterator[CorpusRun]:
+def corpus_run(
+    source: SourceOptions, size: int, limit: int | None, strict: bool, checkpoint: Path | None
+) -> Iterator[CorpusRun]:
     """What a run over a corpus is told, with a bar while it runs; Ctrl-C says how to go on."""
     from attnscope.questions.corpus import CorpusRun
 
     with progress_bar() as draw:
         try:
             yield CorpusRun(
-                limit=asked.limit,
+                limit=limit,
                 max_tokens=source.max_tokens,
                 truncate=source.truncate,
-                strict=asked.strict,
-                checkpoint=asked.checkpoint,
+                strict=strict,
+                checkpoint=checkpoint,
                 report=Report(),
-                watch=watch_progress(size, asked.limit, draw),
+                watch=watch_progress(size, limit, draw),
             )
         except KeyboardInterrupt:
             hint = "give --checkpoint FILE to go on from where it stopped"
-            if asked.checkpoint is not None:
-                hint = f"the same command goes on from what {asked.checkpoint} holds"
+            if checkpoint is not None:
+                hint = f"the same command goes on from what {checkpoint} holds"
             print(f"attnscope: stopped; {hint}", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from attnscope.cli.command import REQUIRED, TEXT, WHERE, argument, command, flag, option, refuse
+from attnscope.cli.command import MOST_USED, REQUIRED, TEXT, WHERE, argument, command, flag, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import parse_head
 from attnscope.cli.options import ModelOptions, SourceOptions
@@ -30,9 +30,10 @@ NARROWEST = 16
 class SoundOptions:
     """A sound, and what is said in it."""
 
+    panel = TEXT
     sound: Path = argument("A WAV or FLAC file.", REQUIRED)
     text: str | None = argument("What is said in it; the model writes it if not given.")
-    file: Path | None = option("Read what is said from a file.", "--file", "-f")
+    file: Path | None = option("Read what is said from a file.", "--file", "-f", panel=MOST_USED)
     heads: str | None = option(
         "The heads to go by: L3H1,L4H2; those that the model names, or all of the upper half of its layers, "
         "if not given.",
@@ -41,10 +42,10 @@ class SoundOptions:
     rank: bool = flag(
         "Rank the heads by how much of their attention goes forward through the sound.", panel=WHERE
     )
-    from_second: float = option("Hear the sound from that second on.", min=0, panel=TEXT, default=0.0)
-    to_second: float | None = option("Hear it up to that second.", min=0, panel=TEXT)
-    generate: int | None = option("Let the model write at most that many tokens.", min=1, panel=TEXT)
-    truncate: bool = flag("Hear only the beginning of a sound that is too long for the model.", panel=TEXT)
+    from_second: float = option("Hear the sound from that second on.", min=0, default=0.0)
+    to_second: float | None = option("Hear it up to that second.", min=0)
+    generate: int | None = option("Let the model write at most that many tokens.", min=1)
+    truncate: bool = flag("Hear only the beginning of a sound that is too long for the model.")
 
 
 @dataclass(frozen=True, kw_only=True)

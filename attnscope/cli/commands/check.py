@@ -32,15 +32,14 @@ MOST = 10
 class ClaimOptions:
     """What is claimed, and what the figures are held against."""
 
+    panel = AGAINST
     claims: list[str] | None = argument(
         'Claims such as "L0H2.previous > 0.9", "L0H2.role = previous", "any.induction > 0.4", '
         '"all.entropy < 3", "count(previous > 0.5) >= 2".'
     )
-    save: Path | None = option("Write all figures to a file.", panel=AGAINST)
-    against: Path | None = option("Compare all figures with such a file.", panel=AGAINST)
-    tolerance: float = option(
-        "How far a figure may be; a share of it above 1.", min=0.0, panel=AGAINST, default=0.05
-    )
+    save: Path | None = option("Write all figures to a file.")
+    against: Path | None = option("Compare all figures with such a file.")
+    tolerance: float = option("How far a figure may be; a share of it above 1.", min=0.0, default=0.05)
 
 
 @command

@@ -39,17 +39,15 @@ WITH = "What to compare with"
 class Contrast:
     """What is compared with what."""
 
+    panel = WITH
     heads: list[str] | None = argument("Two heads, L1H2 L5H3, to be compared with each other.")
-    with_text: str | None = option("The same model on another text: what changes in which head.", panel=WITH)
+    with_text: str | None = option("The same model on another text: what changes in which head.")
     with_model: str | None = option(
-        "Another model on the same text: how far each head drifted, or its best match.", panel=WITH
+        "Another model on the same text: how far each head drifted, or its best match."
     )
-    with_trace: Path | None = option(
-        "A file that --keep made, of another text, model or checkpoint.", panel=WITH
-    )
+    with_trace: Path | None = option("A file that --keep made, of another text, model or checkpoint.")
     feeds: bool = flag(
-        "Which earlier heads write what one head, L1H2, reads, or any: by the weights, without a text.",
-        panel=WITH,
+        "Which earlier heads write what one head, L1H2, reads, or any: by the weights, without a text."
     )
 
 

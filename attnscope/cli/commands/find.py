@@ -30,31 +30,25 @@ GOLD = "Questions with known answers"
 class GoldOptions:
     """The file, and which of its questions are asked."""
 
+    panel = GOLD
     gold: Path | None = option(
         "Questions with their answers: a treebank (.conllu), JSON lines (.jsonl), or lines of "
         "'source ||| target' with --alignments. A JSON line is "
         '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}: from, to, label; words are numbered from 0, '
-        'or characters: [4, 7]. With a "target", a translation, from is a word of that.',
-        panel=GOLD,
+        'or characters: [4, 7]. With a "target", a translation, from is a word of that.'
     )
     alignments: Path | None = option(
         "With --gold: a line of links for each of its lines, in Pharaoh format: 0-0 1-2, source first; "
-        "2?3 is a possible link.",
-        panel=GOLD,
+        "2?3 is a possible link."
     )
-    relation: str | None = option(
-        "Ask for these labels alone, nsubj,obj; nsubj is nsubj:pass, too.", panel=GOLD
-    )
+    relation: str | None = option("Ask for these labels alone, nsubj,obj; nsubj is nsubj:pass, too.")
     coreference: bool = flag(
-        "Ask a treebank which earlier mention is meant (Entity in MISC), up to 128 words at a time.",
-        panel=GOLD,
+        "Ask a treebank which earlier mention is meant (Entity in MISC), up to 128 words at a time."
     )
-    held_out: bool = flag("Choose heads on every other text, and score them on the rest.", panel=GOLD)
-    limit: int | None = option("Stop after so many texts.", min=1, panel=GOLD)
-    strict: bool = flag("End at the first text that cannot be read, not skip it.", panel=GOLD)
-    checkpoint: Path | None = option(
-        "Keep the sums in this file; the same command goes on from there.", panel=GOLD
-    )
+    held_out: bool = flag("Choose heads on every other text, and score them on the rest.")
+    limit: int | None = option("Stop after so many texts.", min=1)
+    strict: bool = flag("End at the first text that cannot be read, not skip it.")
+    checkpoint: Path | None = option("Keep the sums in this file; the same command goes on from there.")
 
 
 MOST = 500
@@ -115,7 +109,7 @@ def answer_gold(
         _refuse_sounds(gold.gold)
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
     loaded = load_model(model)
-    with corpus_run(source, gold, file.size) as run:
+    with corpus_run(source, file.size, gold.limit, gold.strict, gold.checkpoint) as run:
         result = find_gold(
             loaded, file, select(attention), relations=relations, held_out=gold.held_out, run=run
         )

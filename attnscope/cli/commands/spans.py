@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope.cli.command import MODEL, WHERE, command, flag, option, refuse
+from attnscope.cli.command import MODEL, MOST_USED, WHERE, command, flag, option, refuse
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
 from attnscope.cli.heads import select_heads
@@ -33,20 +33,20 @@ WAYS = ("sentence", "line", "paragraph", "segment", "modality", "role", "marks")
 class PartOptions:
     """How the text is cut, and which parts are asked about."""
 
+    panel = WHERE
     by: str = option(
         "How the text is cut: sentence, line, paragraph, segment (both texts of a pair), modality (--image "
         "or --audio and its text), role (with --chat), marks, which are parts that it names, "
         "[[question: Who slept?]], or a .json FILE of parts.",
+        panel=MOST_USED,
         default="sentence",
     )
     pair: str | None = option(
         'Rank the heads by how much one part looks at another: "question -> fact", "3 -> 1"; or the '
-        'parts by how much it looks at each: "question -> *".',
-        panel=WHERE,
+        'parts by how much it looks at each: "question -> *".'
     )
     written: bool = flag(
-        "With --generate: what each written token looks at, by parts, and each head's lookback ratio.",
-        panel=WHERE,
+        "With --generate: what each written token looks at, by parts, and each head's lookback ratio."
     )
     exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
 

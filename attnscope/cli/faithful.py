@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from attnscope.cli.deliver import print_answer
-from attnscope.cli.options import ModelOptions, PrintedOptions, WeighedModelOptions
+from attnscope.cli.deliver import deliver
+from attnscope.cli.options import ModelOptions, NumbersOptions, PrintedOptions, WeighedModelOptions
 from attnscope.cli.source import SourceInput, reading
-from attnscope.records import plain
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from attnscope.questions.selection import Selection
-    from attnscope.views.charts import Faithful
 
 
 TOP = 12
 """Heads that are listed, unless another number is asked for."""
-
-CURVE = 24
-"""Columns that a curve has in the terminal, at most; narrow ones have none."""
 
 WIDE = 116
 """Columns from which curves have room."""
@@ -40,17 +32,15 @@ def check_alone(alone: bool) -> None:
 
 
 def show_methods(
-    given: SourceInput, target: str | None, out: Path | None, picture: PrintedOptions, *, as_json: bool
+    given: SourceInput, target: str | None, output: NumbersOptions, picture: PrintedOptions
 ) -> None:
     """All ways of weighing and of following attention, the best first."""
-    from attnscope.questions.faithful import compare_methods
+    from attnscope.questions.faithful import compare_methods, of_faithful
 
     loaded, prepared = given.open(predicting=True)
     with reading(loaded, prepared):
         result = compare_methods(loaded, prepared, target)
-    if as_json:
-        return print_answer("flow", plain(result))
-    _show(result, len(result.ranked), out, picture)
+    deliver("flow", of_faithful(result, len(result.ranked), _marks(picture)), output, picture)
 
 
 def show_heads(
@@ -58,84 +48,26 @@ def show_heads(
     selection: Selection,
     model: WeighedModelOptions,
     top: int | None,
-    out: Path | None,
+    output: NumbersOptions,
     picture: PrintedOptions,
-    *,
-    as_json: bool,
 ) -> None:
     """All heads by one way of weighing, the best first."""
-    from attnscope.questions.faithful import compare_heads
+    from attnscope.questions.faithful import compare_weighed_heads, of_faithful
 
     unweighed: ModelOptions = replace(model, weigh="raw", target=None)  # weighed below, and asked once
     loaded, prepared = replace(given, model=unweighed).open(predicting=True)
     with reading(loaded, prepared):
-        result = compare_heads(loaded, prepared, model.weigh, model.target, selection)
-    if as_json:
-        return print_answer("stats", plain(result) | model.metadata)
-    _show(result, top or TOP, out, picture)
+        result = compare_weighed_heads(loaded, prepared, model.weigh, model.target, selection)
+    deliver("stats", of_faithful(result, top or TOP, _marks(picture)), output, picture, model.metadata)
 
 
-def _show(result: Faithful, top: int, out: Path | None, picture: PrintedOptions) -> None:
-    """The first orders, drawn or printed."""
-    if out is not None:
-        from attnscope.cli import deliver as answers
-        from attnscope.questions.answer import Answer
-
-        shown = replace(result, ranked=result.ranked[:top])
-        answers.save_pictures(Answer((), {"faithful": shown}, dict), out, picture)
-    else:
-        _print(result, top, letters=picture.plain)
-
-
-def _print(result: Faithful, top: int, *, letters: bool) -> None:
-    """One order a line, with random ones among them where they stand."""
+def _marks(picture: PrintedOptions) -> str:
+    """What curves are drawn with in the terminal; nothing where it has no room for them."""
     from rich.console import Console
-    from rich.text import Text
 
-    from attnscope.axes import visible
     from attnscope.render.terminal.surface import ASCII_SPARKS, SPARKS
 
-    console = Console(highlight=False)
-    console.print(Text(result.title), style="bold")
-    console.print(Text(result.subtitle), style="dim")
-    console.print()
-    marks = ASCII_SPARKS if letters or not console.encoding.startswith("utf") else SPARKS
-    wide = console.width >= WIDE
-    table = _table(wide)
-    rows = sorted([*result.ranked[:top], result.random], key=lambda each: each.deletion_area)
-    for each in [result.alone, *rows]:
-        errors = (each.deletion_error, each.insertion_error)
-        areas = (each.deletion_area, each.insertion_area)
-        figures = [
-            f"{area / result.whole:.2f}" + (f" ±{error / result.whole:.2f}" if each is result.random else "")
-            for area, error in zip(areas, errors, strict=True)
-        ]
-        style = "dim" if each in (result.random, result.alone) else ""
-        first = " · ".join(visible(token) for token in each.first)
-        curve = [_curve(each.deletion, marks)] if wide else []
-        table.add_row(Text(each.name), *figures, *curve, Text(first), style=style)
-    console.print(table)
-    more = len(result.ranked) - top
-    notes = [f"and {more:,} more, whose deletion is higher: --top shows them"] if more > 0 else []
-    for note in (*notes, *result.notes):
-        console.print(Text(f"· {note}"), style="dim")
-
-
-def _table(wide: bool) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("order by", no_wrap=True)
-    table.add_column("deletion", no_wrap=True)
-    table.add_column("insertion", no_wrap=True)
-    if wide:
-        table.add_column("while they go", no_wrap=True)
-    table.add_column("first", overflow="ellipsis", no_wrap=True)
-    return table
-
-
-def _curve(values: tuple[float, ...], marks: str) -> str:
-    """A mark for each step, the taller the likelier."""
-    most = max(values) or 1.0
-    every = -(-len(values) // CURVE)
-    return "".join(marks[round(value / most * (len(marks) - 1))] for value in values[::every])
+    console = Console()
+    if console.width < WIDE:
+        return ""
+    return ASCII_SPARKS if picture.plain or not console.encoding.startswith("utf") else SPARKS

@@ -1,4 +1,4 @@
-"""Copies of a text or an image without some of its tokens, and what a model makes of a prediction then."""
+"""Which order of tokens a prediction hangs on: some are taken away, and the model is asked again."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ from attnscope.models.model import accepts
 from attnscope.models.targets import BATCH_TOKENS, Prediction, score_prediction
 from attnscope.models.weighed import gradients_of, weigh_model
 from attnscope.progress import tell
+from attnscope.questions.answer import Answer
 from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
+from attnscope.text import visible
 from attnscope.views.charts import Faithful, TokenOrder
+from attnscope.views.table import Column, Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +271,7 @@ ALONE = "one at a time"
 """The order in which the prediction falls when each token is taken away alone."""
 
 
-class Curves(NamedTuple):
+class OrderCurves(NamedTuple):
     """The probability of a prediction after each step of each order."""
 
     deletion: Array  # [order, step]
@@ -292,7 +295,7 @@ def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> F
     return _compare(deletion, scores, (means, *failed))
 
 
-def compare_heads(
+def compare_weighed_heads(
     model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, selection: Selection
 ) -> Faithful:
     """Which head ranks first the tokens that a prediction needs, by one way of weighing.
@@ -328,8 +331,8 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
     ranked = []
     for number, (name, order) in enumerate(zip(scores, orders, strict=False)):
         first = tuple(_name(deletion, deletion.places[place]) for place in order[:FIRST])
-        ranked.append(_rank(name, first, Curves(*(each[number : number + 1] for each in curves)), taken))
-    random = _rank("random order", (), Curves(*(each[len(scores) :] for each in curves)), taken)
+        ranked.append(_rank(name, first, OrderCurves(*(each[number : number + 1] for each in curves)), taken))
+    random = _rank("random order", (), OrderCurves(*(each[len(scores) :] for each in curves)), taken)
     alone_, *others = ranked
     others.sort(key=lambda each: each.deletion_area)
     said = (
@@ -363,17 +366,17 @@ def _name(deletion: Deletion, place: int) -> str:
     return text if deletion.prepared.picture is not None else f"{text} {place}"
 
 
-def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> Curves:
+def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> OrderCurves:
     """The probability along every order; ``taken`` is how many are gone at each step.  [order, place]"""
     ranks = np.argsort(orders, -1)[:, None]  # [order, 1, place]
     gone = ranks < taken[:, None]  # [order, step, place]
     both = np.concatenate([~gone, gone]).reshape(-1, orders.shape[-1])
     unique, where = np.unique(both, axis=0, return_inverse=True)  # many orders begin and end alike
     shares = deletion.shares(unique)[where.reshape(-1)].reshape(2, len(orders), len(taken))
-    return Curves(*shares)
+    return OrderCurves(*shares)
 
 
-def _rank(name: str, first: tuple[str, ...], curves: Curves, taken: Array) -> TokenOrder:
+def _rank(name: str, first: tuple[str, ...], curves: OrderCurves, taken: Array) -> TokenOrder:
     """The means over orders, and the areas under them with their standard errors."""
     width = np.diff(taken) / taken[-1]
     areas = [((each[:, 1:] + each[:, :-1]) / 2) @ width for each in curves]  # [order] each
@@ -381,3 +384,41 @@ def _rank(name: str, first: tuple[str, ...], curves: Curves, taken: Array) -> To
     errors = [float(each.std(ddof=1) / count**0.5) if count > 1 else 0.0 for each in areas]
     deleted, inserted = (tuple(each.mean(0).tolist()) for each in curves)
     return TokenOrder(name, first, deleted, inserted, float(areas[0].mean()), float(areas[1].mean()), *errors)
+
+
+CURVE = 24
+"""Columns that a curve has in a table, at most."""
+
+
+def of_faithful(result: Faithful, top: int, marks: str = "") -> Answer:
+    """The ``top`` orders, with random ones among them where they stand; curves are drawn with ``marks``."""
+    shown = replace(result, ranked=result.ranked[:top])
+    random, alone = result.random, result.alone
+    orders = [alone, *sorted([*shown.ranked, random], key=lambda each: each.deletion_area)]
+    rows = []
+    for each in orders:
+        areas = [f"{area / result.whole:.2f}" for area in (each.deletion_area, each.insertion_area)]
+        if each is random:
+            errors = (each.deletion_error, each.insertion_error)
+            areas = [f"{area} ±{error / result.whole:.2f}" for area, error in zip(areas, errors, strict=True)]
+        curve = [_curve(each.deletion, marks)] if marks else []
+        rows.append((each.name, *areas, *curve, " · ".join(map(visible, each.first))))
+    more = len(result.ranked) - top
+    notes = [f"and {more:,} more, whose deletion is higher: --top shows them"] if more > 0 else []
+    columns = ("order by", "deletion", "insertion", *(["while they go"] if marks else []), "first")
+    table = Table(
+        tuple(Column(name, long="cut") for name in columns),
+        tuple(rows),
+        notes=(*notes, *result.notes),
+        edge=True,
+        dim=frozenset(number for number, each in enumerate(orders) if each in (random, alone)),
+    )
+    lead = Table(title=result.title, subtitle=result.subtitle)
+    return Answer((lead, table), {"faithful": shown}, lambda: result)
+
+
+def _curve(values: tuple[float, ...], marks: str) -> str:
+    """A mark for each step, the taller the likelier."""
+    most = max(values) or 1.0
+    every = -(-len(values) // CURVE)
+    return "".join(marks[round(value / most * (len(marks) - 1))] for value in values[::every])

@@ -92,7 +92,7 @@ def flow(
     given = read_source(source, model)
     if asked.faithful:
         check_alone(asked.token is None and not attention.layers and source.saved is None)
-        return show_methods(given, asked.target, output.out, picture, as_json=output.as_json)
+        return show_methods(given, asked.target, output, picture)
     from attnscope.questions.flow import follow_flow, of_flow
 
     loaded, prepared = given.open(

@@ -181,7 +181,7 @@ def stats(
         assert given is not None
         check_picture(output.out, picture.cmap, one=True)
         shown = select(attention)
-        show_heads(given, shown, model, attention.top, output.out, picture, as_json=output.as_json)
+        show_heads(given, shown, model, attention.top, output, picture)
         return
     from attnscope.measures import DEFAULT
     from attnscope.questions.answer import Answer, of_maps

@@ -44,4 +44,6 @@ def table_parts(view: Table, width: int) -> Iterator[RenderableType]:
 
 def _text(cell: Cell) -> Text:
     pieces = ((cell, ""),) if isinstance(cell, str) else cell
-    return Text.assemble(*(piece if piece is BREAK else (visible(piece[0]), piece[1]) for piece in pieces))
+    return Text.assemble(
+        *(piece if piece is BREAK else (visible(piece[0]) if piece[0] else "", piece[1]) for piece in pieces)
+    )

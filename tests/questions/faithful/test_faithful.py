@@ -11,8 +11,8 @@ from torch import nn
 from attnscope.models import load
 from attnscope.models.module import ModuleModel
 from attnscope.questions.faithful import (
-    compare_heads,
     compare_methods,
+    compare_weighed_heads,
     measure_orders,
     open_deletion,
     rank_tokens,
@@ -180,7 +180,7 @@ def test_rows_of_a_classifier_are_those_that_its_head_reads(tmp_path):
 def test_heads_are_ranked_too_and_the_head_that_is_named_alone():
     model = load("own-causal")
     prepared = model.prepare("The cat sat on the mat because the")
-    seen = compare_heads(model, prepared, "norm", None, Selection(layers=(1,)))
+    seen = compare_weighed_heads(model, prepared, "norm", None, Selection(layers=(1,)))
     assert {each.name for each in seen.ranked} == {"L1H0", "L1H1", "L1H2", "L1H3", "all heads"}
     areas = [each.deletion_area for each in seen.ranked]
     assert areas == sorted(areas)
@@ -222,7 +222,7 @@ def test_every_method_ranks_the_tokens_of_the_encoder_by_its_row_of_cross_attent
     seen = compare_methods(model, prepared, "2")
     assert len(seen.ranked) == 9
     assert any("whose cross attention is asked" in note for note in seen.notes)
-    heads = compare_heads(model, prepared, "norm", "2", Selection())
+    heads = compare_weighed_heads(model, prepared, "norm", "2", Selection())
     assert len(heads.ranked) == 2 * 4 + 1
 
 

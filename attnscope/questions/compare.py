@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.attention import Axis, Head, Kind, Site
+from attnscope.attention import Head, Kind, Site
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Record
 from attnscope.capture.observers.coarsen import CoarseMap, Coarsen, SharedRows
@@ -437,13 +437,15 @@ def compare_two_heads(
     both = [_SampledHead.of(head, kind, select, coarse, sample) for head in heads]
     if any(len(each.sampled.values) > 1 for each in both):
         raise SelectionError("these heads see several pieces by themselves: compare all heads instead")
-    if both[0].size != both[1].size:
-        sizes = " and ".join(f"{rows} × {columns}" for rows, columns in (each.size for each in both))
-        raise SelectionError(f"{heads[0].name} and {heads[1].name} see different tokens: {sizes}")
-    queries, keys = (selection.coarsening(axis) for axis in both[0].axes)
+    sizes = [f"{len(each.sampled.queries)} × {len(each.sampled.keys)}" for each in both]
+    if sizes[0] != sizes[1]:
+        raise SelectionError(
+            f"{heads[0].name} and {heads[1].name} see different tokens: {' and '.join(sizes)}"
+        )
+    queries, keys = map(selection.coarsening, (both[0].sampled.queries, both[0].sampled.keys))
     positions = evenly(len(queries.places), len(keys.places), SAMPLED)
     apart = divergence(both[0].rows, both[1].rows)  # [row]
-    shown, shares = zip(*(_label_weights(each) for each in both), strict=True)
+    shown, shares = zip(*(each.label() for each in both), strict=True)
     partings = tuple(
         _parting(queries.places[positions[row]], keys.places, [each.rows[row] for each in both], apart[row])
         for row in np.argsort(-apart.numpy(), kind="stable")[:PARTINGS]
@@ -514,15 +516,12 @@ class _SampledHead:
         """[row, key]"""
         return self.sampled.values[0, self.number].cpu()
 
-    @property
-    def axes(self) -> tuple[Axis, Axis]:
-        """The queries and keys that it sees."""
-        return self.sampled.queries, self.sampled.keys
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """How many queries and keys it sees."""
-        return len(self.sampled.queries), len(self.sampled.keys)
+    def label(self) -> tuple[Weights, float]:
+        """Its weights, [query place, key place], and the share that was hidden."""
+        made, number = self.map, [self.number]
+        mask = made.open if made.open.shape[1] == 1 else made.open[:, number]
+        weights, share = replace(made, values=made.values[:, number], open=mask).label()
+        return replace(weights, values=weights.values[0], allowed=weights.allowed[0]), share
 
 
 def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str | None) -> str:
@@ -541,14 +540,6 @@ def _kind(heads: Sequence[Head], record: Record, selection: Selection, lead: str
         asked = Selection(head, kind=selection.kind)
         require_selected([site for site in record.sites if asked.heads(site.site, site.heads)], record, asked)
     raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
-
-
-def _label_weights(head: _SampledHead) -> tuple[Weights, float]:
-    """The weights of one head, [query place, key place], and the share that was hidden."""
-    made, number = head.map, [head.number]
-    mask = made.open if made.open.shape[1] == 1 else made.open[:, number]
-    weights, share = replace(made, values=made.values[:, number], open=mask).label()
-    return replace(weights, values=weights.values[0], allowed=weights.allowed[0]), share
 
 
 def _parting(place: Place, keys: Sequence[Place], rows: Sequence[Tensor], apart: Tensor) -> Parting:

@@ -169,21 +169,19 @@ class QuestionSums:
         if step is not None:
             wanted = torch.arange(weights.shape[-1]) == torch.tensor(mine)[:, None] + step  # [row, key]
         opened = (allowed & wanted).sum(-1)  # [batch or 1, head or 1, row]
-        looks = (opened > 0).any(0).any(0)  # [row]
-        share = torch.tensor([self.asked.rows[row] for row in mine], dtype=torch.float64) * looks
+        able = (opened > 0).any(0).any(0)  # [row]
+        share = torch.tensor([self.asked.rows[row] for row in mine], dtype=torch.float64) * able
         even = (opened / allowed.sum(-1).clamp(min=1)).mean(0, dtype=torch.float64)
-        self.weight += (weights @ wanted.double() if step is None else (weights * wanted).sum(-1)).mean(
-            0
-        ) @ share
+        given = weights @ wanted.double() if step is None else (weights * wanted).sum(-1)
+        self.weight += given.mean(0) @ share
         self.baseline += even @ share
         if not self.asked.everything:
             words = torch.zeros_like(weights).index_add_(-1, self.asked.word, weights)
-            best = words.masked_fill(~(self.asked.target if step is None else wanted), -1).amax(
-                -1, keepdim=True
-            )
+            others = ~(self.asked.target if step is None else wanted)
+            best = words.masked_fill(others, -1).amax(-1, keepdim=True)
             self.rank += (words > best).sum(-1).mean(0, dtype=torch.float64).add_(1) @ share
         self.share += float(share.sum())
-        self.rows += int(looks.sum())
+        self.rows += int(able.sum())
 
     def heads(self, numbers: Sequence[int]) -> list[HeadScore]:
         """The means, a head each; none where no row could look."""

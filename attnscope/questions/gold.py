@@ -24,9 +24,9 @@ from attnscope.questions.corpus import (
     workers,
 )
 from attnscope.questions.corpus_stats import Kept
-from attnscope.questions.gold_asked import (
+from attnscope.questions.gold_reading import (
     REACH,
-    Asked,
+    GoldQuestions,
     GoldReading,
     GoldSums,
     ReadText,
@@ -285,7 +285,7 @@ class _GoldRun:
         self.total.skipped |= skipped
         self.total.lost += lost
 
-    def _pass(self, asked: tuple[Batch, dict[Kind, Asked]]) -> tuple[GoldReading, Record]:
+    def _pass(self, asked: tuple[Batch, dict[Kind, GoldQuestions]]) -> tuple[GoldReading, Record]:
         """One forward pass of a batch, with all its questions."""
         reading = GoldReading(asked[1], self.total.slots.count, self.selection)
         return reading, self.model.run(asked[0].prepared, [reading])

@@ -45,11 +45,6 @@ class HeadRows:
     notes: tuple[str, ...]
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """Every kind of attention that ran."""
-        return kinds_of(site.site for site in self.record.sites)
-
-    @property
     def sites(self) -> list[SiteRecord]:
         """The calls that the rows are of."""
         layers = {head.layer for head in self.heads}
@@ -77,7 +72,14 @@ def head_rows(
     layers see other numbers of tokens.
     """
     led = replace(selection, kind=selection.kind or (prepared.lead if prepared.pictures else None))
-    sample = Sample(_OneKind(led, choosing or even_rows(selection)))
+    choose, first = choosing or even_rows(selection), led.kind
+
+    def choose_one_kind(attention: Attention) -> Rows | None:
+        nonlocal first
+        first = first or attention.site.kind
+        return choose(attention) if attention.site.kind == first else None
+
+    sample = Sample(choose_one_kind)
     record = model.run(prepared, [SharedRows([sample, *others], led.heads), *beside])
     require_selected(sample.maps, record, led)
     maps = sample.maps
@@ -89,16 +91,25 @@ def head_rows(
             f"heads can be compared that see the same tokens, and the layers see {listed}: "
             "choose one with --layer"
         )
+    counts = {site.site: site.heads for site in record.sites}
     heads = tuple(
-        Head(kept.site.layer, head, kind) for kept in maps for head in _numbers(kept, record, selection)
+        Head(kept.site.layer, head, kind)
+        for kept in maps
+        for head in selection.heads(kept.site, counts[kept.site]) or ()
     )
+    aside = []
+    others_run = [other for other in kinds_of(counts) if other != kind]
+    if selection.kind is None and others_run:
+        listed = " and ".join(map(kind_title, others_run))
+        compares = f"--kind {others_run[0]} compares others ({listed} exist too)"
+        aside = [f"{kind_title(kind)} alone is compared; {compares}"]
     return HeadRows(
         kind=kind,
         heads=heads,
         rows=torch.cat([kept.values.transpose(0, 1).flatten(1, 2).cpu() for kept in maps]),
         of=len(selection.coarsening(maps[0].queries).places) * len(maps[0].values),
         record=record,
-        notes=(*record.notes, *_kinds(kind, record, selection), *oddities(maps)),
+        notes=(*record.notes, *aside, *oddities(maps)),
     )
 
 
@@ -139,34 +150,6 @@ def evenly(rows: int, keys: int, cells: int = CELLS) -> list[int]:
     """Which of the rows to compare: all, or an even sample of at most ``cells`` weights."""
     count = min(rows, max(FEWEST, cells // max(keys, 1)))
     return [(2 * number + 1) * rows // (2 * count) for number in range(count)]
-
-
-@dataclass(eq=False)
-class _OneKind:
-    """Passes on the calls of one kind: the one that is asked for, or else the first that comes by."""
-
-    selection: Selection
-    choose: Choosing
-    kind: str | None = None
-
-    def __call__(self, attention: Attention) -> Rows | None:
-        self.kind = self.kind or self.selection.kind or attention.site.kind
-        return self.choose(attention) if attention.site.kind == self.kind else None
-
-
-def _numbers(kept: Sampled, record: Record, selection: Selection) -> Sequence[int]:
-    """The numbers of the heads that were passed on."""
-    (count,) = {site.heads for site in record.sites if site.site == kept.site}
-    return selection.heads(kept.site, count) or ()
-
-
-def _kinds(kind: str, record: Record, selection: Selection) -> list[str]:
-    """A note on the kinds that were left aside."""
-    others = [other for other in kinds_of(site.site for site in record.sites) if other != kind]
-    if selection.kind is not None or not others:
-        return []
-    listed = " and ".join(kind_title(other) for other in others)
-    return [f"{kind_title(kind)} alone is compared; --kind {others[0]} compares others ({listed} exist too)"]
 
 
 def oddities(maps: Iterable[Sampled]) -> list[str]:

@@ -172,7 +172,7 @@ def test_a_phrase_is_asked_word_by_word_and_any_of_its_words_is_right(tmp_path):
 def test_blocks_of_rows_change_nothing(bank, monkeypatch):
     model = load("own")
     whole = find_gold(model, read_gold(bank))
-    monkeypatch.setattr("attnscope.questions.gold_asked.BLOCK", 1)
+    monkeypatch.setattr("attnscope.questions.gold_reading.BLOCK", 1)
     for one, other in zip(find_gold(model, read_gold(bank)).labels, whole.labels, strict=True):
         assert (one.label, one.way) == (other.label, other.way)
         heads = {head.head: head for head in other.heads}

@@ -1,4 +1,4 @@
-"""What the questions of all texts add up to, for each head, label and half of the corpus."""
+"""How the questions of a file are asked of every row of a call, and what they add up to."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def _word(place: Span, words: Sequence[Span], starts: Sequence[int]) -> int | No
 
 
 @dataclass(eq=False)
-class Asked:
+class GoldQuestions:
     """The questions of a batch about one kind of attention.
 
     A question is a row (a group of tokens of one text) and the keys (groups) that are right; an answer is one
@@ -329,11 +329,13 @@ class ReadText(NamedTuple):
     half: int
 
 
-def ask_batch(batch: Batch, read: Sequence[ReadText], file: GoldFile, slots: Slots) -> dict[Kind, Asked]:
+def ask_batch(
+    batch: Batch, read: Sequence[ReadText], file: GoldFile, slots: Slots
+) -> dict[Kind, GoldQuestions]:
     """The questions about a batch, by kind of attention: within a text, or from a target to its text."""
     texts = [read[number] for number in batch.numbers]
     first = texts[0].prepared.axes
-    kinds: dict[Kind, Asked] = {}
+    kinds: dict[Kind, GoldQuestions] = {}
     for kind, axes in first.items():
         if (texts[0].gold.target is None) == (kind == "cross"):
             continue
@@ -341,13 +343,15 @@ def ask_batch(batch: Batch, read: Sequence[ReadText], file: GoldFile, slots: Slo
         if twin is not None:
             kinds[kind] = kinds[twin]
         elif not any(isinstance(axis, range) for axis in axes):
-            kinds[kind] = Asked(one_sequence=kind != "cross")
+            kinds[kind] = GoldQuestions(one_sequence=kind != "cross")
             for text in texts:
                 _ask_text(text, kinds[kind], file, slots, *text.prepared.axes[kind])
     return kinds
 
 
-def _ask_text(text: ReadText, asked: Asked, file: GoldFile, slots: Slots, rows: Axis, keys: Axis) -> None:
+def _ask_text(
+    text: ReadText, asked: GoldQuestions, file: GoldFile, slots: Slots, rows: Axis, keys: Axis
+) -> None:
     gold = text.gold
     assert not isinstance(rows, range)
     assert not isinstance(keys, range)
@@ -371,7 +375,7 @@ class GoldReading:
     answers are all masked is not asked.
     """
 
-    asked: Mapping[Kind, Asked]
+    asked: Mapping[Kind, GoldQuestions]
     slots: int
     selection: Selection
     sums: GoldSums = field(default_factory=GoldSums)
@@ -402,7 +406,7 @@ class GoldReading:
 
 
 @dataclass(frozen=True, eq=False)
-class _Block:
+class _RowBlock:
     """The questions about some rows; texts, rows and questions are numbered within the block."""
 
     groups: Tensor  # [text, row] the group of each row, from 0
@@ -418,7 +422,7 @@ class _Block:
 class _Tables:
     """The questions of a batch as tensors, which the layers of a kind share."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: GoldQuestions) -> None:
         self.asked = asked
         self.text, self.row, self.unit = (torch.tensor(each) for each in (asked.text, asked.row, asked.unit))
         self.question, self.key, self.offset = (
@@ -428,13 +432,13 @@ class _Tables:
         self.of_row = torch.tensor([each.of_token for each in asked.rows])  # [text, row]
         self.of_key = torch.tensor([each.of_token for each in asked.keys])  # [text, key]
         self.keys = max(each.count for each in asked.keys)
-        self.closed = torch.ones(len(asked.keys), self.keys, dtype=torch.bool)  # [text, group]
+        self.excluded = torch.ones(len(asked.keys), self.keys, dtype=torch.bool)  # [text, group]
         for number, each in enumerate(asked.keys):
-            self.closed[number, : each.count] = False
-            self.closed[number, list(each.special)] = True
+            self.excluded[number, : each.count] = False
+            self.excluded[number, list(each.special)] = True
         parted = {row for each in asked.rows for row in _parted(each)}
         self.cuts = [row for row in range(self.of_row.shape[1] + 1) if row not in parted]
-        self._blocks: dict[tuple[int, int], _Block] = {}
+        self._blocks: dict[tuple[int, int], _RowBlock] = {}
 
     def blocks(self, most: int) -> Iterator[tuple[int, int]]:
         """Where blocks of rows begin and end: at most ``most`` rows, unless a word is longer."""
@@ -446,13 +450,13 @@ class _Tables:
             last = cut
         yield start, last
 
-    def block(self, start: int, stop: int) -> _Block:
+    def block(self, start: int, stop: int) -> _RowBlock:
         """The questions about these rows."""
         if (start, stop) not in self._blocks:
             self._blocks[start, stop] = self._block(start, stop)
         return self._blocks[start, stop]
 
-    def _block(self, start: int, stop: int) -> _Block:
+    def _block(self, start: int, stop: int) -> _RowBlock:
         groups = self.of_row[:, start:stop]
         first, last = groups.amin(1), groups.amax(1)  # [text]
         mine = ((self.row >= first[self.text]) & (self.row <= last[self.text])).nonzero()[:, 0]
@@ -462,7 +466,7 @@ class _Tables:
         text = self.text[mine]
         same = first[:, None] + torch.arange(int((last - first).max()) + 1)  # [text, row] its key
         texts, rows = torch.nonzero((same <= last[:, None]) & self.asked.one_sequence, as_tuple=True)
-        return _Block(
+        return _RowBlock(
             groups - first[:, None],
             text,
             self.row[mine] - first[text],
@@ -473,7 +477,7 @@ class _Tables:
             (texts, rows, same[texts, rows]),
         )
 
-    def words(self, rows: Tensor, block: _Block) -> Tensor:
+    def words(self, rows: Tensor, block: _RowBlock) -> Tensor:
         """Columns summed and rows averaged by word.  [text, head, row, key] -> [text, row, key, head]"""
         texts, heads, size, length = rows.shape
         device = rows.device
@@ -507,7 +511,7 @@ class _Units:
         self.right, self.weight = torch.zeros(2, len(tables.slot), heads, dtype=torch.float64)
         self._offsets: list[tuple[Tensor, Tensor]] = []  # slots and distances of answers
 
-    def add(self, block: _Block, rows: Tensor, allowed: Tensor) -> None:
+    def add(self, block: _RowBlock, rows: Tensor, allowed: Tensor) -> None:
         """A block of whole words.  [text, head, row, key], and the keys left open"""
         tables = self.tables
         words = tables.words(rows.float(), block)
@@ -518,7 +522,7 @@ class _Units:
             words[at].cpu().double(),
             even[at].cpu().double().mean(-1),
         )  # [answer, head], [answer]
-        words.masked_fill_(tables.closed[:, None, :, None].to(words.device), -1)
+        words.masked_fill_(tables.excluded[:, None, :, None].to(words.device), -1)
         words[block.itself] = -1
         best = words.argmax(2)[block.text, block.row].cpu()  # [question, head]
         share = torch.zeros(len(block.row), dtype=torch.float64).index_add_(0, block.question, open_)

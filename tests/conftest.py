@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What the suite can be asked for beyond pytest's own options."""
-    parser.addoption("--whole", action="store_true", help="every case of sweeps, not one in three")
+    parser.addoption("--whole", action="store_true", help="nightly tests and every case of sweeps, too")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,10 +32,16 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests begin first, so that none is left running at the end; of sweeps one case in three runs."""
+    """Slow tests begin first, so that none is left running at the end.
+
+    Of sweeps one case in three runs, and of nightly tests none, unless all are asked for.
+    """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if config.getoption("whole"):
         return
+    for item in items:
+        if item.get_closest_marker("nightly") is not None:
+            item.add_marker(pytest.mark.skip(reason="nightly: runs with --whole"))
     left: dict[str, int] = {}
     for item in [item for item in items if item.get_closest_marker("sweep") is not None]:
         name = item.nodeid.partition("[")[0]

@@ -2,8 +2,18 @@
 
 import pytest
 
-from tests.cli.run import runner
+from tests.cli.run import Loader, runner
 from tests.models.folders import gpt2, mamba, t5
+
+
+LOADER = Loader()
+
+
+@pytest.fixture(autouse=True)
+def remembered(request, monkeypatch):
+    """Commands load a model once; tests of loading itself say ``loads``, and load it every time."""
+    if request.node.get_closest_marker("loads") is None:
+        monkeypatch.setattr("attnscope.models.load", LOADER)
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
 """Run the command line inside the test process, as a user would call it."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from attnscope.cli import main
+from attnscope.models import Model, load
+from attnscope.network.folder import BUNDLED
 
 
 @dataclass(frozen=True)
@@ -29,3 +33,48 @@ def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         return Ran(ended.value.code or 0, out, err)
 
     return run
+
+
+class Loader:
+    """``attnscope.models.load`` with a memory: a folder that did not change is loaded once in all tests."""
+
+    def __init__(self) -> None:
+        self.models: dict[object, tuple[Model, object]] = {}
+
+    def __call__(self, name: str = "own", **options) -> Model:
+        files = times(name)
+        trusting = options.get("trust_remote_code") or options.get("allow_pickle")
+        if files is None or trusting or options.get("device_map") is not None:
+            return load(name, **options)
+        key = (name, os.getcwd(), files, *sorted(options.items()))
+        if key in self.models:
+            model, state = self.models[key]
+            assert state_of(model) == state, f"a command has left something on {name}"
+            return model
+        model = load(name, **options)
+        self.models[key] = model, state_of(model)
+        return model
+
+
+def times(name: str):
+    """Path, size and time of change of what a model is made of; ``None`` for what is no folder."""
+    if name in BUNDLED:
+        return ()
+    files = sorted(path for path in Path(name).rglob("*") if path.is_file()) if Path(name).is_dir() else []
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files) or None
+
+
+def state_of(model: Model):
+    """What tells whether somebody wrote into a model, or left a hook or another method on it."""
+    weights = [*model.module.named_parameters(), *model.module.named_buffers()]
+    left = [
+        (name, part.training, "forward" in vars(part), [*map(id, filter(is_foreign, hooks))])
+        for name, part in model.module.named_modules()
+        for hooks in (part._forward_hooks.values(), part._forward_pre_hooks.values())
+    ]
+    return [(name, id(one), one._version) for name, one in weights], left
+
+
+def is_foreign(hook: object) -> bool:
+    """Whether a hook is not transformers' own, which come with the first ``output_attentions`` and stay."""
+    return not hook.__module__.startswith("transformers.")

@@ -112,6 +112,7 @@ def test_a_ctrl_c_that_python_swallows_comes_again(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.nightly
 @pytest.mark.subprocess
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
@@ -196,6 +197,7 @@ def test_a_width_that_says_nothing_is_that_of_a_plain_terminal(monkeypatch, run,
     assert len(wanted) > 500
 
 
+@pytest.mark.nightly
 @pytest.mark.subprocess
 @pytest.mark.slow
 def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path):

@@ -2,8 +2,9 @@
 
     python -m tests.tools.mutants [--each 10] [--seed 0] [--packages capture,measures] [--checkout DIR]
 
-A fault is one changed operator, constant or condition, chosen by the seed among all that a package has. The quick tests of the package run until the first failure; a fault that none of them finds
-is printed with its place. It takes a minute a fault, more where none fails.
+A fault is one changed operator, constant or condition, chosen by the seed among all that a package has. The
+quick tests of the package run until the first failure; a fault that none of them finds is printed with its
+place. It takes a minute a fault, more where none fails.
 """
 
 from __future__ import annotations

@@ -172,10 +172,8 @@ class SourceInput:
 
         Raises ``AttnscopeError``.
         """
-        from attnscope.models.keeping import keep_trace
         from attnscope.models.kept import FileModel, look_at
         from attnscope.models.request import InputRequest
-        from attnscope.storage.trace import write_trace
 
         if isinstance(model, FileModel):
             return model.prepared
@@ -199,6 +197,9 @@ class SourceInput:
         ).prepare(model, waiting)
         if asked.keep is None:
             return prepared
+        from attnscope.models.keeping import keep_trace
+        from attnscope.storage.trace import write_trace
+
         with reading(model, prepared):
             trace = keep_trace(model, prepared)
         write_trace(trace, asked.keep)

@@ -29,7 +29,7 @@ from attnscope.render.image import DPI, Album, drawing, save_image
 from attnscope.render.page.page import page
 from attnscope.render.terminal import lines, print_view
 from attnscope.render.terminal.surface import Surface
-from attnscope.views import Grid, Heatmap, Reading, grid, heatmap
+from attnscope.views import Grid, Heatmap, Measured, grid, heatmap
 
 LAYERS = HEADS = 12
 WORDS = "The cat sat on the mat because it was tired and the dog that came in late slept by the fire ."
@@ -52,7 +52,7 @@ def pictures(layers: list[Weights]) -> list[Heatmap]:
             pick_head(layer, head),
             title=f"L{number}H{head} · a model · encoder attention",
             subtitle=f"looks at the previous token (0.{number}{head}, baseline 0.03)",
-            readings=tuple(Reading(name, number + head / 7, 0.5) for name in NAMES),
+            readings=tuple(Measured(name, number + head / 7, 0.5) for name in NAMES),
         )
         for number, layer in enumerate(layers)
         for head in range(HEADS)

@@ -1,4 +1,4 @@
-"""What work takes and what memory is free, so that too much is refused before it begins."""
+"""How much is read and built, what memory is free, and how long foreign work may take."""
 
 from __future__ import annotations
 
@@ -13,6 +13,39 @@ from attnscope.errors import SizeError
 
 UNNOTICED = 1 << 28
 """Bytes that are asked for without looking: 256 MB."""
+
+FOREIGN_SECONDS = 5
+"""Processor seconds that a chat template, or reading a config, may take; honest ones take milliseconds."""
+
+LEAST_FOREIGN_BYTES = 512 << 20
+"""What foreign work may take however little is free: threads reserve some that they never use."""
+
+SPARE_MODULES = 2000
+"""Modules, and tensors, that a model may be built of beyond those that its files can fill."""
+
+SPARE_NUMBERS = 1 << 26
+"""Numbers that it may have beyond those."""
+
+LARGEST_CONFIG = 8 << 20
+"""Bytes that a file of settings, or a chat template, may have; the largest have one or two million."""
+
+LARGEST_VOCABULARY = 128 << 20
+"""Bytes that any other file but one of weights may have; the largest vocabularies have a quarter of it."""
+
+HASHED_BYTES = 1 << 20
+"""A file of a model up to this size is identified by its contents; larger ones take too long to read."""
+
+MOST_MODEL_FILES = 2000
+"""Files of a folder that are identified: no model has as many."""
+
+MEASURED_WEIGHTS = 1 << 26
+"""Weights of a short pass that are measured before anybody asks: 256 heads of 512 tokens."""
+
+MOST_VIDEO_FRAMES = 16
+"""Frames of a video that a model is shown; of longer ones, so many are taken evenly."""
+
+HUB_SECONDS = 10.0
+"""Seconds to wait for the hub's first answer."""
 
 
 def free_memory() -> int:

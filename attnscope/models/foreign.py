@@ -21,19 +21,19 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.limits import OutOfTime, free_memory, out_of_memory, readable, time_limited
-
-SECONDS = 5
-"""Processor seconds that a chat template, or reading a config, may take; honest ones take milliseconds."""
-
-LEAST = 512 << 20
-"""Bytes that foreign work may take however little is free: threads reserve some that they never use."""
-
-FEW = 2000
-"""Modules, and tensors, that a model may be built of beyond those that its files can fill."""
-
-ELEMENTS = 1 << 26
-"""Numbers that it may have beyond those."""
+from attnscope.limits import (
+    FOREIGN_SECONDS,
+    LARGEST_CONFIG,
+    LARGEST_VOCABULARY,
+    LEAST_FOREIGN_BYTES,
+    SPARE_MODULES,
+    SPARE_NUMBERS,
+    OutOfTime,
+    free_memory,
+    out_of_memory,
+    readable,
+    time_limited,
+)
 
 CONFIGS = (
     "config.json",
@@ -46,12 +46,6 @@ CONFIGS = (
     "adapter_config.json",
 )
 """The files of a model folder that say what is to be built, loaded or called."""
-
-MOST_CONFIG = 8 << 20
-"""Bytes that such a file, or a chat template, may have; the largest have one or two million."""
-
-MOST_VOCABULARY = 128 << 20
-"""Bytes that any other file but one of weights may have; the largest vocabularies have a quarter of it."""
 
 VOCABULARIES = (".json", ".txt", ".model", ".spm", ".tiktoken", ".bpe")
 WEIGHTS = (".safetensors", ".bin")
@@ -90,7 +84,7 @@ def bounded(what: str, *, timed: bool = False) -> Iterator[None]:
 
     The memory is limited where the system counts it (Linux); the time, on the main thread of any Unix.
     """
-    with explained(what, SECONDS if timed else None), _memory_limited():
+    with explained(what, FOREIGN_SECONDS if timed else None), _memory_limited():
         yield
 
 
@@ -125,7 +119,7 @@ def _memory_limited() -> Iterator[None]:
     import resource
 
     before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = taken + max(LEAST, free_memory())
+    most = taken + max(LEAST_FOREIGN_BYTES, free_memory())
     known = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
     try:
@@ -206,8 +200,8 @@ def built_within(name: str, stored: Callable[[], Stored]) -> Iterator[None]:
             return
         if not most:
             size, tensors = stored()
-            many = FEW + 8 * tensors
-            most.update(modules=many, tensors=many, numbers=ELEMENTS + 8 * size)
+            many = SPARE_MODULES + 8 * tensors
+            most.update(modules=many, tensors=many, numbers=SPARE_NUMBERS + 8 * size)
         counts[what] += number
         if counts[what] > most[what]:
             raise ModelError(
@@ -244,7 +238,7 @@ def require_plain_files(folder: Path) -> None:
             continue
         if file.exists() and not file.is_file():
             raise ModelError(f"{folder} holds {file.name}, which is no regular file: take it away")
-        most = MOST_CONFIG if file.name in CONFIGS or file.suffix == ".jinja" else MOST_VOCABULARY
+        most = LARGEST_CONFIG if file.name in CONFIGS or file.suffix == ".jinja" else LARGEST_VOCABULARY
         if file.suffix not in WEIGHTS and file.stat().st_size > most:
             size = readable(file.stat().st_size)
             raise ModelError(f"{folder} holds {file.name} of {size}: at most {readable(most)} are read")

@@ -16,12 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope import __version__
-
-SMALL = 1 << 20
-"""Bytes of a file that is read."""
-
-MOST = 2000
-"""Files of a folder."""
+from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
 
 SETTLED = 2.0
 """Seconds after which another change of a file has another time, on any disk."""
@@ -111,7 +106,7 @@ def _files(folder: Path) -> Iterator[Path]:
             raise ValueError("a folder is elsewhere")
         for name in sorted(names):
             count += 1
-            if count > MOST or name == "adapter_config.json":
+            if count > MOST_MODEL_FILES or name == "adapter_config.json":
                 raise ValueError("too many files, or an adapter")
             yield Path(place) / name
 
@@ -121,7 +116,7 @@ def _identify(folder: Path, path: Path) -> tuple[Any, ...]:
     found, name = path.stat(), str(path.relative_to(folder))
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no file")
-    if found.st_size <= SMALL:
+    if found.st_size <= HASHED_BYTES:
         return name, found.st_size, identify_file(path)
     if abs(time.time() - max(found.st_mtime, found.st_ctime)) < SETTLED or time.time() < found.st_ctime:
         raise ValueError("it has just been written")

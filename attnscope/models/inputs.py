@@ -39,7 +39,7 @@ class Picture:
     name: str = "image 1"
 
 
-class Part(NamedTuple):
+class SoundPart(NamedTuple):
     """From which second of a sound to which it is heard; ``None`` is its end.
 
     With ``truncate`` only the beginning of what is too long for the model.

@@ -16,6 +16,7 @@ from attnscope.capture import Coarsen, Observer, Record, Steps
 from attnscope.capture.placing.without_attention import why_empty
 from attnscope.errors import ModelError, SizeError
 from attnscope.fused.fused_pass import FusedPass
+from attnscope.limits import MEASURED_WEIGHTS
 from attnscope.measures import HeadFigures, Measurement, fused_request
 from attnscope.measures.words import measure_words
 from attnscope.models.inputs import Heard, ModelInput
@@ -40,10 +41,6 @@ from attnscope.storage.trace.replay import replay
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-MEASURED = 1 << 26
-"""Weights of a short pass that are measured before anybody asks, at most: 256 heads of 512 tokens."""
 
 
 class UnkeptPass(ModelError):
@@ -73,7 +70,7 @@ def hold_short(model: Model, prepared: ModelInput) -> Trace | None:
     """The pass of a short input, looked at as one from a file; ``None`` for a long one, or one that fails."""
     if not prepared.tokens or not has_short_text(prepared):
         return None
-    return _hold(partial(model.run, prepared), model, prepared, MEASURED)
+    return _hold(partial(model.run, prepared), model, prepared, MEASURED_WEIGHTS)
 
 
 def hold_long(model: Model, prepared: ModelInput, *, fused: bool = False) -> Trace | None:

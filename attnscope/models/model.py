@@ -6,7 +6,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -15,7 +15,7 @@ from attnscope.axes import visible
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.figures import Weigh
 from attnscope.limits import out_of_memory, require
-from attnscope.models.inputs import Chat, ModelInput, Objective, Part, Paths
+from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, SoundPart
 from attnscope.progress import tell
 from attnscope.text import MOST_CHARACTERS
 
@@ -197,7 +197,7 @@ class Model(ABC):
         left = "--video" if video else "--image"
         raise InputError(f"{self.name} reads text, not images: leave out {left}, or choose a vision model")
 
-    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
+    def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
         """A sound file, alone or with what is said in it, as the model hears it. Raises ``InputError``."""
         raise InputError(f"{self.name} hears nothing: leave out --audio, or choose a speech model")
 
@@ -306,20 +306,21 @@ class Model(ABC):
             raise ModelError(f"{self.name} has no attention to show: {why_empty(self.module, record)}")
         return record
 
-    def threads(self, prepared: ModelInput) -> AbstractContextManager[None]:
+    @contextmanager
+    def threads(self, prepared: ModelInput) -> Iterator[None]:
         """One thread for a short text on the CPU, where several would only wait for each other."""
-        return _few_threads(self.module, self.device, len(prepared.tokens))
+        import torch
 
-    def _fit(
-        self, count: int, characters: int, *, max_tokens: int | None, truncate: bool
-    ) -> tuple[int | None, tuple[str, ...]]:
-        """How many of ``count`` tokens to keep (``None``: all), and a note if that cuts the text.
-
-        ``characters`` are those of the text, of which only so many are read.
-        """
-        return fit_tokens(
-            self.name, self.positions, count, characters, max_tokens=max_tokens, truncate=truncate
-        )
+        operations = 2.0 * sum(weights.numel() for weights in self.module.parameters()) * len(prepared.tokens)
+        before = torch.get_num_threads()
+        if operations > SMALL_PASS or self.device.type != "cpu" or before == 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _require_positions(self, tokens: int, count: int) -> None:
         """Raise ``InputError`` if ``count`` tokens behind ``tokens`` are more than there are positions."""
@@ -347,23 +348,6 @@ def pass_size(module: nn.Module, texts: int, tokens: int) -> int:
     scores = 2 * heads * tokens * tokens if isinstance(heads, int) and kernel == "eager" else 0
     bytes_ = next((weights.itemsize for weights in module.parameters() if weights.is_floating_point()), 4)
     return texts * max(tokens * wide, scores) * bytes_
-
-
-@contextmanager
-def _few_threads(module: nn.Module, device: torch.device, tokens: int) -> Iterator[None]:
-    """One thread for a short text on the CPU, where several would only wait for each other."""
-    import torch
-
-    operations = 2.0 * sum(weights.numel() for weights in module.parameters()) * tokens
-    before = torch.get_num_threads()
-    if operations > SMALL_PASS or device.type != "cpu" or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,9 +174,9 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
     if tokenizer is None and processor is None:
         return BareModule(name, module, None)
     if hasattr(tokenizer, "encode_batch") and not callable(tokenizer):  # a tokenizers.Tokenizer
-        from attnscope.models.text.reader import Reader
+        from attnscope.models.text.reader import TextReader
 
-        return ModuleModel(name, module, Reader(tokenizer, name))
+        return ModuleModel(name, module, TextReader(tokenizer, name))
     if config is None:
         raise InputError(f"{name} has no config, as models of transformers have: give a tokenizers.Tokenizer")
     from attnscope.models.huggingface.load import find_positions

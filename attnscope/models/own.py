@@ -13,7 +13,8 @@ from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
 from attnscope.models.foreign import explained
 from attnscope.models.inputs import ModelInput, Objective, text_axes
-from attnscope.models.text.reader import Reader, ReaderModel, Reading
+from attnscope.models.text.reader import ReaderModel, TextReader
+from attnscope.models.text.tokens import Encoded
 from attnscope.network import Encoder, load_encoder, untrained
 from attnscope.network.folder import BUNDLED, MASK, PRETRAINED, WEIGHTS
 from attnscope.text import MOST_CHARACTERS
@@ -31,7 +32,7 @@ class OwnModel(ReaderModel):
         super().__init__(
             name,
             module,
-            Reader(tokenizer, name),
+            TextReader(tokenizer, name),
             module.config.max_positions,
             notes,
         )
@@ -43,13 +44,13 @@ class OwnModel(ReaderModel):
         """``prepare`` for many texts or pairs, tokenized together."""
         limit = min(limit for limit in (max_tokens, self.positions) if limit is not None)
 
-        def prepare(text: tuple[str, ...], reading: Reading | None) -> ModelInput | InputError:
-            if reading is None or max(map(len, text)) > MOST_CHARACTERS:
+        def prepare(text: tuple[str, ...], encoded: Encoded | None) -> ModelInput | InputError:
+            if encoded is None or max(map(len, text)) > MOST_CHARACTERS:
                 return self._prepare_or_refuse(text, max_tokens, truncate)
-            return self.label(*reading)
+            return self.label(encoded.tokens, encoded.notes)
 
         read = self.reader.read_all(texts, limit)
-        return [prepare(text, reading) for text, reading in zip(texts, read, strict=True)]
+        return [prepare(*pair) for pair in zip(texts, read, strict=True)]
 
     def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
         """The ids of tokens as the encoder's input; a pair is read as two segments."""

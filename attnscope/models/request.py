@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnscope.errors import InputError
-from attnscope.models.inputs import Chat, Message, ModelInput, Part
+from attnscope.models.inputs import Chat, Message, ModelInput, SoundPart
 from attnscope.models.model import Model
 from attnscope.text import MOST_CHARACTERS
 
@@ -95,7 +95,7 @@ class InputRequest:
             chat = Chat(self.system, self.generate is not None) if self.chat else None
             return model.prepare_image(self.pictures, self.text, chat, video=self.video)
         if self.audio is not None:
-            return model.prepare_audio(self.audio, self.text, Part(self.begin, self.end, self.truncate))
+            return model.prepare_audio(self.audio, self.text, SoundPart(self.begin, self.end, self.truncate))
         if self.tensors is not None:
             from attnscope.models import prepare_tensors
 

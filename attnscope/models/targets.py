@@ -15,7 +15,7 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.models.huggingface.load import Classifier
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
-from attnscope.models.text.tokens import Vocabulary, readable
+from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.progress import tell
 from attnscope.registry import nearest_name
 from attnscope.text import read_number
@@ -172,7 +172,7 @@ def score_prediction(
     if not tokens:
         description = f"the prediction of each text: the likeliest token {where} its token {at:,}"
         return Prediction(score, int(chosen[0]), other, description, logits, at)
-    spelled = visible(readable(objective.vocabulary.decode([int(chosen[0])])))
+    spelled = visible(without_marks(objective.vocabulary.decode([int(chosen[0])])))
     share = float(logits[0].detach().softmax(-1)[chosen[0]])
     place = f"{where} token {at:,}, {visible(tokens[at].text)!r}"
     description = f"the prediction: {spelled!r} ({share:.0%}){over} {place}"

@@ -20,7 +20,7 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Removal
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
-from attnscope.models.text.tokens import Vocabulary, readable
+from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import batches, join_texts
 from attnscope.questions.importance import Labels, gated_sites, predicted_side
@@ -305,7 +305,7 @@ def _note_turns(model: Model) -> tuple[str, ...]:
 def _read(vocabulary: Vocabulary, id_: int) -> str:
     """A token of the vocabulary as a person reads it."""
     spelled = vocabulary.spell([id_])[0] or f"id {id_:,}"
-    return spelled if spelled.startswith("##") else readable(vocabulary.decode([id_])) or spelled
+    return spelled if spelled.startswith("##") else without_marks(vocabulary.decode([id_])) or spelled
 
 
 Means: TypeAlias = Mapping[Site, Tensor]

@@ -22,7 +22,7 @@ from attnscope.comparison import first_columns, most_on_way
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.sounds import SpeechModel
-from attnscope.models.inputs import Part
+from attnscope.models.inputs import SoundPart
 from attnscope.models.text.tokens import BROKEN, Vocabulary
 from attnscope.records import Meaning, Parts, record
 from attnscope.storage.sound import read_sound
@@ -327,7 +327,7 @@ def is_wide(text: str) -> bool:
 # in windows
 
 
-def is_long(model: Model, path: Path, part: Part) -> bool:
+def is_long(model: Model, path: Path, part: SoundPart) -> bool:
     """Whether a part of a sound is longer than the model hears at once."""
     once = model.at_once if isinstance(model, SpeechModel) else math.inf
     return once < math.inf and read_sound(path, part.begin, part.end).seconds > once
@@ -338,7 +338,7 @@ def align_windows(
     path: Path,
     write: Callable[[ModelInput], ModelInput],
     heads: Sequence[Head] = (),
-    part: Part | None = None,
+    part: SoundPart | None = None,
 ) -> SpokenText:
     """When each word is said that the model writes, ``write``, one window of the sound after the other.
 
@@ -346,12 +346,12 @@ def align_windows(
     sound on by half a window; times go on from the one before. Raises ``InputError`` where nothing is said.
     """
     assert isinstance(model, SpeechModel)
-    asked = part or Part()
+    asked = part or SoundPart()
     begin, end = asked.begin, asked.begin + read_sound(path, asked.begin, asked.end).seconds
     heard: list[SpokenText] = []
     while begin < end:
         stop = following = min(begin + model.at_once, end)
-        sound = model.prepare_audio(path, part=Part(begin, stop))
+        sound = model.prepare_audio(path, part=SoundPart(begin, stop))
         prepared = write(sound)
         if not all(token.special for token in spoken_tokens(prepared)):
             result = align_words(model, prepared, heads)

@@ -23,7 +23,7 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.kinds import show_kinds
 from attnscope.models.targets import place_prediction, score_prediction
-from attnscope.models.text.tokens import readable
+from attnscope.models.text.tokens import without_marks
 from attnscope.questions.answer import Answer
 from attnscope.records import Meaning, Parts, derived, record
 from attnscope.views import HeadMap, View, head_map
@@ -198,7 +198,7 @@ def _favours(model: Model, head: Head, moved: Tensor) -> Favours:
 
     def spell(sign: int) -> tuple[Word, ...]:
         values, ids = (moved * sign).topk(count)
-        texts = [readable(vocabulary.decode([number])) for number in ids.tolist()]
+        texts = [without_marks(vocabulary.decode([number])) for number in ids.tolist()]
         return tuple(
             Word(text, sign * value) for text, value in zip(texts, values.tolist(), strict=True) if value > 0
         )

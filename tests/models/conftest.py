@@ -42,5 +42,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Foreign work may take 300 MB: a machine that has more would be filled first."""
-    monkeypatch.setattr(foreign, "LEAST", 300 << 20)
+    monkeypatch.setattr(foreign, "LEAST_FOREIGN_BYTES", 300 << 20)
     monkeypatch.setattr(foreign, "free_memory", lambda: 0)

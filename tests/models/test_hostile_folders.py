@@ -116,7 +116,7 @@ def own_folders(place):
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch, little_memory):
-    monkeypatch.setattr(foreign, "SECONDS", 0.3)
+    monkeypatch.setattr(foreign, "FOREIGN_SECONDS", 0.3)
 
 
 @pytest.fixture(scope="module", autouse=True)

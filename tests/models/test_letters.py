@@ -8,7 +8,7 @@ import transformers
 from attnscope.axes import join_places, places
 from attnscope.errors import InputError
 from attnscope.models import load
-from attnscope.models.inputs import Part
+from attnscope.models.inputs import SoundPart
 from attnscope.questions.align import align_letters
 from tests.models import speech
 
@@ -110,7 +110,7 @@ def test_words_are_those_of_transformers_frame_for_frame(folder, noise):
 
 def test_a_part_of_a_sound_keeps_the_times_of_its_file(folder, noise):
     model = load(folder)
-    found = align_letters(model, model.prepare_audio(noise, part=Part(1.0, 2.0)))
+    found = align_letters(model, model.prepare_audio(noise, part=SoundPart(1.0, 2.0)))
     assert found.begin == 1.0
     assert all(1.0 <= word.begin < word.end <= 2.0 for word in found.words)
 

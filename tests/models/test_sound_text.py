@@ -9,7 +9,7 @@ import transformers
 from attnscope.capture import Keep
 from attnscope.errors import InputError
 from attnscope.models import load
-from attnscope.models.inputs import Part
+from attnscope.models.inputs import SoundPart
 from tests.models import folders, hearing, speech
 
 
@@ -147,7 +147,7 @@ def test_the_shortest_sound_has_its_tokens_too(folder_of, tmp_path, maker):
 
 def test_a_part_of_a_sound_keeps_the_times_of_its_file(folder_of, tmp_path):
     path = speech.sound(tmp_path / "long.wav", 3.0)
-    prepared = load(folder_of(hearing.qwen2_audio)).prepare_audio(path, "the cat", Part(1.0, 2.0))
+    prepared = load(folder_of(hearing.qwen2_audio)).prepare_audio(path, "the cat", SoundPart(1.0, 2.0))
     times = list(moments(prepared).values())
     assert (times[0], times[-1], len(times)) == (1.0, 1.96, 25)
 

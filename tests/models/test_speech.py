@@ -15,7 +15,7 @@ import transformers
 from attnscope.capture import Keep
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
-from attnscope.models.inputs import Part
+from attnscope.models.inputs import SoundPart
 from attnscope.storage import sound as reading
 from attnscope.storage.sound import Sound, read_sound
 from tests.models import folders, speech
@@ -296,7 +296,7 @@ def test_what_is_longer_than_a_model_hears_at_once_is_refused_or_cut(folder_of, 
     model = load(folder_of("whisper"))
     with pytest.raises(InputError, match="hears at most 2 at once"):
         model.prepare_audio(path)
-    prepared = model.prepare_audio(path, part=Part(truncate=True))
+    prepared = model.prepare_audio(path, part=SoundPart(truncate=True))
     assert not any(token.special for token in prepared.tokens)
     assert "cut: the first 2 of 3.0 seconds are heard" in prepared.notes
 

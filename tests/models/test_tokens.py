@@ -4,7 +4,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from attnscope.models.text.tokens import readable, tokens_of, tokens_of_ids
+from attnscope.models.text.tokens import tokens_of, tokens_of_ids, without_marks
 from tests.models.folders import LINES, gpt2, minilm, t5
 
 
@@ -114,4 +114,4 @@ def test_without_offsets_the_spelling_tells_words_apart(spellings, words):
     ("spelling", "text"), [("Ġcat", "cat"), ("▁cat", "cat"), ("##ing", "ing"), ("cat</w>", "cat"), ("▁", " ")]
 )
 def test_a_spelling_is_made_readable(spelling, text):
-    assert readable(spelling) == text
+    assert without_marks(spelling) == text

@@ -8,7 +8,7 @@ from typing import Any
 
 import transformers
 
-from attnscope.models.huggingface.sound_texts import SIGNS
+from attnscope.models.huggingface.sound_texts import SOUND_IDS
 from tests.models import speech
 from tests.models.vision_language import make_tokenizer
 from tests.tools.coverage.recipes import RECIPES, Recipe
@@ -59,7 +59,7 @@ def save(folder: Path, name: str) -> str:
     signs = find_signs(name)
     words = make_tokenizer(*signs.values(), words=["the", "cat", *map(str, range(10))], **signs)
     if "audio_token" in signs:
-        key = next(key for key in SIGNS if key in settings)
+        key = next(key for key in SOUND_IDS if key in settings)
         changes[key] = words.convert_tokens_to_ids(signs["audio_token"])
     config = small_config(name, recipe.factors[0], 2, changes)
     tables = (auto.MODEL_FOR_CTC_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
@@ -92,7 +92,7 @@ def find_signs(name: str) -> dict[str, str]:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     settings = CONFIG_MAPPING[name]().to_dict()
-    if name not in PROCESSOR_MAPPING_NAMES or not any(key in settings for key in SIGNS):
+    if name not in PROCESSOR_MAPPING_NAMES or not any(key in settings for key in SOUND_IDS):
         return {}
     asked = inspect.signature(getattr(transformers, PROCESSOR_MAPPING_NAMES[name]).__init__).parameters
     return {key: one.default for key, one in asked.items() if "token" in key and isinstance(one.default, str)}

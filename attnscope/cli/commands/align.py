@@ -82,7 +82,7 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     refuse(output.as_json and not table, "--json", "it is a format of its own: leave out --format")
     given = asked.text is not None or asked.file is not None
     refuse(given and asked.generate is not None, "--generate", "what is said is given: leave it out")
-    from attnscope.models.inputs import Part
+    from attnscope.models.inputs import SoundPart
     from attnscope.questions.align import (
         WRITERS,
         MonotoneHeads,
@@ -98,7 +98,7 @@ def align(asked: SoundOptions, output: AlignOutput, model: ModelOptions) -> None
     result: SpokenText | MonotoneHeads
     text = read_text(SourceOptions(text=asked.text, file=asked.file))[0] if given else None
     loaded = load_model(model, generative=True)
-    part = Part(asked.from_second, asked.to_second, asked.truncate)
+    part = SoundPart(asked.from_second, asked.to_second, asked.truncate)
     if not asked.truncate and is_long(loaded, asked.sound, part):
         _require_unsaid(loaded, asked, text)
         result = align_windows(loaded, asked.sound, lambda heard: _write(loaded, heard, asked), heads, part)

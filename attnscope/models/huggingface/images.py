@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import PICTURED, Array
 from attnscope.errors import InputError, first_line
+from attnscope.limits import MOST_VIDEO_FRAMES
 from attnscope.models.foreign import refusable
 from attnscope.models.inputs import ModelInput, Picture
 from attnscope.models.model import accepts, find_device
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is opened; of the others that Pillow knows, some run programs of their own."""
-
-MOST_FRAMES = 16
-"""Frames of a video that a model is shown; of longer ones, so many are taken evenly."""
 
 BEFORE = {
     "cls_token": "CLS",
@@ -75,8 +73,8 @@ def open_frames(path: Path) -> tuple[list[Image], tuple[str, ...]]:
 
 
 def _spread(count: int) -> list[int]:
-    """At most ``MOST_FRAMES`` of so many frames, evenly spread."""
-    kept = min(count, MOST_FRAMES)
+    """At most ``MOST_VIDEO_FRAMES`` of so many frames, evenly spread."""
+    kept = min(count, MOST_VIDEO_FRAMES)
     return [(2 * number + 1) * count // (2 * kept) for number in range(kept)]
 
 

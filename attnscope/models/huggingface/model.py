@@ -18,12 +18,13 @@ from attnscope.capture import Record, Steps, recording
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
-from attnscope.models.huggingface.reader import Encoded, FolderReader, NoTokenizer, has_separator, start_token
+from attnscope.models.huggingface.reader import FolderReader, NoTokenizer, has_separator, start_token
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
 from attnscope.models.kinds import show_kinds
-from attnscope.models.model import Model, accepts, hears
+from attnscope.models.model import Model, accepts, fit_tokens, hears
 from attnscope.models.regions import find_owners
 from attnscope.models.text.generation import Sampling, describe_generation, strip_end
+from attnscope.models.text.tokens import Encoded
 from attnscope.progress import tell
 
 
@@ -166,7 +167,7 @@ class HuggingFaceModel(Model):
         encoded = self._read(texts, max_tokens, truncate)
         if second is not None and not has_separator(encoded.tokens):
             note = f"{self.name} joins the two texts without a separator"
-            encoded = replace(encoded, notes=(*encoded.notes, note))
+            encoded = encoded._replace(notes=(*encoded.notes, note))
         return self._one_side(encoded, "get_text_features" if self._towers else "__call__")
 
     def prepare_image(
@@ -314,7 +315,7 @@ class HuggingFaceModel(Model):
             wanted = source
             notes = (*notes, "the decoder reads the text itself: give a second text to be its target")
         else:
-            wanted = Encoded({"input_ids": []}, ())
+            wanted = Encoded((), fields={"input_ids": []})
         ids = [start.id, *wanted.fields["input_ids"][:-1]]
         decoder: tuple[Token, ...] = (start, *wanted.tokens[:-1])
         inputs = self._tensors(source.fields) | {"decoder_input_ids": self._tensor(ids)}
@@ -328,11 +329,14 @@ class HuggingFaceModel(Model):
     def _read(
         self, texts: Sequence[str], max_tokens: int | None, truncate: bool, *, templated: bool = False
     ) -> Encoded:
-        longest = max(map(len, texts))
-
-        def fit(count: int) -> tuple[int | None, tuple[str, ...]]:
-            return self._fit(count, longest, max_tokens=max_tokens, truncate=truncate)
-
+        fit = partial(
+            fit_tokens,
+            self.name,
+            self.positions,
+            characters=max(map(len, texts)),
+            max_tokens=max_tokens,
+            truncate=truncate,
+        )
         return self.reader.read(texts, fit, templated=templated)
 
     @property

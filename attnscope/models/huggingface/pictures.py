@@ -22,9 +22,9 @@ from attnscope.models.huggingface.images import (
 )
 from attnscope.models.huggingface.reader import FolderReader, write_chat
 from attnscope.models.inputs import Chat, ModelInput, Picture
-from attnscope.models.lattice import Coordinates
+from attnscope.models.lattice import Coordinates, Region, find_regions
 from attnscope.models.model import accepts
-from attnscope.models.regions import Region, find_coordinates, find_moved, find_owners, find_regions
+from attnscope.models.regions import find_coordinates, find_moved, find_owners
 from attnscope.models.text.tokens import tokens_of_ids
 
 if TYPE_CHECKING:
@@ -196,7 +196,12 @@ class PictureTokens:
             if owners is None or (owners.kind, owners.length) != axis:  # as the times of frames, on no axis
                 continue
             read.append(field)
-            where = find_coordinates(lambda arrays, field=field: prepare(arrays)[field], shapes)
+
+            def prepare_field(arrays: Sequence[Array], field: str = field) -> Tensor:
+                made: Tensor = prepare(arrays)[field]
+                return made
+
+            where = find_coordinates(prepare_field, shapes)
             if where is None or where[0].x.shape != tuple(owners.tokens.shape):
                 continue  # nobody can tell where these numbers come from
             one = _Traced(owners.tokens.cpu().numpy(), where)

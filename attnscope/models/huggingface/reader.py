@@ -11,23 +11,14 @@ from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.foreign import explained, refusable
 from attnscope.models.model import Fit
 from attnscope.models.request import read_messages
-from attnscope.models.text.tokens import Vocabulary, mark_unknown, tokens_of, tokens_of_ids
+from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, tokens_of, tokens_of_ids
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A tokenized text, or pair: what the tokenizer returned, and the tokens of it."""
-
-    fields: Mapping[str, list[int]]
-    tokens: tuple[Token, ...]
-    notes: tuple[str, ...] = ()
-
-
-SPARE = 64
+TOKENS_BEHIND = 64
 """So many tokens behind the last one that is kept are read with it: how a text is cut into tokens may hang
 on what follows."""
 
@@ -63,7 +54,7 @@ class FolderReader:
         fields = self._encode(texts, templated)
         if not fields["input_ids"]:
             raise InputError(f"the tokenizer of {self.name} finds no token in the text")
-        keep, said = fit(len(fields["input_ids"])) if fit else (None, ())
+        keep, cut = fit(len(fields["input_ids"])) if fit else (None, ())
         if keep is not None:
             fields = self._cut(texts, templated, fields, keep)
         if fields.encodings is not None:
@@ -78,7 +69,7 @@ class FolderReader:
                 replace(token, special=True, word=None) if token.id in special else token for token in tokens
             )
         # no tokenizer cuts its own special tokens
-        return Encoded({name: field[:keep] for name, field in fields.items()}, tokens[:keep], (*notes, *said))
+        return Encoded(tokens[:keep], (*notes, *cut), {name: field[:keep] for name, field in fields.items()})
 
     def _encode(self, texts: Sequence[str], templated: bool, keep: int | None = None) -> Any:
         cut = {} if keep is None else {"truncation": True, "max_length": keep}
@@ -97,7 +88,9 @@ class FolderReader:
         """
         if len(texts) == 1 and whole.encodings is not None:
             beginning = whole.encodings[0]
-            beginning.truncate(keep + SPARE)  # to ask an encoding anything makes lists of all of its tokens
+            beginning.truncate(
+                keep + TOKENS_BEHIND
+            )  # to ask an encoding anything makes lists of all of its tokens
             end = max(stop for _, stop in beginning.offsets)
             begun = self._encode([texts[0][:end]], templated, keep)
             if is_beginning(begun.encodings[0], beginning):

@@ -1,11 +1,11 @@
-"""When each token of a sound begins, where a language model's own file counts the tokens of any length."""
+"""Models that read texts and sounds: a sound that stands in a text, or beside it in a tower of its own."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,15 @@ from torch import Tensor, nn
 
 from attnscope.attention import Token
 from attnscope.axes import HEARD, Array
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import InputError
 from attnscope.models.huggingface.images import ask_processor, place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
-from attnscope.models.huggingface.reader import FolderReader
-from attnscope.models.huggingface.sounds import LENGTHS, SpeechModel, name_moment
-from attnscope.models.inputs import Heard, ModelInput, Part, text_axes
+from attnscope.models.huggingface.sounds import LENGTHS, SpeechModel, name_moment, sampling_rate
+from attnscope.models.inputs import Heard, ModelInput, SoundPart, text_axes
 from attnscope.models.model import SOUNDS
 from attnscope.models.regions import Moments, find_moments
 from attnscope.models.text.tokens import tokens_of_ids
-from attnscope.storage.sound import RATES, Sound, read_sound
+from attnscope.storage.sound import Sound, read_sound
 
 Seconds = tuple[float, ...]
 
@@ -56,67 +55,98 @@ def _counter(child: nn.Module) -> Any:
     return lambda lengths: function(lengths, **known)
 
 
-SIGNS = ("audio_token_id", "audio_token_index")
+SOUND_IDS = ("audio_token_id", "audio_token_index")
 """What configs call the id of a token that stands for a sound."""
 
 
-@dataclass(frozen=True)
-class SoundText:
-    """Reads texts with a sound for the ``module``, with the ``processor`` of its folder."""
+def stands_for_sounds(config: Any) -> bool:
+    """Whether a model has a token that stands for a sound in its text."""
+    return any(getattr(config, name, None) is not None for name in SOUND_IDS)
 
-    name: str
-    module: nn.Module
-    processor: Any
-    reader: FolderReader
-    settings: Mapping[str, Any]
 
-    def read(self, path: Path, text: str, part: Part, device: torch.device) -> ModelInput:
-        """The inputs and labelled axes of a text with the sound in ``path``.
+class SoundTextModel(HuggingFaceModel):
+    """A language model of transformers with a token in its text that stands for a sound."""
+
+    def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
+        """A text with a sound file in it, as the model reads them.
 
         The sound stands where the text has the processor's sign for it, or before the text. Raises
         ``InputError`` for what the processor refuses.
         """
-        sound = read_sound(path, part.begin, part.end).resample(self._rate())
+        if text is None:
+            raise InputError(f"{self.name} reads a text beside the sound: give both")
+        part = part or SoundPart()
+        processors = ("feature_extractor", "audio_processor")
+        found = (getattr(self._processor, name, None) for name in processors)
+        rate = sampling_rate(self.name, next(filter(None, found), None), 16000)
+        sound = read_sound(path, part.begin, part.end).resample(rate)
         prompt = self._prompt(text)
         fields, notes = self._read_both(prompt, sound)
         inputs = place_fields(fields, self.module)
-        heard = next((name for name, value in inputs.items() if value.is_floating_point()), None)
-        if heard is None or "input_ids" not in inputs:
+        name = next((name for name, value in inputs.items() if value.is_floating_point()), None)
+        if name is None or "input_ids" not in inputs:
             raise InputError(f"the processor of {self.name} makes nothing of the sound that the model reads")
 
         def prepare(samples: Array) -> Tensor:
-            changed = Sound(samples, sound.rate)
-            made: Tensor = (self._hear(changed) if notes else self._process(prompt, samples))[heard]
+            changed = Sound(samples, rate)
+            made: Tensor = (self._hear(changed) if notes else self._process(prompt, changed))[name]
             return made
 
-        count = len(sound.samples), sound.rate
-        moments = find_moments(self.module, {**inputs, **self.settings}, heard, prepare, *count)
+        count = len(sound.samples), rate
+        moments = find_moments(self.module, {**inputs, **self.settings}, name, prepare, *count)
         ids = inputs["input_ids"][0].tolist()
         tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
-        begins = None if moments is None else self._begins(inputs, heard, sound, moments)
-        labelled = self._label(tokens, inputs, sound, moments, begins)
-        return replace(labelled, notes=(*labelled.notes, *notes))
+        heard = None
+        if moments is None or moments.kind == "cross" or moments.length != len(ids):
+            notes = (
+                "no token stands for a moment of the sound alone: those of the sound are numbered",
+                *notes,
+            )
+            signs = {getattr(self.module.config, name, None) for name in SOUND_IDS}
+            tokens = _number(tokens, [position for position, id_ in enumerate(ids) if id_ in signs])
+        elif (begins := self._begins(inputs, name, sound, moments)) is None:
+            notes = ("time does not go evenly through the tokens of the sound: they are numbered", *notes)
+            tokens = _number(tokens, moments.tokens)
+        else:
+            tokens, heard = _time(tokens, moments.tokens, begins, sound)
+        return ModelInput(inputs, text_axes(tokens), tokens, notes, self.settings, heard=heard)
+
+    @cached_property
+    def _processor(self) -> Any:
+        return self._load_processor(True)
+
+    def _prompt(self, text: str) -> str:
+        """The text with the processor's sign for a sound."""
+        sign = getattr(self._processor, "audio_token", None)
+        if not isinstance(sign, str):
+            raise InputError(
+                f"{self.name} has no sign for a sound in a text: it cannot be shown with --audio"
+            )
+        begin, end = (getattr(self._processor, f"audio_{name}_token", None) or "" for name in ("bos", "eos"))
+        return text if sign in text else f"{begin}{sign}{end}{text}"
 
     def _read_both(self, prompt: str, sound: Sound) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """What the model is given of both, by the processor, or by itself, with a note, where that refuses.
 
         Some take a sound in chats alone. Then as many signs stand for it as the model makes vectors of it.
         """
+        ids = (getattr(self.module.config, name, None) for name in SOUND_IDS)
+        sign = next((id_ for id_ in ids if isinstance(id_, int)), None)
+        extractor = getattr(self._processor, "feature_extractor", None)
         try:
-            return self._process(prompt, sound.samples), ()
+            return self._process(prompt, sound), ()
         except InputError as error:
             refusal = error
-            sign, extractor = self._sign(), getattr(self.processor, "feature_extractor", None)
             if sign is None or extractor is None or not hasattr(self.module, "get_audio_features"):
                 raise
-        ids = self.reader.tokenizer(prompt)["input_ids"]
-        if sign not in ids:
+        read = self.reader.tokenizer(prompt)["input_ids"]
+        if sign not in read:
             raise refusal
         most = getattr(extractor, "n_samples", None)
         if isinstance(most, int) and len(sound.samples) > most:
             once = f"{self.name} hears at most {most / sound.rate:g} seconds in a text here"
             raise InputError(f"{once}: choose a part with --from-second and --to-second")
-        fields = dict(self._hear(sound))
+        fields = self._hear(sound)
         placed = place_fields(fields, self.module, "get_audio_features")
         find: Any = self.module.get_audio_features
         try:
@@ -125,7 +155,7 @@ class SoundText:
         except Exception:  # it asks for more than the sound: what the processor said is the answer
             raise refusal from None
         count = vectors.flatten(0, -2).shape[0]
-        written = [id_ for one in ids for id_ in ([one] * count if one == sign else [one])]
+        written = [id_ for one in read for id_ in ([one] * count if one == sign else [one])]
         note = (
             f"its processor refuses a sound beside a text: {count:,} tokens stand for it, as the model asks"
         )
@@ -133,42 +163,18 @@ class SoundText:
 
     def _hear(self, sound: Sound) -> Mapping[str, Any]:
         """What the feature extractor makes of a sound alone."""
-        extractor = self.processor.feature_extractor
+        extractor = self._processor.feature_extractor
         return ask_processor(self.name, "sound", extractor, sound.samples, sampling_rate=sound.rate)
 
-    def _sign(self) -> int | None:
-        """The id of the token that stands for a sound."""
-        ids = (getattr(self.module.config, name, None) for name in SIGNS)
-        return next((id_ for id_ in ids if isinstance(id_, int)), None)
-
-    def _rate(self) -> int:
-        """The samples a second that the processor asks for."""
-        parts = ("feature_extractor", "audio_processor")
-        extractor = next((found for name in parts if (found := getattr(self.processor, name, None))), None)
-        rate: Any = getattr(extractor, "sampling_rate", 16000)
-        if rate not in RATES:
-            raise ModelError(f"the feature extractor of {self.name} asks for {rate!r} samples a second")
-        return int(rate)
-
-    def _prompt(self, text: str) -> str:
-        """The text with the processor's sign for a sound."""
-        sign = getattr(self.processor, "audio_token", None)
-        if not isinstance(sign, str):
-            raise InputError(
-                f"{self.name} has no sign for a sound in a text: it cannot be shown with --audio"
-            )
-        begin, end = (getattr(self.processor, f"audio_{name}_token", None) or "" for name in ("bos", "eos"))
-        return text if sign in text else f"{begin}{sign}{end}{text}"
-
-    def _process(self, prompt: str, samples: Array) -> Mapping[str, Any]:
-        return ask_processor(self.name, "sound", self.processor, text=[prompt], audio=[samples])
+    def _process(self, prompt: str, sound: Sound) -> Mapping[str, Any]:
+        return ask_processor(self.name, "sound", self._processor, text=[prompt], audio=[sound.samples])
 
     def _begins(
-        self, inputs: Mapping[str, Tensor], heard: str, sound: Sound, moments: Moments
+        self, inputs: Mapping[str, Tensor], name: str, sound: Sound, moments: Moments
     ) -> Seconds | None:
         """When each token of the sound begins: as the model counts them, or evenly; ``None`` if unknown."""
-        count, steps = len(moments.tokens), inputs[heard].shape[-1]
-        hop = getattr(getattr(self.processor, "feature_extractor", None), "hop_length", None)
+        count, steps = len(moments.tokens), inputs[name].shape[-1]
+        hop = getattr(getattr(self._processor, "feature_extractor", None), "hop_length", None)
         if isinstance(hop, int):
             masks = (mask for mask in inputs.values() if not mask.is_floating_point())
             mask = next((mask for mask in masks if mask.shape == (1, steps)), None)
@@ -179,63 +185,25 @@ class SoundText:
         pace = moments.seconds
         return None if pace is None else tuple(number * pace for number in range(count))
 
-    def _label(
-        self,
-        tokens: Sequence[Token],
-        inputs: Mapping[str, Tensor],
-        sound: Sound,
-        moments: Moments | None,
-        begins: Seconds | None,
-    ) -> ModelInput:
-        """The input with its axes: tokens of the sound are named by the time at which they begin."""
-        if moments is None or moments.kind == "cross" or moments.length != len(tokens):
-            note = "no token stands for a moment of the sound alone: those of the sound are numbered"
-            named = _number(tokens, self._standing(tokens))
-            return ModelInput(inputs, text_axes(named), named, (note,), self.settings)
-        if begins is None:
-            note = "time does not go evenly through the tokens of the sound: they are numbered"
-            named = _number(tokens, set(moments.tokens))
-            return ModelInput(inputs, text_axes(named), named, (note,), self.settings)
-        named_ = list(tokens)
-        pace = begins[-1] / (len(begins) - 1) if len(begins) > 1 else sound.seconds
-        for number, (position, begin) in enumerate(zip(moments.tokens, begins, strict=True)):
-            name, segment = name_moment(sound.begin + begin, *begins), tokens[position].segment
-            named_[position] = Token(name, HEARD + number, special=begin >= sound.seconds, segment=segment)
-        heard = Heard(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
-        whole = tuple(named_)
-        return ModelInput(inputs, text_axes(whole), whole, (), self.settings, heard=heard)
 
-    def _standing(self, tokens: Sequence[Token]) -> set[int]:
-        """The positions at which the text has an id that stands for a sound."""
-        signs = {getattr(self.module.config, name, None) for name in SIGNS}
-        return {position for position, token in enumerate(tokens) if token.id in signs}
-
-
-def stands_for_sounds(config: Any) -> bool:
-    """Whether a model has a token that stands for a sound in its text."""
-    return any(getattr(config, name, None) is not None for name in SIGNS)
-
-
-def _number(tokens: Sequence[Token], stand: set[int]) -> tuple[Token, ...]:
+def _number(tokens: Sequence[Token], stand: Sequence[int]) -> tuple[Token, ...]:
     """The tokens of a text, of which those that stand for the sound are numbered."""
-    numbers = {position: number for number, position in enumerate(sorted(stand))}
-    return tuple(
-        Token(f"sound · {numbers[position]}", HEARD + numbers[position], segment=token.segment)
-        if position in numbers
-        else token
-        for position, token in enumerate(tokens)
-    )
+    named = list(tokens)
+    for number, position in enumerate(stand):
+        named[position] = Token(f"sound · {number}", HEARD + number, segment=tokens[position].segment)
+    return tuple(named)
 
 
-class SoundTextModel(HuggingFaceModel):
-    """A language model of transformers with a token in its text that stands for a sound."""
-
-    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
-        """A text with a sound file in it, as the model reads them."""
-        if text is None:
-            raise InputError(f"{self.name} reads a text beside the sound: give both")
-        reader = SoundText(self.name, self.module, self._load_processor(True), self.reader, self.settings)
-        return reader.read(path, text, part or Part(), self.device)
+def _time(
+    tokens: Sequence[Token], stand: Sequence[int], begins: Seconds, sound: Sound
+) -> tuple[tuple[Token, ...], Heard]:
+    """The tokens of a text, of which those that stand for the sound are named by the time they begin at."""
+    named = list(tokens)
+    for number, (position, begin) in enumerate(zip(stand, begins, strict=True)):
+        name, segment = name_moment(sound.begin + begin, *begins), tokens[position].segment
+        named[position] = Token(name, HEARD + number, special=begin >= sound.seconds, segment=segment)
+    pace = begins[-1] / (len(begins) - 1) if len(begins) > 1 else sound.seconds
+    return tuple(named), Heard(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
 
 
 TOWERS = ("get_audio_features", "get_text_features")
@@ -255,7 +223,7 @@ class HearingModel(HuggingFaceModel):
         super().__init__(*given, **named)
         self._load_extractor = load_extractor
 
-    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
+    def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
         """A sound for the tower of sounds, or for the encoder of what writes from texts and sounds alike."""
         from transformers import AutoModelForSpeechSeq2Seq
 

@@ -22,8 +22,8 @@ from attnscope.models.foreign import refusable
 from attnscope.models.huggingface.images import place_fields
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import start_token
-from attnscope.models.inputs import Heard, Letters, ModelInput, Objective, Part
-from attnscope.models.model import find_sound_input, takes
+from attnscope.models.inputs import Heard, Letters, ModelInput, Objective, SoundPart
+from attnscope.models.model import find_sound_input, fit_tokens, takes
 from attnscope.models.text.tokens import BEGINS, tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
 
@@ -191,6 +191,14 @@ class Features(NamedTuple):
     heard: int | None  # if the extractor says it
 
 
+def sampling_rate(name: str, extractor: Any, default: int | None = None) -> int:
+    """The samples a second that a feature extractor asks for. Raises ``ModelError`` for what no sound has."""
+    rate: Any = getattr(extractor, "sampling_rate", default)
+    if rate not in RATES:
+        raise ModelError(f"the feature extractor of {name} asks for {rate!r} samples a second")
+    return int(rate)
+
+
 def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: Sound) -> Features:
     """The features of the sound in ``path``.
 
@@ -308,11 +316,11 @@ class SpeechModel(HuggingFaceModel):
         """Raises ``InputError``: there is nothing to hear in a text."""
         raise InputError(f"{self.name} hears: give it a sound with --audio FILE")
 
-    def prepare_audio(self, path: Path, text: str | None = None, part: Part | None = None) -> ModelInput:
+    def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
         """A sound file as the model hears it, and ``text``, what is said, as its decoder reads it."""
         if text is not None and not self.encoder_decoder:
             raise InputError(f"{self.name} hears and reads no text: leave out the text beside --audio")
-        part = part or Part()
+        part = part or SoundPart()
         sound, notes = self._listen(path, part)
         name = find_sound_input(self.module) or ""
         values, heard, beside = self._extract(path, sound, name)
@@ -382,9 +390,7 @@ class SpeechModel(HuggingFaceModel):
         """What prepares a sound. Raises ``ModelError`` for one that asks for what no sound has."""
         extractor = self._load_processor()
         extractor = getattr(extractor, "feature_extractor", extractor)
-        rate: Any = getattr(extractor, "sampling_rate", None)
-        if rate not in RATES:
-            raise ModelError(f"the feature extractor of {self.name} asks for {rate!r} samples a second")
+        sampling_rate(self.name, extractor)
         return extractor
 
     @property
@@ -394,7 +400,7 @@ class SpeechModel(HuggingFaceModel):
         most = next((limit for limit in limits if limit is not None), None)
         return most / self._extractor.sampling_rate if isinstance(most, int) and most > 0 else math.inf
 
-    def _listen(self, path: Path, part: Part) -> tuple[Sound, tuple[str, ...]]:
+    def _listen(self, path: Path, part: SoundPart) -> tuple[Sound, tuple[str, ...]]:
         """The sound at the rate of the extractor, as long as the model hears at once."""
         sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
         if sound.seconds <= self.at_once:
@@ -404,7 +410,7 @@ class SpeechModel(HuggingFaceModel):
         most = round(self.at_once * sound.rate)
         return replace(sound, samples=sound.samples[:most]), notes
 
-    def _note_cut(self, path: Path, sound: Sound, end: float, part: Part) -> tuple[str, ...]:
+    def _note_cut(self, path: Path, sound: Sound, end: float, part: SoundPart) -> tuple[str, ...]:
         """That only the beginning is heard. Raises ``InputError`` where nobody asked for that."""
         if not part.truncate:
             raise InputError(
@@ -437,7 +443,10 @@ class SpeechModel(HuggingFaceModel):
         written = f" {text.strip()}" if hasattr(self.reader.tokenizer, "prefix_tokens") else text
 
         def fit(count: int) -> tuple[int | None, tuple[str, ...]]:
-            keep, cut = self._fit(len(start) + count, len(text), max_tokens=None, truncate=truncate)
+            every, length = len(start) + count, len(text)
+            keep, cut = fit_tokens(
+                self.name, self.positions, every, length, max_tokens=None, truncate=truncate
+            )
             return None if keep is None else max(1, keep - len(start)), cut
 
         encoded = self.reader.read([written], fit, templated=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
+from attnscope.limits import HUB_SECONDS
 from attnscope.models.foreign import (
     CONFIGS,
     bounded,
@@ -25,9 +26,6 @@ from attnscope.models.foreign import (
 from attnscope.network.folder import BUNDLED
 from attnscope.offline import network_closed
 from attnscope.registry import nearest_name
-
-TIMEOUT = 10.0
-"""Seconds to wait for the hub's first answer."""
 
 ANSWERS = {
     "HFValidationError": (
@@ -61,7 +59,7 @@ def require_on_hub(name: str, revision: str | None) -> None:
         if isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
             return
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-        hub.HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
+        hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
     except Exception as error:  # every transport has its own exceptions for "nobody answers"
         near = nearest_name(name, (*BUNDLED, *_cached()))
         for kind, sentence in ANSWERS.items():

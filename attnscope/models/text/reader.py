@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,9 @@ from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
 from attnscope.models.foreign import explained
 from attnscope.models.inputs import ModelInput
-from attnscope.models.model import Fit, Model
+from attnscope.models.model import Fit, Model, fit_tokens
 from attnscope.models.text.generation import Sampling, describe_generation, generate_ids, strip_end
-from attnscope.models.text.tokens import Vocabulary, mark_unknown, tokens_of
+from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, tokens_of
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
@@ -28,21 +28,14 @@ END_NAMES = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im
 """What tokenizers call the token that ends a text."""
 
 
-class Reading(NamedTuple):
-    """A text as tokens, and what is to be said of them."""
-
-    tokens: tuple[Token, ...]
-    notes: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
-class Reader:
+class TextReader:
     """Reads text with the ``tokenizers`` tokenizer of the model ``name``."""
 
     tokenizer: Tokenizer
     name: str
 
-    def read(self, text: str, second: str | None, fit: Fit) -> Reading:
+    def read(self, text: str, second: str | None, fit: Fit) -> Encoded:
         """The tokens of a text or a pair, cut as ``fit`` says; only what is kept becomes tokens."""
         text, second = text[:MOST_CHARACTERS], second and second[:MOST_CHARACTERS]
         encoding = self._encode(text, second)
@@ -55,9 +48,9 @@ class Reader:
             finally:
                 self.tokenizer.no_truncation()
         reading = self._reading(encoding, [text] if second is None else [text, second])
-        return Reading(reading.tokens[:keep], (*reading.notes, *notes))  # cut are special tokens, too
+        return Encoded(reading.tokens[:keep], (*reading.notes, *notes))  # cut are special tokens, too
 
-    def read_all(self, texts: Sequence[tuple[str, ...]], most: int) -> Iterator[Reading | None]:
+    def read_all(self, texts: Sequence[tuple[str, ...]], most: int) -> Iterator[Encoded | None]:
         """The tokens of many texts or pairs; of one that has more than ``most``, nothing."""
         texts = [tuple(part[:MOST_CHARACTERS] for part in text) for text in texts]
         for some in _together(texts):
@@ -66,10 +59,10 @@ class Reader:
             for text, encoding in zip(some, encodings, strict=True):
                 yield None if len(encoding) > most else self._reading(encoding, text)
 
-    def _reading(self, encoding: Encoding, texts: Sequence[str]) -> Reading:
+    def _reading(self, encoding: Encoding, texts: Sequence[str]) -> Encoded:
         spelling = getattr(self.tokenizer.model, "unk_token", None)
         unknown = None if spelling is None else self.tokenizer.token_to_id(spelling)
-        return Reading(*mark_unknown(tokens_of(encoding, texts), unknown, spelling))
+        return Encoded(*mark_unknown(tokens_of(encoding, texts), unknown, spelling))
 
     def _encode(self, text: str, second: str | None) -> Encoding:
         with explained(f"the tokenizer of {self.name}"):
@@ -117,7 +110,7 @@ class ReaderModel(Model):
         self,
         name: str,
         module: nn.Module,
-        reader: Reader,
+        reader: TextReader,
         positions: int | None = None,
         notes: Sequence[str] = (),
     ) -> None:
@@ -137,8 +130,16 @@ class ReaderModel(Model):
     ) -> ModelInput:
         """The inputs and labelled axes of a text or of a pair."""
         longest = max(len(text), len(second or ""))
-        fit = partial(self._fit, characters=longest, max_tokens=max_tokens, truncate=truncate)
-        return self.label(*self.reader.read(text, second, fit))
+        fit = partial(
+            fit_tokens,
+            self.name,
+            self.positions,
+            characters=longest,
+            max_tokens=max_tokens,
+            truncate=truncate,
+        )
+        encoded = self.reader.read(text, second, fit)
+        return self.label(encoded.tokens, encoded.notes)
 
     def generate(
         self, prepared: ModelInput, count: int, *, temperature: float = 0.0, seed: int = 0
@@ -161,12 +162,12 @@ class ReaderModel(Model):
         return replace(self.label(whole, (*prepared.notes, *notes, note)), written=len(tokens))
 
 
-def load_reader(name: str, **options: Any) -> Reader:
+def load_reader(name: str, **options: Any) -> TextReader:
     """The tokenizer of ``own``, a folder, or a hub id. Raises ``ModelError``."""
     from attnscope.network.folder import BUNDLED, PRETRAINED, TOKENIZER, load_tokenizer
 
     if name in BUNDLED:
-        return Reader(load_tokenizer(PRETRAINED / name / TOKENIZER), name)
+        return TextReader(load_tokenizer(PRETRAINED / name / TOKENIZER), name)
     from attnscope.models.huggingface.source import Source
 
     source = Source(name, **options)
@@ -180,4 +181,4 @@ def load_reader(name: str, **options: Any) -> Reader:
         raise ModelError(f"the tokenizer of {name} is not one of the tokenizers library: choose another")
     backend.no_padding()  # some files ask for a fixed length
     backend.no_truncation()
-    return Reader(backend, name)
+    return TextReader(backend, name)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.attention import Token
 from attnscope.errors import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
+
+
+class Encoded(NamedTuple):
+    """A text, or a pair, as tokens; what is to be said of them; what else a tokenizer made, if it did."""
+
+    tokens: tuple[Token, ...]
+    notes: tuple[str, ...] = ()
+    fields: Mapping[str, list[int]] = {}
 
 
 BEGINS = ("▁", "Ġ")
@@ -68,7 +76,7 @@ def tokens_of_spellings(
         begins = spelling.startswith(BEGINS) if marked else not spelling.startswith("##")
         word += begins or not inside
         inside = True
-        tokens.append(Token(readable(spelling), id_, word=word))
+        tokens.append(Token(without_marks(spelling), id_, word=word))
     return tuple(tokens)
 
 
@@ -107,7 +115,7 @@ def read_unknown(note: str) -> tuple[int, str] | None:
 
 
 @lru_cache(maxsize=1 << 16)  # the same entries come again and again
-def readable(spelling: str) -> str:
+def without_marks(spelling: str) -> str:
     """A vocabulary entry without its marks for word starts and continuations."""
     text = spelling.removeprefix("##").removesuffix("</w>")
     for mark in BEGINS:
@@ -117,7 +125,7 @@ def readable(spelling: str) -> str:
 
 def _piece(spelling: str, covered: str) -> str:
     """What is shown of a token with that spelling, which covers that part of the text."""
-    spelled = readable(spelling)
+    spelled = without_marks(spelling)
     if spelled.isspace() and not covered.isspace():
         return spelled  # a word mark that the tokenizer put in claims the character after it
     return covered.strip() or covered or spelled
@@ -202,7 +210,7 @@ class Vocabulary:
                 texts += [together.strip() or together] * (len(waiting) + 1)
                 waiting = []
             else:
-                texts += [BROKEN] * len(waiting) + [readable(alone) or token.text]
+                texts += [BROKEN] * len(waiting) + [without_marks(alone) or token.text]
                 waiting = []
         return texts + [BROKEN] * len(waiting)
 

@@ -325,7 +325,7 @@ PROGRAMS = {
 def source(monkeypatch, looks, folder):
     """What is looked at; a large file in the model's folder counts as settled at once."""
     monkeypatch.setattr(identity, "SETTLED", 0)
-    (folder / "large.bin").write_bytes(bytes(identity.SMALL + 1))
+    (folder / "large.bin").write_bytes(bytes(identity.HASHED_BYTES + 1))
     return SourceInput(SourceOptions(text=TEXT), ModelOptions(model=str(folder)), TEXT)
 
 

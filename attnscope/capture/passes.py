@@ -13,7 +13,7 @@ from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.compiled import original, uncompiled
 from attnscope.capture.hooks.fast_path import FUSED_FUNCTIONS, FusedProducts, WatchingMode
 from attnscope.capture.hooks.functions import attention_functions
-from attnscope.capture.hooks.modules import Guarded, tensors_in
+from attnscope.capture.hooks.modules import tensors_in
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
 from attnscope.capture.observer import Observer
@@ -61,8 +61,8 @@ def recording(
     ...     model(**inputs)
     """
     recorder = Recorder(original(model), observers, axes or {}, fused)
-    guarded = Guarded(recorder.guard, recorder.kernel_call)
-    with uncompiled(), recorder.stack.watch(), attention_functions(guarded), AttentionMode(recorder):
+    functions = attention_functions(recorder.kernel_call)
+    with uncompiled(), recorder.stack.watch(), functions, AttentionMode(recorder):
         yield recorder.record
         with recorder.guard:
             recorder.finish()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.compiled import COMPILED
-from attnscope.capture.hooks.modules import Call, Guard, ModuleStack
+from attnscope.capture.hooks.modules import Call, Guard, ModuleStack, tensors_in
 from attnscope.capture.hooks.outputs import ShownWeights
 from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
@@ -29,9 +29,8 @@ from attnscope.capture.placing.without_attention import find_opaque, no_distribu
 from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
 from attnscope.capture.rows.capture import Capture, Unknown
 from attnscope.capture.rows.kernels import Frame, conclude, formula, fuse, sdpa_call, without_formula
-from attnscope.capture.rows.repeats import Repeats
 from attnscope.capture.rows.scores import ScoredRows
-from attnscope.capture.rows.single_heads import SingleHeads
+from attnscope.capture.rows.single_heads import Repeats, SingleHeads
 from attnscope.capture.rows.weighing import Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Taken, Tracker
 from attnscope.fused.fused_pass import FusedPass
@@ -79,7 +78,18 @@ class Recorder(Pass):
     def kernel_call(
         self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a Hugging Face attention function, or the fused pass in its place, and take its attention."""
+        """Run a Hugging Face attention function once, in any case, and take its attention.
+
+        Of what is mapped, the functions inside are named.
+        """
+        if is_mapped(*tensors_in(args, kwargs)):
+            return kernel(*args, **kwargs)
+        return self.guard.run(partial(self._call_kernel, name), kernel, args, kwargs)
+
+    def _call_kernel(
+        self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an attention function, or the fused pass in its place, and take its attention."""
         known = self.stack.name_of(args[0] if args else kwargs.get("module"))
         if is_quiet() or (known is None and not self.stack.calls):
             return kernel(*args, **kwargs)

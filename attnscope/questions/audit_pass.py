@@ -338,7 +338,7 @@ class Hold(TorchFunctionMode):
                     module.register_forward_hook(self._leaving),
                 ):
                     stack.callback(handle.remove)
-            stack.enter_context(attention_functions(self))
+            stack.enter_context(attention_functions(self.kernel_call))
             stack.enter_context(self)
             yield
         if self.keeps:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, HeldRows, Site
 from attnscope.axes import weights
-from attnscope.capture.observers.coarsen import Coarsen, SharedRows, cells
-from attnscope.capture.observers.near import Near
+from attnscope.capture.observers.coarsen import Coarsen, Near, SharedRows, cells
 from attnscope.render.image.maps import fit_image, mosaic
 from attnscope.views import Grid, grid, heatmap
 from attnscope.views.grid import CELLS, NEAR, near_weights, thumbnail_levels

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 Listener = TypeVar("Listener")
 
@@ -69,19 +69,13 @@ class Tap(Generic[Listener]):
                 self._original = None
 
 
-class KernelListener(Protocol):
-    """What wants to see the calls of attention functions on its thread."""
-
-    def kernel_call(
-        self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call ``kernel`` with these arguments and return what it returns."""
-        ...
+KernelWatch: TypeAlias = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Calls a kernel, which has this name, with these arguments, and returns what it returned."""
 
 
 @contextmanager
-def attention_functions(listener: KernelListener) -> Iterator[None]:
-    """Tell ``listener`` of every Hugging Face attention call on this thread while the block runs.
+def attention_functions(watch: KernelWatch) -> Iterator[None]:
+    """Run every Hugging Face attention call on this thread by way of ``watch`` while the block runs.
 
     Nothing happens, and transformers is not imported, if the program has not imported it: then no model
     of its can run.
@@ -91,30 +85,30 @@ def attention_functions(listener: KernelListener) -> Iterator[None]:
         return
     from transformers.modeling_utils import AttentionInterface
 
-    with _tap.listening(AttentionInterface, listener):
+    with _tap.listening(AttentionInterface, watch):
         yield
 
 
-def _watch(original: Callable[..., Any], listeners: Callable[[], list[KernelListener]]) -> Callable[..., Any]:
+def _watch(original: Callable[..., Any], listeners: Callable[[], list[KernelWatch]]) -> Callable[..., Any]:
     """The method that hands out functions which go by way of the listeners."""
 
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Any:
         kernel = original(self, attn_implementation, default)
-        for listener in listeners():
-            kernel = _observed(listener, str(attn_implementation or "eager"), kernel)
+        for watch in listeners():
+            kernel = _observed(watch, str(attn_implementation or "eager"), kernel)
         return kernel
 
     return get_interface
 
 
-def _observed(listener: KernelListener, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls the kernel by way of the listener."""
+def _observed(watch: KernelWatch, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls the kernel by way of a watch."""
 
     @functools.wraps(kernel)
     def observed(*args: Any, **kwargs: Any) -> Any:
-        return listener.kernel_call(name, kernel, args, kwargs)
+        return watch(name, kernel, args, kwargs)
 
     return observed
 
 
-_tap: Tap[KernelListener] = Tap("get_interface", _watch)
+_tap: Tap[KernelWatch] = Tap("get_interface", _watch)

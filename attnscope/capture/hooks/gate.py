@@ -87,7 +87,7 @@ class Gates(TorchFunctionMode):
 def edited(edit: Edit) -> Iterator[Gates]:
     """Edit the output of every attention call on this thread while the block runs."""
     gates = Gates(edit)
-    with attention_functions(gates), gates:
+    with attention_functions(gates.kernel_call), gates:
         yield gates
 
 

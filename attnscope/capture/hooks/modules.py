@@ -21,7 +21,6 @@ from attnscope.capture.hooks.compiled import is_compiled
 from attnscope.capture.hooks.fast_path import fast_path
 from attnscope.capture.hooks.functions import Tap
 from attnscope.capture.record import Failure, Record
-from attnscope.capture.rows.weighing import is_mapped
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.limits import out_of_memory
 
@@ -222,24 +221,6 @@ class Guard:
         message, name = first_line(error), type(error).__name__
         reason = message if message == name else f"{name}: {message}"
         self.record.note_failure(Failure(self.place(), reason))
-
-
-@dataclass(frozen=True)
-class Guarded:
-    """Sees the calls of attention functions for a listener that may fail."""
-
-    guard: Guard
-    watch: Callable[[str, Kernel, Any, Any], Any]
-
-    def kernel_call(self, name: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``kernel`` once, in any case; of what is mapped, the functions inside are named."""
-        if is_mapped(*tensors_in(args, kwargs)):
-            return kernel(*args, **kwargs)
-
-        def watch(kernel: Kernel, args: Any, kwargs: Any) -> Any:
-            return self.watch(name, kernel, args, kwargs)
-
-        return self.guard.run(watch, kernel, args, kwargs)
 
 
 def _ends_the_pass(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
 """Follows the tensors of a pass: what each torch function does to the origin of their entries.
 
-A function that moves entries is kept as a step (``Moved``), a product as the axes that stay (``Spread``).
+A function that moves entries is kept as a step (``Moved``), a product as the axes that stay (``Contracted``).
 Any other function whose result has its argument's shape leaves the entries in their places. Everything else
 breaks the way: its result is a new beginning, if a layer or a module is given it. Steps are walked only when
 a layout has to be found, so a pass pays for a few small objects a call.
@@ -20,7 +20,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned, is_parameter
 from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, REDUCING, Seen
-from attnscope.capture.lineage.nodes import Moved, Node, Nothing, Origin, Root, Spread, comes_from_projection
+from attnscope.capture.lineage.nodes import (
+    Contracted,
+    Moved,
+    Node,
+    Nothing,
+    Origin,
+    Root,
+    comes_from_projection,
+)
 from attnscope.capture.rows.weighing import is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
@@ -162,8 +170,8 @@ class Lineage(Tracker):
             return  # of scores, heads alone may be joined
         axes = [place for place in range(source.ndim) if place != axis]
         stay = tuple((place, place - (place > axis and not kept)) for place in axes)
-        right = None if known.right is None else Spread(known.right, stay, result.shape)
-        self.set(result, Origin(Spread(known.node, stay, result.shape), known.state, right))
+        right = None if known.right is None else Contracted(known.right, stay, result.shape)
+        self.set(result, Origin(Contracted(known.node, stay, result.shape), known.state, right))
 
     def _join(self, seen: Seen) -> None:
         """Several tensors in a row. Beside queries or keys (of a memory, a cache), others begin here.
@@ -202,7 +210,7 @@ class Lineage(Tracker):
             self.start(result, 1 if result.ndim > 2 else 0)
             return
         kept = tuple((axis, axis) for axis in range(result.ndim) if axis != channels)
-        node = Spread(known.node, kept, result.shape, (channels,), self._number(weight))
+        node = Contracted(known.node, kept, result.shape, (channels,), self._number(weight))
         self.set(result, Origin(node, known.state))
 
     def _number(self, weight: Tensor) -> int:
@@ -225,7 +233,7 @@ class Lineage(Tracker):
             known = self.start(left)
             if known is not None and known.right is None:
                 new = tuple(axis for axis, letter in enumerate(product.out) if letter not in ours)
-                node = Spread(known.node, kept, result.shape, new, self._number(right))
+                node = Contracted(known.node, kept, result.shape, new, self._number(right))
                 self.set(result, Origin(node, known.state))
             return
         if is_mapped(left, right):  # what torch.vmap gives to a function is new
@@ -234,14 +242,14 @@ class Lineage(Tracker):
         known, other = self.of(left), self.of(right)
         if known is None:
             return
-        node = Spread(known.node, kept, result.shape)
+        node = Contracted(known.node, kept, result.shape)
         if known.right is not None:  # weights met their values, or scores, which makes scores again
             answering = None if other is None else other.right
         else:
             answering = None if other is None or other.right is not None or seen.name == SDPA else other.node
             if answering is None and seen.name != SDPA:
                 return
-        keys = None if answering is None else Spread(answering, product.kept(theirs), result.shape)
+        keys = None if answering is None else Contracted(answering, product.kept(theirs), result.shape)
         asked = known.right is None and keys is not None
         self.set(result, Origin(node, known.state if asked else next(self._states), keys))
 

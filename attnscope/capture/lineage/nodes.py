@@ -129,7 +129,7 @@ class Moved:
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class Contracted:
     """What a product made of one side: the axes that stay, ``kept`` as (axis before, axis after).
 
     ``channels`` are the axes of the result that a parameter brought in, and ``projection`` its number.
@@ -175,7 +175,7 @@ class Spread:
         return labels.expand(self.shape)
 
 
-Node: TypeAlias = "Root | Nothing | Moved | Spread"
+Node: TypeAlias = "Root | Nothing | Moved | Contracted"
 """What computes labels."""
 
 
@@ -233,7 +233,7 @@ def _first(labels: Tensor, axis: int, marked: bool) -> Tensor:
 
 def outputs(node: Any) -> int:
     """How many outputs the projection has that a tensor comes from; 0: none is known."""
-    if isinstance(node, Spread):
+    if isinstance(node, Contracted):
         return (
             math.prod(node.shape[axis] for axis in node.channels) if node.channels else outputs(node.parent)
         )
@@ -244,7 +244,7 @@ def outputs(node: Any) -> int:
 
 def comes_from_projection(node: Any) -> bool:
     """Whether a tensor went through a product with a parameter, or a sum or a move of such."""
-    if isinstance(node, Spread):
+    if isinstance(node, Contracted):
         return bool(node.channels) or comes_from_projection(node.parent)
     return isinstance(node, Moved) and any(map(comes_from_projection, _nodes(node.args)))
 
@@ -253,14 +253,14 @@ def beginnings(node: Any) -> list[Root]:
     """The tensors with which the ways to a node began."""
     if isinstance(node, Root):
         return [node]
-    steps = [node.parent] if isinstance(node, Spread) else _nodes(getattr(node, "args", ()))
+    steps = [node.parent] if isinstance(node, Contracted) else _nodes(getattr(node, "args", ()))
     return [begin for step in steps for begin in beginnings(step)]
 
 
 def _nodes(arg: Any) -> list[Any]:
     if isinstance(arg, (list, tuple)):
         return [node for part in arg for node in _nodes(part)]
-    return [arg] if isinstance(arg, (Root, Nothing, Moved, Spread)) else []
+    return [arg] if isinstance(arg, (Root, Nothing, Moved, Contracted)) else []
 
 
 def _filled(arg: Any, which: Which) -> Any:
@@ -275,6 +275,6 @@ def _signature(arg: Any) -> Hashable:
     if isinstance(arg, (list, tuple)):
         parts = tuple(map(_signature, arg))
         return None if None in parts else parts
-    if isinstance(arg, (Root, Nothing, Moved, Spread)):
+    if isinstance(arg, (Root, Nothing, Moved, Contracted)):
         return arg.signature
     return None if isinstance(arg, Tensor) else repr(arg)

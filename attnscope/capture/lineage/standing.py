@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import UNMOVABLE, find_positions, is_constant, origin_of_kernel
-from attnscope.capture.lineage.nodes import STRETCH, Node, Origin, QueryKeyOrigin, Spread, beginnings
+from attnscope.capture.lineage.nodes import STRETCH, Contracted, Node, Origin, QueryKeyOrigin, beginnings
 from attnscope.capture.rows.weighing import ROUNDING, Weighing, is_mapped
 
 MOST = 2**24
@@ -59,7 +59,7 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> Standing:
     made = lineage.of(result)
     if (not stands.tokens or stands.learned) and made is not None and made.right is not None:
         # what was mixed at one position stands where the values do, what learned queries mixed nowhere
-        sides = [side for side in (made.node, made.right) if isinstance(side, Spread)]
+        sides = [side for side in (made.node, made.right) if isinstance(side, Contracted)]
         place = None if stands.learned or weighed is None else weighed.node
         lineage.place(result, next((side for side in sides if side.parent is place), None))
     return stands

@@ -1,4 +1,4 @@
-"""Show each row of an attention call to several observers at once, so that it is computed once."""
+"""Show each row of a call to several observers at once; coarsen maps, and keep what is near each row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from attnscope.attention import Attention, Site
-from attnscope.axes import Array, Coarsening, Weights, coarsen_axis, label_map
+from attnscope.axes import Array, Coarsening, Weights, coarsen_axis, edges, label_map
 from attnscope.limits import require
 
 if TYPE_CHECKING:
@@ -47,11 +47,19 @@ class Reading(Protocol):
 
 
 class RowObserver(Protocol):
-    """An observer that reads rows in their order."""
+    """What reads rows in their order."""
 
     def begin(self, attention: Attention) -> Reading | None:
         """Begin to read a call; ``None`` where no rows are needed."""
         ...
+
+
+class AloneOrShared(RowObserver, Protocol):
+    """An observer by itself, too, which then reads rows that nobody else does."""
+
+    def observe(self, attention: Attention) -> None:
+        """Read the rows of one call."""
+        SharedRows([self]).observe(attention)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +213,7 @@ Axes: TypeAlias = "tuple[Coarsening, Coarsening]"
 
 
 @dataclass(eq=False)
-class Coarsen:
+class Coarsen(AloneOrShared):
     """Keeps every head of every call in ``maps``, keys summed and queries averaged.
 
     ``axes`` is asked once a call, and answers how to coarsen its queries and keys, or with ``None`` to keep
@@ -218,10 +226,6 @@ class Coarsen:
     how: How = "share"
     maps: list[CoarseMap] = field(default_factory=list)
 
-    def observe(self, attention: Attention) -> None:
-        """Coarsen all heads of one call."""
-        SharedRows([self]).observe(attention)
-
     def begin(self, attention: Attention) -> Reading | None:
         """Begin to read a call; ``None`` where its map is there already, or not wanted."""
         axes = self.axes(attention)
@@ -229,7 +233,7 @@ class Coarsen:
             return None
         if attention.arrays and self.how == "share":
             return ReadArrays(self.maps.append, attention, *axes)
-        return _Reading(self, attention, *axes)
+        return _CoarseReading(self, attention, *axes)
 
     def _take_made(self, attention: Attention, queries: Coarsening, keys: Coarsening) -> bool:
         """Whether the fused pass has made the same map, which is kept."""
@@ -264,7 +268,7 @@ def cells(most: int) -> Callable[[Attention], Axes]:
     return axes
 
 
-class _Reading:
+class _CoarseReading:
     """One call, its rows added up as they come."""
 
     def __init__(
@@ -370,3 +374,64 @@ def _tensor(matrix: Array | None) -> Tensor | None:
     import torch
 
     return None if matrix is None else torch.from_numpy(matrix)
+
+
+@dataclass(eq=False)
+class Near(AloneOrShared):
+    """Keeps in ``maps`` the mean weights on the keys up to ``reach`` back and ahead, by groups of rows.
+
+    Rows come in at most ``cells`` groups; what is masked counts for nothing, and is not a number where
+    nothing is open. Calls whose rows have no place among their keys have no map.
+    """
+
+    reach: int
+    cells: int
+    maps: dict[Site, Array] = field(default_factory=dict)  # float32, [head, row group, offset]
+
+    def begin(self, attention: Attention) -> Reading | None:
+        """Begin to read a call."""
+        return None if attention.offset is None else _NearReading(self, attention, attention.offset)
+
+
+class _NearReading:
+    """One call, its rows added up as they come: tensors, or arrays where the attention has those."""
+
+    wanted = None
+
+    def __init__(self, observer: Near, attention: Attention, offset: int) -> None:
+        self.observer, self.attention, self.offset = observer, attention, offset
+        self.step = rows_at_a_time(attention, BLOCK)
+        borders = np.array(edges(len(attention.queries), observer.cells))
+        query = np.arange(len(attention.queries))
+        self.group = (query >= borders[:-1, None]) & (query < borders[1:, None])  # [row group, query]
+        shape = attention.heads, len(borders) - 1, 2 * observer.reach + 1
+        self.total, self.count = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+
+    def add(self, rows: Tensor | Array, allowed: Tensor | Array, start: int) -> None:
+        """Add a block of rows."""
+        ahead = np.arange(-self.observer.reach, self.observer.reach + 1)
+        stop = start + rows.shape[2]
+        keys = np.arange(start, stop)[:, None] + self.offset + ahead  # [row, offset]
+        inside = (keys >= 0) & (keys < rows.shape[-1])
+        keys = keys.clip(0, rows.shape[-1] - 1)[None, None]
+        near = _take(rows, keys)
+        open_ = _take(allowed, keys) & inside & np.isfinite(near)  # [batch, head, row, offset]
+        group = self.group[:, start:stop].astype(np.float32)
+        self.total += group @ np.where(open_, near, 0).sum(0, dtype=np.float32)
+        self.count += group @ open_.sum(0, dtype=np.float32)
+
+    @np.errstate(invalid="ignore")  # 0 / 0 is not a number
+    def end(self) -> None:
+        """Keep the map."""
+        self.observer.maps[self.attention.site] = self.total / self.count
+
+
+def _take(values: Tensor | Array, keys: Array) -> Array:
+    """The values at some keys of each row.  [batch, head, row, key] -> [batch, head, row, offset]"""
+    if isinstance(values, np.ndarray):
+        return np.take_along_axis(values, keys, -1)
+    import torch
+
+    places = torch.from_numpy(keys).to(values.device)
+    taken = values.take_along_dim(places, -1)
+    return np.asarray((taken.float() if taken.is_floating_point() else taken).cpu())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Site
 from attnscope.axes import Array
-from attnscope.capture.observers.coarsen import BLOCK, SharedRows, rows_at_a_time
+from attnscope.capture.observers.coarsen import BLOCK, AloneOrShared, rows_at_a_time
 
 SAMPLED = 1 << 22
 """Weights computed at a time: 16 MB of float32."""
@@ -41,7 +41,7 @@ class Sampled:
 
 
 @dataclass(eq=False)
-class Sample:
+class Sample(AloneOrShared):
     """Keeps the rows that ``choose`` names, of every head of every call that it has an answer for.
 
     ``choose`` is asked once a call; ``None`` keeps nothing of it. Only the queries that it names are
@@ -50,10 +50,6 @@ class Sample:
 
     choose: Callable[[Attention], Rows | None]
     maps: list[Sampled] = field(default_factory=list)
-
-    def observe(self, attention: Attention) -> None:
-        """Compute and keep the chosen rows of one call in ``maps``."""
-        SharedRows([self]).observe(attention)
 
     def begin(self, attention: Attention) -> _Sampled | None:
         """Begin to read a call, if it was chosen."""
@@ -170,14 +166,10 @@ class RowSum:
 
 
 @dataclass(eq=False)
-class RowSums:
+class RowSums(AloneOrShared):
     """Notes the range of row sums of every call in ``sums``; computes all rows once, in blocks."""
 
     sums: list[RowSum] = field(default_factory=list)
-
-    def observe(self, attention: Attention) -> None:
-        """Sum every row of every head."""
-        SharedRows([self]).observe(attention)
 
     def begin(self, attention: Attention) -> _Sums:
         """Begin to read a call."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Head
-from attnscope.capture.stream.walk import Parts, Stream, StreamRows, Written
+from attnscope.capture.stream.walk import ScoreParts, Stream, StreamRows, Written
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)", re.ASCII)
 
@@ -62,7 +62,7 @@ class Effects:
         return moved[0].detach()
 
 
-def sum_parts(stream: Stream, parts: Parts) -> Effects:
+def sum_parts(stream: Stream, parts: ScoreParts) -> Effects:
     """The effects of the parts that a walk along the stream came to."""
     effects, rows = Effects(), stream.rows
     reached = set()
@@ -116,7 +116,7 @@ def _of_heads(written: Written, grad: Tensor, rows: StreamRows) -> tuple[Tensor,
     return values, 0.0 if written.bias is None else float((written.bias.to(row) * row.detach()).sum())
 
 
-def _add_others(effects: Effects, stream: Stream, parts: Parts) -> None:
+def _add_others(effects: Effects, stream: Stream, parts: ScoreParts) -> None:
     """Sort what is neither head nor embedding: by layer, and by whether it mixes tokens."""
     sites = {site.name: site for site in stream.rows.sites}
     attending = {_layer_of(name) for name in sites}

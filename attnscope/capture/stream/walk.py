@@ -283,7 +283,7 @@ class Lost(Exception):
 
 
 @dataclass(eq=False)
-class Parts:
+class ScoreParts:
     """The gradients of a score at all that it is the sum of."""
 
     heads: dict[Edge, Tensor] = field(default_factory=dict)
@@ -291,6 +291,7 @@ class Parts:
     embeddings: dict[Edge, Tensor] = field(default_factory=dict)
     biases: dict[Node, Tensor] = field(default_factory=dict)
     constants: list[tuple[Edge, Edge | None, Tensor]] = field(default_factory=list)
+    waiting: dict[Node, list[Tensor | None]] = field(default_factory=dict)  # gradients of what nodes made
 
 
 @dataclass(eq=False)
@@ -394,13 +395,12 @@ class Stream:
             elif name in LINEAR | PRODUCTS | ACTIVATIONS:
                 waiting += [each for each, _ in node.next_functions if each is not None]
 
-    def walk(self, seed: Tensor) -> Parts:
+    def walk(self, seed: Tensor) -> ScoreParts:
         """Take a gradient at the root back to all parts."""
-        parts = Parts()
-        pending: dict[Node, list[Tensor | None]] = {}
-        self._push(self.root, seed, pending, parts)
+        parts = ScoreParts()
+        self._push(self.root, seed, parts)
         for node in reversed(self.order):
-            grads = pending.pop(node, None)
+            grads = parts.waiting.pop(node, None)
             if grads is None:
                 continue
             name = kind(node)
@@ -410,17 +410,10 @@ class Stream:
             if name == LEAF:
                 _add(parts.biases, node, grads[0])
                 continue
-            self._pass(node, name, grads, pending, parts)
+            self._pass(node, name, grads, parts)
         return parts
 
-    def _pass(
-        self,
-        node: Node,
-        name: str,
-        grads: list[Tensor | None],
-        pending: dict[Node, list[Tensor | None]],
-        parts: Parts,
-    ) -> None:
+    def _pass(self, node: Node, name: str, grads: list[Tensor | None], parts: ScoreParts) -> None:
         """Take gradients through one node."""
         chosen = self._chosen(node, name)
         if chosen is None:
@@ -432,7 +425,7 @@ class Stream:
             if follow and each is not None and grad is not None:
                 shape = shape_of(each, output)
                 grad = grad.sum_to_size(shape) if grad.shape != shape else grad
-                self._push((each, output), grad, pending, parts)
+                self._push((each, output), grad, parts)
 
     def _chosen(self, node: Node, name: str) -> list[bool] | None:
         """Which inputs the gradient goes on to: all terms of a sum, one side of a product."""
@@ -451,7 +444,7 @@ class Stream:
             return [True, False, True][: len(inputs)]
         return [True if side < SIDES.get(name, 0) else way for side, way in enumerate(ways)]
 
-    def _push(self, edge: Edge, grad: Tensor, pending: dict[Node, list[Tensor | None]], parts: Parts) -> None:
+    def _push(self, edge: Edge, grad: Tensor, parts: ScoreParts) -> None:
         """Add a gradient to what waits at an edge, or to a part: heads, or another whose row is known."""
         node, output = edge
         if edge in self.written:
@@ -459,7 +452,7 @@ class Stream:
         on = self.streams(edge) or self.mixes(edge) or not self._varies[node]
         if not on and edge in self.rows.rows:
             return _add(parts.others, edge, grad)
-        waiting = pending.setdefault(node, [None] * len(node._input_metadata))
+        waiting = parts.waiting.setdefault(node, [None] * len(node._input_metadata))
         before = waiting[output]
         waiting[output] = grad if before is None else before + grad
 

@@ -1,6 +1,6 @@
 """The own network: a transformer encoder on ``MultiHeadAttention``, its tokenizer and its folder."""
 
-from attnscope.network.attention import MultiHeadAttention, RotaryAttention, Sinusoidal, sinusoids
+from attnscope.network.attention import MultiHeadAttention, RotaryAttention, sinusoids
 from attnscope.network.encoder import Encoder, EncoderConfig, EncoderLayer
 from attnscope.network.folder import (
     bundled,
@@ -18,7 +18,6 @@ __all__ = [
     "EncoderLayer",
     "MultiHeadAttention",
     "RotaryAttention",
-    "Sinusoidal",
     "bundled",
     "is_encoder_folder",
     "load_config",

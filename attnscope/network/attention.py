@@ -205,17 +205,9 @@ class RotaryAttention(MultiHeadAttention):
     """
 
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        batch_first: bool = False,
-        *,
-        length: int,
-        base: float = 10000.0,
+        self, embed_dim: int, num_heads: int, *args: Any, length: int, base: float = 10000.0, **options: Any
     ) -> None:
-        super().__init__(embed_dim, num_heads, dropout, bias, batch_first=batch_first)
+        super().__init__(embed_dim, num_heads, *args, **options)
         if self.head_dim % 2:
             raise ValueError(f"rotary positions need an even head width, not {self.head_dim}")
         column = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim

@@ -228,13 +228,9 @@ class Encoder(nn.Module):
 def _layer(config: EncoderConfig) -> EncoderLayer:
     attention: MultiHeadAttention | None = None
     if config.positions == "rotary":
+        length, base = config.max_positions, config.rotary_base
         attention = RotaryAttention(
-            config.width,
-            config.heads,
-            config.dropout,
-            batch_first=True,
-            length=config.max_positions,
-            base=config.rotary_base,
+            config.width, config.heads, config.dropout, batch_first=True, length=length, base=base
         )
     return EncoderLayer(
         config.width,

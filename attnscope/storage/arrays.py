@@ -236,7 +236,7 @@ def _axis(length: int, texts: list[str] | None) -> tuple[Place, ...]:
 
 
 def _name_oddities(saved: Saved) -> Iterator[str]:
-    """What attention weights are not, said of each layer where it occurs, with how often."""
+    """What attention weights cannot be, for each layer where it occurs, with how often."""
     for kind, layers in saved.kinds.items():
         for layer, weights in layers:
             finite = np.where(np.isfinite(weights.values), weights.values, 0)

@@ -1,4 +1,4 @@
-"""Sums of an unfinished run in a file, so that the run can go on where it stopped."""
+"""Sums of an unfinished run in a file, so that it can be resumed."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 LONGEST = 1 << 23
-"""Bytes of a line: more than any text that is read takes, with all that is said about it."""
+"""Bytes of a line: more than any text that is read takes, with all its annotations."""
 
 
 class Line(NamedTuple):

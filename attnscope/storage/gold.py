@@ -127,7 +127,7 @@ class Mention(NamedTuple):
 
 
 def entity_place(fields: str) -> int:
-    """Which of the fields between dashes names the entity; the first where nothing is said."""
+    """Which of the fields between dashes names the entity; the first by default."""
     names = fields.split("-")
     return next((names.index(name) for name in NAMES if name in names), 0)
 

@@ -63,15 +63,11 @@ class LayersDescription:
         self.layers.append({"kind": kind, "layer": layer, "array": name, "axes": axes})
         return name
 
-    def content(self) -> dict[str, Any]:
-        """The description as it stands in a file."""
-        axes = [{"queries": _store_axis(queries), "keys": _store_axis(keys)} for queries, keys in self.axes]
-        notes = list(self.notes)
-        return {"format": FORMAT, "title": self.title, "notes": notes, "axes": axes, "layers": self.layers}
-
     def text(self) -> str:
         """The description as JSON."""
-        return json.dumps(self.content(), ensure_ascii=False)
+        axes = [{"queries": _store_axis(queries), "keys": _store_axis(keys)} for queries, keys in self.axes]
+        content = {"format": FORMAT, "title": self.title, "notes": self.notes, "axes": axes}
+        return json.dumps({**content, "layers": self.layers}, ensure_ascii=False)
 
     def tokens(self) -> list[str] | None:
         """The texts of the keys, where all layers have the same."""

@@ -80,7 +80,7 @@ def train_on_files(
 ) -> Outcome:
     """Train an encoder on text files and save it in ``folder``, also when it is stopped before its end.
 
-    ``start`` names the folder of an encoder to go on from, whose config ``recipe`` must have; its tokenizer
+    ``start`` names the folder of an encoder to start from, whose config ``recipe`` must have; its tokenizer
     is taken too. ``say`` hears what is being prepared, ``observe`` every step. Raises ``InputError`` for
     text that cannot be used, ``ModelError`` for a run that cannot be resumed, ``OutputError`` for a folder
     that holds something already; all before any training.
@@ -130,14 +130,14 @@ def train_on_files(
         encoder = Encoder(config)
         if first is not None:
             encoder.load_state_dict(first[0].state_dict())
-        going_on = resume and (work / CHECKPOINT).is_file()
+        resumes = resume and (work / CHECKPOINT).is_file()
         progress, done = train_encoder(
             encoder,
             training,
             replace(cutters[1], guessed=guessed),
             settings,
             work / CHECKPOINT,
-            going_on,
+            resumes,
             observe,
         )
     encoder.cpu()

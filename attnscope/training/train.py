@@ -1,4 +1,4 @@
-"""How weights are moved: AdamW, or Muon for the matrices of the layers and AdamW for the rest."""
+"""The steps of training: optimizers, checkpoints, guided heads, loss and evaluation."""
 
 from __future__ import annotations
 
@@ -32,33 +32,9 @@ BETAS = (0.9, 0.98)
 NAMES = ("adamw", "muon")
 
 
-class Both:
-    """Two optimizers as one."""
-
-    def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        self.parts = parts
-        self.param_groups = [group for part in parts for group in part.param_groups]
-
-    def state(self, parameter: Tensor) -> dict[str, Any]:
-        """What the optimizer that owns ``parameter`` remembers of it; empty before the first step."""
-        for part in self.parts:
-            if any(parameter is p for group in part.param_groups for p in group["params"]):
-                state: dict[str, Any] = part.state[parameter]
-                return state
-        raise KeyError("no optimizer owns this parameter")
-
-    def zero_grad(self) -> None:
-        """Forget the gradients of all parameters."""
-        for part in self.parts:
-            part.zero_grad()
-
-    def step(self) -> None:
-        """Update all parameters."""
-        for part in self.parts:
-            part.step()
-
-
-def optimizer_for(encoder: Encoder, name: str, rate: float, decay: float) -> Both:
+def make_optimizers(
+    encoder: Encoder, name: str, rate: float, decay: float
+) -> tuple[torch.optim.Optimizer, ...]:
     """AdamW (Loshchilov & Hutter 2019) that shrinks matrices, and leaves biases and norms alone.
 
     With ``muon`` the matrices of the layers are updated by Muon (Jordan et al. 2024) instead, scaled so that
@@ -78,8 +54,19 @@ def optimizer_for(encoder: Encoder, name: str, rate: float, decay: float) -> Bot
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     adam = torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
     if not muon:
-        return Both(adam)
-    return Both(adam, torch.optim.Muon(layers, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        return (adam,)
+    return adam, torch.optim.Muon(layers, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+
+
+def _state_of(optimizers: Sequence[torch.optim.Optimizer], parameter: Tensor) -> dict[str, Any]:
+    """What the optimizer that owns ``parameter`` remembers of it; empty before the first step."""
+    owner = next(
+        each
+        for each in optimizers
+        if any(parameter is owned for group in each.param_groups for owned in group["params"])
+    )
+    state: dict[str, Any] = owner.state[parameter]
+    return state
 
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -100,21 +87,28 @@ class TrainingProgress:
     held_out: tuple[tuple[int, float], ...] = ()
 
 
-def save_checkpoint(path: Path, encoder: Encoder, optimizer: Both, progress: TrainingProgress) -> None:
+def save_checkpoint(
+    path: Path,
+    encoder: Encoder,
+    optimizers: Sequence[torch.optim.Optimizer],
+    progress: TrainingProgress,
+) -> None:
     """Weights, moments and progress in one safetensors file, that appears whole or not at all."""
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
     for name, parameter in encoder.named_parameters():
         tensors[f"weights.{name}"] = parameter.detach().cpu().contiguous()
-        for key, value in optimizer.state(parameter).items():
+        for key, value in _state_of(optimizers, parameter).items():
             tensors[f"{key}.{name}"] = value.detach().cpu().contiguous()
     metadata = {"progress": json.dumps(asdict(progress)), "config": json.dumps(asdict(encoder.config))}
     write_whole(path, save(tensors, metadata=metadata))
 
 
-def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> TrainingProgress:
-    """Bring encoder and optimizer back to where ``save_checkpoint`` left them.
+def load_checkpoint(
+    path: Path, encoder: Encoder, optimizers: Sequence[torch.optim.Optimizer]
+) -> TrainingProgress:
+    """Bring encoder and optimizers back to where ``save_checkpoint`` left them.
 
     Raises ``ModelError`` if there is nothing to resume, or the checkpoint is of another shape.
     """
@@ -138,7 +132,7 @@ def load_checkpoint(path: Path, encoder: Encoder, optimizer: Both) -> TrainingPr
                 for key in MOMENTS
                 if f"{key}.{name}" in tensors
             }
-            optimizer.state(parameter).update(kept)
+            _state_of(optimizers, parameter).update(kept)
     return progress
 
 
@@ -154,25 +148,25 @@ class Guide:
     pattern: str
 
 
-def parse_guide(text: str) -> Guide:
-    """Read ``L0H3=duplicate``; raises ``ModelError``."""
-    match = re.fullmatch(rf"L(\d{{1,{MOST_DIGITS}}})H(\d{{1,{MOST_DIGITS}}})=(\w+)", text, re.ASCII)
-    if match is None or match[3] not in PATTERNS:
-        raise ModelError(
-            f"a guide reads like L0H3=duplicate, with one of {', '.join(PATTERNS)}, not {text!r}"
-        )
-    return Guide(int(match[1]), int(match[2]), match[3])
-
-
 def parse_guides(texts: Sequence[str], layers: int, heads: int) -> list[Guide]:
-    """Read several; raises ``ModelError`` for a head that the encoder does not have."""
-    guides = [parse_guide(text) for text in texts]
-    for guide in guides:
+    """Read guides such as ``L0H3=duplicate``.
+
+    Raises ``ModelError`` for what is none, and for a head that the encoder does not have.
+    """
+    guides = []
+    for text in texts:
+        match = re.fullmatch(rf"L(\d{{1,{MOST_DIGITS}}})H(\d{{1,{MOST_DIGITS}}})=(\w+)", text, re.ASCII)
+        if match is None or match[3] not in PATTERNS:
+            raise ModelError(
+                f"a guide reads like L0H3=duplicate, with one of {', '.join(PATTERNS)}, not {text!r}"
+            )
+        guide = Guide(int(match[1]), int(match[2]), match[3])
         if guide.layer >= layers or guide.head >= heads:
             raise ModelError(
                 f"no head L{guide.layer}H{guide.head} to guide: there are layers 0-{layers - 1}, "
                 f"heads 0-{heads - 1}"
             )
+        guides.append(guide)
     return guides
 
 
@@ -306,24 +300,24 @@ def train_encoder(
     """
     device = torch.device(settings.device)
     encoder.to(device)
-    optimizer = optimizer_for(encoder, settings.optimizer, settings.rate, settings.weight_decay)
-    progress = load_checkpoint(checkpoint, encoder, optimizer) if resume else TrainingProgress()
+    optimizers = make_optimizers(encoder, settings.optimizer, settings.rate, settings.weight_decay)
+    progress = load_checkpoint(checkpoint, encoder, optimizers) if resume else TrainingProgress()
     saved = time.monotonic()
     started = saved - progress.seconds
     with plain_attention(encoder, device), stop_between_steps() as stopped:
         encoder.train()
         while fraction(progress, settings) < 1 and not stopped():
-            _step(encoder, optimizer, training, settings, progress)
+            _step(encoder, optimizers, training, settings, progress)
             progress.seconds = time.monotonic() - started
             if progress.step % settings.evaluate_every == 0:
                 loss = evaluate(encoder, held_out, settings, settings.evaluate_rows)
                 progress.held_out += ((progress.step, loss),)
             if time.monotonic() - saved > 60 * settings.save_minutes:
-                save_checkpoint(checkpoint, encoder, optimizer, progress)
+                save_checkpoint(checkpoint, encoder, optimizers, progress)
                 saved = time.monotonic()
             observe(progress)
         encoder.eval()
-        save_checkpoint(checkpoint, encoder, optimizer, progress)
+        save_checkpoint(checkpoint, encoder, optimizers, progress)
         done = fraction(progress, settings) >= 1
         if done:
             progress.held_out += ((progress.step, evaluate(encoder, held_out, settings)),)
@@ -331,10 +325,14 @@ def train_encoder(
 
 
 def _step(
-    encoder: Encoder, optimizer: Both, training: Cutter, settings: Settings, progress: TrainingProgress
+    encoder: Encoder,
+    optimizers: Sequence[torch.optim.Optimizer],
+    training: Cutter,
+    settings: Settings,
+    progress: TrainingProgress,
 ) -> None:
     over = fraction(progress, settings)
-    for group in optimizer.param_groups:
+    for group in (group for each in optimizers for group in each.param_groups):
         group["lr"] = settings.rate * schedule(over, settings.warmup)
     torch.manual_seed((settings.seed * SEEDS + progress.step) % (LARGEST_SEED + 1))
     causal = encoder.config.causal or over < settings.causal_first
@@ -343,7 +341,7 @@ def _step(
     guides = parse_guides(settings.guides, encoder.config.layers, encoder.config.heads)
     with guiding(encoder, guides, ids, causal) as asked:
         loss = rows_loss(encoder, rows, settings, causal)
-    optimizer.zero_grad()
+    encoder.zero_grad()
     (loss + settings.guidance * sum(asked)).backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(encoder.parameters(), settings.clip)
     value = loss.item()
@@ -351,7 +349,8 @@ def _step(
         raise ModelError(
             f"the loss is {value} at step {progress.step}: choose a lower learning rate than {settings.rate}"
         )
-    optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
     progress.step += 1
     progress.tokens += rows.ids.size
     progress.loss = value if math.isnan(progress.loss) else 0.98 * progress.loss + 0.02 * value

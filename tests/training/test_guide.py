@@ -13,7 +13,6 @@ from attnscope.training.train import (
     Guide,
     Settings,
     guiding,
-    parse_guide,
     parse_guides,
     pattern_keys,
     train_encoder,
@@ -89,7 +88,7 @@ def test_a_guided_head_learns_its_pattern_and_the_rest_goes_on(
 @pytest.mark.parametrize("text", ["L0H3", "L0H3=induction", "0.3=next", "L0H3=next "])
 def test_a_guide_that_cannot_be_read_says_how_one_reads(text: str) -> None:
     with pytest.raises(ModelError, match=r"a guide reads like L0H3=duplicate, with one of previous, next"):
-        parse_guide(text)
+        parse_guides([text], 10, 10)
 
 
 def test_a_guide_for_a_head_that_is_not_there_says_what_exists() -> None:

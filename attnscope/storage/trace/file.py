@@ -145,31 +145,33 @@ the size of a file does not bound them."""
 
 def check_trace(trace: Trace, arrays: FileArrays) -> None:
     """Raise ``ValueError`` that says what does not fit."""
-    said = trace.description
-    for axis in said.axes:
+    description = trace.description
+    for axis in description.axes:
         size = axis.stop - axis.start if isinstance(axis, Positions) else len(axis)
         if not 0 <= size <= LONGEST or (isinstance(axis, Positions) and not 0 <= axis.start <= LONGEST):
             raise ValueError(f"an axis has {size:,} rows or columns, and at most {LONGEST:,} are read")
-    axes = [said.tokens] + [number for each in said.labels for number in (each.queries, each.keys)]
-    axes += [number for call in said.calls for number in (call.queries, call.keys)]
-    axes += [image.tokens for image in said.images]
-    if not all(0 <= number < len(said.axes) for number in axes):
-        raise ValueError(f"it speaks of an axis that it has not; there are {len(said.axes)}")
-    for image in said.images:
+    axes = [description.tokens] + [
+        number for each in description.labels for number in (each.queries, each.keys)
+    ]
+    axes += [number for call in description.calls for number in (call.queries, call.keys)]
+    axes += [image.tokens for image in description.images]
+    if not all(0 <= number < len(description.axes) for number in axes):
+        raise ValueError(f"it speaks of an axis that it has not; there are {len(description.axes)}")
+    for image in description.images:
         arrays.shape(image.array, "u", 3)
         if not all(abs(edge) <= LONGEST for box in image.boxes for edge in box.edges):
             raise ValueError("a box lies outside of any picture")
-    if said.heard is not None:
-        _check_sound(said.heard, arrays)
-    if not said.calls:
+    if description.heard is not None:
+        _check_sound(description.heard, arrays)
+    if not description.calls:
         raise ValueError("it holds no attention")
-    heads = sum(call.heads for call in said.calls)
+    heads = sum(call.heads for call in description.calls)
     if heads > MOST_TRACED:
         raise ValueError(f"its layers have {heads:,} heads together, and at most {MOST_TRACED:,} are read")
-    (kind, layer), times = Counter((call.kind, call.layer) for call in said.calls).most_common(1)[0]
+    (kind, layer), times = Counter((call.kind, call.layer) for call in description.calls).most_common(1)[0]
     if times > 1:
         raise ValueError(f"it holds the {kind} layer {layer} {times:,} times")
-    for call in said.calls:
+    for call in description.calls:
         _check_call(call, trace, arrays)
 
 

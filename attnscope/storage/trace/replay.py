@@ -41,7 +41,7 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
 
     Rows are tensors, the same to the last bit as those beside the model; or NumPy arrays, without torch.
     """
-    said = trace.description
+    description = trace.description
     sources = None if arrays else _Sources(trace)
     attentions = tuple(
         Attention(
@@ -58,14 +58,17 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
             read=_ArrayRows(trace, call) if sources is None else _TracedRows(sources, number),
             arrays=arrays,
         )
-        for number, call in enumerate(said.calls)
+        for number, call in enumerate(description.calls)
     )
-    sites = [_note(attention, call) for attention, call in zip(attentions, said.calls, strict=True)]
+    sites = [_note(attention, call) for attention, call in zip(attentions, description.calls, strict=True)]
     without = [
-        replace(each, name=clean(each.name), reason=clean(each.reason)) for each in said.without_attention
+        replace(each, name=clean(each.name), reason=clean(each.reason))
+        for each in description.without_attention
     ]
-    failures = [replace(each, name=clean(each.name), reason=clean(each.reason)) for each in said.failures]
-    return Replay(attentions, Record(sites, without, failures, list(map(clean, said.changes))))
+    failures = [
+        replace(each, name=clean(each.name), reason=clean(each.reason)) for each in description.failures
+    ]
+    return Replay(attentions, Record(sites, without, failures, list(map(clean, description.changes))))
 
 
 def _note(attention: Attention, call: TracedCall) -> SiteRecord:

@@ -50,7 +50,12 @@ def deliver(
     elif getattr(output, "as_csv", False):
         csv.writer(sys.stdout, lineterminator="\n").writerows(answer.table() if answer.table else ())
     elif out is None:
-        print_views(answer, picture)
+        from rich.console import Console
+
+        from attnscope.render.pixels import print_views
+
+        console = Console(highlight=False)
+        print_views(answer.views, console, picture.graphics, cmap=picture.cmap, plain=picture.plain)
     elif out.suffix.lower() in PICTURES:
         save_pictures(answer, out, picture)
     else:
@@ -102,16 +107,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def print_views(answer: Answer, picture: PrintedOptions) -> None:
-    """Draw every view on standard output, with a line of air between them."""
-    from rich.console import Console
-
-    from attnscope.render import pixels
-
-    console = Console(highlight=False)
-    pixels.print_views(answer.views, console, picture.graphics, cmap=picture.cmap, plain=picture.plain)
 
 
 def print_written(prepared: ModelInput) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from attnscope.axes import Array, Place
 from attnscope.errors import SelectionError
 from attnscope.render.colour import STEPS, table
+from attnscope.render.wrapping import balance_lines, fill_lines
 from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short, title_words
 from attnscope.views import Drawable
 from attnscope.views.heatmap import Measured
@@ -219,33 +220,16 @@ def wrap_title(text: str, size: float, width: float, *, bold: bool = False, labe
     if len(lines) <= LINES:
         return "\n".join(isolate_lines(lines))
     room = _room(size, width, bold)
-    kept = _fill(_words(text, room), room)[:LINES]
+    kept = fill_lines(_words(text, room), room, " ", _width)[:LINES]
     while kept[-1] and _width(f"{kept[-1]} …") > room:
         kept[-1] = kept[-1][:-1]
     return "\n".join(isolate_lines([*kept[:-1], f"{kept[-1].rstrip()} …"]))
 
 
 def wrap_inches(text: str, size: float, width: float, *, bold: bool = False) -> list[str]:
-    """A text in as few lines as a sheet of some inches needs, the widest as narrow as can be.
-
-    Lines are broken between the parts of a title where that takes no line more, else between words.
-    """
+    """A text in as few lines as a sheet of some inches needs, the widest as narrow as can be."""
     room = _room(size, width, bold)
-    items, gap = _words(text, room), " "
-    lines = _fill(items, room)
-    parts = [(part, _width(part)) for part in text.split(" · ")]
-    if all(wide <= room for _, wide in parts) and len(_fill(parts, room, " · ")) <= len(lines):
-        items, gap = parts, " · "
-        lines = _fill(items, room, gap)
-    low, high = max((wide for _, wide in items), default=0.0), room
-    while len(lines) > 1 and high - low > 0.5:
-        middle = (low + high) / 2
-        narrower = _fill(items, middle, gap)
-        if len(narrower) == len(lines):
-            lines, high = narrower, middle
-        else:
-            low = middle
-    return [line.removesuffix(" ·") for line in lines]
+    return balance_lines(text, room, _width, _words(text, room))
 
 
 def _room(size: float, width: float, bold: bool) -> float:
@@ -258,34 +242,17 @@ def _width(text: str) -> float:
     return sum(_advance(one, font) if ord(one) < KNOWN or one in MARKS else em(one) for one in text)
 
 
-def _words(text: str, room: float) -> list[tuple[str, float]]:
-    """The words and their widths, a dot between parts with the one before it; long ones are cut in pieces."""
+def _words(text: str, room: float) -> list[str]:
+    """The words, a dot between parts with the one before it; those that are longer than a line in pieces."""
     pieces = []
     for word in title_words(text):
-        wide = _width(word)
-        while wide > room and len(word) > 1:
+        while len(word) > 1 and _width(word) > room:
             last = len(word.rstrip(CLOSING)) - 1  # what closes a text does not begin a line
             end = next((end for end in range(last, 0, -1) if _width(word[:end]) <= room), 1)
-            pieces.append((word[:end], _width(word[:end])))
+            pieces.append(word[:end])
             word = word[end:]
-            wide = _width(word)
-        pieces.append((word, wide))
+        pieces.append(word)
     return pieces
-
-
-def _fill(words: list[tuple[str, float]], room: float, gap: str = " ") -> list[str]:
-    """Words side by side in lines, as many as fit."""
-    space = _width(gap)
-    lines: list[list[str]] = []
-    left = -1.0
-    for word, wide in words:
-        if lines and space + wide <= left:
-            lines[-1].append(word)
-            left -= space + wide
-        else:
-            lines.append([word])
-            left = room - wide
-    return [gap.join(line) for line in lines]
 
 
 SMALL, BELOW, NORMAL, LARGE = 6.5, 8.0, 9.0, 11.0  # points

@@ -18,7 +18,8 @@ from rich.style import Style
 
 from attnscope.axes import Array
 from attnscope.render.colour import STEPS, choose_map, is_light, table, terminal_colours
-from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short, title_words
+from attnscope.render.wrapping import balance_lines, fill_lines
+from attnscope.text import clean, is_framed, isolate, isolate_lines, isolate_quotes, round_short
 from attnscope.views.heatmap import Measured
 
 JOINER = "\u200d"
@@ -108,40 +109,9 @@ def wrap_text(text: str, width: int) -> list[str]:
     return flow_items(text.split(), width, " ")
 
 
-def balance(text: str, width: int) -> list[str]:
-    """The text in as few lines as ``wrap`` needs, the widest as narrow as can be.
-
-    Lines are broken between the parts of a title where that takes no line more, else between words.
-    """
-    items, gap = _breakable(text, width)
-    lines = flow_items(items, width, gap)
-    longest = max(map(cell_len, items), default=0)
-    for narrower in range(width - 1, longest - 1, -1) if len(lines) > 1 else ():
-        tried = flow_items(items, narrower, gap)
-        if len(tried) > len(lines):
-            break
-        lines = tried
-    return [line.removesuffix(" ·") for line in lines]
-
-
-def _breakable(text: str, width: int) -> tuple[list[str], str]:
-    """What is not broken, and what stands between: the parts of a title, or its words."""
-    words, parts = title_words(text), text.split(" · ")
-    fits = max(map(cell_len, parts)) <= width
-    whole = fits and len(flow_items(parts, width, " · ")) <= len(flow_items(words, width, " "))
-    return (parts, " · ") if whole else (words, " ")
-
-
 def flow_items(items: Sequence[str], width: int, gap: str) -> list[str]:
     """Items side by side in lines of at most ``width`` cells; one that is longer than a line is cut."""
-    lines: list[str] = []
-    for item in items:
-        longer = f"{lines[-1]}{gap}{item}" if lines else item
-        if lines and cell_len(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(cut(item, width))
-    return lines
+    return [cut(line, width) for line in fill_lines(items, width, gap, cell_len)]
 
 
 def _second_flag(before: str, character: str) -> bool:
@@ -270,7 +240,7 @@ def heading(title: str, subtitle: str, surface: Surface) -> Iterator[Line]:
 
 
 def _title_lines(text: str, width: int) -> list[str]:
-    return isolate_lines(balance(text, width))
+    return isolate_lines(cut(line, width) for line in balance_lines(text, width, cell_len))
 
 
 def footing(notes: tuple[str, ...], surface: Surface) -> Iterator[Line]:

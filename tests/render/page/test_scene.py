@@ -16,7 +16,7 @@ from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED, places, weights
 from attnscope.render.page.page import LOSSLESS, SIDE, data_uri
 from attnscope.render.page.page import page as html_page
-from attnscope.views.token import SceneRegion, Scene
+from attnscope.views.token import Scene, SceneRegion
 from tests.render.page.browser import CHROMIUM
 
 browsed = [

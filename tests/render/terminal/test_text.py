@@ -9,7 +9,6 @@ from rich.cells import cell_len
 
 from attnscope.axes import visible
 from attnscope.render.terminal.surface import (
-    balance,
     clusters,
     cut,
     fit_text,
@@ -17,6 +16,7 @@ from attnscope.render.terminal.surface import (
     number_label,
     upright,
 )
+from attnscope.render.wrapping import balance_lines
 from attnscope.text import isolate, isolate_lines, isolate_quotes
 
 
@@ -84,11 +84,11 @@ def test_a_number_is_kept_and_stands_behind_its_label() -> None:
 
 def test_a_title_is_broken_between_its_parts_and_no_line_begins_or_ends_with_a_dot() -> None:
     title = "own · “The cat sat…” · 4 layers × 8 heads · 13 tokens · sdpa, float32, weights recomputed"
-    assert balance(title, 80) == [
+    assert balance_lines(title, 80, cell_len) == [
         "own · “The cat sat…” · 4 layers × 8 heads",
         "13 tokens · sdpa, float32, weights recomputed",
     ]
-    lines = [line for width in range(20, 90) for line in balance(title, width)]
+    lines = [line for width in range(20, 90) for line in balance_lines(title, width, cell_len)]
     assert not any(line.startswith("·") or line.endswith("·") for line in lines)
 
 

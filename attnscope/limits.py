@@ -29,6 +29,9 @@ SPARE_NUMBERS = 1 << 26
 LARGEST_CONFIG = 8 << 20
 """Bytes that a file of settings, or a chat template, may have; the largest have one or two million."""
 
+LARGEST_STATE = 64 << 20
+"""Bytes of JSON that attnscope itself wrote and reads again: a checkpoint, a snapshot, a manifest."""
+
 LARGEST_VOCABULARY = 128 << 20
 """Bytes that any other file but one of weights may have; the largest vocabularies have a quarter of it."""
 

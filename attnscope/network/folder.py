@@ -13,18 +13,13 @@ from tokenizers import Tokenizer
 from torch.overrides import TorchFunctionMode
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, OutputError
+from attnscope.limits import LARGEST_CONFIG, LARGEST_VOCABULARY
 from attnscope.network.encoder import Encoder, EncoderConfig
 from attnscope.storage.files import read_json, read_regular, write_whole
 from attnscope.storage.tensors import read_safetensors
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-LARGEST_TOKENIZER = 1 << 26
-"""Bytes of the tokenizer's file, at most."""
-
-
-LARGEST_CONFIG = 1 << 20
-"""Bytes of the config, at most."""
 
 FORMAT = "attnscope-encoder"
 VERSION = 1
@@ -97,7 +92,7 @@ def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a ``tokenizer.json`` that holds the five special tokens; raises ``ModelError`` otherwise."""
     try:
-        tokenizer = Tokenizer.from_buffer(read_regular(path, LARGEST_TOKENIZER))
+        tokenizer = Tokenizer.from_buffer(read_regular(path, LARGEST_VOCABULARY))
     except AttnscopeError as error:
         raise ModelError(str(error)) from None
     except Exception as error:  # the library raises bare Exception for every sort of bad file

@@ -16,7 +16,7 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Figure, HeadFigures
 from attnscope.questions.stats import OPERATORS, Condition, Stats, parse_conditions
 from attnscope.records import Meaning, derived, record
-from attnscope.storage.files import read_regular, write_whole
+from attnscope.storage.files import read_json, write_whole
 
 COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
 """How a number of heads is compared; a figure is never equal to a number that somebody writes."""
@@ -160,8 +160,6 @@ def _names(of: Iterable[Condition]) -> tuple[str, ...]:
 
 
 FORMAT = 1
-LARGEST = 1 << 26
-"""Bytes of a snapshot, at most."""
 
 
 @record("a figure that changed")
@@ -204,7 +202,7 @@ def changes(stats: Stats, path: Path, tolerance: float) -> list[Change]:
     snapshot.
     """
     try:
-        content = json.loads(read_regular(path, LARGEST))
+        content = read_json(path)
         if content["attnscope snapshot"] != FORMAT:
             raise KeyError
         before: dict[str, dict[str, float]] = {
@@ -215,7 +213,7 @@ def changes(stats: Stats, path: Path, tolerance: float) -> list[Change]:
         raise InputError(f"no such file: {path}; --save makes one") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path} is no snapshot that attnscope check saved") from None
     now = _figures(stats)
     changed = []

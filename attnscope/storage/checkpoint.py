@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 FORMAT = 2
-LARGEST = 1 << 26
-"""Bytes of a checkpoint, at most."""
 SAMPLED = 64
 """Numbers of each weight that tell a model from others."""
 
@@ -40,7 +38,7 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
     measures: the sentence names what differs.
     """
     try:
-        content = read_json(path, LARGEST)
+        content = read_json(path)
         if content["attnscope checkpoint"] != FORMAT:
             raise KeyError
         of, state = dict(content["of"]), dict(content["state"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.errors import InputError, OutputError
+from attnscope.limits import LARGEST_STATE
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -90,7 +91,7 @@ def read_regular(path: Path, most: int) -> bytes:
     return content
 
 
-def read_json(path: Path, most: int) -> Any:
+def read_json(path: Path, most: int = LARGEST_STATE) -> Any:
     """The data of a JSON file of at most so many bytes.
 
     Raises ``ValueError`` for what is no JSON, and what ``read_regular`` raises.

@@ -32,9 +32,6 @@ MANIFEST, OVERVIEW, ALL = "manifest.json", "overview", "heads"
 UNFINISHED = "unfinished export"
 """The key of a manifest's mark while an export writes: it says which export."""
 
-LARGEST = 1 << 26
-"""Bytes of a manifest that are read, at most."""
-
 _NAME = re.compile(
     rf"(?:(?:encoder|decoder|cross)-)?(?:{OVERVIEW}|L(?P<layer>\d+)(?:H(?P<head>\d+))?)\.(?P<form>\w+)"
 )
@@ -177,7 +174,7 @@ def count_unfinished(folder: Path, contents: ExportPlan) -> int | None:
 def _read_unfinished(folder: Path) -> str | None:
     """The identity of the export that was killed while it wrote into a folder, if one was."""
     try:
-        return str(read_json(folder / MANIFEST, LARGEST)[UNFINISHED])
+        return str(read_json(folder / MANIFEST)[UNFINISHED])
     except (OSError, ValueError, KeyError, TypeError, InputError):
         return None
 

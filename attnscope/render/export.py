@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from attnscope import __version__
-from attnscope.attention import Axis, Token
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.keeping import describe_model
 from attnscope.progress import tell
 from attnscope.questions.layers import AllHeads, all_heads
+from attnscope.questions.manifest import ExportedFile, write_down
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import number_ranges
 from attnscope.records import plain
@@ -39,9 +35,6 @@ from attnscope.storage.folder import (
     write_manifest,
 )
 from attnscope.views import Drawable
-
-LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "matplotlib")
-"""What the bytes of an export may depend on; the manifest has their versions."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +92,7 @@ def save_export(
             for form in contents.pictures:
                 path = folder / str(Name(form, **name))
                 warnings |= dict.fromkeys(album.save(drawn, path))
-                files.append(describe_file(path) | _what(name))
+                files.append(ExportedFile(**describe_file(path), **name))
                 tell("file", len(files), total)
         for form in contents.wholes:
             path = folder / f"{ALL}.{form}"
@@ -110,9 +103,9 @@ def save_export(
                 warnings |= dict.fromkeys(film)
             else:
                 save_layers(result.layers, path)
-            files.append(describe_file(path))
+            files.append(ExportedFile(**describe_file(path)))
             tell("file", len(files), total)
-        manifest = _manifest(model, prepared, result, command) | {"warnings": list(warnings), "files": files}
+        manifest = plain(write_down(model, prepared, result.layers, command, tuple(warnings), tuple(files)))
         write_manifest(folder, manifest)
     return Exported(folder, manifest, tuple(warnings))
 
@@ -146,52 +139,8 @@ def _layers(result: AllHeads) -> Iterator[Drawable]:
             yield result.layer(kind, layer)
 
 
-def _what(name: dict[str, Any]) -> dict[str, Any]:
-    return {part: name[part] for part in ("kind", "layer", "head") if part in name}
-
-
 def _expect_heads(result: AllHeads, heads: Collection[int] | None) -> None:
     most = max(len(weights.values) for weights in result.weights.values())
     missing = sorted(head for head in heads or () if head >= most)
     if missing:
         raise SelectionError(f"no head {number_ranges(missing)}: these layers have heads 0-{most - 1}")
-
-
-def _manifest(model: Model, prepared: ModelInput, result: AllHeads, command: str | None) -> dict[str, Any]:
-    """What an export came from, without anything that differs from run to run."""
-    texts: list[dict[str, Any]] = []
-    kinds = {}
-    for kind, axes in prepared.axes.items():
-        if kind in result.layers.kinds:
-            queries, keys = (_text(axis, texts) for axis in axes)
-            kinds[kind] = {"queries": queries, "keys": keys}
-    return {
-        "attnscope": __version__,
-        "command": command,
-        **({} if model.weigh == "raw" else {"weigh": model.weigh}),
-        "model": {name.rstrip("_"): value for name, value in asdict(describe_model(model)).items()},
-        "versions": {"python": platform.python_version(), **_versions()},
-        "texts": texts,
-        "kinds": kinds,
-        "sites": plain(result.layers.record.sites),
-        "notes": list(result.layers.notes),
-    }
-
-
-def _text(axis: Axis, texts: list[dict[str, Any]]) -> int | None:
-    """The number of an axis among the texts, to which it is added if it is new; ``None`` without tokens."""
-    tokens = [token for token in axis if isinstance(token, Token)]
-    if not tokens:
-        return None
-    text = {"tokens": [token.text for token in tokens], "ids": [token.id for token in tokens]}
-    if text not in texts:
-        texts.append(text)
-    return texts.index(text)
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for library in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            versions[library] = version(library)
-    return versions

@@ -212,7 +212,8 @@ class HuggingFaceModel(Model):
         axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (words, words)}
         seen = prepared.tokens
         prepared = replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
-        owners = None if self._towers or not seen else find_owners(self.module, inputs, "pixel_values")
+        alone = hasattr(self.module, "get_text_features") or not seen
+        owners = None if alone else find_owners(self.module, inputs, "pixel_values")
         if owners is None:
             return prepared
         if owners.kind == "cross" and owners.length == len(seen):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attnscope.attention import Token
@@ -28,10 +29,12 @@ class Sampling:
 
     temperature: float
     seed: int
-    _generator: torch.Generator = field(default_factory=lambda: _make_generator())
 
-    def __post_init__(self) -> None:
-        self._generator.manual_seed(self.seed)
+    @cached_property
+    def _generator(self) -> torch.Generator:
+        import torch
+
+        return torch.Generator().manual_seed(self.seed)
 
     def choose(self, logits: Tensor) -> int:
         """The next token.  [vocabulary] -> its number"""
@@ -45,12 +48,6 @@ class Sampling:
 
     def __str__(self) -> str:
         return "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}, seed {self.seed}"
-
-
-def _make_generator() -> torch.Generator:
-    import torch
-
-    return torch.Generator()
 
 
 def strip_end(tokens: tuple[Token, ...], ends: Collection[int]) -> tuple[tuple[Token, ...], tuple[str, ...]]:
@@ -86,13 +83,9 @@ def describe_generation(tokens: Sequence[Token], first: int, count: int, samplin
         return f"generated nothing, {sampling}: the model ends the text here"
     number = "1 token" if len(tokens) == 1 else f"{len(tokens):,} tokens"
     end = "; then the model ended the text" if len(tokens) < count else ""
-    return f"generated {number}, {sampling}, from token {first:,} on: {_quote(tokens)}{end}"
-
-
-def _quote(tokens: Sequence[Token]) -> str:
-    """What tokens read; of a long text its beginning."""
     text = spell_tokens(tokens)
-    return text if len(text) <= QUOTED else text[: QUOTED - 1] + "…"
+    quoted = text if len(text) <= QUOTED else text[: QUOTED - 1] + "…"
+    return f"generated {number}, {sampling}, from token {first:,} on: {quoted}{end}"
 
 
 def spell_tokens(tokens: Sequence[Token]) -> str:

@@ -83,31 +83,14 @@ def _over_sums(rows: Array) -> Array:
     return shares
 
 
-def roll_out(matrices: Sequence[Array]) -> list[Array]:
-    """What each layer's tokens are made of, of the first layer's: the product of all matrices so far."""
-    maps: list[Array] = []
-    for matrix in matrices:
-        maps.append(matrix @ maps[-1] if maps else np.asarray(matrix, np.float64))
-    return maps
-
-
-def add_up_relevance(matrices: Sequence[Array]) -> list[Array]:
-    """``R ← R + A R`` from the identity on, layer by layer (Chefer et al. 2021), as shares of each row."""
-    relevance = np.eye(len(matrices[0]))
-    maps = []
-    for matrix in matrices:
-        relevance = relevance + matrix @ relevance
-        maps.append(as_shares(relevance))
-    return maps
-
-
 Both: TypeAlias = "tuple[Array, Array]"
 """What a decoder's tokens are made of: of their own side [own, own], and of the encoder's [own, other]."""
 
 
-def roll_out_both(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
-    """Rollout of an encoder-decoder: after each step, the encoder's tokens, or the decoder's two sides.
+def roll_out(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
+    """What tokens are made of after each step, of the first layer's: an encoder's, or a decoder's two sides.
 
+    A model of one sequence has the one kind, encoder, for which this is the product of all matrices so far.
     A step is the kind of attention and its shares, with the residual in them: [query, key], and of cross
     attention [own, other + 1], whose last column is the residual's.
     """
@@ -125,8 +108,8 @@ def roll_out_both(steps: Sequence[tuple[str, Array]], own: int, other: int) -> l
     return maps
 
 
-def add_up_both(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
-    """Relevance of an encoder-decoder (Chefer et al. 2021), both sides of a row together as shares.
+def add_up_relevance(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
+    """Relevance (Chefer et al. 2021), both sides of a row of an encoder-decoder together as shares.
 
     ``R ← R + A R`` inside of each side, and across ``R ← R + S A E``: E what the encoder's tokens are made of
     and S the decoder's, each less itself over the sum of its row, and itself. Chefer et al. have Sᵀ there,
@@ -157,7 +140,7 @@ def _evened(relevance: Array) -> Array:
 def max_flow(steps: Sequence[tuple[str, Array]], own: int, other: int, row: int) -> Array:
     """The largest flow from one token of the last step to each of the text (Abnar & Zuidema 2020), as shares.
 
-    Steps are those of ``roll_out_both``; a model of one sequence has the one kind, encoder. Edges go from
+    Steps are those of ``roll_out``; a model of one sequence has the one kind, encoder. Edges go from
     each token to those that it is made of, with the shares as capacities.  -> [other + own]
     """
     from scipy.sparse import coo_array

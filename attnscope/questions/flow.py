@@ -20,13 +20,11 @@ from attnscope.measures.blocks import Contributions
 from attnscope.measures.flow import (
     METHODS,
     Both,
-    add_up_both,
     add_up_relevance,
     as_crossed_shares,
     as_shares,
     max_flow,
     roll_out,
-    roll_out_both,
     with_crossed_residual,
     with_residual,
 )
@@ -250,34 +248,20 @@ def follow_flow(
 def _follow(
     mixing: Mixing, method: Method, selection: Selection, token: str | None
 ) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
-    """By kind and layer, what the tokens are made of, and their labels."""
-    if "cross" in kinds_of(mixing.matrices):
-        return _through_both(mixing, method, selection, token)
-    followed = []
-    for kind in kinds_of(mixing.matrices):
-        sites = [site for site in mixing.matrices if site.kind == kind]
-        matrices = [mixing.matrices[site] for site in sites]
-        if method == "alti":
-            maps = roll_out([as_shares(matrix) for matrix in matrices])
-        elif method == "relevance":
-            maps = add_up_relevance(matrices)
-        elif method == "rollout":
-            maps = roll_out([with_residual(matrix) for matrix in matrices])
-        else:
-            (rows,) = _rows_of(mixing.axes[sites[0]][:1], selection, token)
-            steps = [("encoder", with_residual(matrix)) for matrix in matrices]
-            flows = _flows(steps, 0, len(matrices[0]), (), rows)
-            maps = [made for made in flows if not isinstance(made, tuple)]  # of one sequence all are arrays
-        followed += [
-            (kind, site.layer, made, mixing.axes[site]) for site, made in zip(sites, maps, strict=True)
-        ]
-    return followed
+    """By kind and layer, what the tokens are made of, and their labels.
+
+    Self-attention is followed kind by kind, as an encoder's, unless cross-attention joins both sides.
+    """
+    kinds = kinds_of(mixing.matrices)
+    joined = [[*mixing.matrices]] if "cross" in kinds else []
+    sides = joined or [[site for site in mixing.matrices if site.kind == kind] for kind in kinds]
+    return [made for sites in sides for made in _through(sites, mixing, method, selection, token)]
 
 
 def _flows(
     steps: Sequence[tuple[str, Array]], own: int, other: int, rows: Rows, of_other: Rows
 ) -> Iterator[Array | Both]:
-    """The largest flows up to each step, as ``roll_out_both``, of some tokens of either side or of all."""
+    """The largest flows up to each step, as ``roll_out``, of some tokens of either side or of all."""
     size = max(0 if rows is not None else own, 0 if of_other is not None else other)
     if size > MOST_FLOWS:
         raise SelectionError(
@@ -300,10 +284,9 @@ def _rows_of(axes: Sequence[Axis], selection: Selection, token: str | None) -> l
     """The rows of a token in the texts that have it; all where none is named. Raises ``SelectionError``."""
     if token is None:
         return [None] * len(axes)
-    coarsenings = [selection.coarsening(axis) for axis in axes]
-    found = [_only(coarsening, token) for coarsening in coarsenings]
+    found = [_only(selection.coarsening(axis), token) if len(axis) else None for axis in axes]
     if not any(found):
-        find_place(coarsenings[-1].places, token)
+        find_place(selection.coarsening(axes[-1]).places, token)
     return [() if one is None else one.tokens(0) for one in found]
 
 
@@ -315,34 +298,35 @@ def _only(coarsening: Coarsening, token: str) -> Coarsening | None:
         return None
 
 
-def _through_both(
-    mixing: Mixing, method: Method, selection: Selection, token: str | None
+def _through(
+    sites: Sequence[Site], mixing: Mixing, method: Method, selection: Selection, token: str | None
 ) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
-    """What the tokens of an encoder-decoder are made of: a decoder's, of tokens of both sides."""
-    crossed = next(axes for site, axes in mixing.axes.items() if site.kind == "cross")
-    own, other = map(len, crossed)
+    """What the tokens are made of after each of these calls: a decoder's, of tokens of both sides."""
+    crossed = next((mixing.axes[site] for site in sites if site.kind == "cross"), None)
+    axes_of_both = crossed or (range(0), mixing.axes[sites[0]][0])
+    own, other = map(len, axes_of_both)
     steps = []
-    for site, matrix in mixing.matrices.items():
+    for site in sites:
+        matrix, across = mixing.matrices[site], site.kind == "cross"
         if method in ("rollout", "flow"):
-            matrix = with_crossed_residual(matrix) if site.kind == "cross" else with_residual(matrix)
+            matrix = (with_crossed_residual if across else with_residual)(matrix)
         elif method == "alti":
-            matrix = as_crossed_shares(matrix) if site.kind == "cross" else as_shares(matrix)
-        steps.append((site.kind, matrix))
+            matrix = (as_crossed_shares if across else as_shares)(matrix)
+        steps.append((site.kind if crossed else "encoder", matrix))
     if method == "flow":
-        rows, of_other = _rows_of(crossed, selection, token)
-        found = list(_flows(steps, own, other, rows, of_other))
+        found = list(_flows(steps, own, other, *_rows_of(axes_of_both, selection, token)))
     else:
-        found = (add_up_both if method == "relevance" else roll_out_both)(steps, own, other)
+        found = (add_up_relevance if method == "relevance" else roll_out)(steps, own, other)
     maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
-    for site, made in zip(mixing.matrices, found, strict=True):
+    for site, made in zip(sites, found, strict=True):
         axes = mixing.axes[site]
         if not isinstance(made, tuple):
-            maps["encoder", site.layer] = made, axes
+            maps[site.kind, site.layer] = made, axes
             continue
-        side, across = made
+        side, of_other = made
         maps["decoder", site.layer] = side, (axes[0], axes[0])
         if site.kind == "cross":
-            maps["cross", site.layer] = across, axes
+            maps["cross", site.layer] = of_other, axes
     return [(kind, layer, made, axes) for (kind, layer), (made, axes) in maps.items()]
 
 

@@ -25,7 +25,8 @@ def _weights(layers, size, *, causal=False):
 def test_rollout_is_the_product_of_half_weights_and_half_identity(causal):
     weights = _weights(4, 6, causal=causal)
     expected = np.eye(6)
-    for ours, one in zip(roll_out([with_residual(each) for each in weights]), weights, strict=True):
+    steps = [("encoder", with_residual(each)) for each in weights]
+    for ours, one in zip(roll_out(steps, 0, 6), weights, strict=True):
         expected = (0.5 * one + 0.5 * np.eye(6)) @ expected
         np.testing.assert_allclose(ours, expected, atol=1e-12)
         np.testing.assert_allclose(ours.sum(-1), 1)
@@ -47,7 +48,8 @@ def test_a_row_across_without_attention_is_the_residual_alone():
 def test_relevance_is_added_up_from_the_identity():
     weights = _weights(3, 5)
     relevance = np.eye(5)
-    for ours, one in zip(add_up_relevance(weights), weights, strict=True):
+    steps = [("encoder", each) for each in weights]
+    for ours, one in zip(add_up_relevance(steps, 0, 5), weights, strict=True):
         relevance = relevance + one @ relevance
         np.testing.assert_allclose(ours, relevance / relevance.sum(-1, keepdims=True), atol=1e-12)
 

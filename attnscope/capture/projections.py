@@ -109,16 +109,22 @@ class Projections:
         if self._pending is None:
             return
         attention = self._pending.attention
-        output = output[0] if isinstance(output, (tuple, list)) and output else output
-        if not isinstance(output, Tensor) or output.ndim < 2 or output.is_nested:
+        gave = first_tensor(output)
+        if gave is None or gave.ndim < 2:
             return
         inside = call.module.named_children() if call.name == attention.site.name else ()
         for name, module in [("", call.module), *inside]:
-            projection = _prove(self._pending, f"{call.name}.{name}".strip("."), module, output)
+            projection = _prove(self._pending, f"{call.name}.{name}".strip("."), module, gave)
             if projection is not None:
                 self.found[attention.site] = projection
                 self._pending = None
                 return
+
+
+def first_tensor(output: object) -> Tensor | None:
+    """The tensor that a module gave, or the first of several."""
+    output = output[0] if isinstance(output, (tuple, list)) and output else output
+    return output if isinstance(output, Tensor) and not output.is_nested else None
 
 
 def _prove(pending: _Pending, name: str, module: nn.Module, output: Tensor) -> Projection | None:

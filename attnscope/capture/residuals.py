@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Site
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.projections import RECENT, Projections
+from attnscope.capture.projections import RECENT, Projections, first_tensor
 from attnscope.capture.record import tolerance
 
 NEAR = 1e-4
@@ -123,13 +123,13 @@ class Residuals(Projections):
             self._look_beside(self._added, call, output)
         waiting = self._pending
         super()._compare(call, output)
-        gave = _first(output)
+        gave = first_tensor(output)
         if waiting is not None and self._pending is None and gave is not None:
             self._added = _Added(waiting.attention.site, gave.detach().clone(), self._own, self._given)
 
     def _look_inside(self, added: _Added, call: Call, output: object) -> None:
         """Whether a norm was given the attention's output alone: what is added is what it gave."""
-        given, gave = call.first, _first(output)
+        given, gave = call.first, first_tensor(output)
         if added.inner is not None or given is None or gave is None:
             return
         if given.shape != added.output.shape or not torch.equal(given, added.output):
@@ -158,10 +158,10 @@ class Residuals(Projections):
 
     def _look_beside(self, added: _Added, call: Call, output: object) -> None:
         """Whether a block gave the sum of its input, the attention's output and that of another module."""
-        before, given = call.first, _first(output)
+        before, given = call.first, first_tensor(output)
         if before is None or given is None or given.shape != added.output.shape:
             return
-        others = (*self._beside, *(_first(other) for _, other in self._recent))
+        others = (*self._beside, *(first_tensor(other) for _, other in self._recent))
         if any(other is not None and _is_sum(given, before, added.output, other) for other in others):
             self._added = None
             before = before.detach().clone()
@@ -169,15 +169,9 @@ class Residuals(Projections):
 
     def _leave(self, call: Call, output: object) -> None:
         super()._leave(call, output)
-        gave = _first(output)
+        gave = first_tensor(output)
         if self._added is not None and gave is not None and gave.shape == self._added.output.shape:
             self._beside.append(gave.detach().clone())  # Falcon writes the sum into it
-
-
-def _first(output: object) -> Tensor | None:
-    """The tensor that a module gave, or the first of several."""
-    output = output[0] if isinstance(output, (tuple, list)) and output else output
-    return output if isinstance(output, Tensor) and not output.is_nested else None
 
 
 def _is_sum(total: Tensor, before: Tensor, output: Tensor, *others: Tensor) -> bool:

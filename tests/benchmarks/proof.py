@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack, nullcontext
 from unittest.mock import patch
 
-PLACES = ("capture", "kernels.projection")
+PLACES = ("capture", "kernels")
 """The files of ``attnscope.capture.rows`` that call for the proof."""
 
 

@@ -160,6 +160,14 @@ def _lengths(states: Tensor, batch: int) -> list[int]:
     return axes
 
 
+def label_axes(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> Attention:
+    """Attention with the labels of its kind, where the lengths agree; else as it is."""
+    queries, keys = axes.get(attention.site.kind, (range(0), range(0)))
+    if (len(queries), len(keys)) == (len(attention.queries), len(attention.keys)):
+        return attention.with_axes(queries, keys)
+    return attention
+
+
 @dataclass
 class LayerNumbers:
     """Hands out layer numbers in one pass over the model; the rule is this file's docstring."""
@@ -236,14 +244,9 @@ class Sites:
         layer = self._numbers.number(kind, name, invocation, self._width(name))
         site = Site(name, self._calls[name], kind, layer)
         self._calls[name] += 1
-        return self._label(replace(attention, site=site))
-
-    def _label(self, attention: Attention) -> Attention:
-        queries, keys = self.axes.get(attention.site.kind, (range(0), range(0)))
-        if (len(queries), len(keys)) == (len(attention.queries), len(attention.keys)):
-            return attention.with_axes(queries, keys)
         start = attention.offset or 0
-        return attention.with_axes(range(start, start + len(attention.queries)), attention.keys)
+        bare = range(start, start + len(attention.queries))
+        return label_axes(replace(attention, site=site, queries=bare), self.axes)
 
     def _width(self, name: str) -> int:
         """The length of the module list that the last number in a path counts in."""

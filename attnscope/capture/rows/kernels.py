@@ -171,7 +171,11 @@ def project(given: Mapping[str, Any]) -> AttentionCall:
     inputs = [given[name] for name in ("query", "key", "value")]  # each [position, batch, size]
     inputs = [states[:, None] if states.ndim == 2 else states for states in inputs]
     batch = inputs[0].shape[1]
-    weights, biases = _weights(given), (None,) * 3
+    separate = given["use_separate_proj_weight"]
+    weights = (
+        [given[f"{part}_proj_weight"] for part in "qkv"] if separate else given["in_proj_weight"].chunk(3)
+    )
+    biases: Sequence[Tensor | None] = (None,) * 3
     if given["in_proj_bias"] is not None:
         biases = given["in_proj_bias"].chunk(3)
     query = _split(F.linear(inputs[0], weights[0], biases[0]), heads)
@@ -189,14 +193,6 @@ def project(given: Mapping[str, Any]) -> AttentionCall:
     additive, masks, diagonal = _masks(given, batch, sides[0].shape[2])
     scale = 1 / math.sqrt(query.shape[-1])
     return AttentionCall(query, sides[0], sides[1], scale, additive, masks, diagonal)
-
-
-def _weights(given: Mapping[str, Any]) -> Sequence[Tensor]:
-    """The projections of queries, keys and values, each [embed, size]."""
-    if given["use_separate_proj_weight"]:
-        return [given[f"{letter}_proj_weight"] for letter in "qkv"]
-    weights: Sequence[Tensor] = given["in_proj_weight"].chunk(3)
-    return weights
 
 
 def _split(states: Tensor, heads: int) -> Tensor:

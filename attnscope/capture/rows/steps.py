@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Axis, HeldRows, Kind, RowSource, Site
+from attnscope.capture.placing.kinds import label_axes
 from attnscope.capture.record import Record, Replay, SiteRecord
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.runs import digest
@@ -42,7 +43,7 @@ class Steps:
 
         Raises ``ValueError`` if the steps of a site have different heads or batches.
         """
-        return tuple(_labelled(steps.joined(), axes or {}) for steps in self._sites.values())
+        return tuple(label_axes(steps.joined(), axes or {}) for steps in self._sites.values())
 
     def replay(self, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> Replay:
         """What ``joined`` gives, with the record of the recording it was seen in, as of one pass.
@@ -153,13 +154,6 @@ class _Keys:
         """All keys.  -> [batch, key_head, key, size]"""
         assert self.store is not None
         return self.store[..., : self.count, :]
-
-
-def _labelled(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> Attention:
-    queries, keys = axes.get(attention.site.kind, (range(0), range(0)))
-    if (len(queries), len(keys)) == (len(attention.queries), len(attention.keys)):
-        return attention.with_axes(queries, keys)
-    return attention
 
 
 @dataclass(frozen=True, eq=False)

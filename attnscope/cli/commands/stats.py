@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import typer
-
-from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option
+from attnscope.cli.command import MODEL, PICTURE, WHERE, command, flag, option, refuse
 from attnscope.cli.complete import complete_explained, complete_measure
 from attnscope.cli.corpus import check_texts, measure_corpus
 from attnscope.cli.deliver import PLAIN, deliver, save_data
@@ -50,20 +48,18 @@ class MeasuredHeads(LayerOptions):
 class StatsOptions:
     """What is measured beside the figures of the table, and how."""
 
+    panel = WHERE
     importance: bool = flag(
         "Also an estimate of how much the model's predictions depend on each head, at the cost of a pass or "
-        "two; it needs an output head.",
-        panel=WHERE,
+        "two; it needs an output head."
     )
     ablation: Literal["zero", "mean"] | None = option(
         "Also how much the loss of the model's predictions rises without each head, set to zero or, over a "
-        "corpus, to its mean output: a pass for each head.",
-        panel=WHERE,
+        "corpus, to its mean output: a pass for each head."
     )
     faithful: bool = flag(
         "Instead: which head ranks first the tokens that a prediction really needs, that of --target; flow "
-        "--faithful compares ways of weighing.",
-        panel=WHERE,
+        "--faithful compares ways of weighing."
     )
     pooled: Path | None = option(
         "Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. show, "
@@ -76,13 +72,9 @@ class StatsOptions:
         panel=PICTURE,
         default="share",
     )
-    rows: str | None = option(
-        "Figures of some rows alone, one run of tokens as they are numbered: 30-46.", panel=WHERE
-    )
+    rows: str | None = option("Figures of some rows alone, one run of tokens as they are numbered: 30-46.")
     by_position: str | None = option(
-        "How one measure of the heads changes along the text, as a curve a head.",
-        panel=WHERE,
-        complete=complete_measure,
+        "How one measure of the heads changes along the text, as a curve a head.", complete=complete_measure
     )
     exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
 
@@ -109,28 +101,38 @@ TOP = 8
 """Heads whose curves are drawn, unless another number is asked for."""
 
 
-def check_parts(rows: str | None, by_position: str | None, *, one: bool) -> None:
-    """Refuse parts of more than one text, both parts and curves, and a measure that does not exist."""
-    from attnscope.measures import MEASURES
-
-    parse_rows(rows)
-    if not one and (rows or by_position):
-        asked = "--rows" if rows else "--by-position"
-        raise typer.BadParameter("it goes with one text, not with --texts", param_hint=asked)
-    if rows and by_position:
-        raise typer.BadParameter("a curve has all rows: leave --rows away", param_hint="--by-position")
-    if by_position is not None:
-        MEASURES[by_position]
-
-
 def parse_rows(spelling: str | None) -> range | None:
     """One run of rows, ``30-46``, both ends in it; ``None`` stays ``None``. Anything else is wrong usage."""
     rows = parse_numbers(spelling, "--rows")
     if rows is None:
         return None
-    if rows != tuple(range(rows[0], rows[-1] + 1)):
-        raise typer.BadParameter(f"{spelling!r}: name one run of rows, like 30-46", param_hint="--rows")
-    return range(rows[0], rows[-1] + 1)
+    run = range(rows[0], rows[-1] + 1)
+    refuse(rows != tuple(run), "--rows", f"{spelling!r}: name one run of rows, like 30-46")
+    return run
+
+
+def check_asked(attention: MeasuredHeads, output: StatsOutput, asked: StatsOptions, *, one: bool) -> None:
+    """Refuse what does not go together, before any work; ``one`` says that one text is measured."""
+    from attnscope.measures import MEASURES
+
+    parse_rows(asked.rows)
+    for name in ("rows", "by_position", "pooled"):
+        wrong = getattr(asked, name) and not one
+        refuse(wrong, f"--{name.replace('_', '-')}", "it goes with one text, not with --texts")
+    drawn = output.head_map is not None or asked.by_position is not None or asked.faithful
+    if asked.by_position is not None:
+        refuse(asked.rows, "--by-position", "a curve has all rows: leave --rows away")
+        ordered = attention.where or attention.sort
+        refuse(ordered, "--where, --sort", "the curves come in an order of their own: leave it away")
+        MEASURES[asked.by_position]
+    refuse(asked.ablation == "mean" and one, "--ablation", "a mean is taken over a corpus: add --texts")
+    refuse(
+        output.out is not None and not drawn,
+        "--out",
+        "--out saves a picture: add --map MEASURE or --by-position MEASURE",
+    )
+    if asked.pooled is not None:
+        check_place(asked.pooled, WHOLE)
 
 
 @command
@@ -167,36 +169,23 @@ def stats(
     attnscope stats --explain induction
     """
     if output.list or output.explain is not None:
-        _explain(output.explain)
-        return
+        return _explain(output.explain)
     check_texts(corpus, source)
-    check_parts(asked.rows, asked.by_position, one=corpus.texts is None)
-    if asked.by_position is not None and (attention.where or attention.sort):
-        raise typer.BadParameter(
-            "the curves come in an order of their own: leave it away", param_hint="--where, --sort"
-        )
+    check_asked(attention, output, asked, one=corpus.texts is None)
+    check_picture(output.out, picture.cmap, one=True, signed=not asked.faithful)
     given = None if corpus.texts else read_source(source, model)
+    selection = select(attention)
     if asked.faithful:
         check_alone(given is not None and source.saved is None and not output.as_csv and not output.head_map)
         assert given is not None
-        check_picture(output.out, picture.cmap, one=True)
-        shown = select(attention)
-        show_heads(given, shown, model, attention.top, output, picture)
-        return
+        return show_heads(given, selection, model, attention.top, output, picture)
     from attnscope.measures import DEFAULT
     from attnscope.questions.answer import Answer, of_maps
     from attnscope.questions.corpus import torchrun_processes
     from attnscope.questions.stats import curves_by_position, measure_maps, of_stats, parse_conditions
 
     met = parse_conditions(attention.where) if attention.where is not None else ()
-    if asked.ablation == "mean" and corpus.texts is None:
-        raise typer.BadParameter("a mean is taken over a corpus: add --texts", param_hint="--ablation")
-    predicting = asked.importance or asked.ablation is not None
-    names = (*DEFAULT, *_measures(attention.sort, output.head_map, met, asked))
-    names = tuple(dict.fromkeys(names))
-    drawn = output.head_map or asked.by_position
-    _check_output(output, drawn is not None, asked.pooled, picture.cmap, one=corpus.texts is None)
-    selection = select(attention)
+    names = tuple(dict.fromkeys((*DEFAULT, *_measures(attention.sort, output.head_map, met, asked))))
     if given is not None and asked.by_position is not None:
         loaded, prepared = given.open(kind="kernel")
         with reading(loaded, prepared):
@@ -208,6 +197,7 @@ def stats(
     if given is not None:
         result = _measure(given, selection, names, asked, saving=output.out is not None)
     else:
+        predicting = asked.importance or asked.ablation is not None
         result = measure_corpus(
             corpus, source, lambda: load_model(model, predicting=predicting), selection, names,
             exact_kernel=asked.exact_kernel, importance=asked.importance, ablation=asked.ablation,
@@ -220,9 +210,8 @@ def stats(
     sort = attention.sort or next(iter(result.predictions), None)
     heads = result.meeting(met, sort)[: attention.top]
     if output.as_json or output.as_csv:
-        return deliver(
-            "stats", of_stats(replace(result, heads=tuple(heads)), names), output, picture, model.metadata
-        )
+        answer = of_stats(replace(result, heads=tuple(heads)), names)
+        return deliver("stats", answer, output, picture, model.metadata)
     from rich.console import Console
 
     from attnscope.render.terminal.figure_table import print_table
@@ -238,28 +227,14 @@ def _measures(
 
     conditions = (condition.name for condition in met if condition.name != "role")
     named = [name for name in (sort, head_map, *conditions) if name is not None]
-    if IMPORTANCE in named and not asked.importance:
-        raise typer.BadParameter("add --importance: it takes a second pass", param_hint="--importance")
-    if ABLATION in named and asked.ablation is None:
-        raise typer.BadParameter("add --ablation zero: it takes a pass a head", param_hint="--ablation")
+    unasked = IMPORTANCE in named and not asked.importance
+    refuse(unasked, "--importance", "add --importance: it takes a second pass")
+    unasked = ABLATION in named and asked.ablation is None
+    refuse(unasked, "--ablation", "add --ablation zero: it takes a pass a head")
     measures = [name for name in named if name not in PREDICTIONS]
     for name in measures:
         MEASURES[name]
     return measures
-
-
-def _check_output(
-    output: StatsOutput, drawn: bool, pooled: Path | None, cmap: str | None, *, one: bool
-) -> None:
-    """Refuse what could not be written at the end; ``one`` says that one text is measured."""
-    if output.out is not None and not drawn:
-        message = "--out saves a picture: add --map MEASURE or --by-position MEASURE"
-        raise typer.BadParameter(message, param_hint="--out")
-    check_picture(output.out, cmap, one=True, signed=True)
-    if pooled is not None:
-        if not one:
-            raise typer.BadParameter("it goes with one text, not with --texts", param_hint="--pooled")
-        check_place(pooled, WHOLE)
 
 
 def _measure(

@@ -423,13 +423,6 @@ class FusedPass:
             else {},
         )
 
-    def why_not(self, call: AttentionCall) -> str | None:
-        """Why only the kernel can compute a call; ``None`` where the fused pass can."""
-        reason = self._form(call)
-        if reason is None and self._runs(call)[0] is None:
-            reason = SCATTERED
-        return reason
-
     def _form(self, call: AttentionCall) -> str | None:
         """Why the fused pass has no form for a call, its masks' contents aside."""
         query, key, value, masks = call.query, call.key, call.value, (*call.biases, *call.masks)

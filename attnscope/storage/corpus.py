@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -50,22 +50,6 @@ class Corpus(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """What tells this corpus from others without reading all of it."""
-
-
-class Listed(Corpus):
-    """Texts that are in memory already."""
-
-    def __init__(self, texts: Sequence[str], name: str = "the list") -> None:
-        self.name, self.texts, self.size = name, texts, len(texts)
-
-    def entries(self) -> Iterator[CorpusText]:
-        """One entry a text."""
-        for number, text in enumerate(self.texts, 1):
-            yield _entry(f"text {number:,}", text, number)
-
-    def fingerprint(self) -> str:
-        """A hash of all texts."""
-        return _hash(json.dumps(list(self.texts)).encode())
 
 
 class _File(Corpus):

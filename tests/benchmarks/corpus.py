@@ -129,7 +129,7 @@ def largest_difference(measured, looped) -> float:
 def measure(model, texts: list[str]):
     """All of attnscope's default measures."""
     from attnscope.questions.corpus_stats import corpus_stats
-    from attnscope.storage.corpus import Listed
+    from tests.listed import Listed
 
     return corpus_stats(model, Listed(texts)).heads
 

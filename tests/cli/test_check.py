@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.models import load
 from attnscope.questions.corpus_stats import corpus_stats
-from attnscope.storage.corpus import Listed
+from tests.listed import Listed
 
 TEXTS = ["The cat sat on the mat because it was tired.", "It slept.", "The dog barked at the cat on the mat."]
 

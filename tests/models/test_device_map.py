@@ -8,7 +8,7 @@ from attnscope.models import load
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
-from attnscope.storage.corpus import Listed
+from tests.listed import Listed
 from tests.models.folders import gpt2
 
 TEXT = "The cat sat on the mat because it was tired."

@@ -15,7 +15,7 @@ from attnscope.measures import HeadFigures, Measurement
 from attnscope.models import load_encoder as load_model
 from attnscope.network import bundled, load_encoder
 from attnscope.questions.corpus_stats import corpus_stats
-from attnscope.storage.corpus import Listed
+from tests.listed import Listed
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("own", "own-causal")

@@ -14,7 +14,7 @@ from attnscope.models import load
 from attnscope.questions import corpus as batches
 from attnscope.questions.corpus import CorpusRun, torchrun_processes
 from attnscope.questions.corpus_stats import corpus_stats
-from attnscope.storage.corpus import Listed
+from tests.listed import Listed
 
 TEXTS = [
     f"{who} {did} on the {where}{end}"

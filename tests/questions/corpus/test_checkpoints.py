@@ -9,7 +9,7 @@ from attnscope.models import load
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.storage import checkpoint as checkpoints
-from attnscope.storage.corpus import Listed
+from tests.listed import Listed
 from tests.questions.corpus.test_corpus_stats import TEXTS, stopped_after
 from tests.test_text import HOSTILE, steering
 

@@ -7,7 +7,8 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.questions.corpus import batches, windows
-from attnscope.storage.corpus import CorpusText, Listed, read_corpus
+from attnscope.storage.corpus import CorpusText, read_corpus
+from tests.listed import Listed
 
 
 def read(path, **asked):

@@ -11,7 +11,8 @@ from attnscope.models import load
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
-from attnscope.storage.corpus import Listed, read_corpus
+from attnscope.storage.corpus import read_corpus
+from tests.listed import Listed
 from tests.models.folders import gpt2, t5
 
 TEXTS = [

@@ -6,7 +6,7 @@ import transformers
 from attnscope.models import load
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
-from attnscope.storage.corpus import Listed
+from tests.listed import Listed
 from tests.models.folders import gpt2, save, t5
 
 LONG = "The cat sat on the mat because it was tired."

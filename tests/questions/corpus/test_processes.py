@@ -10,8 +10,8 @@ import pytest
 
 from attnscope.models import load
 from attnscope.questions.corpus_stats import corpus_stats
-from attnscope.storage.corpus import Listed
 from tests.cli.run import runner
+from tests.listed import Listed
 from tests.questions.corpus.shared_run import TEXTS, figures
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]

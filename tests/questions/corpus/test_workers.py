@@ -9,7 +9,7 @@ import torch
 from attnscope.models import load
 from attnscope.questions.corpus import in_order, workers
 from attnscope.questions.corpus_stats import corpus_stats
-from attnscope.storage.corpus import Listed
+from tests.listed import Listed
 
 TEXTS = [" ".join(["a cat saw the dog"] * (1 + number % 5)) + f" {number}" for number in range(40)]
 

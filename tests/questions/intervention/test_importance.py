@@ -18,7 +18,7 @@ from attnscope.questions.ablate import ablate
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import stats
-from attnscope.storage.corpus import Listed
+from tests.listed import Listed
 from tests.models.folders import gpt2, mamba, minilm, t5
 
 TEXT = "The cat sat on the mat because it was tired."

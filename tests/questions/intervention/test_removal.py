@@ -15,7 +15,7 @@ from attnscope.questions.ablate import Removals, ablate
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import stats
-from attnscope.storage.corpus import Listed
+from tests.listed import Listed
 from tests.models.folders import t5
 from tests.questions.intervention import test_importance
 from tests.questions.intervention.test_importance import FOLDERS, TEXT, without

@@ -105,7 +105,8 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
         if fed is not None and (later.layer, later.kind) != (fed.layer, fed.kind):
             continue
         for earlier, wrote in found.items():
-            if earlier.kind != later.kind or earlier.layer >= later.layer or not _meet(wrote, reads):
+            one_width = wrote.output.shape[1] == reads.value.shape[1]  # of the states between them
+            if earlier.kind != later.kind or earlier.layer >= later.layer or not one_width:
                 continue
             shapes = wrote.value.shape[1:], wrote.output.shape[1:], reads.value.shape[1:]
             if shapes not in baselines:
@@ -114,17 +115,20 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
                 feeds += _pairs(way, scores.numpy(), earlier, later, *baselines[shapes])
     if fed is not None:
         feeds = [each for each in feeds if each.fed.head == fed.head]
-    missing = sorted({site.layer for site in circuits.sites if site not in found and site.kind != "cross"})
-    unread = sorted({site.layer for site, circuit in found.items() if circuit.query is None})
-    notes = [*model.notes, *record.notes]
-    notes += [_layers(missing, "values or output projection were not found: left out")] if missing else []
-    notes += [_layers(unread, "queries and keys are not a plain product: V alone")] if unread else []
-    turned = sorted({site.layer for site in found if circuits.reads[site].turned})
+    left_out = {site.layer for site in circuits.sites if site not in found and site.kind != "cross"}
+    unread = {site.layer for site, circuit in found.items() if circuit.query is None}
+    turned = {site.layer for site in found if circuits.reads[site].turned}
     shared = max((circuits.reads[site].shared for site in found), default=1)
-    notes += [_layers(turned, TURNED)] if turned else []
-    notes += [f"{shared} heads share each key and value: what feeds one of them its keys feeds all"] * (
-        shared > 1
-    )
+    notes = [*model.notes, *record.notes]
+    for layers, what in (
+        (left_out, "values or output projection were not found: left out"),
+        (unread, "queries and keys are not a plain product: V alone"),
+        (turned, TURNED),
+    ):
+        if layers:
+            notes.append(f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, sorted(layers)))}: {what}")
+    if shared > 1:
+        notes.append(f"{shared} heads share each key and value: what feeds one of them its keys feeds all")
     return Feeds(
         tuple(sorted(feeds, key=lambda each: -each.lift)),
         f"{model.title} · from the weights",
@@ -186,10 +190,6 @@ def _csv_rows(result: Feeds) -> Iterator[Sequence[object]]:
         yield each.head.kind, each.head.name, each.fed.name, each.way, *figures
 
 
-def _layers(numbers: list[int], what: str) -> str:
-    return f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}: {what}"
-
-
 def _circuit(circuits: Circuits, site: Site) -> Circuit | None:
     """The projections of one call, if what it reads and what it writes are known."""
     reads, wrote = circuits.reads[site], circuits.found.get(site)
@@ -199,11 +199,6 @@ def _circuit(circuits: Circuits, site: Site) -> Circuit | None:
     if reads.query is None or reads.key is None:
         return Circuit(None, None, *writes)
     return Circuit(reads.query.cpu(), reads.key.cpu(), *writes)
-
-
-def _meet(wrote: Circuit, reads: Circuit) -> bool:
-    """Whether one layer writes to states that the other reads: of one width."""
-    return wrote.output.shape[1] == reads.value.shape[1]
 
 
 def _pairs(

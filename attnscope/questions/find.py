@@ -96,7 +96,9 @@ class ResolvedQuestion:
         """``None`` where one of the parts does not exist."""
         left, right, step = question.left.tokens(queries), question.right.tokens(keys), question.right.step
         if question.left.step is not None:  # each key is asked about from as many tokens away
-            left, right, step = _moved(right, question.left.step, len(queries)), (), -question.left.step
+            far, length = question.left.step, len(queries)
+            moved = (tuple(at + far for at in group if 0 <= at + far < length) for group in right)
+            left, right, step = tuple(group for group in moved if group), (), -far
         if not left or not (right or step is not None):
             return None
         rows: dict[int, float] = {}
@@ -118,12 +120,6 @@ class ResolvedQuestion:
         each = torch.tensor(word)
         everything = question.right.everything and step is None
         return cls(rows, left, right, step, each, target, target[each], everything)
-
-
-def _moved(groups: tuple[Group, ...], step: int, length: int) -> tuple[Group, ...]:
-    """The same places so many tokens on, as far as they exist."""
-    moved = (tuple(at + step for at in group if 0 <= at + step < length) for group in groups)
-    return tuple(group for group in moved if group)
 
 
 @record("a head's answer")

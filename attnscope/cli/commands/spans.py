@@ -51,7 +51,7 @@ class PartOptions:
     exact_kernel: bool = flag("Never let the fused pass take the place of the model's kernel.", panel=MODEL)
 
 
-def check_parts(parts: PartOptions, source: SourceOptions) -> None:
+def check_cut(parts: PartOptions, source: SourceOptions) -> None:
     """Refuse a way to cut that does not exist, or that does not go with what is read."""
     unknown = parts.by not in WAYS and not parts.by.endswith(".json")
     refuse(unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json")
@@ -112,7 +112,7 @@ def spans(
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()
     check_picture(output.out, picture.cmap, one=True)
-    check_parts(parts, source)
+    check_cut(parts, source)
     loaded, prepared, cut = read_parts_of(read_source(source, model), parts)
     refuse(parts.written and output.as_csv, "--written", "it is drawn here, or printed with --json")
     asked, one, exact = select_heads(attention), attention.head is not None, parts.exact_kernel

@@ -88,18 +88,20 @@ class TracedModel(FileModel):
         self, trace: Trace, file: str | None = None, since: str | None = None, weigh: Weigh = "raw"
     ) -> None:
         self.trace, self.since, self.weigh = trace, since, weigh
-        said = trace.description
-        notes = tuple(map(clean, said.model_notes))
+        description = trace.description
+        notes = tuple(map(clean, description.model_notes))
         if file is not None:
-            notes += (f"from {file}: a trace of {clean(said.kept)}, attnscope {clean(said.attnscope)}",)
-        super().__init__(clean(said.model.name), notes)
+            notes += (
+                f"from {file}: a trace of {clean(description.kept)}, attnscope {clean(description.attnscope)}",
+            )
+        super().__init__(clean(description.model.name), notes)
 
     @property
     def title(self) -> str:
         """The model's name, how it is weighed, and when the pass ran where that is to be said."""
         weighed = self.trace.description.weighed
-        said = (super().title, weighed and visible(weighed), self.since)
-        return " · ".join(each for each in said if each)
+        parts = (super().title, weighed and visible(weighed), self.since)
+        return " · ".join(filter(None, parts))
 
     def weights(self, head: Head) -> Array:
         """All rows of one head, computed in NumPy.  -> [query, key]"""
@@ -128,9 +130,9 @@ def look_at(prepared: ModelInput, trace: Trace) -> ModelInput:
 
 def prepare_traced(trace: Trace) -> ModelInput:
     """What was read, with the pass that was kept: no model runs again for it."""
-    said = trace.description
-    axes = {each.kind: (trace.axis(each.queries), trace.axis(each.keys)) for each in said.labels}
-    tokens = _tokens(trace.axis(said.tokens))
+    description = trace.description
+    axes = {each.kind: (trace.axis(each.queries), trace.axis(each.keys)) for each in description.labels}
+    tokens = _tokens(trace.axis(description.tokens))
     pictures = tuple(
         Picture(
             trace.arrays[each.array],
@@ -139,25 +141,25 @@ def prepare_traced(trace: Trace) -> ModelInput:
             {box.id: box.edges for box in each.boxes},
             clean(each.name),
         )
-        for each in said.images
+        for each in description.images
     )
-    figures, words = _figures(said, said.figures), _figures(said, said.words)
+    figures, words = _figures(description, description.figures), _figures(description, description.words)
     complete = figures is not None and words is not None
     usual = complete and all({*head.figures, *head.absent} == set(DEFAULT) for head in figures or ())
     return ModelInput(
         {},
         axes,
         tokens,
-        tuple(map(clean, said.text_notes)),
+        tuple(map(clean, description.text_notes)),
         replay=replay(trace),
         pictures=pictures,
         heard=_heard(trace),
         figures=figures,
         words=words or (),
         arrays=replay(trace, arrays=True) if usual and is_short(trace) else None,
-        written=said.written,
-        text=said.text,
-        messages=tuple(Message(clean(each.role), each.content) for each in said.messages),
+        written=description.written,
+        text=description.text,
+        messages=tuple(Message(clean(each.role), each.content) for each in description.messages),
     )
 
 
@@ -183,11 +185,11 @@ def _tokens(axis: Axis) -> tuple[Token, ...]:
     return () if isinstance(axis, range) else axis
 
 
-def _figures(said: TraceDescription, found: tuple[HeadFigures, ...]) -> tuple[HeadFigures, ...] | None:
+def _figures(description: TraceDescription, found: tuple[HeadFigures, ...]) -> tuple[HeadFigures, ...] | None:
     """Figures, every text made clean; ``None`` where they are not those of the calls' heads."""
     heads = [
         (call.name, call.call, call.kind, call.layer, head)
-        for call in said.calls
+        for call in description.calls
         for head in range(call.heads)
     ]
     if [(*astuple(each.site), each.head) for each in found] != heads:

@@ -1,4 +1,4 @@
-"""What a module says of itself: where it lives, and what it takes."""
+"""What every kind of model is: how it reads, runs and predicts, and what its module says of itself."""
 
 from __future__ import annotations
 
@@ -176,17 +176,11 @@ class Model(ABC):
             return error
 
     def prepare_chat(
-        self,
-        text: str,
-        *,
-        system: str | None = None,
-        reply: bool = False,
-        max_tokens: int | None = None,
-        truncate: bool = False,
+        self, text: str, chat: Chat | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
-        """A chat, see ``read_messages``, in the model's chat format; ``system`` is a message before it.
+        """A text as one message, or all of them as JSON, in the model's chat format.
 
-        ``reply`` opens the model's turn, for it to write on. Raises ``InputError`` without such a format.
+        Raises ``InputError`` without such a format.
         """
         raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
 

@@ -91,8 +91,8 @@ class InputRequest:
         size = len(self.text or "")
         if (self.pictures or self.audio or self.chat) and size > MOST_CHARACTERS:
             raise InputError(f"the text has {size:,} characters: shorten it to {MOST_CHARACTERS:,}")
+        chat = Chat(self.system, self.generate is not None) if self.chat else None
         if self.pictures:
-            chat = Chat(self.system, self.generate is not None) if self.chat else None
             return model.prepare_image(self.pictures, self.text, chat, video=self.video)
         if self.audio is not None:
             return model.prepare_audio(self.audio, self.text, SoundPart(self.begin, self.end, self.truncate))
@@ -104,12 +104,9 @@ class InputRequest:
         if self.text is None:
             raise InputError("what is to be read? give a text, an image, or tensors by name")
         cut, truncate = self.max_tokens, self.truncate
-        if not self.chat:
+        if chat is None:
             return model.prepare(self.text, self.second, max_tokens=cut, truncate=truncate)
-        reply = self.generate is not None
-        return model.prepare_chat(
-            self.text, system=self.system, reply=reply, max_tokens=cut, truncate=truncate
-        )
+        return model.prepare_chat(self.text, chat, max_tokens=cut, truncate=truncate)
 
     @property
     def _plain(self) -> str | None:

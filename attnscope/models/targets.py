@@ -119,7 +119,7 @@ class Prediction(NamedTuple):
     at: int | None = None  # the token at which it is made; none where the whole text is sorted
 
 
-FEW = 8
+NAMED_CLASSES = 8
 """Classes that a message names."""
 
 MARKS = "Ġ▁"
@@ -214,7 +214,8 @@ def _class_of(labels: tuple[str, ...], name: str) -> int:
     if number is not None and number < len(labels):
         return number
     near = nearest_name(name, labels)
-    some = ", ".join(visible(label) for label in labels[:FEW]) + (", ..." if len(labels) > FEW else "")
+    more = ", ..." if len(labels) > NAMED_CLASSES else ""
+    some = ", ".join(map(visible, labels[:NAMED_CLASSES])) + more
     raise SelectionError(f"no class {name!r}: {near}the model tells {len(labels):,} apart: {some}")
 
 

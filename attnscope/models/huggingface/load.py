@@ -1,4 +1,4 @@
-"""A Hugging Face model that sorts texts, images, sounds or tokens into classes."""
+"""Loads a Hugging Face model: which class, with which head, tokenizer and processor; models with classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that transformers itself generates, with its cache of keys, recorded step by step."""
+"""A transformers model: what it reads, what it generates with its cache of keys, and what it predicts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ from attnscope.capture import Record, Steps, recording
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.huggingface.images import read_image
 from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
-from attnscope.models.huggingface.reader import FolderReader, NoTokenizer, has_separator, start_token
+from attnscope.models.huggingface.reader import (
+    FolderReader,
+    NoTokenizer,
+    has_separator,
+    start_token,
+    write_chat,
+)
 from attnscope.models.inputs import Chat, ModelInput, Objective, Paths, text_axes
 from attnscope.models.kinds import show_kinds
 from attnscope.models.model import Model, accepts, fit_tokens, hears
 from attnscope.models.regions import find_owners
+from attnscope.models.request import read_messages
 from attnscope.models.text.generation import Sampling, describe_generation, strip_end
 from attnscope.models.text.tokens import Encoded
 from attnscope.progress import tell
@@ -242,19 +249,14 @@ class HuggingFaceModel(Model):
         return replace(prepared, axes=text_axes(tokens), tokens=tokens, settings=self.settings)
 
     def prepare_chat(
-        self,
-        text: str,
-        *,
-        system: str | None = None,
-        reply: bool = False,
-        max_tokens: int | None = None,
-        truncate: bool = False,
+        self, text: str, chat: Chat | None = None, *, max_tokens: int | None = None, truncate: bool = False
     ) -> ModelInput:
         """A text as a user's message, by the chat template of the tokenizer."""
-        chat = self.reader.chat(text, system, reply)
-        if chat is None:
+        tokenizer, chat = self.reader.tokenizer, chat or Chat()
+        if not getattr(tokenizer, "chat_template", None):
             return super().prepare_chat(text)
-        encoded = self._read([chat], max_tokens, truncate, templated=True)
+        written = write_chat(self.name, tokenizer, read_messages(text, chat.system), chat.reply)
+        encoded = self._read([written], max_tokens, truncate, templated=True)
         if self.encoder_decoder:
             return self._source_and_target(encoded, None, truncate)
         return self._one_side(encoded)

@@ -10,7 +10,6 @@ from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.models.foreign import explained, refusable
 from attnscope.models.model import Fit
-from attnscope.models.request import read_messages
 from attnscope.models.text.tokens import Encoded, Vocabulary, mark_unknown, tokens_of, tokens_of_ids
 from attnscope.text import MOST_CHARACTERS
 
@@ -96,16 +95,6 @@ class FolderReader:
             if is_beginning(begun.encodings[0], beginning):
                 return begun
         return self._encode(texts, templated, keep)
-
-    def chat(self, text: str, system: str | None, reply: bool) -> str | None:
-        """A chat as the chat template writes it, see ``read_messages``; ``None`` if there is no template.
-
-        Raises ``InputError`` for a message that the template refuses, ``ModelError`` for a template that
-        takes too much time or memory.
-        """
-        if not getattr(self.tokenizer, "chat_template", None):
-            return None
-        return write_chat(self.name, self.tokenizer, read_messages(text, system), reply)
 
     @property
     def special_ids(self) -> set[int]:

@@ -1,4 +1,4 @@
-"""The frames of models that hear: how many there are of a sound, and how long each is."""
+"""Models that hear: the frames of a sound, how long each is, and what a CTC head reads in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,19 +33,19 @@ LENGTHS = ("_get_subsampling_output_length", "_get_feat_extract_output_lengths")
 The first stands in the encoder itself; the other may be copied from a model of another input.
 """
 
-MANY = 10**9
+LONG_INPUT = 10**9
 """A length that is so large that its number of frames tells how long a frame is."""
 
-LOST = 4
+FRAMES_CUT = 4
 """Frames that a sound may be shorter or longer than all of its own together: convolutions cut its ends."""
 
-EXACT = 1e-4
+HUNDREDTHS_TOLERANCE = 1e-4
 """Seconds that hundredths may be off."""
 
 BANDS = 64
 """Bands that a wave is taken apart into."""
 
-QUIET = 1e-6
+SILENT_SHARE = 1e-6
 """The share of the loudest that counts as silence: 60 decibels."""
 
 
@@ -74,7 +74,7 @@ class Frames:
 
 def name_moment(time: float, *steps: float) -> str:
     """When something begins, with as many digits as tell it from neighbours at ``steps`` from each other."""
-    exact = all(abs(step - round(step, 2)) < EXACT for step in steps)
+    exact = all(abs(step - round(step, 2)) < HUNDREDTHS_TOLERANCE for step in steps)
     return f"{time:.{2 if exact else 3}f} s"
 
 
@@ -96,8 +96,8 @@ def find_frames(
         )
     step = _step_seconds(values, steps if heard is None else heard, sound, extractor)
     joined = getattr(module.config, "squeeze_factor", 1)  # neighbours that an encoder makes one
-    long, full = joined * round(MANY / count(MANY), 3), count(steps) // joined  # steps in a frame
-    if abs(full * long - steps) > LOST * long or (_is_wave(values) and long == 1):
+    long, full = joined * round(LONG_INPUT / count(LONG_INPUT), 3), count(steps) // joined  # steps in a frame
+    if abs(full * long - steps) > FRAMES_CUT * long or (_is_wave(values) and long == 1):
         return None  # the function counts frames of something else
     if heard is None:
         heard = min(steps, math.ceil(round(sound.seconds / step, 6)))
@@ -143,7 +143,7 @@ def find_bands(values: Tensor, frames: Frames, sound: Sound, extractor: Any) -> 
     if isinstance(hop, int) and values.shape[1] == bands:
         long = max(1, round(frames.seconds * sound.rate / hop))
     missing = frames.count * long - loud.shape[1]
-    if abs(missing) > LOST * long:
+    if abs(missing) > FRAMES_CUT * long:
         return None
     whole = functional.pad(loud[None], (0, missing), mode="replicate")[0] if missing > 0 else loud
     means: Array = whole[:, : frames.count * long].reshape(bands, frames.count, long).mean(-1).numpy()
@@ -159,7 +159,7 @@ def _bands_of_wave(wave: Tensor, frames: int, step: int) -> Array:
     )
     power = spectrum.abs().square()[:, :frames]  # [tone, frame]
     pooled = functional.adaptive_avg_pool1d(power.mT, BANDS).mT
-    loud = pooled.clamp(min=max(float(pooled.max()) * QUIET, 1e-20)).log10()
+    loud = pooled.clamp(min=max(float(pooled.max()) * SILENT_SHARE, 1e-20)).log10()
     bands: Array = functional.pad(loud, (0, frames - loud.shape[1]), value=float(loud.min())).numpy()
     return bands
 
@@ -180,15 +180,8 @@ def _frame_counter(module: nn.Module) -> Any:
     return None
 
 
-CONVOLVED = 3
+CONVOLUTION_COPIES = 3
 """Times that the numbers behind the first convolution are held at once: before and after their norm."""
-
-
-class Features(NamedTuple):
-    """What a model may be given of a sound, by name; the first ``heard`` steps of it are no padding."""
-
-    fields: Mapping[str, Any]
-    heard: int | None  # if the extractor says it
 
 
 def sampling_rate(name: str, extractor: Any, default: int | None = None) -> int:
@@ -199,14 +192,18 @@ def sampling_rate(name: str, extractor: Any, default: int | None = None) -> int:
     return int(rate)
 
 
-def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: Sound) -> Features:
-    """The features of the sound in ``path``.
+def extract_features(
+    name: str, extractor: Any, config: Any, path: Path, sound: Sound
+) -> tuple[Mapping[str, Any], int | None]:
+    """What a model may be given of the sound in ``path``, by name, and how many steps of it are no padding.
 
-    Raises ``InputError`` for a sound that the extractor refuses, or cuts into pieces.
+    The latter if the extractor says it. Raises ``InputError`` for a sound that it refuses, or cuts into
+    pieces.
     """
     work = f"what the feature extractor of {name} makes of {path}"
     with refusable(work, f"the feature extractor of {name} refuses {path}"):
-        fields = ask_extractor(extractor, config, sound)
+        how = {**_settings(extractor, config), "sampling_rate": sound.rate, "return_tensors": "pt"}
+        fields = dict(extractor(sound.samples, **how))
         mask = fields.get("attention_mask")
         heard = None if mask is None else int(mask[0].sum())
     for values in fields.values():
@@ -218,7 +215,7 @@ def extract_features(name: str, extractor: Any, config: Any, path: Path, sound: 
             f"{name} cuts {path} into {pieces} pieces that it hears apart: choose a part with --from-second "
             "and --to-second"
         )
-    return Features(fields, heard)
+    return fields, heard
 
 
 def require_room(name: str, module: nn.Module, sound: Sound) -> None:
@@ -226,15 +223,9 @@ def require_room(name: str, module: nn.Module, sound: Sound) -> None:
     first = next((part for part in module.modules() if isinstance(part, nn.Conv1d)), None)
     if first is not None and first.in_channels == 1:
         steps = len(sound.samples) // first.stride[0]
-        size = CONVOLVED * steps * first.out_channels * first.weight.element_size()
+        size = CONVOLUTION_COPIES * steps * first.out_channels * first.weight.element_size()
         what = f"{sound.seconds:.0f} seconds of sound in {name}"
         require(size, what, "choose a part with --from-second and --to-second")
-
-
-def ask_extractor(extractor: Any, config: Any, sound: Sound) -> dict[str, Any]:
-    """What an extractor makes of a sound, asked as the processor of its type asks it."""
-    how = {**_settings(extractor, config), "sampling_rate": sound.rate, "return_tensors": "pt"}
-    return dict(extractor(sound.samples, **how))
 
 
 def _settings(extractor: Any, config: Any) -> Mapping[str, Any]:
@@ -326,10 +317,10 @@ class SpeechModel(HuggingFaceModel):
         values, heard, beside = self._extract(path, sound, name)
         inputs, axes = {name: values, **beside}, dict[Kind, tuple[Axis, Axis]]()
         if self.encoder_decoder and self.entry == "__call__":
-            said, more = self._said(values, name, text, part.truncate)
+            written, more = self._decoder_tokens(values, name, text, part.truncate)
             notes += more
-            inputs["decoder_input_ids"] = self._tensor([token.id for token in said])
-            axes["decoder"] = (said, said)
+            inputs["decoder_input_ids"] = self._tensor([token.id for token in written])
+            axes["decoder"] = (written, written)
         heard_for, looks = None, dict[Kind, tuple[Token, ...]]()
         frames = find_frames(self.name, self.module, values, heard, sound, self._extractor)
         if frames is None:
@@ -341,7 +332,7 @@ class SpeechModel(HuggingFaceModel):
             kinds: tuple[Kind, ...] = ("encoder", "cross") if "decoder_input_ids" in inputs else ("encoder",)
             looks = dict.fromkeys(kinds, frames.tokens)
             end = frames.count * frames.seconds
-            if sound.seconds > end + LOST * frames.seconds:  # its extractor cut it, and did not say so
+            if sound.seconds > end + FRAMES_CUT * frames.seconds:  # its extractor cut it, and did not say so
                 notes += self._note_cut(path, sound, end, part)
             bands = find_bands(values, frames, sound, self._extractor)
             heard_for = Heard(frames.seconds, frames.heard, bands, sound.begin)
@@ -423,15 +414,13 @@ class SpeechModel(HuggingFaceModel):
         self, path: Path, sound: Sound, name: str
     ) -> tuple[Tensor, int | None, Mapping[str, Tensor]]:
         """What the model is given of a sound, how many steps of it are no padding, and what else it takes."""
-        made = extract_features(self.name, self._extractor, self.module.config, path, sound)
-        if name not in made.fields:
-            raise ModelError(
-                f"{self.name} reads {name}, and its feature extractor makes {', '.join(made.fields)}"
-            )
-        beside = place_fields(made.fields, self.module, self.entry)
-        return beside.pop(name), made.heard, beside
+        fields, heard = extract_features(self.name, self._extractor, self.module.config, path, sound)
+        if name not in fields:
+            raise ModelError(f"{self.name} reads {name}, and its feature extractor makes {', '.join(fields)}")
+        beside = place_fields(fields, self.module, self.entry)
+        return beside.pop(name), heard, beside
 
-    def _said(
+    def _decoder_tokens(
         self, values: Tensor, name: str, text: str | None, truncate: bool
     ) -> tuple[tuple[Token, ...], tuple[str, ...]]:
         """What the decoder reads: the tokens that it starts with, and those of the text."""

@@ -1,4 +1,4 @@
-"""Whether the hub has a model, in one sentence and without long waits."""
+"""A hub id or a folder: whether it is there, what it loads, and in one sentence why it does not."""
 
 from __future__ import annotations
 

@@ -91,9 +91,8 @@ class TracedModel(FileModel):
         description = trace.description
         notes = tuple(map(clean, description.model_notes))
         if file is not None:
-            notes += (
-                f"from {file}: a trace of {clean(description.kept)}, attnscope {clean(description.attnscope)}",
-            )
+            kept, version = clean(description.kept), clean(description.attnscope)
+            notes += (f"from {file}: a trace of {kept}, attnscope {version}",)
         super().__init__(clean(description.model.name), notes)
 
     @property

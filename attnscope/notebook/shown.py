@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError
+from attnscope.questions.figure_table import NOTHING
 from attnscope.records import plain
-from attnscope.render.terminal.figure_table import NOTHING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -175,9 +175,13 @@ class FigureTable(Display):
         return pandas.DataFrame(self.rows)
 
     def __repr__(self) -> str:
-        from attnscope.render.terminal.figure_table import print_table
+        from attnscope.questions.figure_table import figure_table
+        from attnscope.render.terminal import print_view
 
-        return as_text(lambda console: print_table(self.measured, self.heads, None, console))
+        def print_table(console: Console) -> None:
+            print_view(figure_table(self.measured, self.heads, None, console.width), console)
+
+        return as_text(print_table)
 
     def _repr_html_(self) -> str:
         """A line a head; each figure with its baseline behind it, without measures that are 0 everywhere."""

@@ -15,8 +15,8 @@ class Titled:
     notes: tuple[str, ...] = ()
 
 
-Cell: TypeAlias = "str | tuple[tuple[str, str], ...]"
-"""A text, or pieces of one, each with its style: ``bold``, ``dim``, or none."""
+Cell: TypeAlias = "str | tuple[tuple[str, str | float], ...]"
+"""A text, or pieces of one, each with its style: ``bold``, ``dim``, none, or a level of the colour map."""
 
 BREAK = ("\n", "")
 """The piece behind which a new line begins; in any other, line breaks are made visible."""

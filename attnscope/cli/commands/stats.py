@@ -214,9 +214,11 @@ def stats(
         return deliver("stats", answer, output, picture, model.metadata)
     from rich.console import Console
 
-    from attnscope.render.terminal.figure_table import print_table
+    from attnscope.questions.figure_table import figure_table
+    from attnscope.render.terminal import print_view
 
-    print_table(result, heads, sort, Console(highlight=False))
+    console = Console(highlight=False)
+    print_view(figure_table(result, heads, sort, console.width), console)
 
 
 def _measures(

@@ -129,6 +129,6 @@ def print_view(
     """Print a view to a console, or to standard output."""
     console = console or Console(highlight=False)
     if isinstance(view, Table):
-        console.print(Group(*table_parts(view, console.width)), crop=False)
+        console.print(Group(*table_parts(view, console)), crop=False)
     else:
         console.print(PrintedView(view, cmap, plain), crop=False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
+from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from attnscope.render.colour import SEQUENTIAL
+from attnscope.render.terminal.surface import TONES, Palette, style_on
 from attnscope.text import visible
 from attnscope.views.table import BREAK, Cell, Table
 
@@ -15,13 +18,16 @@ WIDE = 100
 """Columns from which a table that has a narrow form is shown in full."""
 
 
-def table_parts(view: Table, width: int) -> Iterator[RenderableType]:
+def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
     """What is printed of a table: its titles, its rows, its notes."""
-    if view.narrow is not None and width < WIDE:
+    if view.narrow is not None and console.width < WIDE:
         view = view.narrow
     for text, style in ((view.title, "bold"), (view.subtitle, "dim")):
         if text:
             yield Text(visible(text), style=style)
+    of_256 = console.color_system == "256"
+    coloured = not console.no_color and (of_256 or console.color_system == "truecolor")
+    palette = Palette(SEQUENTIAL, of_256) if coloured else None
     if view.rows:
         table = RichTable(box=None, padding=(0, view.gap, 0, 0), pad_edge=view.edge, header_style="bold")
         table.expand = any(column.long == "rest" for column in view.columns)
@@ -34,7 +40,7 @@ def table_parts(view: Table, width: int) -> Iterator[RenderableType]:
                 ratio=1 if column.long == "rest" else None,
             )
         for number, row in enumerate(view.rows):
-            table.add_row(*map(_text, row), style="dim" if number in view.dim else "")
+            table.add_row(*(_text(cell, palette) for cell in row), style="dim" if number in view.dim else "")
         yield table
     for note in view.notes:
         yield Text(f"· {visible(note)}", style="dim")
@@ -42,8 +48,12 @@ def table_parts(view: Table, width: int) -> Iterator[RenderableType]:
         yield Text(f"· {visible(view.command)}", style="dim", no_wrap=True, overflow="ignore")
 
 
-def _text(cell: Cell) -> Text:
-    pieces = ((cell, ""),) if isinstance(cell, str) else cell
-    return Text.assemble(
-        *(piece if piece is BREAK else (visible(piece[0]) if piece[0] else "", piece[1]) for piece in pieces)
-    )
+def _text(cell: Cell, palette: Palette | None) -> Text:
+    text = Text()
+    for piece in ((cell, ""),) if isinstance(cell, str) else cell:
+        words, look = piece
+        style: Style | str = look if isinstance(look, str) else ""
+        if palette is not None and not isinstance(look, str):
+            style = style_on(palette, round(look * (TONES - 1)))
+        text.append(visible(words) if words and piece is not BREAK else words, style)
+    return text

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS
+from attnscope.views.table import Cell, Column, Table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
     from attnscope.figures import Figure, HeadFigures, Importance, Removal
     from attnscope.questions.stats import Stats
 
@@ -23,15 +21,11 @@ NOTHING = 0.005
 """A measure that is nowhere larger prints as 0.00 for every head, and is left out."""
 
 
-def print_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None, console: Console) -> None:
-    """A line a head, its figures in the colours of a map where the terminal has any."""
-    from rich.table import Table
-    from rich.text import Text
-
+def figure_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None, width: int) -> Table:
+    """A line a head, and as many measures as ``width`` columns of a terminal have room for."""
     from attnscope.measures.roles import NONE
     from attnscope.text import round_short
 
-    console.print(Text(result.title), style="bold")
     several = len({head.site.kind for head in heads}) > 1
     led = [
         [head.name, *([head.site.kind] if several else [])]
@@ -43,20 +37,19 @@ def print_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None, c
         for head in heads
     ]
     names = ["head", *(["kind"] if several else []), "role", "(baseline)"]
-    room = console.width - sum(
+    room = width - sum(
         max([len(name), *(len(cells[place]) for cells in led)]) + 1 for place, name in enumerate(names)
     )
-    columns = _choose_columns(result.predictions, heads, sort, room)
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for name in (*names, *columns):
-        table.add_column(name, justify="right" if name in columns else "left", no_wrap=True)
-    drawn = {name: _draw_column(heads, name, console) for name in columns}
-    for number, cells in enumerate(led):
-        table.add_row(*map(Text, cells), *(drawn[name][number] for name in columns))
-    if heads:
-        console.print(table)
-    for note in (*_notes(result, heads, columns), *result.notes):
-        console.print(Text(f"· {note}"), style="dim")
+    measures = _choose_columns(result.predictions, heads, sort, room)
+    columns = [_draw_column(heads, name) for name in measures]
+    return Table(
+        (*(Column(name, long="cut") for name in names), *(Column(name, True, "cut") for name in measures)),
+        tuple((*cells, *figures) for cells, *figures in zip(led, *columns, strict=True)),
+        title=result.title,
+        notes=(*_notes(result, heads, measures), *result.notes),
+        gap=1,
+        edge=True,
+    )
 
 
 def _choose_columns(
@@ -97,28 +90,19 @@ def _width(heads: Sequence[HeadFigures], name: str) -> int:
     return max([len(name), *(len(_cell(head.figure(name))) for head in heads)])
 
 
-def _draw_column(heads: Sequence[HeadFigures], name: str, console: Console) -> Sequence[Text]:
+def _draw_column(heads: Sequence[HeadFigures], name: str) -> list[Cell]:
     """The cells of a measure; the brightest is 1, or the largest where it is no share."""
-    from rich.text import Text
-
     from attnscope.measures import MEASURES
-    from attnscope.render.colour import SEQUENTIAL
-    from attnscope.render.terminal.surface import TONES, Palette, style_on
 
-    of_256 = console.color_system == "256"
-    coloured = not console.no_color and (of_256 or console.color_system == "truecolor")
     share = name not in PREDICTIONS and MEASURES[name].unit == "share"
     top = 1.0 if share else _largest(heads, name) or 1.0
     width = _width(heads, name)
-    cells = []
+    cells: list[Cell] = []
     for head in heads:
         found = head.figure(name)
         text = _cell(found).rjust(width)
-        if found is None or not coloured:
-            cells.append(Text(text))
-            continue
-        level = min(abs(found.value) / top, 1.0) if found.value == found.value else 0.0
-        cells.append(Text(text, style_on(Palette(SEQUENTIAL, of_256), round(level * (TONES - 1)))))
+        value = 0.0 if found is None or found.value != found.value else found.value  # of a NaN
+        cells.append(text if found is None else ((text, min(abs(value) / top, 1.0)),))
     return cells
 
 

@@ -80,6 +80,15 @@ KINDS = ("encoder", "decoder", "cross")
 MOST_LAYERS, MOST_HEADS = 10_000, 100_000
 """Layers of a kind, and heads of all layers, that a file may have: several times those of any model."""
 
+Kinds = Mapping[str, Layers]
+Writer = Callable[[Kinds, LayersDescription, "IO[bytes]"], None]
+
+FORMATS: Registry[Writer] = Registry("data format")
+"""What attention can be written as, by suffix."""
+
+PADDED = 1 << 24
+"""Characters that the array of tokens may take: it gives every token the room of the longest."""
+
 
 @dataclass(frozen=True, eq=False)
 class Saved:
@@ -247,16 +256,6 @@ def _name_oddities(saved: Saved) -> Iterator[str]:
             if over:
                 top = f"{sums.max():.3g}"
                 yield f"rows of {kind} layer {layer} that sum to more than 1: {over:,}, up to {top}"
-
-
-Kinds = Mapping[str, Layers]
-Writer = Callable[[Kinds, LayersDescription, "IO[bytes]"], None]
-
-FORMATS: Registry[Writer] = Registry("data format")
-"""What attention can be written as, by suffix."""
-
-PADDED = 1 << 24
-"""Characters that the array of tokens may take: it gives every token the room of the longest."""
 
 
 def save_weights(kinds: Kinds, path: str | Path, *, title: str = "", notes: tuple[str, ...] = ()) -> None:

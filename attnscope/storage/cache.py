@@ -41,6 +41,8 @@ KEY = "attnscope cache key"
 _OURS = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}{re.escape(SUFFIX)}|\.attnscope-\w+{re.escape(SUFFIX)}")
 """The names of entries, and of those that are being written: no other file of a folder is touched."""
 
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+
 LEFT = 3600
 """Seconds after which a file that nobody finished is removed."""
 
@@ -158,9 +160,6 @@ def _open(path: Path) -> Trace | None:
     except (OSError, AttnscopeError):
         return None
     return trace if trace.metadata.get(KEY) == key else None
-
-
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 
 
 def _digest(content: bytes) -> str:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 LONGEST = 1 << 23
 """Bytes of a line: more than any text that is read takes, with all its annotations."""
 
+PART = 1 << 20
+"""Bytes of a file that are hashed together."""
+
 
 class Line(NamedTuple):
     """A line: its number from 1, its text, and the bytes of the file up to its end.
@@ -105,10 +108,6 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("its lists are nested too deep") from None
-
-
-PART = 1 << 20
-"""Bytes of a file that are hashed together."""
 
 
 def hash_file(digest: _Hash, path: Path) -> None:

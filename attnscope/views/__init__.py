@@ -1,6 +1,6 @@
 """What a picture holds, before it is drawn: labels, limits, values and what to say beside them.
 
-A view is built once by its function and drawn by any room of ``attnscope.render``::
+A view is built once by its function and drawn by any surface of ``attnscope.render``::
 
     field = weights(values, tokens, tokens, allowed)    # attnscope.axes: [query, key]
     picture = heatmap(field, title="L5H3")

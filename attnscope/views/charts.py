@@ -1,4 +1,4 @@
-"""How a measure changes along the text: a curve a head."""
+"""Numbers as charts: curves along a text, orders of tokens, shares of a whole, terms of a sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights on the keys next to each row: what tells heads apart where a cell holds many tokens."""
+"""Every head as a thumbnail; of long texts the weights on the keys next to each row, which tell heads apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEAR = 4
 def near_weights(weights: Weights, cells: int) -> Array | None:
     """Mean weights of at most ``cells`` groups of rows on the keys ``NEAR`` back to ``NEAR`` ahead.
 
-    Not a number where none is open. ``None`` where rows and columns are different places, or were pooled.
+    Not a number where all are masked. ``None`` where rows and columns are different places, or were pooled.
     -> [head, row, offset]
     """
     if not weights.square or any(place.pooled for place in weights.queries):
@@ -37,7 +37,7 @@ def near_weights(weights: Weights, cells: int) -> Array | None:
 
 
 def pool_near(near: Array, sizes: Sequence[int], rows: int) -> Array:
-    """The mean of those that are open, rows brought together.  [head, row, offset] -> [head, part, offset]"""
+    """The mean of those that are unmasked, rows brought together.  [head, row, offset] -> [head, part, offset]"""
     open_ = np.isfinite(near)
     averaged = averaging(sizes, rows)  # [part, row]
     share = averaged @ open_.astype(np.float32)
@@ -64,7 +64,7 @@ class GridLayer:
     """The thumbnails of one layer; ``sizes`` is how many tokens rows and columns stand for.
 
     ``near`` are the weights on the keys next to each row, from ``NEAR`` back to ``NEAR`` ahead; not a number
-    where there is no open one.
+    where all are masked.
     """
 
     layer: int
@@ -177,7 +177,7 @@ class Grid(Titled):
 
     @cached_property
     def near(self) -> tuple[int, ...]:
-        """The offsets of the keys next to a row that are open anywhere; none where they are not known."""
+        """The offsets of the keys next to a row that are unmasked anywhere; none where they are not known."""
         known = [layer.near for layer in self.layers if layer.near is not None]
         if not known or len(known) < len(self.layers):
             return ()

@@ -122,8 +122,8 @@ def _joint(number: int, one: Place | None, other: Place | None) -> Place:
 def joint_difference(maps: tuple[Array, Array], queries: Sequence[Step], keys: Sequence[Step]) -> Weights:
     """The second map minus the first, [pair of queries, pair of keys] each, on the axes of both texts.
 
-    Cells of a token that only one of the texts has are closed, and so are those that are 0 in both,
-    which is where a mask closed them.
+    Cells of a token that only one of the texts has are masked, and so are those that are 0 in both,
+    which is where a mask hid them.
     """
     rows, columns = ([a is not None and b is not None for a, b in axis] for axis in (queries, keys))
     values = np.zeros((len(queries), len(keys)), np.float32)

@@ -1,4 +1,4 @@
-"""One head's attention as a picture: values, what the mask closed, labels, limits and what to say."""
+"""One head's attention as a picture: values, what is masked, labels, limits and what to say."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Heatmap(Titled):
 
     @property
     def masked(self) -> Array:
-        """What mask or causality closed, bool.  [query, key]"""
+        """What the mask or causality hides, bool.  [query, key]"""
         return ~self.weights.allowed
 
     def scale_ends(self, form: str, minus: str = "-") -> tuple[str, str]:
@@ -119,7 +119,7 @@ def heatmap(
 ) -> Heatmap:
     """Settle one head ``[query, key]``.
 
-    Values that are not numbers are shown as closed, values beyond the limits in the colour of the
+    Values that are not numbers are shown as masked, values beyond the limits in the colour of the
     nearer end; a note says how many there are.
     """
     if weights.values.ndim != 2:
@@ -145,9 +145,10 @@ def is_faint(weights: Weights) -> bool:
 
 
 def choosing_rows(allowed: Array) -> Array:
-    """The rows with more than half as many open keys as any has; others have large weights for want of keys.
+    """The rows with more than half as many unmasked keys as any has.
 
-    The first row of a causal head has the weight 1 whatever the head does.  [..., query, key] -> [..., query]
+    Others have large weights for want of keys: the first row of a causal head has the weight 1 whatever the
+    head does.  [..., query, key] -> [..., query]
     """
     opened = np.count_nonzero(allowed, -1)
     rows: Array = 2 * opened > opened.max(-1, keepdims=True, initial=0)

@@ -119,7 +119,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Ranked tokens, the heaviest first; ``more`` open ones follow, each at most ``most``."""
+    """Ranked tokens, the heaviest first; ``more`` unmasked ones follow, each at most ``most``."""
 
     bars: tuple[Bar, ...]
     more: int = 0
@@ -248,7 +248,7 @@ def place_of(axis: Sequence[Place], position: int) -> int:
 def rank_places(
     values: Array, allowed: Array, axis: Sequence[Place], top: int, boxes: Mapping[int, Edges] = NOWHERE
 ) -> Bars:
-    """The open places by weight, the heaviest ``top`` of them, ties in the order of the text.  [place]
+    """The unmasked places by weight, the heaviest ``top`` of them, ties in the order of the text.  [place]
 
     A sum of weights that is no finite number has no place among them.
     ``boxes`` has, by the id of a place, the part of a picture that it stands for.

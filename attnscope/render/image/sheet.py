@@ -1,4 +1,4 @@
-"""Fonts that have the characters of a picture, or a sentence about the scripts that no font has."""
+"""A sheet that all figures share: title, caption, labels, colour bar; and fonts that have its characters."""
 
 from __future__ import annotations
 

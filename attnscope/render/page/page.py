@@ -1,4 +1,4 @@
-"""Weights in eight bits each, compressed, as text that a page can hold."""
+"""The page of all heads: weights in eight bits each, labels, and the scripts that draw them, in one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads as points on a plane, in the terminal: each a small tile with its name or its layer on it."""
+"""Distances between heads in the terminal: the table of all pairs, and heads as tiles on a plane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token text in columns of a terminal: wide, combining and right-to-left characters keep their place."""
+"""What a terminal shows: token text in columns, colours, titles, notes, and cells of half a line."""
 
 from __future__ import annotations
 

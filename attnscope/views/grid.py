@@ -1,4 +1,4 @@
-"""Every head as a thumbnail; of long texts the weights on the keys next to each row, which tell heads apart."""
+"""Every head as a thumbnail; of long texts also the weights on the keys next to each row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def near_weights(weights: Weights, cells: int) -> Array | None:
 
 
 def pool_near(near: Array, sizes: Sequence[int], rows: int) -> Array:
-    """The mean of those that are unmasked, rows brought together.  [head, row, offset] -> [head, part, offset]"""
+    """The mean of unmasked ones, rows brought together.  [head, row, offset] -> [head, part, offset]"""
     open_ = np.isfinite(near)
     averaged = averaging(sizes, rows)  # [part, row]
     share = averaged @ open_.astype(np.float32)

@@ -34,6 +34,14 @@ def numbers(run, *arguments):
     return json.loads(ran.out)
 
 
+def test_texts_that_are_too_long_for_a_command_to_copy_are_compared_as_others_are(run):
+    long = f"{TEXT} {'The dog barked at the moon. ' * 12}"
+    other = long.replace("sat", "ran")
+    changed = numbers(run, long, "--with-text", other)["heads"]
+    assert any(head["change"] for head in changed)
+    assert run("compare", long, "--head", "3").out.startswith("head 3 through 4 layers")
+
+
 def test_all_heads_as_json(run, whole):
     found = numbers(run, TEXT)
     assert found["heads"] == [head.name for head in whole.heads]

@@ -147,13 +147,14 @@ def compare(
             "--json and --csv print it"
         )
     check_picture(output.out, picture.cmap, one=False, signed=True)
-    opening = None
-    if corpus.texts is None:
+    opening, one = None, corpus.texts is None
+    if one:
         anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
         again, same = reopen(source, model)
         opening = repeat("compare", again, *anew, axes, picture, same)
+    everything, saving = output.everything, output.out is not None
     answer = _compare(
-        given, selection, pair, contrast, opening, everything=output.everything, saving=output.out is not None
+        given, selection, pair, contrast, opening, one=one, everything=everything, saving=saving
     )
     deliver("compare", answer, output, picture, model.metadata)
 
@@ -226,10 +227,11 @@ def _compare(
     contrast: Contrast,
     opening: str | None,
     *,
+    one: bool,
     everything: bool,
     saving: bool,
 ) -> Answer:
-    """What is asked, answered by one model or two; without an ``opening`` the texts are a corpus."""
+    """What is asked, answered by one model or two; ``one`` says that a text was given, and no corpus."""
     from attnscope.models.kept import open_file
     from attnscope.questions.across import compare_models, compare_passes, compare_texts, of_models, of_texts
     from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads
@@ -237,7 +239,7 @@ def _compare(
 
     rival = _rival(given[0], contrast)
     theirs: list[ModelInput] = []
-    if opening is None:
+    if not one:
         model = given[0].load()
         mine = [each.prepare(model) for each in given]
         if rival is not None:
@@ -257,7 +259,7 @@ def _compare(
             return of_two_heads(compare_two_heads(model, mine[0], pair[0], pair[1], selection))
         if contrast.with_trace is not None:
             return compare_passes(model, mine[0], open_file(contrast.with_trace), selection, opening)
-        if selection.number is not None and opening is not None:
+        if selection.number is not None and one:
             return of_depth(through_layers(model, mine[0], selection.number, selection))
         return of_heads(compare_all_heads(model, mine, selection), opening, everything=everything)
 

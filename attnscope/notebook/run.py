@@ -108,9 +108,9 @@ class Run(Display):
 
     def stats(self) -> FigureTable:
         """The figures of every head."""
-        from attnscope.questions.stats import stats
+        from attnscope.questions.stats import measure_heads
 
-        return FigureTable(stats(self._pass, self._pass.prepared, _select()))
+        return FigureTable(measure_heads(self._pass, self._pass.prepared, _select()))
 
     def compare(
         self, other: Run | None = None, *, head: Head | str | None = None, cmap: str | None = None
@@ -175,11 +175,11 @@ class Run(Display):
         """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""
         from attnscope.measures import DEFAULT
         from attnscope.questions.check import claim
-        from attnscope.questions.stats import stats
+        from attnscope.questions.stats import measure_heads
 
         asked = [claim(each) for each in claims]
         names = tuple(dict.fromkeys((*DEFAULT, *(name for each in asked for name in each.names))))
-        heads = stats(self._pass, self._pass.prepared, _select(), names=names).heads
+        heads = measure_heads(self._pass, self._pass.prepared, _select(), names=names).heads
         return tuple(each.judge(heads) for each in asked)
 
     def page(self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None) -> HeadsPage:

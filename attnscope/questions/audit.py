@@ -1,4 +1,4 @@
-"""Which numbers of a model's input are changed, one pass each, and to what."""
+"""Whether all mixing of tokens goes through the attention that is shown: tokens change, one after another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attnscope.capture.record import pattern
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.audit_mixer import Mixer, describe_mixers, is_inside, name_mixers, only_choose, sorts
-from attnscope.questions.audit_pass import First, Hold, Place, Steps, project
+from attnscope.questions.audit_pass import CallEnd, FirstPass, Freeze, FunctionSteps, places_moved
 from attnscope.records import Meaning, Parts, derived, record
 
 NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|shape|size|time|cond", re.I)
@@ -33,7 +33,7 @@ SMALL = 4
 
 
 @dataclass(frozen=True)
-class Spot:
+class Perturbation:
     """A place in one input, by its name or its number: an id, or a number of a picture, sound or state."""
 
     input: str | int
@@ -64,17 +64,19 @@ class Spot:
         return other
 
 
-def choose_spots(prepared: ModelInput) -> list[Spot]:
+def choose_perturbations(prepared: ModelInput) -> list[Perturbation]:
     """Neighbours, and places 2, 4, 8 ... further on, in inputs that hold tokens. Raises ``InputError``."""
-    spots = list(_spots(prepared, prepared.inputs)) + list(
-        _spots(prepared, dict(enumerate(prepared.arguments)))
+    perturbations = list(_perturbations(prepared, prepared.inputs)) + list(
+        _perturbations(prepared, dict(enumerate(prepared.arguments)))
     )
-    if len(spots) < 2:
+    if len(perturbations) < 2:
         raise InputError("an audit changes one token after another: give it a text of some tokens")
-    return spots
+    return perturbations
 
 
-def _spots(prepared: ModelInput, fields: Mapping[str, Tensor] | Mapping[int, Tensor]) -> Iterator[Spot]:
+def _perturbations(
+    prepared: ModelInput, fields: Mapping[str, Tensor] | Mapping[int, Tensor]
+) -> Iterator[Perturbation]:
     for name, field in fields.items():
         if field.dtype == torch.bool or not field.ndim or NO_TOKENS.search(str(name)):
             continue
@@ -84,7 +86,9 @@ def _spots(prepared: ModelInput, fields: Mapping[str, Tensor] | Mapping[int, Ten
         sizes = [size for size in shape if size > SMALL] if pieces else []
         places: Sequence[int] = range(min(sizes, default=0)) if pieces else _ordinary(field, prepared)
         reach = [0, *(2**power for power in range(len(places).bit_length()))]
-        yield from (Spot(name, places[offset], pieces, states) for offset in reach if offset < len(places))
+        yield from (
+            Perturbation(name, places[offset], pieces, states) for offset in reach if offset < len(places)
+        )
 
 
 def _ids(field: Tensor) -> Tensor:
@@ -175,20 +179,20 @@ class Search:
 
     def __init__(self, model: Model, prepared: ModelInput) -> None:
         self.model, self.prepared = model, prepared
-        self.spots = choose_spots(prepared)
-        self.first = First()
+        self.perturbations = choose_perturbations(prepared)
+        self.first = FirstPass()
         self.held: frozenset[str] = frozenset()
         self.mixers: dict[str, frozenset[str]] = {}  # by path: what was held when it was found
         self.fresh: set[tuple[str, int]] = set()
         self.module = original(model.module)
-        self.sites = self._run(prepared, Hold(self.module, self.first))
+        self.sites = self._run(prepared, Freeze(self.module, self.first))
 
     def find(self) -> list[str]:
         """The paths of the modules that mix tokens themselves, in the order of the model."""
         sorting: set[str] = set()  # tokens, into an order that a module around undoes
-        self.spots = self._distinct()
+        self.perturbations = self._distinct()
         while True:
-            self._try(self.spots, self.held)
+            self._try(self.perturbations, self.held)
             mixing = self._mixing() - sorting
             new = mixing - self.held
             new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
@@ -212,11 +216,11 @@ class Search:
 
     def find_functions(self, paths: Collection[str], held: frozenset[str]) -> dict[str, set[str]]:
         """The functions of torch by which these modules mix tokens while others are held, by module."""
-        steps = Steps(paths)
+        steps = FunctionSteps(paths)
         if paths:
             self.first.begin()
-            self._run(self.prepared, Hold(self.module, self.first, held, steps=steps))
-            self._try(self.spots, held, steps)
+            self._run(self.prepared, Freeze(self.module, self.first, held, steps=steps))
+            self._try(self.perturbations, held, steps)
         return steps.find_mixing()
 
     def _begin_anew(self) -> bool:
@@ -226,34 +230,36 @@ class Search:
             return bool(self.fresh)
         return False
 
-    def _distinct(self) -> list[Spot]:
-        """The spots without those that are of the same token as an earlier one: pixels of one patch."""
-        if not any(spot.pieces for spot in self.spots):
-            return _few(self.spots)
-        footprints = self._try(self.spots, self.held)
-        kept: list[tuple[Spot, Tensor | None]] = []
-        for spot, marks in zip(self.spots, footprints, strict=True):
-            if not (spot.pieces and any(each.pieces and _same_token(marks, other) for each, other in kept)):
-                kept.append((spot, marks))
-        return _few([spot for spot, _ in kept])
+    def _distinct(self) -> list[Perturbation]:
+        """The perturbations, one a token: of the pixels of a patch the first."""
+        if not any(perturbation.pieces for perturbation in self.perturbations):
+            return _sample(self.perturbations)
+        footprints = self._try(self.perturbations, self.held)
+        kept: list[tuple[Perturbation, Tensor | None]] = []
+        for perturbation, marks in zip(self.perturbations, footprints, strict=True):
+            if not (
+                perturbation.pieces and any(each.pieces and _same_token(marks, other) for each, other in kept)
+            ):
+                kept.append((perturbation, marks))
+        return _sample([perturbation for perturbation, _ in kept])
 
     def _try(
-        self, spots: Sequence[Spot], held: frozenset[str], steps: Steps | None = None
+        self, perturbations: Sequence[Perturbation], held: frozenset[str], steps: FunctionSteps | None = None
     ) -> list[Tensor | None]:
-        """One pass for each spot; the footprints of their tokens."""
+        """One pass for each perturbation; the footprints of their tokens."""
         self.first.begin()
-        count = range(len(spots))
-        holds = [Hold(self.module, self.first, held, self.fresh, number, steps) for number in count]
-        for spot, hold in zip(spots, holds, strict=True):
+        count = range(len(perturbations))
+        freezes = [Freeze(self.module, self.first, held, self.fresh, number, steps) for number in count]
+        for perturbation, freeze in zip(perturbations, freezes, strict=True):
             if steps is not None:
                 steps.begin(keeps=False)
-            self._run(spot.changed(self.prepared), hold)
-        return [hold.footprint for hold in holds]
+            self._run(perturbation.changed(self.prepared), freeze)
+        return [freeze.footprint for freeze in freezes]
 
-    def _run(self, prepared: ModelInput, hold: Hold) -> tuple[Site, ...]:
+    def _run(self, prepared: ModelInput, freeze: Freeze) -> tuple[Site, ...]:
         model = self.model
-        with _alike(), torch.inference_mode(), model.threads(prepared):
-            with recording(model.module, (), prepared.axes, warn=False) as record, hold.watch(record):
+        with _same_randomness(), torch.inference_mode(), model.threads(prepared):
+            with recording(model.module, (), prepared.axes, warn=False) as record, freeze.watch(record):
                 try:
                     run = getattr(model.module, prepared.entry)
                     run(*prepared.arguments, **prepared.inputs, **prepared.settings)
@@ -272,7 +278,7 @@ class Search:
         mixing = {place.module for place in ends if place._replace(end="in") not in dim}
         return mixing - self.first.modules
 
-    def _are_scores(self, place: Place) -> bool:
+    def _are_scores(self, place: CallEnd) -> bool:
         """Whether a module returned what a captured softmax around it was made of."""
         shapes = {tensor.shape for tensor in self.first.moves.before[place]}
         return any(
@@ -288,7 +294,7 @@ class Search:
 
 
 @contextmanager
-def _alike() -> Iterator[None]:
+def _same_randomness() -> Iterator[None]:
     """Whatever is random is the same in each pass."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -299,14 +305,14 @@ def _same_token(one: Tensor | None, other: Tensor | None) -> bool:
     """Whether two changes move one and the same place alone, along an axis of the first patches."""
     if one is None or other is None or one.shape != other.shape:
         return False
-    both = zip(project(one), project(other), strict=True)
+    both = zip(places_moved(one), places_moved(other), strict=True)
     return any(len(mine) > 1 and torch.equal(mine, theirs) and int(mine.sum()) == 1 for mine, theirs in both)
 
 
-def _few(spots: Sequence[Spot]) -> list[Spot]:
-    """Not too many spots of each input, near ones and far ones."""
-    chosen: dict[Spot, None] = {}
-    for name in dict.fromkeys(spot.input for spot in spots):
-        alike = [spot for spot in spots if spot.input == name]
+def _sample(perturbations: Sequence[Perturbation]) -> list[Perturbation]:
+    """Not too many perturbations of each input, near ones and far ones."""
+    chosen: dict[Perturbation, None] = {}
+    for name in dict.fromkeys(perturbation.input for perturbation in perturbations):
+        alike = [perturbation for perturbation in perturbations if perturbation.input == name]
         chosen |= dict.fromkeys(alike[len(alike) * part // MOST] for part in range(MOST))
     return list(chosen)

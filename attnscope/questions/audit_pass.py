@@ -1,4 +1,4 @@
-"""What another token moved, and what was before, put together in one tensor."""
+"""One pass of an audit: which numbers another token moves while attention answers as before."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from attnscope.errors import ModelError
 from attnscope.questions.audit_mixer import is_inside, sorts
 
 
-def mend(moved: Tensor, now: Tensor, before: Tensor) -> Tensor:
+def restore(moved: Tensor, now: Tensor, before: Tensor) -> Tensor:
     """What was before where nothing moved, in the tensor that the recording follows if it can be written."""
-    mended = torch.where(moved, now, before)
+    restored = torch.where(moved, now, before)
     spread = any(stride == 0 and size > 1 for stride, size in zip(now.stride(), now.shape, strict=True))
-    return mended if spread else now.copy_(mended)
+    return restored if spread else now.copy_(restored)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Share:
     amount: Tensor  # [...], as the output
 
 
-def project(moved: Tensor) -> list[Tensor]:
+def places_moved(moved: Tensor) -> list[Tensor]:
     """Which places of each axis moved.  [...] -> [place], ..."""
     return [moved.movedim(axis, 0).unsqueeze(-1).flatten(1).any(1) for axis in range(moved.ndim)]
 
@@ -67,7 +67,7 @@ def share_out(shares: Mapping[int, Share]) -> Tensor:
             for number, box in zip(passes, boxes, strict=True):
                 owners[box] = number
             return owners
-    projected = [project(each > 0) for each in amount]
+    projected = [places_moved(each > 0) for each in amount]
     places = [
         axis
         for axis in range(owners.ndim)
@@ -86,7 +86,7 @@ COARSE_ROUNDING = 4
 """The same for types of sixteen bits, which sum in single precision and round once."""
 
 
-class Place(NamedTuple):
+class CallEnd(NamedTuple):
     """What went into a call of a module, or came out of it."""
 
     module: str
@@ -102,24 +102,24 @@ class Moves:
     before, ``reached`` those where any number moved.
     """
 
-    before: dict[Place, list[Tensor]] = field(default_factory=dict)
-    moved: dict[Place, list[Tensor]] = field(default_factory=dict)
-    mixed: set[Place] = field(default_factory=set)
-    unclear: set[Place] = field(default_factory=set)
-    reached: set[Place] = field(default_factory=set)
+    before: dict[CallEnd, list[Tensor]] = field(default_factory=dict)
+    moved: dict[CallEnd, list[Tensor]] = field(default_factory=dict)
+    mixed: set[CallEnd] = field(default_factory=set)
+    unclear: set[CallEnd] = field(default_factory=set)
+    reached: set[CallEnd] = field(default_factory=set)
 
-    def keep(self, place: Place, value: Any) -> None:
+    def keep(self, place: CallEnd, value: Any) -> None:
         """Keep the numbers of the first pass; models write into their tensors."""
-        self.before[place] = [tensor.clone() for tensor in tensors_in(value)]
+        self.before[place] = [tensor.clone() for tensor in find_tensors(value)]
 
     def forget(self) -> None:
         """Begin anew: nothing moved yet."""
         for group in (self.moved, self.mixed, self.unclear, self.reached):
             group.clear()
 
-    def compare(self, place: Place, value: Any) -> list[Tensor]:
+    def compare(self, place: CallEnd, value: Any) -> list[Tensor]:
         """Where the numbers moved in this pass, tensor by tensor; none where the shapes are others."""
-        before, now = self.before.get(place), [*tensors_in(value)]
+        before, now = self.before.get(place), [*find_tensors(value)]
         if before is None or [tensor.shape for tensor in before] != [tensor.shape for tensor in now]:
             self.unclear.add(place)
             return []
@@ -134,12 +134,12 @@ class Moves:
             theirs |= mine
         return moved
 
-    def settle(self, place: Place, value: Any) -> list[Tensor]:
+    def settle(self, place: CallEnd, value: Any) -> list[Tensor]:
         """Compare what a module is given, and undo what is less than rounding: it could make more of that."""
         moved = self.compare(place, value)
-        for mine, now, before in zip(moved, tensors_in(value), self.before.get(place, ()), strict=False):
+        for mine, now, before in zip(moved, find_tensors(value), self.before.get(place, ()), strict=False):
             if now.is_contiguous() and not torch.equal(now.where(mine, before), now):
-                mend(mine, now, before)
+                restore(mine, now, before)
         return moved
 
 
@@ -161,21 +161,21 @@ def differ(before: Tensor, now: Tensor) -> Tensor:
     return moved | (other & moved.any(-1, keepdim=True))
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def find_tensors(value: Any) -> Iterator[Tensor]:
     """The tensors of real or complex numbers in tuples, lists and dictionaries, in their order."""
     if isinstance(value, Tensor):
         if value.is_floating_point() or value.is_complex():
             yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from tensors_in(each)
+            yield from find_tensors(each)
     elif isinstance(value, (tuple, list)):
         for each in value:
-            yield from tensors_in(each)
+            yield from find_tensors(each)
 
 
 def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same with other tensors in the places of those that ``tensors_in`` yields."""
+    """The same with other tensors in the places of those that ``find_tensors`` yields."""
     if isinstance(value, Tensor):
         return next(tensors) if value.is_floating_point() or value.is_complex() else value
     if isinstance(value, Mapping):
@@ -190,11 +190,11 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 def copy_tensors(value: Any) -> Any:
     """The same with copies of its tensors: models write into what they are given."""
-    return with_tensors(value, iter([tensor.clone() for tensor in tensors_in(value)]))
+    return with_tensors(value, iter([tensor.clone() for tensor in find_tensors(value)]))
 
 
 @dataclass(eq=False)
-class Steps:
+class FunctionSteps:
     """The functions that ran in the modules ``paths`` themselves, not in modules inside of them.
 
     The first pass is the model's own and keeps what each was given and what it made; later ones, each with
@@ -212,15 +212,15 @@ class Steps:
         self.keeps = keeps
         self._calls.clear()
 
-    def enter(self, path: str, name: str, given: Sequence[Tensor]) -> Place:
+    def enter(self, path: str, name: str, given: Sequence[Tensor]) -> CallEnd:
         """A function is about to run in one of the modules."""
-        place = Place(path, self._calls[path], "in")
+        place = CallEnd(path, self._calls[path], "in")
         self._calls[path] += 1
         self.names[path, place.call] = name
         self._look(place, given)
         return place
 
-    def leave(self, place: Place, result: Any, given: Sequence[Tensor]) -> None:
+    def leave(self, place: CallEnd, result: Any, given: Sequence[Tensor]) -> None:
         """It has run; functions may write into what they were given."""
         self._look(place._replace(end="out"), (result, given))
 
@@ -232,7 +232,7 @@ class Steps:
                 mixing.setdefault(place.module, set()).add(self.names[place.module, place.call])
         return mixing
 
-    def _look(self, place: Place, value: Any) -> None:
+    def _look(self, place: CallEnd, value: Any) -> None:
         if self.keeps:
             self.moves.keep(place, value)
         else:
@@ -240,7 +240,7 @@ class Steps:
 
 
 @dataclass(eq=False)
-class First:
+class FirstPass:
     """What the first pass showed: its numbers, and every captured call with what it was given and its result.
 
     ``modules`` are those whose attention was seen when they had run: what they return is the result.
@@ -254,8 +254,10 @@ class First:
     written: set[str] = field(default_factory=set)  # modules that wrote out a softmax which was captured
     hidden: dict[str, str] = field(default_factory=dict)  # and why
     asked: set[tuple[str, int]] = field(default_factory=set)  # calls whose queries another token moved
-    shares: dict[tuple[Place, int], dict[int, Share]] = field(default_factory=dict)
-    owners: dict[tuple[Place, int], Tensor] = field(default_factory=dict)  # the pass whose token has a place
+    shares: dict[tuple[CallEnd, int], dict[int, Share]] = field(default_factory=dict)
+    owners: dict[tuple[CallEnd, int], Tensor] = field(
+        default_factory=dict
+    )  # the pass whose token has a place
     functions: dict[str, set[str]] = field(default_factory=dict)  # of torch, that run in a module itself
 
     def hide(self, record: Record) -> None:
@@ -288,7 +290,7 @@ RowOf = Callable[[Tensor], Tensor]
 
 
 @dataclass(eq=False)
-class Frame:
+class ModuleFrame:
     """A module that is running: its path, its how-many-th call, and where what it was given moved."""
 
     path: str
@@ -296,7 +298,7 @@ class Frame:
     moved: list[Tensor]
 
 
-class Hold(TorchFunctionMode):
+class Freeze(TorchFunctionMode):
     """Keeps what a first pass shows, or holds its attention, and the modules ``held``, to what was kept.
 
     A call is captured if the recording grew while it ran, and shows it. Held is all but the rows whose own
@@ -309,11 +311,11 @@ class Hold(TorchFunctionMode):
     def __init__(
         self,
         root: nn.Module,
-        first: First,
+        first: FirstPass,
         held: Collection[str] | None = None,
         fresh: Collection[tuple[str, int]] = (),
         number: int = 0,
-        steps: Steps | None = None,
+        steps: FunctionSteps | None = None,
     ) -> None:
         super().__init__()
         self.root, self.first, self.keeps = root, first, held is None
@@ -322,7 +324,7 @@ class Hold(TorchFunctionMode):
         self.footprint: Tensor | None = None
         self._record = Record()
         self._busy = 0  # inside a captured call, or at work ourselves
-        self._frames = [Frame("", 0, [])]
+        self._frames = [ModuleFrame("", 0, [])]
         self._modules: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._softmaxes: Counter[str] = Counter()
@@ -377,7 +379,7 @@ class Hold(TorchFunctionMode):
             key = owner, self._calls[owner]
             self._calls[owner] += 1
             with quietly():
-                given = [*tensors_in((args, kwargs))]
+                given = [*find_tensors((args, kwargs))]
                 if self.keeps:
                     self.first.calls[key] = copy_tensors(given), copy_tensors(result)
                     self.first.written |= {owner} if turn is None else set()
@@ -391,7 +393,7 @@ class Hold(TorchFunctionMode):
         steps, path = self.steps, self._frames[-1].path
         if steps is None or path not in steps.paths:
             return lambda result: None
-        given = [*tensors_in((args, kwargs))]
+        given = [*find_tensors((args, kwargs))]
         with self._working():
             place = steps.enter(path, name, given)
 
@@ -408,7 +410,7 @@ class Hold(TorchFunctionMode):
         before, written into the tensor that the recording follows.
         """
         path = self._frames[-1].path
-        if next(tensors_in(result), None) is not None or sorts({name}):
+        if next(find_tensors(result), None) is not None or sorts({name}):
             self.first.functions.setdefault(path, set()).add(name)
         if name not in SOFTMAX or not isinstance(result, Tensor):
             return result
@@ -428,7 +430,7 @@ class Hold(TorchFunctionMode):
         if key not in self.first.calls:
             raise ModelError("the model attends more often when one token is another: it cannot be audited")
         earlier, before = self.first.calls[key]
-        held, now = [*tensors_in(before)], [*tensors_in(result)]
+        held, now = [*find_tensors(before)], [*find_tensors(result)]
         if [each.shape for each in (*earlier, *held)] != [each.shape for each in (*given, *now)]:
             return copy_tensors(before)
         moved = [torch.zeros_like(each, dtype=torch.bool) for each in now]
@@ -445,32 +447,32 @@ class Hold(TorchFunctionMode):
                 rows[..., None].expand_as(each) if each.shape[:-1] == rows.shape else none
                 for each, none in zip(now, moved, strict=True)
             ]
-        return with_tensors(result, map(mend, moved, now, held))
+        return with_tensors(result, map(restore, moved, now, held))
 
     # modules
 
     def _entering(self, path: str) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            place = Place(path, self._modules[path], "in")
+            place = CallEnd(path, self._modules[path], "in")
             self._modules[path] += 1
             with self._working():
                 moved = [] if self.keeps else self.first.moves.settle(place, (args, kwargs))
                 if self.keeps:
                     self.first.moves.keep(place, (args, kwargs))
-            self._frames.append(Frame(path, place.call, moved))
+            self._frames.append(ModuleFrame(path, place.call, moved))
 
         return enter
 
     def _leaving(self, module: nn.Module, args: Any, output: Any) -> Any:
         frame = self._frames.pop()
-        place = Place(frame.path, frame.call, "out")
+        place = CallEnd(frame.path, frame.call, "out")
         with self._working():
             if self.keeps:
                 self.first.moves.keep(place, output)
                 return None
             moved = self.first.moves.compare(place, output)
             before = self.first.moves.before.get(place, [])
-            now = [*tensors_in(output)]
+            now = [*find_tensors(output)]
             if self.footprint is None and len(moved) == 1 and frame.moved and not [*module.children()]:
                 recut = moved[0].shape != frame.moved[0].shape
                 self.footprint = moved[0] if recut and bool(moved[0].any()) else None
@@ -481,15 +483,15 @@ class Hold(TorchFunctionMode):
                     self._own((place, index), frame, *each)
                     for index, each in enumerate(zip(moved, now, before, strict=True))
                 ]
-            return with_tensors(output, map(mend, moved, now, before))
+            return with_tensors(output, map(restore, moved, now, before))
 
     def _own(
-        self, key: tuple[Place, int], frame: Frame, moved: Tensor, now: Tensor, before: Tensor
+        self, key: tuple[CallEnd, int], frame: ModuleFrame, moved: Tensor, now: Tensor, before: Tensor
     ) -> Tensor:
         """Which of the numbers that moved stand for the token that is another one, where tokens are mixed."""
         if key in self.first.owners:
             return (self.first.owners[key] == self.number) & moved
-        share = Share([project(each) for each in frame.moved], (now - before).abs() * moved)
+        share = Share([places_moved(each) for each in frame.moved], (now - before).abs() * moved)
         self.first.shares.setdefault(key, {})[self.number] = share
         return torch.zeros_like(moved)
 

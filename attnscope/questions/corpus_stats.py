@@ -87,7 +87,7 @@ def read_totals(state: Mapping[str, Any], names: Sequence[str]) -> Totals:
 
 
 @dataclass
-class Kept:
+class CheckpointFile:
     """The file of a checkpoint, if there is one: read by process 0 when the run begins, and written by it."""
 
     path: Path | None
@@ -173,7 +173,7 @@ def corpus_stats(
     if ablation == "mean":
         work.means = corpus_means(model, islice(corpus.entries(), run.limit), run.max_tokens, run.truncate)
     with together() as processes:
-        kept = Kept(run.checkpoint, identity, processes)
+        kept = CheckpointFile(run.checkpoint, identity, processes)
         found = kept.load(lambda state: read_totals(state, names))
         total, work.progress = found or (Totals.of(names), Progress())
         entries = islice(corpus.entries(), work.progress.entries, run.limit)

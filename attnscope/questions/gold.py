@@ -23,7 +23,7 @@ from attnscope.questions.corpus import (
     windows,
     workers,
 )
-from attnscope.questions.corpus_stats import Kept
+from attnscope.questions.corpus_stats import CheckpointFile
 from attnscope.questions.gold_reading import (
     REACH,
     GoldQuestions,
@@ -219,7 +219,7 @@ def find_gold(
         "weighing": None if model.weigh == "raw" else model.weigh,
     }
     with together() as processes:
-        kept = Kept(run.checkpoint, identity, processes)
+        kept = CheckpointFile(run.checkpoint, identity, processes)
         found = kept.load(GoldTotals.from_state)
         work.total, work.progress = found or (GoldTotals(), Progress())
         for window in windows(islice(file.texts(), work.progress.entries, run.limit)):

@@ -109,7 +109,7 @@ class Survey:
     notes: Notes
 
 
-def survey(model: Model, prepared: ModelInput) -> Survey:
+def survey_model(model: Model, prepared: ModelInput) -> Survey:
     """Run the model once with eager ``output_attentions`` and once as it is, and compare the two.
 
     Holds what the model reports of all layers at once, so the text should be short.

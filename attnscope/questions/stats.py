@@ -297,7 +297,7 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
     }
 
 
-def stats(
+def measure_heads(
     model: Model,
     prepared: ModelInput,
     selection: Selection,

@@ -5,7 +5,6 @@ import pytest
 from tests.cli.run import Loader, runner
 from tests.models.folders import gpt2, mamba, t5
 
-
 LOADER = Loader()
 
 

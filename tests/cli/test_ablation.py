@@ -10,7 +10,7 @@ import pytest
 from attnscope.models import load
 from attnscope.questions.ablate import ablate
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.models.folders import minilm
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -45,7 +45,7 @@ def test_the_numbers_of_an_ablation_are_json(run):
 
 def test_importance_is_a_column_that_sorts(run):
     model = load("own")
-    seen = stats(model, model.prepare(TEXT), Selection(), importance=True)
+    seen = measure_heads(model, model.prepare(TEXT), Selection(), importance=True)
     best = max(seen.importance.items(), key=lambda pair: pair[1].value)
     head, figure = best
     ran = run("stats", TEXT, "--importance", "--top", "3")

@@ -116,11 +116,12 @@ def test_rows_with_a_sink_sum_to_less_than_one(run, saved):
 
 def test_the_attention_implementation_is_as_it_was(tmp_path):
     from attnscope.models import load
-    from attnscope.questions.info import survey
 
     model = load(gpt2(tmp_path))
     before = model.module.config._attn_implementation
-    survey(model, model.prepare("The cat sat."))
+    from attnscope.questions.info import survey_model
+
+    survey_model(model, model.prepare("The cat sat."))
     assert model.module.config._attn_implementation == before == "sdpa"
 
 

@@ -12,7 +12,7 @@ import transformers
 from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import parse_conditions, stats
+from attnscope.questions.stats import measure_heads, parse_conditions
 from tests.models.folders import gpt2, minilm
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -136,7 +136,7 @@ def test_what_cannot_be_done_is_one_sentence(run, arguments, sentence):
 
 def test_a_condition_on_a_figure_that_does_not_exist_is_not_met():
     model = load("own")
-    seen = stats(model, model.prepare(TEXT), Selection(layers=(0,)))
+    seen = measure_heads(model, model.prepare(TEXT), Selection(layers=(0,)))
     (condition,) = parse_conditions("segment>=0")
     assert not any(condition.meets(head) for head in seen.heads)
 
@@ -153,8 +153,8 @@ def test_a_long_text_is_measured_in_a_single_pass_to_the_same_figures(tmp_path):
     model = load(gpt2(tmp_path, n_positions=1200, n_layer=1))
     prepared = model.prepare("The cat sat on the mat because it was tired. " * 60, truncate=True)
     assert len(prepared.tokens) >= 512
-    passed = stats(model, prepared, Selection())
-    beside = stats(model, prepared, Selection(), exact_kernel=True)
+    passed = measure_heads(model, prepared, Selection())
+    beside = measure_heads(model, prepared, Selection(), exact_kernel=True)
     assert "1 of 1 calls ran as a fused pass" in passed.ran
     assert beside.ran == "figures measured beside the kernel"
     for one, other in zip(passed.heads, beside.heads, strict=True):

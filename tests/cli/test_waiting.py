@@ -9,7 +9,7 @@ from attnscope.cli.waiting import waiting
 from attnscope.models import load
 from attnscope.progress import listening, tell
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -30,7 +30,7 @@ def heard():
 
 def test_every_layer_of_a_pass_is_told_when_all_observers_have_seen_it(heard):
     model = load("own")
-    stats(model, model.prepare(TEXT), Selection())
+    measure_heads(model, model.prepare(TEXT), Selection())
     assert heard == [("layer", done, 4) for done in (1, 2, 3, 4)]
 
 
@@ -42,7 +42,7 @@ def test_every_token_that_is_written_is_told(heard):
 
 def test_every_pass_of_the_predictions_is_told(heard):
     model = load("own", predicting=True)
-    stats(model, model.prepare(" ".join([TEXT] * 30), truncate=True), Selection(), importance=True)
+    measure_heads(model, model.prepare(" ".join([TEXT] * 30), truncate=True), Selection(), importance=True)
     passes = [told for told in heard if told[0] == "pass"]
     assert [done for _, done, _ in passes] == list(range(1, passes[-1][2] + 1))
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from attnscope.models import load
 from attnscope.network import Encoder, EncoderConfig, save_encoder
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.cli.run import runner
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -93,7 +93,7 @@ def text():
 
 def test_every_hand_written_head_is_named(folder, text):
     model = load(folder)
-    seen = {head.name: head for head in stats(model, model.prepare(text), Selection()).heads}
+    seen = {head.name: head for head in measure_heads(model, model.prepare(text), Selection()).heads}
     assert {name: head.role.name for name, head in seen.items()} == {
         "L0H0": "previous",
         "L0H1": "first",
@@ -109,7 +109,7 @@ def test_induction_needs_the_head_below(encoder, folder, text):
     model = load(folder)
     with torch.no_grad():
         model.module.layers[0].self_attn.out_proj.weight.zero_()
-    seen = {head.name: head for head in stats(model, model.prepare(text), Selection()).heads}
+    seen = {head.name: head for head in measure_heads(model, model.prepare(text), Selection()).heads}
     assert seen["L1H0"].figures["induction"].value < 0.2
     assert seen["L1H0"].role.name != "induction"
 

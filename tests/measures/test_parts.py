@@ -10,7 +10,7 @@ from attnscope.attention import Attention, HeldRows, Site
 from attnscope.measures import Measurement
 from attnscope.models import load
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.cli.run import runner
 
 TEXT = "The cat sat on the mat because it was tired, and the dog sat on the cat."
@@ -66,7 +66,7 @@ def observed(rows, block=1 << 21, kind="encoder", allowed=None):
 
 
 def test_figures_of_some_rows_are_those_of_the_rows_of_the_weights(model, prepared, weights):
-    seen = stats(model, prepared, Selection(), rows=range(5, 12)).heads
+    seen = measure_heads(model, prepared, Selection(), rows=range(5, 12)).heads
     for head in seen:
         own = weights[head.site.layer][head.head]
         assert head.figures["previous"].rows == 7
@@ -79,8 +79,10 @@ def test_figures_of_some_rows_are_those_of_the_rows_of_the_weights(model, prepar
 
 def test_figures_of_all_parts_add_up_to_those_of_the_text(model, prepared):
     size = len(prepared.tokens)
-    whole = stats(model, prepared, Selection()).heads
-    parts = [stats(model, prepared, Selection(), rows=rows).heads for rows in (range(9), range(9, size))]
+    whole = measure_heads(model, prepared, Selection()).heads
+    parts = [
+        measure_heads(model, prepared, Selection(), rows=rows).heads for rows in (range(9), range(9, size))
+    ]
     for head, one, other in zip(whole, *parts, strict=True):
         for name in ("entropy", "previous", "special", "duplicate", "induction", "offset"):
             pair = [each.figures[name] for each in (one, other) if name in each.figures]
@@ -145,7 +147,9 @@ def test_special_tokens_are_told_apart_by_their_names(run, prepared):
 @pytest.mark.parametrize("times", [1, 40], ids=["beside the kernel", "fused"])
 def test_a_special_token_that_a_text_lacks_has_no_figure(run, times):
     model = load("own-causal")
-    seen = stats(model, model.prepare(TEXT * times, truncate=True), Selection(), names=("[CLS]", "</s>"))
+    seen = measure_heads(
+        model, model.prepare(TEXT * times, truncate=True), Selection(), names=("[CLS]", "</s>")
+    )
     for each in seen.heads:
         assert each.figures["[CLS]"].value > 0
         assert "</s>" not in each.figures

@@ -11,7 +11,7 @@ from attnscope.figures import Figure, HeadFigures, Role
 from attnscope.measures import Measurement, role, settle_roles
 from attnscope.models import load
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 
 SAMPLES = Path(__file__).parents[2] / "sample_inputs"
 DULL = {"previous": 0.02, "next": 0.02, "induction": 0.01, "first": 0.2}
@@ -84,7 +84,8 @@ def test_the_bundled_induction_head_is_named_on_an_article_that_repeats_itself()
     model = load("own-causal")
     text = (SAMPLES / "repeated.txt").read_text("utf-8")
     seen = {
-        head.name: head.role for head in stats(model, model.prepare(text, truncate=True), Selection()).heads
+        head.name: head.role
+        for head in measure_heads(model, model.prepare(text, truncate=True), Selection()).heads
     }
     named = {name: role.name for name, role in seen.items() if role and role.name not in ("none", "broad")}
     assert named == {"L1H0": "weak induction"}

@@ -14,7 +14,7 @@ from attnscope.models.inputs import ModelInput
 from attnscope.models.module import ModuleModel
 from attnscope.models.weighed import weigh_model
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.capture.test_projections import ALL
 from tests.capture.test_residuals import MORE
 from tests.capture.tiny import inputs
@@ -171,6 +171,6 @@ def test_a_token_of_a_trained_model_stays_itself_most_of_all():
     prepared = model.prepare("The cat sat on the mat because it was tired.")
     shares = {}
     for weigh in ("norm", "norm-residual"):
-        heads = stats(weigh_model(model, weigh), prepared, Selection()).heads
+        heads = measure_heads(weigh_model(model, weigh), prepared, Selection()).heads
         shares[weigh] = np.mean([head.figures["self"].value for head in heads])
     assert shares["norm-residual"] > 0.4 > 2 * shares["norm"]

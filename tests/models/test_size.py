@@ -10,7 +10,7 @@ from attnscope.models import load
 from attnscope.models.foreign import weights_size
 from attnscope.models.model import pass_size
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.models.folders import gpt2
 
 
@@ -84,4 +84,4 @@ def test_a_text_too_long_for_the_memory_is_refused_before_the_model_runs(folder,
     monkeypatch.setattr(memory, "UNNOTICED", 0)
     monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     with pytest.raises(SizeError, match=r"tokens would take .* are free: cut the text with --max-tokens"):
-        stats(model, prepared, Selection())
+        measure_heads(model, prepared, Selection())

@@ -15,7 +15,7 @@ from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import load
 from attnscope.models.inputs import Chat
 from attnscope.questions.head import one_head
-from attnscope.questions.info import survey
+from attnscope.questions.info import survey_model
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
 from tests.models.images import save_noise
@@ -279,7 +279,7 @@ def test_what_a_processor_refuses_is_a_sentence(folder_of, tmp_path):
 
 def test_what_the_model_reports_of_its_text_is_not_held_against_its_tower(folder_of, tmp_path):
     model = load(folder_of("llava"))
-    seen = survey(model, model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)).sightings
+    seen = survey_model(model, model.prepare_image(save_noise(tmp_path / "a.png", 90, 120), TEXT)).sightings
     assert [(each.site.site.kind, each.report) for each in seen] == [("encoder", "none")] * 2 + [
         ("decoder", "right")
     ] * 2

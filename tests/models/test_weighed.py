@@ -14,7 +14,7 @@ from attnscope.models.module import ModuleModel
 from attnscope.models.weighed import weigh_model
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.capture.test_projections import ALL
 from tests.capture.tiny import inputs, own_attentions
 from tests.models.folders import minilm
@@ -164,7 +164,7 @@ def test_the_special_tokens_of_a_trained_model_take_far_less_by_norm_than_by_wei
     prepared = model.prepare(TEXT)
     means = {}
     for one in (model, weigh_model(model, "norm")):
-        heads = stats(one, prepared, Selection()).heads
+        heads = measure_heads(one, prepared, Selection()).heads
         means[one.weigh] = np.mean([head.figures["special"].value for head in heads])
     assert means["norm"] < means["raw"] / 3
 

@@ -11,7 +11,7 @@ from attnscope.questions.head import one_head
 from attnscope.questions.layers import whole_layers
 from attnscope.questions.overview import overview
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from attnscope.questions.token import one_token
 from tests.models.test_generation import DECODERS, writer_folder
 
@@ -66,7 +66,7 @@ def test_layers_and_figures_of_all_heads_come_from_the_same_replay(seen):
     model, text, eager = seen
     layers = dict(whole_layers(model, text, Selection()).kinds["decoder"])
     np.testing.assert_allclose(layers[2].values, eager[2], atol=1e-5)
-    found = stats(model, text, Selection(layers=(2,))).heads
+    found = measure_heads(model, text, Selection(layers=(2,))).heads
     assert [head.head for head in found] == [0, 1, 2, 3]
     for head in found:
         first = head.figures["first"]

@@ -10,7 +10,7 @@ from attnscope.models import load
 from attnscope.models.kept import WeightsFile
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from attnscope.render.layers import save_layers
 from tests.models.folders import gpt2
 
@@ -68,7 +68,7 @@ def cells(whole, reduce):
 def test_a_long_text_is_pooled_to_256_cells_a_side_as_the_eager_weights_are(
     model, prepared, whole, pool, reduce, exact_kernel
 ):
-    seen = stats(model, prepared, Selection(), pool=pool, exact_kernel=exact_kernel)
+    seen = measure_heads(model, prepared, Selection(), pool=pool, exact_kernel=exact_kernel)
     assert ("fused pass" in seen.ran) != exact_kernel
     how = "sdpa, float32, weights recomputed" if exact_kernel else "fused pass, float32, weights from the"
     assert how in seen.title
@@ -77,7 +77,7 @@ def test_a_long_text_is_pooled_to_256_cells_a_side_as_the_eager_weights_are(
 
 
 def test_figures_are_the_same_with_maps_and_without(model, prepared):
-    plain, pooled = (stats(model, prepared, Selection(), pool=pool) for pool in (None, "share"))
+    plain, pooled = (measure_heads(model, prepared, Selection(), pool=pool) for pool in (None, "share"))
     for one, other in zip(plain.heads, pooled.heads, strict=True):
         assert (one.site, one.head, list(one.figures)) == (other.site, other.head, list(other.figures))
         for name, figure in one.figures.items():
@@ -86,7 +86,7 @@ def test_figures_are_the_same_with_maps_and_without(model, prepared):
 
 
 def test_rows_and_columns_are_labelled_with_the_tokens_that_they_stand_for(model, prepared):
-    (_, layer), _ = stats(model, prepared, Selection(), pool="share").maps.kinds["decoder"]
+    (_, layer), _ = measure_heads(model, prepared, Selection(), pool="share").maps.kinds["decoder"]
     starts = [(place.start, place.stop) for place in layer.keys]
     assert starts[:3] == [(0, 2), (2, 5), (5, 8)]
     assert starts[-1][1] == TOKENS
@@ -95,7 +95,7 @@ def test_rows_and_columns_are_labelled_with_the_tokens_that_they_stand_for(model
 
 def test_a_short_text_is_kept_token_by_token(model):
     prepared = model.prepare("The cat sat on the mat.")
-    maps = stats(model, prepared, Selection(layers=(1,)), pool="share").maps
+    maps = measure_heads(model, prepared, Selection(layers=(1,)), pool="share").maps
     ((number, layer),) = maps.kinds["decoder"]
     assert (number, len(layer.keys)) == (1, len(prepared.tokens))
     assert not any(place.pooled for place in layer.keys)
@@ -103,7 +103,7 @@ def test_a_short_text_is_kept_token_by_token(model):
 
 
 def test_what_was_saved_is_read_back_with_its_ranges(model, prepared, tmp_path):
-    maps = stats(model, prepared, Selection(), pool="share").maps
+    maps = measure_heads(model, prepared, Selection(), pool="share").maps
     save_layers(maps, tmp_path / "maps.npz")
     saved = WeightsFile(tmp_path / "maps.npz")
     assert [len(layer.keys) for layer in saved.layers] == [256, 256]
@@ -124,7 +124,7 @@ def shown_in(saved, most):
 
 def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(model, tmp_path):
     prepared = model.prepare(WORDS, max_tokens=300)
-    maps = stats(model, prepared, Selection(), pool="share").maps
+    maps = measure_heads(model, prepared, Selection(), pool="share").maps
     save_layers(maps, tmp_path / "maps.npz")
     read = WeightsFile(tmp_path / "maps.npz")
     (_, layer), *_ = maps.kinds["decoder"]

@@ -15,7 +15,7 @@ from attnscope.questions.ablate import ablate
 from attnscope.questions.composition import find_feeds
 from attnscope.questions.logits import direct_effects
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.models.folders import minilm
 from tests.questions.intervention.test_importance import saved
 from tests.tools.writes import try_type
@@ -209,7 +209,7 @@ def test_what_repeats_is_written_by_the_induction_heads_and_ablation_agrees():
     prepared = model.prepare(" ".join(words + words))
     figures = {
         head.address.name: head.figures["induction"].value
-        for head in stats(model, prepared, Selection()).heads
+        for head in measure_heads(model, prepared, Selection()).heads
     }
     for name in figures:
         changed = ablate(model, prepared, Head(name)).changed

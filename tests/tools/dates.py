@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from attnscope.figures import Figure
 from attnscope.models import load
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 
 MONTHS = [
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
@@ -178,7 +178,7 @@ def print_monotonic(folder: str, seed: int) -> None:
     chosen, model, cross = random.Random(seed), load(folder), Selection(kind="cross")
     found: dict[str, list[Figure]] = {}
     for _ in range(50):
-        for head in stats(model, model.prepare(*date(chosen)), cross, names=("monotonic",)).heads:
+        for head in measure_heads(model, model.prepare(*date(chosen)), cross, names=("monotonic",)).heads:
             found.setdefault(head.name, []).append(head.figures["monotonic"])
     for name, figures in sorted(found.items(), key=lambda each: -sum(figure.value for figure in each[1])):
         value, baseline = (mean(getattr(each, part) for each in figures) for part in ("value", "baseline"))

@@ -101,14 +101,14 @@ def _measure(
 ) -> Stats:
     """The figures of one text."""
     from attnscope.measures import DEFAULT
-    from attnscope.questions.stats import stats
+    from attnscope.questions.stats import measure_heads
 
     if not source.names_one:
         raise typer.BadParameter("give --texts CORPUS, --text or --file", param_hint="--texts")
     kind: PassKind = "fused" if names == DEFAULT else "other"
     loaded, prepared = read_source(source, model).open(kind=kind)
     with reading(loaded, prepared):
-        return stats(loaded, prepared, selection, names=names)
+        return measure_heads(loaded, prepared, selection, names=names)
 
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:

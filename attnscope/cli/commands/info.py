@@ -69,11 +69,11 @@ def info(
         source = replace(source, text=TEXT)
     from attnscope.questions.answer import Answer
     from attnscope.questions.audit import audit
-    from attnscope.questions.info import Survey, of_survey, survey
+    from attnscope.questions.info import Survey, of_survey, survey_model
 
     loaded, prepared = read_source(source, model).open(cached=False)
     with reading(loaded, prepared):
-        found = audit(loaded, prepared) if asked.audit else survey(loaded, prepared)
+        found = audit(loaded, prepared) if asked.audit else survey_model(loaded, prepared)
     if isinstance(found, Survey):
         deliver("info", of_survey(found), output)
     elif output.as_json:

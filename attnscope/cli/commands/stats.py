@@ -246,7 +246,7 @@ def _measure(
     from attnscope.measures import DEFAULT
     from attnscope.questions.answer import Answer
     from attnscope.questions.layers import by_layer, of_layers
-    from attnscope.questions.stats import stats as measure
+    from attnscope.questions.stats import measure_heads
 
     kind: PassKind = "fused" if names == DEFAULT else "other"
     loaded, prepared = given.open(
@@ -256,7 +256,7 @@ def _measure(
         saving=saving,
     )
     with reading(loaded, prepared):
-        result = measure(
+        result = measure_heads(
             loaded,
             prepared,
             selection,

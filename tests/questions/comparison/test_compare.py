@@ -17,7 +17,7 @@ from attnscope.questions.compare import compare_all_heads, compare_two_heads
 from attnscope.questions.depth import through_layers
 from attnscope.questions.head_rows import evenly
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.models.folders import gpt2, minilm, t5
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -163,7 +163,7 @@ def test_one_head_through_the_layers(own):
         None,
         *(pytest.approx(whole.distances[3 + 8 * i, 11 + 8 * i], abs=1e-7) for i in range(3)),
     )
-    figures = {head.name: head for head in stats(own, prepared, Selection()).heads}
+    figures = {head.name: head for head in measure_heads(own, prepared, Selection()).heads}
     assert list(entropy.values) == [
         pytest.approx(figures[f"L{i}H3"].figures["entropy"].value) for i in range(4)
     ]

@@ -10,7 +10,7 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.questions.composition import find_feeds
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.models.folders import gpt2, minilm, t5
 from tests.questions.intervention.test_importance import saved
 
@@ -28,7 +28,7 @@ def test_the_head_with_most_induction_is_fed_its_keys_by_the_one_that_looks_back
     seen = {}
     for name, text in {"induction": "repeated.txt", "previous": "article.txt"}.items():
         prepared = causal.prepare((SAMPLES / text).read_text("utf-8"), truncate=True)
-        heads = stats(causal, prepared, Selection()).heads
+        heads = measure_heads(causal, prepared, Selection()).heads
         seen[name] = {head.address: head.figures[name].value for head in heads}
     induction = max(seen["induction"], key=seen["induction"].__getitem__)
     before = [head for head in seen["previous"] if head.layer < induction.layer]

@@ -17,7 +17,7 @@ from attnscope.models.targets import TURNS, batch_predictions
 from attnscope.questions.ablate import ablate
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.listed import Listed
 from tests.models.folders import gpt2, mamba, minilm, t5
 
@@ -96,7 +96,7 @@ def slopes(model, call, head, step=1e-4):
 
 
 def test_importance_is_what_finite_differences_find(model):
-    found = stats(model, model.prepare(TEXT), Selection(), importance=True).importance
+    found = measure_heads(model, model.prepare(TEXT), Selection(), importance=True).importance
     layers = list(dict.fromkeys((head.layer, head.kind) for head in found))
     for call, head in ((0, 0), (0, 3), (1, 1), (len(layers) - 1, 2)):
         expected = slopes(model, call, head).abs().mean().item()
@@ -212,7 +212,7 @@ def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
 def importance_of(model, text):
     """What one text says, or None where it has no token to predict."""
     try:
-        return stats(model, model.prepare(text), Selection(), importance=True).importance
+        return measure_heads(model, model.prepare(text), Selection(), importance=True).importance
     except InputError:
         return None
 
@@ -262,7 +262,7 @@ def test_a_head_that_does_not_exist_and_a_text_without_a_guess_are_refused():
 def test_an_encoder_decoder_is_asked_for_its_targets_tokens(tmp_path):
     model = load(t5(tmp_path), predicting=True)
     prepared = model.prepare("The cat sat.", "It was tired.")
-    found = stats(model, prepared, Selection(), importance=True).importance
+    found = measure_heads(model, prepared, Selection(), importance=True).importance
     assert {head.kind for head in found} == {"encoder", "decoder", "cross"}
     seen = ablate(model, prepared, "cross L0H1")
     assert seen.kind == "cross"

@@ -14,7 +14,7 @@ from attnscope.models.targets import batch_predictions
 from attnscope.questions.ablate import Removals, ablate
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from tests.listed import Listed
 from tests.models.folders import t5
 from tests.questions.intervention import test_importance
@@ -82,7 +82,7 @@ def test_the_layers_before_a_head_run_once_for_all_heads(tmp_path):
             return forward(*args, **kwargs)
 
         layer.attn.forward = attend
-    stats(causal, causal.prepare(TEXT), Selection(), ablation=True)
+    measure_heads(causal, causal.prepare(TEXT), Selection(), ablation=True)
     attended = [count // 100 for count in ran]
     # measured, kept, and layer 1 proved to need no other; then layer 0 for its heads, layer 1 for all
     assert attended == [2 + 4, 2 + 1 + 8]
@@ -91,7 +91,7 @@ def test_the_layers_before_a_head_run_once_for_all_heads(tmp_path):
 
 def test_a_model_whose_layers_keep_something_is_run_anew_for_each_head(tmp_path):
     causal = load(FOLDERS["gpt2"](tmp_path), predicting=True)
-    exact = stats(causal, causal.prepare(TEXT), Selection(), ablation=True).ablation
+    exact = measure_heads(causal, causal.prepare(TEXT), Selection(), ablation=True).ablation
     kept = []
     first, last = causal.module.h
     start, end = first.forward, last.forward
@@ -104,7 +104,7 @@ def test_a_model_whose_layers_keep_something_is_run_anew_for_each_head(tmp_path)
         return end(kept.pop() if kept else hidden * 2, *args, **kwargs)
 
     first.forward, last.forward = leave, take
-    again = stats(causal, causal.prepare(TEXT), Selection(), ablation=True).ablation
+    again = measure_heads(causal, causal.prepare(TEXT), Selection(), ablation=True).ablation
     for head, found in exact.items():
         assert again[head].value == pytest.approx(found.value, abs=1e-6)
 
@@ -133,8 +133,8 @@ def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
 def test_some_layers_alone_are_taken_away():
     own = load("own-causal")
     prepared = own.prepare(TEXT)
-    every = stats(own, prepared, Selection(), ablation=True).ablation
-    some = stats(own, prepared, Selection(layers=(1,)), ablation=True).ablation
+    every = measure_heads(own, prepared, Selection(), ablation=True).ablation
+    some = measure_heads(own, prepared, Selection(layers=(1,)), ablation=True).ablation
     assert {head.layer for head in some} == {1}
     for head, found in some.items():
         assert found.value == pytest.approx(every[head].value, abs=1e-6)
@@ -143,7 +143,7 @@ def test_some_layers_alone_are_taken_away():
 def test_all_kinds_of_an_encoder_decoder_are_taken_away(tmp_path):
     pair = load(t5(tmp_path), predicting=True)
     prepared = pair.prepare("The cat sat.", "It was tired.")
-    seen = stats(pair, prepared, Selection(), ablation=True).ablation
+    seen = measure_heads(pair, prepared, Selection(), ablation=True).ablation
     assert {head.kind for head in seen} == {"encoder", "decoder", "cross"}
     assert len(seen) == 6 * 4
 
@@ -203,7 +203,7 @@ def test_a_module_in_a_file_that_returns_logits_is_asked(tmp_path, causal, retur
     made = load(f"{file}:Small", predicting=True)
     assert (made.objective.mask is None) == causal
     prepared = made.prepare(TEXT)
-    seen = stats(made, prepared, Selection(), importance=True, ablation=True)
+    seen = measure_heads(made, prepared, Selection(), importance=True, ablation=True)
     assert len(seen.ablation) == len(seen.importance) == 4
     plain = predicted(made, TEXT)
 
@@ -262,7 +262,7 @@ def test_a_head_of_torchs_own_attention_is_taken_away_before_its_last_projection
     file.write_text(WITH_TORCHS_OWN.format(layer=layer, batch_first=batch_first, need_weights=need_weights))
     made = load(f"{file}:Small", predicting=True)
     prepared = made.prepare(TEXT)
-    seen = stats(made, prepared, Selection(), importance=True, ablation=True)
+    seen = measure_heads(made, prepared, Selection(), importance=True, ablation=True)
     assert len(seen.ablation) == len(seen.importance) == 4
     alone = ablate(made, prepared, "L1H1")
     plain = predicted(made, TEXT)

@@ -19,7 +19,7 @@ from attnscope.questions.find import parse_questions
 from attnscope.questions.parts import read_marks, spans_of
 from attnscope.questions.selection import Selection
 from attnscope.questions.spans import span_maps
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 
 DOCUMENTS = 100
 PARAGRAPHS = 10
@@ -49,7 +49,7 @@ def document(seed):
 def copying_heads(model):
     """The heads with the strongest induction on words at random that come twice: found, not known."""
     drawn = random.Random(-1).sample(words(), 40)
-    heads = stats(model, model.prepare(" ".join(drawn * 2)), Selection()).heads
+    heads = measure_heads(model, model.prepare(" ".join(drawn * 2)), Selection()).heads
     return [head.address for head in heads if head.role and head.role.name == "induction"]
 
 

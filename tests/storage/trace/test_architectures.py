@@ -18,7 +18,7 @@ from attnscope.questions.compare import compare_all_heads, of_heads
 from attnscope.questions.head import of_head, one_head
 from attnscope.questions.overview import of_overview, overview
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import of_stats, stats
+from attnscope.questions.stats import measure_heads, of_stats
 from attnscope.questions.token import one_token
 from attnscope.storage.trace import write_trace
 from attnscope.storage.trace.layout import allowed_of, traced_rows
@@ -129,7 +129,7 @@ def test_the_answers_are_the_same_numbers(pair):
         ),
     ):
         assert plain(answer(*here), "") == plain(answer(*there), traced.notes[-1])
-    ours, theirs = (stats(*given, Selection()) for given in (here, there))
+    ours, theirs = (measure_heads(*given, Selection()) for given in (here, there))
     numbers = [of_stats(seen, ()).numbers["heads"] for seen in (ours, theirs)]
     assert json.dumps(numbers[0]) == json.dumps(numbers[1])
     assert (ours.title, ours.ran) == (theirs.title, theirs.ran)

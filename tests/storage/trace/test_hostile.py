@@ -17,7 +17,7 @@ from attnscope.models.keeping import keep_trace
 from attnscope.models.kept import open_file
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import stats
+from attnscope.questions.stats import measure_heads
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.file import KEY, SUFFIX
 from attnscope.storage.trace.layout import FORMAT
@@ -246,7 +246,7 @@ def test_nothing_in_a_trace_steers_a_terminal(kept, tmp_path):
             found["absent"] = {"segment": "e\x1b"}
 
     model = open_file(forge(kept, tmp_path / "a.trace", paint))
-    seen = stats(model, model.prepared, Selection())
+    seen = measure_heads(model, model.prepared, Selection())
     told = [model.name, model.title, *model.notes, seen.title, seen.ran, *seen.notes]
     told += [reason for head in seen.heads for reason in head.absent.values()] + [seen.heads[0].site.name]
     assert not any("\x1b" in text or "\x07" in text for text in told)

@@ -251,7 +251,7 @@ class LastPass:
         return TracedModel(make_trace(replay.shown_to, prepared, describe_module(name, module)))
 
 
-def label_axes(tokens: Sequence[str] | None) -> dict[Kind, tuple[Axis, Axis]]:
+def axes_of_texts(tokens: Sequence[str] | None) -> dict[Kind, tuple[Axis, Axis]]:
     """Texts as the axes of every attention of their number; equal texts are the same token."""
     if tokens is None:
         return {}

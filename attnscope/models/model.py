@@ -101,7 +101,7 @@ def fit_tokens(
     return None, ((note,) if more else ())
 
 
-class Weighing(Protocol):
+class RunsWeighed(Protocol):
     """Runs a model so that observers see its weights weighed; as a text, how."""
 
     def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
@@ -121,7 +121,7 @@ class Model(ABC):
 
     stateless = False  # known to keep nothing of a pass, so that several threads may run it at once
     weigh: Weigh = "raw"  # what its attention is weighed by
-    weighing: Weighing | None = None
+    weighing: RunsWeighed | None = None
 
     def __init__(
         self, name: str, module: nn.Module, positions: int | None, notes: Sequence[str] = ()

@@ -179,7 +179,7 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
         return ModuleModel(name, module, TextReader(tokenizer, name))
     if config is None:
         raise InputError(f"{name} has no config, as models of transformers have: give a tokenizers.Tokenizer")
-    from attnscope.models.huggingface.load import find_positions
+    from attnscope.models.huggingface.load import most_positions
     from attnscope.models.huggingface.model import HuggingFaceModel
     from attnscope.models.huggingface.sounds import SpeechModel
     from attnscope.models.model import hears
@@ -195,7 +195,7 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
         name,
         module,
         tokenizer,
-        positions=find_positions(module),
+        positions=most_positions(module),
         writer=module if writes is not None and writes() else None,
         load_processor=load_processor,
         **named,

@@ -144,9 +144,9 @@ def record(
     generation are shown as one text. Raises ``ModelError`` if no attention ran.
     """
     from attnscope.capture import recording
-    from attnscope.models.keeping import LastPass, label_axes
+    from attnscope.models.keeping import LastPass, axes_of_texts
 
-    run, last, axes = Run(), LastPass(), label_axes(tokens)
+    run, last, axes = Run(), LastPass(), axes_of_texts(tokens)
     with recording(module, [last], axes) as record:
         yield run
     run.kept = last.kept(module, name or type(module).__name__, record, axes)

@@ -133,7 +133,7 @@ def load_huggingface(
     )
     make, loaders = next((make, loaders) for fits, make, loaders in rows if fits)
     writer = None if kind is AutoModel or headless else loaded
-    return make(name, module, tokenizer, notes, positions=find_positions(module), writer=writer, **loaders)
+    return make(name, module, tokenizer, notes, positions=most_positions(module), writer=writer, **loaders)
 
 
 def _load_tokenizer(source: Source, config: Any) -> Any:
@@ -226,7 +226,7 @@ def _forget_preferences(writer: Any) -> None:
     writer.generation_config = GenerationConfig(**kept)
 
 
-def find_positions(module: nn.Module) -> int | None:
+def most_positions(module: nn.Module) -> int | None:
     """The most tokens that the model has positions for, from its table of positions or its config."""
     for name, table in module.named_modules():
         if isinstance(table, nn.Embedding) and name.rpartition(".")[2] in {"position_embeddings", "wpe"}:

@@ -74,42 +74,12 @@ class Scores:
         return HeadInputs(query, key, value, steep, self.softcap, bias, sink)
 
 
-@dataclass(frozen=True, eq=False)
-class Sheets:
-    """Where results go. No two heads write to the same place."""
-
-    output: Tensor  # [batch, head, query, value size]
-    entropy: Tensor  # [batch, head, query], as the next two
-    largest: Tensor
-    total: Tensor
-    column: Tensor  # [batch, head, key]
-    at: Tensor  # [batch, head, name, query]
-    gaps: Tensor  # [batch, head, name] float64, as the next
-    pairs: Tensor
-    cells: Tensor | None  # [batch, head, row cell, key cell]
-
-    def figures(self, text: int, number: int) -> Figures:
-        """The places of one head of one text."""
-        at = text, number
-        return Figures(
-            output=self.output[at],
-            entropy=self.entropy[at],
-            largest=self.largest[at],
-            total=self.total[at],
-            column=self.column[at],
-            at=self.at[at],
-            gaps=self.gaps[at],
-            pairs=self.pairs[at],
-            cells=None if self.cells is None else self.cells[at],
-        )
-
-
 @dataclass
 class Worker:
     """Computes head after head, with scratch memory of its own."""
 
     scores: Scores
-    sheets: Sheets
+    sheets: Figures  # of all heads, each tensor with the axes [batch, head] before its own
     plans: Sequence[Sequence[TileBlock]]  # one for each text, or one for all
     spots: Sequence[Spots]  # as the plans
     matches: Mapping[str, Sequence[Matches]]
@@ -131,7 +101,7 @@ class Worker:
 
     def run(self, text: int, number: int) -> None:
         """Weigh all rows of a head of one text."""
-        head, figures = self.scores.head(text, number), self.sheets.figures(text, number)
+        head, figures = self.scores.head(text, number), figures_of(self.sheets, text, number)
         for block in self.plans[text % len(self.plans)]:
             self._weigh(head, figures, block, text)
 
@@ -146,6 +116,11 @@ class Worker:
             self.numbers,
         )
         self.weigh(head, block, asked, figures, self.scratch, self.kept)
+
+
+def figures_of(sheets: Figures, text: int, number: int) -> Figures:
+    """Where the figures of one head of one text go; no two heads write to the same place."""
+    return Figures._make(None if sheet is None else sheet[text, number] for sheet in sheets)
 
 
 @dataclass(frozen=True)
@@ -191,7 +166,7 @@ def attend(
     output = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
     whole = query.new_empty(0, dtype=scores.dtype)
     figures = batch, heads
-    sheets = Sheets(
+    sheets = Figures(
         output=output,
         entropy=whole.new_empty(*figures, queries),
         largest=whole.new_empty(*figures, queries),

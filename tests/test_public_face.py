@@ -1,8 +1,6 @@
 """What users may rely on: a name leaves or joins this list on purpose only."""
 
 import inspect
-import subprocess
-import sys
 
 import pytest
 
@@ -26,10 +24,3 @@ def test_what_is_not_there_is_met_with_what_is():
         AttributeError, match="no attribute 'show': it has AttnscopeError, Head, Reader, Run, load"
     ):
         attnscope.show  # noqa: B018
-
-
-@pytest.mark.subprocess
-def test_the_package_alone_loads_nothing_heavy():
-    code = "import sys, attnscope; print(any(name in sys.modules for name in ('torch', 'numpy', 'rich')))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"

@@ -204,42 +204,6 @@ def test_a_picture_does_not_say_when_the_pass_ran(run, looks, folder, tmp_path):
     assert "from the pass" not in (tmp_path / "two.svg").read_text()
 
 
-def modules(*given: object, before: str = "") -> set[str]:
-    """What a command imports in a process of its own."""
-    code = (
-        f"import sys; sys.argv[0] = 'attnscope'\n{before}\n"
-        "from attnscope.cli import app\n"
-        "try: app()\n"
-        "except SystemExit as end: print(*sys.modules) if not end.code else print('failed')"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code, *map(str, given)], capture_output=True, text=True, check=True
-    )
-    loaded = set(ran.stdout.splitlines()[-1].split())
-    assert "numpy" in loaded
-    return loaded
-
-
-@pytest.mark.subprocess
-@pytest.mark.parametrize("asked", [["--head", "L1H0", "--words"], ["--head", "L1H0", "-o", "<folder>/a.png"]])
-def test_the_second_look_needs_neither_torch_nor_transformers(run, looks, folder, asked):
-    run("show", TEXT, "-m", folder)
-    placed = [word.replace("<folder>", str(folder.parent)) for word in asked]
-    assert not modules("show", TEXT, "-m", folder, *placed) & {"torch", "transformers"}
-
-
-@pytest.mark.subprocess
-@pytest.mark.parametrize("command", ["compare", "export", "browse"])
-def test_no_second_look_needs_transformers(run, looks, folder, tmp_path, command):
-    run("show", TEXT, "-m", folder)
-    place = {"export": ["-o", tmp_path / "out"], "browse": ["-o", tmp_path]}.get(command, [])
-    closed = ""  # the screen that browse opens
-    if command == "browse":
-        pytest.importorskip("textual", reason="Textual is not installed: there is nothing to browse with")
-        closed = "from attnscope.browser import Browser; Browser.run = lambda app: None"
-    assert "transformers" not in modules(command, TEXT, "-m", folder, *place, before=closed)
-
-
 # what changes the key
 
 

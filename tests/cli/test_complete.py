@@ -1,8 +1,5 @@
 """What Tab offers in a shell."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -51,25 +48,3 @@ def test_models_of_the_hub_that_are_here_are_offered(tmp_path, monkeypatch):
     (tmp_path / "models--someone--a-bert").mkdir()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert complete.complete_model(words(), "") == ["own", "own-causal", "someone/a-bert"]
-
-
-@pytest.mark.subprocess
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("attnscope show x --head L2H", "L2H1"),
-        ("attnscope show x --cmap vir", "viridis"),
-        ("attnscope stats x --sort ent", "entropy"),
-        ("attnscope sch", "schema"),
-    ],
-)
-def test_the_shell_gets_it_without_torch(typed, offered):
-    code = (
-        "import sys, atexit; from attnscope.cli import app\n"
-        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
-        "app(prog_name='attnscope')"
-    )
-    asked = {"_ATTNSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
-    assert offered in ran.stdout.split()
-    assert ran.stderr.splitlines()[-1] == "False"

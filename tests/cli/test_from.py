@@ -1,8 +1,6 @@
 """``attnscope show --from`` as a user meets it."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -66,18 +64,6 @@ def test_negative_weights_make_no_page_and_the_sentence_says_what_does(run, tmp_
     assert ran.code == 1
     assert "a page shows weights from 0 up, and there are negative ones" in ran.err
     assert run("show", "--from", tmp_path / "odd.npz", "-o", tmp_path / "odd.png").code == 0
-
-
-@pytest.mark.subprocess
-def test_transformers_is_not_needed_to_show_a_file(heads):
-    code = (
-        "import sys; sys.argv = ['attnscope', 'show', '--from', sys.argv[1], '--head', '0.0']\n"
-        "from attnscope.cli import app\n"
-        "try: app()\n"
-        "except SystemExit: print('loaded' if 'transformers' in sys.modules else 'not loaded')"
-    )
-    ran = subprocess.run([sys.executable, "-c", code, str(heads)], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "not loaded"
 
 
 @pytest.mark.parametrize("arguments", [["--head", "L0H1"], ["--token", "0"], []])

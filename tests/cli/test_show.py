@@ -248,32 +248,6 @@ def test_every_option_is_in_the_help_with_an_example(run):
         assert option in ran.out
 
 
-def loaded_by(*arguments: str) -> set[str]:
-    """The top-level packages that a command imports, in a process of its own."""
-    code = (
-        "import sys, atexit\n"
-        "atexit.register(lambda: print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr))\n"
-        "from attnscope.cli import main\n"
-        "main()\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-    return set(ran.stderr.split())
-
-
-@pytest.mark.subprocess
-def test_help_imports_nothing_heavy():
-    loaded = loaded_by("--help")
-    assert "typer" in loaded
-    assert loaded.isdisjoint({"torch", "transformers", "matplotlib", "numpy", "tokenizers", "scipy"})
-
-
-@pytest.mark.subprocess
-def test_the_bundled_encoder_needs_no_transformers():
-    loaded = loaded_by("show", TEXT)
-    assert "torch" in loaded
-    assert loaded.isdisjoint({"transformers", "matplotlib", "scipy", "huggingface_hub", "sentencepiece"})
-
-
 @pytest.mark.subprocess
 def test_the_command_is_installed_and_the_module_runs_too():
     ran = subprocess.run(

@@ -2,13 +2,10 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.models.folders import minilm
 from tests.models.images import picture, vision
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -27,15 +24,6 @@ def numbers(ran) -> str:
             note for note in found["notes"] if not (note.startswith("from ") and "trace" in note)
         ]
     return json.dumps(found)
-
-
-@pytest.fixture(scope="session")
-def kept_minilm(tmp_path_factory):
-    """A pass of a real model, kept."""
-    file = tmp_path_factory.mktemp("kept") / "a.trace"
-    keep = ["show", TEXT, "-m", minilm(), "--keep", str(file)]
-    subprocess.run([sys.executable, "-m", "attnscope", *keep], capture_output=True, check=True)
-    return file
 
 
 LOOKS = [
@@ -160,76 +148,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_loaded(run,
 def test_a_corpus_is_kept_in_no_trace(run, tmp_path):
     ran = run("stats", "--texts", "sample_inputs/sentences.txt", "--keep", tmp_path / "a.trace")
     assert ran.code == 2
-
-
-def modules(*arguments: object) -> set[str]:
-    """What a command imports in a process of its own."""
-    code = (
-        "import sys; sys.argv[0] = 'attnscope'\n"
-        "from attnscope.cli import app\n"
-        "try: app()\n"
-        "except SystemExit as end: print(*sys.modules) if not end.code else print('failed')"
-    )
-    given = [sys.executable, "-c", code, *map(str, arguments)]
-    ran = subprocess.run(given, capture_output=True, text=True, check=True)
-    return set(ran.stdout.splitlines()[-1].split())
-
-
-@pytest.mark.subprocess
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ["show"],
-        ["show", "--json"],
-        ["show", "--head", "L2H1"],
-        ["show", "--head", "L2H1", "--words"],
-        ["show", "--hide-special"],
-        ["show", "--token", "cat", "--words", "--hide-special"],
-        ["show", "--layer", "1", "--head", "3"],
-        ["stats", "--sort", "previous", "--where", "role=first"],
-        ["stats", "--json"],
-        ["stats", "--map", "entropy"],
-    ],
-    ids=" ".join,
-)
-def test_a_look_at_a_trace_needs_neither_torch_nor_transformers(kept_minilm, asked):
-    command, *options = asked
-    loaded = modules(command, "--from", kept_minilm, *options)
-    assert "numpy" in loaded
-    assert not loaded & {"torch", "transformers", "scipy", "matplotlib", "pydantic"}
-    assert "attnscope.cli.commands.train" not in loaded
-
-
-@pytest.mark.subprocess
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_a_picture_of_a_trace_needs_neither_torch_nor_transformers(kept_minilm, tmp_path, suffix):
-    out = tmp_path / f"head.{suffix}"
-    loaded = modules("show", "--from", kept_minilm, "--head", "L2H1", "-o", out)
-    assert out.exists()
-    assert not loaded & {"torch", "transformers"}
-
-
-@pytest.mark.subprocess
-@pytest.mark.parametrize("asked", [["compare"], ["export", "-o", "OUT"]], ids=lambda asked: asked[0])
-def test_no_command_needs_transformers_for_a_trace(kept_minilm, tmp_path, asked):
-    command, *options = [str(tmp_path / "out") if word == "OUT" else word for word in asked]
-    loaded = modules(command, "--from", kept_minilm, *options)
-    assert "numpy" in loaded
-    assert "transformers" not in loaded
-
-
-@pytest.mark.subprocess
-def test_the_rows_of_a_trace_need_no_torch(run, tmp_path):
-    run("show", TEXT, "--keep", tmp_path / "a.trace")
-    code = (
-        "import sys\n"
-        "from attnscope.attention import Head\n"
-        "from attnscope.storage.trace import read_trace\n"
-        "print(read_trace(sys.argv[1]).weights(Head('L2H1')).shape, 'torch' in sys.modules)"
-    )
-    given = [sys.executable, "-c", code, str(tmp_path / "a.trace")]
-    ran = subprocess.run(given, capture_output=True, text=True, check=True)
-    assert ran.stdout == "(13, 13) False\n"
 
 
 def test_parts_and_questions_are_asked_of_a_trace_as_of_the_text(run, tmp_path):

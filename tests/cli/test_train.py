@@ -110,10 +110,3 @@ def test_wrong_usage_exits_with_2(books: list[Path], tmp_path: Path, arguments: 
     assert code == 2
     assert "Usage" in err
     assert not (tmp_path / "m").exists()
-
-
-@pytest.mark.subprocess
-def test_reading_the_help_loads_no_torch() -> None:
-    program = "import sys, attnscope.cli.commands.train; print('torch' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert out.stdout == "False\n"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -225,10 +223,3 @@ def test_lines_without_colour_end_where_their_text_ends() -> None:
 def test_an_unknown_colour_map_says_what_exists() -> None:
     with pytest.raises(SelectionError, match="there are ember, tide and those of matplotlib"):
         printed(heatmap(random_head(3)), colour="truecolor", cmap="rainbo")
-
-
-@pytest.mark.subprocess
-def test_the_terminal_needs_neither_matplotlib_nor_torch() -> None:
-    code = "import sys, attnscope.render.terminal, attnscope.views; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"torch", "matplotlib", "transformers", "scipy"} & set(done.stdout.split())

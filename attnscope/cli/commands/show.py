@@ -111,7 +111,6 @@ def show(
         raise typer.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
     given = read_source(source, model)
     check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
-    from attnscope.questions.ablate import ablate, of_ablation
     from attnscope.questions.answer import Answer
     from attnscope.questions.head import of_head, one_head
     from attnscope.questions.layers import all_heads, whole_layers
@@ -122,6 +121,8 @@ def show(
     whole = output.out is not None and output.out.suffix.lower() in WHOLE
     loaded, prepared = given.open(predicting=attention.ablate is not None, saving=output.out is not None)
     if attention.ablate is not None:
+        from attnscope.questions.ablate import ablate, of_ablation
+
         asked = select(attention, head=parse_head(attention.ablate, attention))
         with waiting(f"{loaded.name} predicts with and without {attention.ablate}"):
             answer = of_ablation(ablate(loaded, prepared, asked))

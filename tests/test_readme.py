@@ -52,7 +52,7 @@ def test_every_option_that_the_readme_mentions_exists(command):
     words = shlex.split(command)
     words = words[words.index("attnscope") + 1 :]
     words = words[: words.index("|")] if "|" in words else words
-    parameters = command_line().commands[words[0]].params
+    parameters = command_line().get_command(None, words[0]).params
     known = {name for parameter in parameters for name in parameter.opts}
     assert {word for word in words if re.match("--?[a-z]", word)} <= known
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from attnscope.attention import Token
 from attnscope.capture import recording
 from attnscope.measures import HeadFigures, Measurement
-from attnscope.models import load_encoder as load_model
+from attnscope.models import load as load_model
 from attnscope.network import bundled, load_encoder
 from attnscope.questions.corpus_stats import corpus_stats
 from tests.listed import Listed

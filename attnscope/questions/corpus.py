@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from attnscope.attention import Kind, Token
-from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.models.text.tokens import read_unknown, say_unknown
+from attnscope.questions.processes import Processes
 from attnscope.storage.corpus import CorpusText
 from attnscope.storage.gold import GoldText
 
@@ -196,69 +195,6 @@ def _shape(text: ModelInput) -> tuple[object, ...]:
         *((name, tensor.shape) for name, tensor in text.inputs.items()),
         *(tensor.shape for tensor in text.arguments),
     )
-
-
-@dataclass(frozen=True)
-class Processes:
-    """How many processes share the work, and which of them this one is; number 0 has the answer."""
-
-    number: int = 0
-    count: int = 1
-
-    def gather(self, mine: object) -> list[Any]:
-        """What every process has, in their order, at number 0; an empty list at the others."""
-        if self.count == 1:
-            return [mine]
-        import torch.distributed as distributed
-
-        everyones: list[Any] = [None] * self.count
-        with _lost():
-            distributed.gather_object(mine, everyones if self.number == 0 else None)
-        return everyones if self.number == 0 else []
-
-    def broadcast(self, word: Any) -> Any:
-        """What process 0 says, at every process."""
-        if self.count == 1:
-            return word
-        import torch.distributed as distributed
-
-        said = [word]
-        with _lost():
-            distributed.broadcast_object_list(said, src=0)
-        return said[0]
-
-
-def torchrun_processes() -> Processes:
-    """The place of this process among those that torchrun started; alone without it."""
-    return Processes(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-
-
-@contextmanager
-def together() -> Iterator[Processes]:
-    """Join the processes that torchrun started while the block runs.
-
-    What they exchange are sums in main memory, so they talk through gloo, whatever device the model is on.
-    """
-    processes = torchrun_processes()
-    if processes.count == 1:
-        yield processes
-        return
-    import torch.distributed as distributed
-
-    with _lost():
-        distributed.init_process_group("gloo")
-    try:
-        yield processes
-    finally:
-        distributed.destroy_process_group()
-
-
-@contextmanager
-def _lost() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise ModelError("another process of this job ended; the reason is what that one says") from error
 
 
 Work = TypeVar("Work")

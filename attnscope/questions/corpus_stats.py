@@ -15,18 +15,9 @@ from attnscope.errors import AttnscopeError, InputError
 from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model, ModelInput
 from attnscope.questions.ablate import Means, Removals, Way, corpus_means, describe_way
-from attnscope.questions.corpus import (
-    Batch,
-    CorpusRun,
-    Processes,
-    Progress,
-    Walk,
-    batches,
-    together,
-    windows,
-    workers,
-)
+from attnscope.questions.corpus import Batch, CorpusRun, Progress, Walk, batches, windows, workers
 from attnscope.questions.importance import Importances
+from attnscope.questions.processes import Processes, together
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, require_selected
 from attnscope.questions.stats import Stats, measuring_pass, what_ran, with_predictions

@@ -12,17 +12,7 @@ from attnscope.capture import Record
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import (
-    Batch,
-    CorpusRun,
-    Processes,
-    Progress,
-    Walk,
-    batches,
-    together,
-    windows,
-    workers,
-)
+from attnscope.questions.corpus import Batch, CorpusRun, Progress, Walk, batches, windows, workers
 from attnscope.questions.corpus_stats import CheckpointFile
 from attnscope.questions.gold_reading import (
     REACH,
@@ -34,6 +24,7 @@ from attnscope.questions.gold_reading import (
     Slots,
     ask_batch,
 )
+from attnscope.questions.processes import Processes, together
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, require_selected
 from attnscope.records import ADDRESS, Meaning, Notes, plain, record

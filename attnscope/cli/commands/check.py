@@ -67,7 +67,7 @@ def check(
     """
     from attnscope.measures import DEFAULT
     from attnscope.questions.check import Checked, changes, claim, save_snapshot
-    from attnscope.questions.corpus import torchrun_processes
+    from attnscope.questions.processes import torchrun_processes
     from attnscope.records import plain
 
     claims = [claim(each) for each in asked.claims or ()]

@@ -99,8 +99,8 @@ def answer_gold(
     model: WeighedModelOptions,
 ) -> None:
     """Ask all heads the questions of a file, and print how well they do."""
-    from attnscope.questions.corpus import torchrun_processes
     from attnscope.questions.gold import find_gold, of_gold
+    from attnscope.questions.processes import torchrun_processes
     from attnscope.storage.gold import read_gold
 
     assert gold.gold is not None

@@ -181,7 +181,7 @@ def stats(
         return show_heads(given, selection, model, attention.top, output, picture)
     from attnscope.measures import DEFAULT
     from attnscope.questions.answer import Answer, of_maps
-    from attnscope.questions.corpus import torchrun_processes
+    from attnscope.questions.processes import torchrun_processes
     from attnscope.questions.stats import curves_by_position, measure_maps, of_stats, parse_conditions
 
     met = parse_conditions(attention.where) if attention.where is not None else ()

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from attnscope.models import load
 from attnscope.questions import corpus as batches
-from attnscope.questions.corpus import CorpusRun, torchrun_processes
+from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.processes import torchrun_processes
 from tests.listed import Listed
 
 TEXTS = [

@@ -1,0 +1,77 @@
+"""Several processes, on one machine or many, that share the texts of a corpus: torch.distributed.
+
+A file of its own: whoever asks whether there are several imports no model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from attnscope.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many processes share the work, and which of them this one is; number 0 has the answer."""
+
+    number: int = 0
+    count: int = 1
+
+    def gather(self, mine: object) -> list[Any]:
+        """What every process has, in their order, at number 0; an empty list at the others."""
+        if self.count == 1:
+            return [mine]
+        import torch.distributed as distributed
+
+        everyones: list[Any] = [None] * self.count
+        with _lost():
+            distributed.gather_object(mine, everyones if self.number == 0 else None)
+        return everyones if self.number == 0 else []
+
+    def broadcast(self, word: Any) -> Any:
+        """What process 0 says, at every process."""
+        if self.count == 1:
+            return word
+        import torch.distributed as distributed
+
+        said = [word]
+        with _lost():
+            distributed.broadcast_object_list(said, src=0)
+        return said[0]
+
+
+def torchrun_processes() -> Processes:
+    """The place of this process among those that torchrun started; alone without it."""
+    return Processes(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+@contextmanager
+def together() -> Iterator[Processes]:
+    """Join the processes that torchrun started while the block runs.
+
+    What they exchange are sums in main memory, so they talk through gloo, whatever device the model is on.
+    """
+    processes = torchrun_processes()
+    if processes.count == 1:
+        yield processes
+        return
+    import torch.distributed as distributed
+
+    with _lost():
+        distributed.init_process_group("gloo")
+    try:
+        yield processes
+    finally:
+        distributed.destroy_process_group()
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ModelError("another process of this job ended; the reason is what that one says") from error

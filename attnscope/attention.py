@@ -170,7 +170,7 @@ class Attention:
     offset: int | None
     dtype: torch.dtype | str
     read: RowSource
-    statistics: Any = None  # attnscope.fused.statistics.Statistics, which stands on a floor above
+    statistics: Any = None  # attnscope.fused.statistics.Statistics, of a package above this one
     values: Tensor | None = None  # [batch, key_head, key, size]
     arrays: bool = False
 

@@ -95,7 +95,14 @@ def test_what_does_not_say_how_long_a_frame_is_is_numbered_and_a_note_says_so(tm
     prepared = model.prepare_audio(tone)
     assert prepared.heard is None
     assert any("numbered, without times" in note for note in prepared.notes)
+    assert not any("the end of the sound is not heard" in note for note in prepared.notes)
     assert maps(model, prepared)
+
+
+def test_a_sound_that_a_feature_extractor_cuts_off_without_a_word_is_named(tmp_path):
+    save(tmp_path, "audio-spectrogram-transformer")
+    prepared = load(str(tmp_path)).prepare_audio(speech.sound(tmp_path / "long.wav", 15.0))
+    assert any("the end of the sound is not heard" in note for note in prepared.notes)
 
 
 def test_a_sound_that_is_longer_than_an_extractor_takes_is_refused(tmp_path):

@@ -328,6 +328,8 @@ class SpeechModel(HuggingFaceModel):
                 f"what looks at the sound is numbered, without times: {self.name} does not say how long a "
                 "frame is",
             )
+            if self._is_deaf_to_the_end(path, sound, name, values):
+                notes += (f"the end of the sound is not heard: {self.name}'s feature extractor cuts it off",)
         else:
             kinds: tuple[Kind, ...] = ("encoder", "cross") if "decoder_input_ids" in inputs else ("encoder",)
             looks = dict.fromkeys(kinds, frames.tokens)
@@ -409,6 +411,15 @@ class SpeechModel(HuggingFaceModel):
                 "choose a part with --from-second and --to-second, or pass --truncate to hear its beginning"
             )
         return (f"cut: the first {end:g} of {sound.seconds:.1f} seconds are heard",)
+
+    def _is_deaf_to_the_end(self, path: Path, sound: Sound, name: str, values: Tensor) -> bool:
+        """Whether the model is given the same if the last tenth of a sound, no silence itself, is silent."""
+        samples = sound.samples.copy()
+        samples[-max(1, len(samples) // 10) :] = 0
+        if (samples == sound.samples).all():
+            return False
+        without = self._extract(path, replace(sound, samples=samples), name)[0]
+        return values.shape == without.shape and torch.equal(values, without)
 
     def _extract(
         self, path: Path, sound: Sound, name: str

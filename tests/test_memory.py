@@ -1,5 +1,6 @@
 """What is free, and what is refused because it is not."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 import psutil
@@ -7,6 +8,7 @@ import pytest
 
 from attnscope import limits as memory
 from attnscope.errors import SizeError
+from attnscope.limits import OutOfTime, time_limited
 
 
 def test_what_is_free_is_a_plausible_number():
@@ -47,3 +49,12 @@ def test_the_tighter_of_machine_and_container_counts(monkeypatch):
 )
 def test_sizes_are_told_as_a_person_says_them(size, text):
     assert memory.readable(size) == text
+
+
+def test_a_limit_of_time_that_somebody_swallowed_is_raised_again():
+    with pytest.raises(OutOfTime), time_limited(0.05):
+        with suppress(OutOfTime):
+            while True:
+                pass
+        while True:
+            pass

@@ -1,4 +1,4 @@
-"""How far a run over a corpus is."""
+"""Runs over many texts: batches of equal length, shared among threads and processes, and how far they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run over a corpus adds up, and the file that keeps it while the run goes on."""
+"""The figures of every head over many texts, what a run adds up, and the file that keeps it meanwhile."""
 
 from __future__ import annotations
 

@@ -108,12 +108,6 @@ def steps(levels: Array) -> Array:
     return indices
 
 
-def colours_at(name: str, levels: Array | float) -> Array:
-    """The colours of a map at levels from 0 to 1, in shares.  [...] -> [..., 3]"""
-    shares: Array = table(name)[steps(np.asarray(levels))] / 255.0
-    return shares
-
-
 def is_light(colours: Array) -> Array:
     """Whether black reads better than white on colours in shares.  [..., 3] -> [...]"""
     light: Array = colours**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18

@@ -77,12 +77,16 @@ def save_export(
     folder = Path(folder)
     contents = ExportPlan(formats, selection.layers, heads)
     with claim_folder(folder):
-        options = (formats, sorted(heads or ()), dpi, size, font, cmap, command)
-        identity = _identify(model, prepared, selection, *options)
+        tokens = [[str(place) for place in axis] for axes in prepared.axes.values() for axis in axes]
+        options = (selection, formats, sorted(heads or ()), dpi, size, font, cmap, command)
+        asked = [__version__, model.name, fingerprint(model.module), tokens, *map(repr, options)]
+        identity = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
         if not force:
             refuse_existing(folder, contents, identity)
         result = all_heads(model, prepared, selection)
-        _expect_heads(result, heads)
+        most = max(len(weights.values) for weights in result.weights.values())
+        if missing := sorted(head for head in heads or () if head >= most):
+            raise SelectionError(f"no head {number_ranges(missing)}: these layers have heads 0-{most - 1}")
         album, warnings = Album(dpi, cmap, size, font), dict[str, None]()
         jobs = list(_pictures(result, contents)) if contents.pictures else []
         begin_manifest(folder, contents, identity)
@@ -99,8 +103,10 @@ def save_export(
             if path.suffix == PAGE:
                 save_page(result, path, cmap)
             elif form == FILM:
-                film = save_film(_layers(result), path, dpi=dpi, cmap=cmap, width=size, font=font)
-                warnings |= dict.fromkeys(film)
+                film = (
+                    result.layer(kind, n) for kind, layers in result.layers.kinds.items() for n, _ in layers
+                )
+                warnings |= dict.fromkeys(save_film(film, path, dpi=dpi, cmap=cmap, width=size, font=font))
             else:
                 save_layers(result.layers, path)
             files.append(ExportedFile(**describe_file(path)))
@@ -108,13 +114,6 @@ def save_export(
         manifest = plain(write_down(model, prepared, result.layers, command, tuple(warnings), tuple(files)))
         write_manifest(folder, manifest)
     return Exported(folder, manifest, tuple(warnings))
-
-
-def _identify(model: Model, prepared: ModelInput, *options: object) -> str:
-    """What tells an export from others: the release, the model, its input, and all that was asked for."""
-    tokens = [[str(place) for place in axis] for axes in prepared.axes.values() for axis in axes]
-    parts = [__version__, model.name, fingerprint(model.module), tokens, *map(repr, options)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _pictures(
@@ -130,17 +129,3 @@ def _pictures(
             for head in range(len(weights.values)):
                 if contents.heads is None or head in contents.heads:
                     yield led | {"layer": layer, "head": head}, partial(result.head, kind, layer, head)
-
-
-def _layers(result: AllHeads) -> Iterator[Drawable]:
-    """A picture of each layer, from the first to the last of each kind."""
-    for kind, layers in result.layers.kinds.items():
-        for layer, _ in layers:
-            yield result.layer(kind, layer)
-
-
-def _expect_heads(result: AllHeads, heads: Collection[int] | None) -> None:
-    most = max(len(weights.values) for weights in result.weights.values())
-    missing = sorted(head for head in heads or () if head >= most)
-    if missing:
-        raise SelectionError(f"no head {number_ranges(missing)}: these layers have heads 0-{most - 1}")

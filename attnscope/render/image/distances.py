@@ -91,7 +91,9 @@ def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, styl
 
 def _draw_plane(axes: Axes, view: HeadPlane, side: float, style: Style) -> None:
     """A dot for each head in the colour of its layer, its name beside it, and the layers above."""
-    colours = _layer_colours(view, style)
+    numbers = np.array(view.layers)
+    shades = np.round(numbers / max(numbers.max(), 1) * (1 - FAINTEST) * 255).astype(int)
+    colours = table(style.cmap)[shades] / 255.0  # [head, 3]
     middle = (view.points.max(0) + view.points.min(0)) / 2
     half = 0.65 * float(np.ptp(view.points, axis=0).max()) or 1.0
     axes.set_xlim(middle[0] - half, middle[0] + half)
@@ -112,15 +114,6 @@ def _draw_plane(axes: Axes, view: HeadPlane, side: float, style: Style) -> None:
         colour = colours[view.layers.index(layer)]
         axes.scatter([here], [1.03], s=DOT**2, color=colour, transform=axes.transAxes, clip_on=False)
         axes.text(here + 0.02, 1.03, f"L{layer}", size=SMALL, va="center", transform=axes.transAxes)
-
-
-def _layer_colours(view: HeadPlane, style: Style) -> Array:
-    """A colour for each head, from a map's first to the last that is still seen on white.  -> [head, 3]"""
-    layers = np.array(view.layers)
-    colours: Array = table(style.cmap)[
-        np.round(layers / max(layers.max(), 1) * (1 - FAINTEST) * 255).astype(int)
-    ]
-    return colours / 255.0
 
 
 def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[float, float] | None]:

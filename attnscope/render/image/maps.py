@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.axes import Array
-from attnscope.render.colour import DIVERGING, STEPS, choose_map, colours_at, is_light, steps, table
+from attnscope.render.colour import DIVERGING, STEPS, choose_map, is_light, steps, table
 from attnscope.render.image import sheet as axis
 from attnscope.render.image.sheet import (
     BAR,
@@ -105,7 +105,7 @@ def image_values(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:
 
 def _write_into_cells(axes: Axes, texts: Array, levels: Array, style: Style, **options: Any) -> None:
     """The text of each cell in black or white, whichever reads better.  [row, column], [row, column]"""
-    light = is_light(colours_at(style.cmap, levels))
+    light = is_light(table(style.cmap)[steps(levels)] / 255.0)
     for (row, column), text in np.ndenumerate(texts):
         if text:
             ink = "black" if light[row, column] else "white"

@@ -58,7 +58,9 @@ def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], 
         chosen.insert(0, font)
         missing -= _characters(_font_files()[font])
     if missing:
-        for family, path in sorted(_font_files().items(), key=_preference):
+        for family, path in sorted(  # sans faces first, in one order on every run
+            _font_files().items(), key=lambda entry: ("sans" not in entry[0].lower(), entry[0])
+        ):
             found = missing & _characters(path)
             if found:
                 chosen.append(family)
@@ -66,11 +68,6 @@ def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], 
             if not missing:
                 break
     return chosen, [*_lacks(missing), *_note_unjoined_letters(wanted)]
-
-
-def _preference(entry: tuple[str, str]) -> tuple[bool, str]:
-    """Sans faces first; the order is the same on every run."""
-    return ("sans" not in entry[0].lower(), entry[0])
 
 
 @cache

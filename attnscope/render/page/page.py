@@ -75,17 +75,16 @@ def pack(codes: Array) -> str:
     smaller: what else repeats in weights does so by chance.
     """
     rises = np.diff(codes, axis=0, prepend=np.uint8(0))
-    way, chosen = min(((PLAIN, codes), (UP, rises)), key=lambda option: _bits(option[1]))
+
+    def bits(option: tuple[bytes, Array]) -> float:  # the entropy of single bytes, times their number
+        counts = np.bincount(option[1].ravel(), minlength=256)
+        present = counts[counts > 0]
+        return float((present * np.log2(codes.size / present)).sum())
+
+    way, chosen = min(((PLAIN, codes), (UP, rises)), key=bits)
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
     raw = deflate.compress(way + np.ascontiguousarray(chosen).tobytes()) + deflate.flush()
     return base64.b64encode(raw).decode()
-
-
-def _bits(codes: Array) -> float:
-    """The entropy of single bytes, times their number."""
-    counts = np.bincount(codes.ravel(), minlength=256)
-    present = counts[counts > 0]
-    return float((present * np.log2(codes.size / present)).sum())
 
 
 def unpack(text: str, rows: int, columns: int) -> Array:
@@ -168,7 +167,8 @@ class PageContents:
                 "queries": self._labels(queries),
                 "keys": self._labels(keys),
                 "square": queries == keys,
-                "words": self.scene is not None and any(map(self._spoken, keys)),
+                "words": self.scene is not None  # those that stand beside the parts of a picture
+                and any(not place.special and not self.scene.ids_of(place) for place in keys),
             }
             for queries, keys in self.axes
         ]
@@ -191,10 +191,6 @@ class PageContents:
             for before, place in zip((None, *places), places, strict=False)
         ]
 
-    def _spoken(self, place: Place) -> bool:
-        """Whether a place is one of words that stand beside those of a picture."""
-        return self.scene is not None and not place.special and not self.scene.ids_of(place)
-
     def picture(self) -> dict[str, Any] | None:
         """The scene as plain data: of each part left, top, right, bottom, and whether it is fine."""
         if self.scene is None:
@@ -213,30 +209,21 @@ class PageContents:
             codes = self.code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
             named = {f"w{place}-{number}-{head}": one for head, one in enumerate(codes)}
             self.heads |= {name: pack(one) for name, one in named.items()}
-            columns: int = codes.shape[-1]
-            self.columns |= dict.fromkeys(named, columns)
+            self.columns |= dict.fromkeys(named, codes.shape[-1])
+            values = np.where(np.isfinite(weights.values), weights.values, 0)
+            pooled, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
+            pooled = np.clip(
+                pooled, 0, self.code.top
+            )  # groups of keys may sum to more than the largest weight
+            small = self.code.bytes_of(pooled, np.broadcast_to(allowed, pooled.shape))
             yield {
                 "layer": number,
                 "heads": len(codes),
                 "axes": self.axes.setdefault((weights.queries, weights.keys), len(self.axes)),
-                "small": _thumbnails(weights, self.code),
+                "small": [*small.shape[1:], base64.b64encode(small.tobytes()).decode()],
                 "about": [_describe(head) for head in self.described.get((kind, number), ())],
                 "proof": clean(self.proofs.get((kind, number), "")),
             }
-
-
-def list_worth(worth: Sequence[Head], contents: PageContents, kinds: Sequence[str]) -> list[list[int]]:
-    """Kind, layer and head of the heads to be looked at first, of those that the page has."""
-    places = [(kinds.index(head.kind or kinds[0]), head.layer, head.head) for head in worth]
-    return [[*place] for place in places if "w{}-{}-{}".format(*place) in contents.heads]
-
-
-def _thumbnails(weights: Weights, code: Code) -> list[Any]:
-    values = np.where(np.isfinite(weights.values), weights.values, 0)
-    small, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
-    small = np.clip(small, 0, code.top)  # groups of keys may sum to more than the largest weight
-    thumbnails = code.bytes_of(small, np.broadcast_to(allowed, small.shape))
-    return [*small.shape[1:], base64.b64encode(thumbnails.tobytes()).decode()]
 
 
 def _describe(head: Described) -> list[Any]:
@@ -285,14 +272,21 @@ def page(
     weights that are negative or beyond ``top``.
     """
     chosen = choose_map(cmap, signed=False)
-    code = Code(max(top, 1.0))
+    top = max(top, 1.0)
+    code = Code(top)
     contents = PageContents(code, described or {}, proofs or {}, scene)
     layers = contents.add(kinds)
-    worth_a_look = list_worth(worth, contents, list(kinds))
+    names = list(kinds)
+    places = [(names.index(head.kind or names[0]), head.layer, head.head) for head in worth]
+    worth_a_look = [place for place in places if "w{}-{}-{}".format(*place) in contents.heads]
     content = {
         "title": isolate_quotes(clean(title)),
         "subtitle": isolate_quotes(clean(subtitle)),
-        "notes": [*map(clean, notes), _exactness(code)],
+        "notes": [
+            *map(clean, notes),
+            f"weights are stored in 8 bits: off by at most {code.error(top):.2g}, by "
+            f"{code.error(0.01 * top):.1g} near {0.01 * top:g}",
+        ],
         "top": code.top,
         "power": POWER,
         "faint": [FAINT, FEW],
@@ -310,13 +304,6 @@ def page(
     first = _element(opened, heads.pop(opened), contents.columns[opened]) if opened else ""
     others = (f'<script type="text/plain" id="{name}">{text}</script>' for name, text in heads.items())
     return _assemble(title, content, first, "\n".join(others))
-
-
-def _exactness(code: Code) -> str:
-    largest, small = code.error(code.top), code.error(0.01 * code.top)
-    return (
-        f"weights are stored in 8 bits: off by at most {largest:.2g}, by {small:.1g} near {0.01 * code.top:g}"
-    )
 
 
 def _element(name: str, packed: str, columns: int) -> str:

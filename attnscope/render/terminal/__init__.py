@@ -79,25 +79,16 @@ class PrintedView:
         surface = Surface.of(console, options, self.cmap, self.plain)
         end = Segment.line()
         for line in lines(self.view, surface, self.marked):
-            if not surface.colour:
-                line = _trim(line)
+            if not surface.colour:  # spaces at its end, which nobody sees and every diff shows
+                while line and not line[-1].text.strip(" "):
+                    line = line[:-1]
+                line[-1:] = [Segment(each.text.rstrip(" "), each.style) for each in line[-1:]]
             if surface.ascii:
                 line = [_in_ascii(segment) for segment in line]
             if not all(map(str.isprintable, map(TEXT_OF, line))):
-                line = [_safe(segment) for segment in line]
+                line = [s if s.control else Segment(s.text.translate(CONTROLS), s.style) for s in line]
             yield from line
             yield end
-
-
-def _safe(segment: Segment) -> Segment:
-    return segment if segment.control else Segment(segment.text.translate(CONTROLS), segment.style)
-
-
-def _trim(line: Line) -> Line:
-    """The line without spaces at its end, which nobody sees and every diff shows."""
-    while line and not line[-1].text.strip(" "):
-        line = line[:-1]
-    return [*line[:-1], Segment(line[-1].text.rstrip(" "), line[-1].style)] if line else []
 
 
 def _in_ascii(segment: Segment) -> Segment:

@@ -96,7 +96,9 @@ def token_at(view: Heatmap, surface: Surface, pinned: int | None, x: int, y: int
 def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
     """The map as large as the surface shows it, and how."""
     rows, columns = view.values.shape
-    label = _label_width(view.weights.queries, surface)
+    queries = view.weights.queries
+    labels = (cell_len(each.label) + (not each.pooled) * len(f" {each.start}") for each in queries)
+    label = min(max(labels, default=0), _widest_label(surface))
     room = surface.width - label - 1
     wide = NUMBERED if surface.colour else NUMBERED + 1  # without colour a shade stands beside it
     if rows <= TALLEST and columns * wide <= room:
@@ -118,13 +120,6 @@ def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
 
 def _widest_label(surface: Surface) -> int:
     return min(LABEL_WIDTH, surface.width // 4)
-
-
-def _label_width(axis: tuple[Place, ...], surface: Surface) -> int:
-    longest = max(
-        (cell_len(place.label) + (0 if place.pooled else len(f" {place.start}")) for place in axis), default=0
-    )
-    return min(longest, _widest_label(surface))
 
 
 def _row_label(place: Place, layout: CellLayout, *, right: bool = False) -> str:
@@ -180,7 +175,8 @@ def _rows(
                 faint = abs(view.values[row, column]) < 0.05
                 line.append(Segment(text, style_on(palette, int(tones[row, column]), faint)))
             else:
-                line.append(Segment(_shade(text, float(shown[row, column]), layout.cell, surface)))
+                shade = surface.shade(float(shown[row, column]))
+                line.append(Segment(shade + text[1:] if layout.cell >= NUMBERED else shade * layout.cell))
         yield list(Segment.simplify(line))
 
 
@@ -196,11 +192,6 @@ def _number(value: float, cell: int) -> str:
     """Per cent, where the cell has room and there is half a per cent to show."""
     shown = cell >= NUMBERED and abs(value) >= 0.005 and -0.995 < value < 9.995
     return f"{round(100 * value) if shown else '':>{cell - 1}} " if cell > 1 else " "
-
-
-def _shade(text: str, level: float, cell: int, surface: Surface) -> str:
-    shade = surface.shade(level)
-    return shade + text[1:] if cell >= NUMBERED else shade * cell
 
 
 def _half_rows(

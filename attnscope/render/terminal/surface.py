@@ -30,8 +30,10 @@ def clusters(text: str) -> list[str]:
     found: list[str] = []
     for character in text:
         follows = found and (
-            cell_len(character) == 0 or found[-1].endswith(JOINER) or _second_flag(found[-1], character)
-        )
+            cell_len(character) == 0
+            or found[-1].endswith(JOINER)
+            or (len(found[-1]) == 1 and all(0x1F1E6 <= ord(c) <= 0x1F1FF for c in (found[-1], character)))
+        )  # the last: two letters of a flag
         if follows:
             found[-1] += character
         else:
@@ -112,10 +114,6 @@ def wrap_text(text: str, width: int) -> list[str]:
 def flow_items(items: Sequence[str], width: int, gap: str) -> list[str]:
     """Items side by side in lines of at most ``width`` cells; one that is longer than a line is cut."""
     return [cut(line, width) for line in fill_lines(items, width, gap, cell_len)]
-
-
-def _second_flag(before: str, character: str) -> bool:
-    return len(before) == 1 and all(0x1F1E6 <= ord(c) <= 0x1F1FF for c in (before, character))
 
 
 Line: TypeAlias = "list[Segment]"

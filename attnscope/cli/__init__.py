@@ -57,7 +57,7 @@ def attnscope(
 
 
 def main() -> None:
-    """Run the command line. What a user can fix ends in one sentence on stderr and exit code 1."""
+    """Run the command line. What a user can fix ends in one sentence on stderr and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what an encoding has no letter for becomes a question mark
             stream.reconfigure(errors="replace")
@@ -153,4 +153,4 @@ def _fail(sentence: str) -> NoReturn:
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shorten(line))
     encoding = sys.stderr.encoding or "ascii"
     print(f"attnscope{which}: {shown}".encode(encoding, "replace").decode(encoding), file=sys.stderr)
-    raise SystemExit(1)
+    raise SystemExit(2)

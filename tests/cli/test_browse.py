@@ -18,7 +18,7 @@ def test_without_textual_one_sentence_says_how_to_install_it(run, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
     ran = run("browse", TEXT)
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.out) == (2, "")
     assert ran.err == (
         "attnscope: browsing needs Textual, which is not installed: pip install 'attnscope[browse]'\n"
     )
@@ -26,7 +26,7 @@ def test_without_textual_one_sentence_says_how_to_install_it(run, monkeypatch):
 
 def test_a_folder_that_is_not_there_is_told_before_the_model_is_loaded(run, tmp_path):
     ran = run("browse", TEXT, "-o", tmp_path / "nowhere", "-m", "no-such-folder/at/all")
-    assert ran.code == 1
+    assert ran.code == 2
     assert "there is no such folder" in ran.err
 
 

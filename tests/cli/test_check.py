@@ -96,7 +96,7 @@ def test_a_line_that_cannot_be_read_is_reported_and_skipped_or_ends_the_run(run,
     assert ran.err == "attnscope: skipped line 4: byte 0 is no UTF-8 text\n"
     assert "1 text could not be read: line 4" in ran.out
     strict = run("stats", "--texts", corpus, "--strict")
-    assert (strict.code, strict.out) == (1, "")
+    assert (strict.code, strict.out) == (2, "")
     assert "texts.txt, line 4: byte 0 is no UTF-8 text" in strict.err
 
 

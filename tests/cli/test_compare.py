@@ -203,7 +203,7 @@ def test_many_texts(run, own, tmp_path):
 )
 def test_what_cannot_be_done_is_one_sentence(run, arguments, sentence):
     ran = run("compare", TEXT, *arguments)
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.out) == (2, "")
     assert sentence in ran.err
 
 

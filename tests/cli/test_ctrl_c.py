@@ -130,7 +130,7 @@ def test_a_ctrl_c_at_any_line_leaves_whole_files_and_the_same_command_completes(
         if work.written() == whole:
             continue
         done = run([*work.command, *work.again], monkeypatch)
-        if work.again and done == 1:  # nothing had begun
+        if work.again and done == 2:  # nothing had begun
             done = run(work.command, monkeypatch)
         assert done == 0, f"{here}; then {capsys.readouterr().err}"
         assert work.written() == whole, here

@@ -55,7 +55,7 @@ def test_a_text_alone_and_two_texts_are_wrong_usage(run):
 
 def test_a_word_that_the_text_has_not_is_one_sentence(run):
     ran = run("find", "it -> dog", TEXT)
-    assert ran.code == 1
+    assert ran.code == 2
     assert ran.err.startswith("attnscope: no 'dog' among the keys: they read [CLS], The, cat")
 
 

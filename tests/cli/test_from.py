@@ -61,7 +61,7 @@ def test_negative_weights_make_no_page_and_the_sentence_says_what_does(run, tmp_
     maps = np.random.default_rng(0).normal(size=(2, 3, 5, 5))
     np.savez(tmp_path / "odd.npz", maps)
     ran = run("show", "--from", tmp_path / "odd.npz", "-o", tmp_path / "odd.html")
-    assert ran.code == 1
+    assert ran.code == 2
     assert "a page shows weights from 0 up, and there are negative ones" in ran.err
     assert run("show", "--from", tmp_path / "odd.npz", "-o", tmp_path / "odd.png").code == 0
 

@@ -127,7 +127,7 @@ def test_the_attention_implementation_is_as_it_was(tmp_path):
 
 def test_a_model_without_attention_is_one_sentence(run, mamba_folder):
     ran = run("info", mamba_folder)
-    assert ran.code == 1
+    assert ran.code == 2
     assert "has no attention to show" in ran.err
 
 

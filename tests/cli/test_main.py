@@ -38,14 +38,14 @@ def failing(monkeypatch, capsys, error):
 def test_what_nobody_foresaw_is_one_sentence_too(monkeypatch, capsys, error, sentence):
     monkeypatch.delenv("ATTNSCOPE_TRACEBACK", raising=False)
     code, told = failing(monkeypatch, capsys, error)
-    assert code == 1
+    assert code == 2
     assert told.startswith(f"attnscope: {sentence}")
     assert told.count("\n") == 1
 
 
 def test_a_long_sentence_loses_its_middle(monkeypatch, capsys):
     code, told = failing(monkeypatch, capsys, OSError(36, "File name too long", "x" * 5000))
-    assert code == 1
+    assert code == 2
     assert len(told) < 550
     assert " ... " in told
 
@@ -215,7 +215,7 @@ def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path
         )
         assert plain.returncode == 0
         if folder in words:  # the library cannot do without docstrings
-            assert stripped.returncode == 1
+            assert stripped.returncode == 2
             assert stripped.stderr.count("\n") == 1
             assert stripped.stderr.endswith("run python without -OO\n")
         else:

@@ -26,7 +26,7 @@ TEXT = "The cat sat on the mat because it was tired."
 )
 def test_the_nearest_name_is_asked_about(run, arguments, near):
     ran = run(*arguments)
-    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1), ran.err
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1), ran.err
     assert f"did you mean '{near}'? " in ran.err
 
 
@@ -38,5 +38,5 @@ def test_a_kind_that_exists_elsewhere_is_not_asked_about(run):
 
 def test_a_role_is_no_measure_to_sort_by(run):
     ran = run("stats", TEXT, "--sort", "role")
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.out) == (2, "")
     assert "no measure 'role': there are entropy" in ran.err

@@ -37,14 +37,14 @@ def test_offline_a_model_that_is_not_here_is_one_sentence_and_no_connection(run,
     arguments = [part.format(folder=tmp_path) for part in MODEL_COMMANDS[command]]
     model = ["nobody/nothing"] if command == "info" else ["-m", "nobody/nothing"]
     ran = run(*arguments, *model, "--offline")
-    assert ran.code == 1, ran
+    assert ran.code == 2, ran
     assert "it is not in the cache, and the hub is switched off" in ran.err
     assert reached == []
 
 
 def test_without_it_the_hub_is_asked(run, reached):
     ran = run("show", "The cat.", "-m", "nobody/nothing")
-    assert ran.code == 1
+    assert ran.code == 2
     assert "the hub cannot be reached" in ran.err
     assert reached
 

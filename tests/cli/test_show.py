@@ -181,7 +181,7 @@ def test_a_text_that_is_cut_says_so(run):
 def test_what_cannot_be_done_is_one_sentence_and_exit_code_1(run, tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.chdir(tmp_path)
     ran = run("show", *arguments)
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("attnscope: ")
     assert sentence in ran.err
     assert ran.err.count("\n") == 1
@@ -190,7 +190,7 @@ def test_what_cannot_be_done_is_one_sentence_and_exit_code_1(run, tmp_path, monk
 
 def test_a_model_without_attention_is_one_sentence(run, mamba_folder):
     ran = run("show", TEXT, "-m", mamba_folder)
-    assert ran.code == 1
+    assert ran.code == 2
     assert "has no attention to show" in ran.err
     assert "MambaMixer" in ran.err
 
@@ -198,7 +198,7 @@ def test_a_model_without_attention_is_one_sentence(run, mamba_folder):
 def test_bytes_that_are_not_utf8_are_one_sentence(run, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     ran = run("show", "-f", tmp_path / "latin.txt")
-    assert ran.code == 1
+    assert ran.code == 2
     assert "is not UTF-8 text: byte 3 is 0xe9" in ran.err
 
 
@@ -206,7 +206,7 @@ def test_bytes_that_are_not_utf8_are_one_sentence(run, tmp_path):
 def test_a_folder_that_cannot_be_written_is_one_sentence(run, tmp_path):
     tmp_path.chmod(0o500)
     ran = run("show", TEXT, "--head", "L0H0", "-o", tmp_path / "head.png")
-    assert ran.code == 1
+    assert ran.code == 2
     assert "cannot be written" in ran.err
 
 
@@ -227,7 +227,7 @@ def test_an_error_that_nobody_expected_is_still_one_sentence(run, monkeypatch):
 
     monkeypatch.setattr("attnscope.models.load", broken)
     ran = run("show", TEXT)
-    assert ran.code == 1
+    assert ran.code == 2
     assert ran.err.startswith(
         "attnscope: unexpected RuntimeError: the \N{REPLACEMENT CHARACTER}[31mroof fell"
     )

@@ -30,7 +30,7 @@ def test_one_head_is_that_head_and_no_mean(run):
     assert ran["heads"] == [head for head in every if (head["layer"], head["head"]) == (1, 3)]
     assert run("spans", TEXT, "--head", "L1H3").out.startswith("L1H3 · encoder attention")
     missing = run("spans", TEXT, "--head", "L1H9")
-    assert missing.code == 1
+    assert missing.code == 2
     assert missing.err.startswith("attnscope: no head L1H9: this model has")
 
 
@@ -54,7 +54,7 @@ def test_one_pair_of_parts_ranks_the_heads(run, tmp_path):
     assert run(*asked, "question -> fact", "-o", tmp_path / "map.png", "--dpi", "40").code == 0
     assert (tmp_path / "map.png").exists()
     missing = run(*asked, "answer -> fact")
-    assert missing.code == 1
+    assert missing.code == 2
     assert missing.err.startswith(
         "attnscope: no part 'answer': the text has the parts [CLS], fact, rest 2, question"
     )

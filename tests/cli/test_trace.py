@@ -128,7 +128,7 @@ def test_what_needs_the_model_says_so(run, tmp_path):
     run("show", TEXT, "--keep", tmp_path / "a.trace")
     for asked in (["show", "--ablate", "L0H1"], ["stats", "--importance"]):
         ran = run(asked[0], "--from", tmp_path / "a.trace", *asked[1:])
-        assert (ran.code, ran.err.count("\n")) == (1, 1)
+        assert (ran.code, ran.err.count("\n")) == (2, 1)
         assert "is a trace and predicts nothing: give the model itself" in ran.err
 
 
@@ -142,7 +142,7 @@ def test_a_model_that_is_there_predicts_though_its_pass_is_kept(run, tmp_path):
 )
 def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_loaded(run, tmp_path, name, told):
     ran = run("show", TEXT, "-m", "nowhere/nothing", "--keep", tmp_path / name)
-    assert (ran.code, told in ran.err) == (1, True)
+    assert (ran.code, told in ran.err) == (2, True)
 
 
 def test_a_corpus_is_kept_in_no_trace(run, tmp_path):
@@ -164,4 +164,4 @@ def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path):
     file = picture(tmp_path / "a.png")
     run("show", "--image", file, "-m", vision(tmp_path / "vit", "vit"), "--keep", tmp_path / "a.trace")
     ran = run("spans", "--from", tmp_path / "a.trace")
-    assert (ran.code, "holds no plain text that could be cut" in ran.err) == (1, True)
+    assert (ran.code, "holds no plain text that could be cut" in ran.err) == (2, True)

@@ -71,7 +71,7 @@ def test_sums_of_one_weighing_do_not_go_on_with_another(run, tmp_path):
     assert "weighed by norm" in " ".join(first.out.split())
     assert run("stats", "--texts", corpus, "--checkpoint", sums, "--weigh", "norm").out == first.out
     raw = run("stats", "--texts", corpus, "--checkpoint", sums)
-    assert raw.code == 1
+    assert raw.code == 2
     assert "another weighing" in raw.err
 
 
@@ -83,7 +83,7 @@ def test_what_keeps_no_values_is_refused(run, tmp_path):
         assert ran.code == 2
         assert "keeps no values" in ran.err
     ran = run("compare", TEXT, "--with-trace", kept, "--weigh", "norm")
-    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
     assert "keeps no values to weigh by" in ran.err
 
 

@@ -87,7 +87,7 @@ def test_a_page_has_every_part_every_head_and_the_words_and_nothing_that_runs(ru
     assert shown.rects == 8
     assert {"in groups", "one by one", "raises", "lowers", "L1H2"} <= set(shown.words)
     refused = run("show", TEXT, "-m", folder, "--writes", "-o", tmp_path / "writes.npz")
-    assert refused.code == 1
+    assert refused.code == 2
     assert "a page (.html)" in refused.err
 
 

@@ -230,7 +230,7 @@ def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended
         whole = f"{out} holds {len(names(out)) - 1} whole files; the same command goes on"
         assert told.startswith(f"attnscope: stopped; {whole}"), told
     other = subprocess.run([*command, "--scale", "row"], capture_output=True, text=True)
-    assert (other.returncode, "would overwrite" in other.stderr) == (1, True)
+    assert (other.returncode, "would overwrite" in other.stderr) == (2, True)
     assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
     manifest = json.loads((out / "manifest.json").read_text("utf-8"))
     assert [*names(out)] == sorted(["manifest.json", *(file["name"] for file in manifest["files"])])

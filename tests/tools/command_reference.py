@@ -36,8 +36,8 @@ user types. So an option is said once, and has one name wherever it stands.
 docstring, and add its name to those of [commands/](commands/__init__.py). Then write this page anew;
 tests/cli/test_reference.py says which options each command must have.
 
-Exit codes: 0 done; 1 for what a user can fix, in one sentence, and for a claim of `check` that does not hold;
-2 for wrong usage; 130 after Ctrl-C.
+Exit codes: 0 done, and all claims of `check` hold; 1 a claim fails; 2 everything that could not be done, with
+one sentence on standard error; 130 after Ctrl-C.
 """
 
 

@@ -229,7 +229,7 @@ class Browser(App[None]):
         surface = Surface.of(self.console, options, self.cmap, self.plain)
         if widget.id == "picture":
             marked = self.pinned if self.row else None
-            row = token_at(self.heads.head(*self.head), surface, marked, x - region.x, y - region.y)
+            row = token_at(self.heads.head(*self.head), surface, marked, y - region.y)
             return None if row is None else (row, True)
         if self.pinned is None or not surface.colour:
             return None

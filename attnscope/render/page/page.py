@@ -209,7 +209,7 @@ class PageContents:
             codes = self.code.bytes_of(weights.values, np.broadcast_to(weights.allowed, weights.values.shape))
             named = {f"w{place}-{number}-{head}": one for head, one in enumerate(codes)}
             self.heads |= {name: pack(one) for name, one in named.items()}
-            self.columns |= dict.fromkeys(named, codes.shape[-1])
+            self.columns |= dict.fromkeys(named, int(codes.shape[-1]))
             values = np.where(np.isfinite(weights.values), weights.values, 0)
             pooled, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
             pooled = np.clip(

@@ -83,7 +83,7 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
     for each in bars.bars:
         drawn = bar(each.weight / full * room, surface)
         yield [
-            Segment(f"{number_label(each.label, each.position, label, right=True)}  {each.weight:.2f} "),
+            Segment(f"{number_label(each.label, each.position, label)}  {each.weight:.2f} "),
             *([Segment(each.where.ljust(where), DIM)] if where else []),
             Segment(fit_text(drawn, width - label - 7 - where), style),
         ]

@@ -113,14 +113,12 @@ NAMED, TALLEST_DISTANCES = 24, 40
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """``cell`` columns a cell; ``half``: two rows a line; ``gap`` between groups; ``label`` before a row, and
-    ``air`` behind it."""
+    """``cell`` columns a cell; ``half``: two rows a line; ``gap`` between groups; ``label`` before a row."""
 
     cell: int
     half: bool
     gap: int
     label: int
-    air: int = 1
 
 
 def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
@@ -132,7 +130,7 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
         view = view.fit(min(kept, NAMED), min(kept, NAMED))
         layout = _layout(view, surface)
     if layout is None:
-        room = surface.width - 2 * (max(len(name) for name in view.rows) + 1)
+        room = surface.width - max(len(name) for name in view.rows) - 1
         view = view.fit(room if surface.colour else TALLEST_DISTANCES, room)
         layout = _layout(view, surface) or _Layout(1, surface.colour, 0, 5)
     palette = surface.palette(signed=False)
@@ -146,19 +144,13 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
         yield from (
             [Segment(line)] for line in flow_items([*steps, "nats apart, or nearer"], surface.width, "  ")
         )
-    yield from quiet(_said(view, layout), surface)
+    if view.groups and layout.cell == NUMBERED and layout.gap:
+        yield from quiet("groups of alike heads stand apart", surface)
+    elif view.groups and layout.cell != NUMBERED:
+        told = "each line is two heads, the first one named" if layout.half else "each line is a head"
+        more = "columns are in the same order, numbers above them name groups of alike heads"
+        yield from quiet(f"{told}; {more}", surface)
     yield from footing(view.notes, surface)
-
-
-def _said(view: DistanceMap, layout: _Layout) -> str:
-    if not view.groups:
-        return ""
-    if layout.cell == NUMBERED:
-        return "groups of alike heads stand apart" if layout.gap else ""
-    two = "each line is two heads, named on the left and on the right"
-    two += "" if layout.air else " (5.11 is L5H11)"
-    told = two if layout.half else "each line is a head"
-    return f"{told}; columns are in the same order, numbers above them name groups of alike heads"
 
 
 def _layout(view: DistanceMap, surface: Surface) -> _Layout | None:
@@ -170,10 +162,9 @@ def _layout(view: DistanceMap, surface: Surface) -> _Layout | None:
     for cell, half in shapes:
         if not half and rows > (NAMED if cell == NUMBERED or surface.colour else TALLEST_DISTANCES):
             continue
-        for gap, air in ((1, 1), (0, 1), (0, 0)) if half else ((1, 1), (0, 1)):
-            names = (label - (not air) + air) * (2 if half else 1)
-            if names + cell * columns + gap * gaps <= surface.width:
-                return _Layout(cell, half, gap, label - (not air), air)
+        for gap in (1, 0):
+            if label + 1 + cell * columns + gap * gaps <= surface.width:
+                return _Layout(cell, half, gap, label)
     return None
 
 
@@ -184,7 +175,7 @@ def _edges(view: DistanceMap, layout: _Layout) -> set[int]:
 
 def _header(view: DistanceMap, layout: _Layout) -> Iterator[Line]:
     """The number of each group above its first head; the names of heads where cells are wide enough."""
-    space = " " * (layout.label + layout.air)
+    space = " " * (layout.label + 1)
     edges = _edges(view, layout)
     if layout.cell == NUMBERED:
         names = "".join(
@@ -227,14 +218,13 @@ def _rows(view: DistanceMap, layout: _Layout, surface: Surface, palette: Palette
 
 
 def _half_rows(view: DistanceMap, layout: _Layout, palette: Palette) -> Iterator[Line]:
-    """Two heads a line, the upper named on the left and the lower on the right, groups apart by a cell."""
+    """Two heads a line, the first one named, groups apart by a cell."""
     tones = np.round(view.nearness() * (TONES - 1)).astype(int)
     edges = sorted(_edges(view, layout))
     tones = np.insert(np.insert(tones, edges, -1, 0), edges, -1, 1)
-    shown = view.rows if layout.air else [name.removeprefix("L").replace("H", ".") for name in view.rows]
-    names = np.insert(np.array(shown, object), edges, "").tolist()
+    names = [*np.insert(np.array(view.rows, object), edges, ""), ""]
     if len(tones) % 2:
-        tones, names = np.vstack([tones, np.full_like(tones[:1], -1)]), [*names, ""]
-    for upper, lower, cells in zip(names[::2], names[1::2], half_block_lines(tones, palette), strict=True):
-        left = fit_text(upper, layout.label) + " " * layout.air
-        yield [Segment(left, DIM), *cells, Segment(" " * layout.air + lower, DIM)]
+        tones = np.vstack([tones, np.full_like(tones[:1], -1)])
+    for line, cells in enumerate(half_block_lines(tones, palette)):
+        name = names[2 * line] or names[2 * line + 1]
+        yield [Segment(fit_text(name, layout.label) + " ", DIM), *cells]

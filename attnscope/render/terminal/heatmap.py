@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.style import Style
 
 from attnscope.axes import Array, Place
 from attnscope.render.terminal.grid import columns_of, half_lines, legend, thumbnail_rows, thumbnails
@@ -82,15 +81,15 @@ def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) ->
     yield from footing(view.notes, surface)
 
 
-def token_at(view: Heatmap, surface: Surface, pinned: int | None, x: int, y: int) -> int | None:
-    """The token whose row stands at a column and a line of a picture without a title."""
+def token_at(view: Heatmap, surface: Surface, pinned: int | None, y: int) -> int | None:
+    """The token whose row stands at a line of a picture without a title."""
     view, layout = _settle(view, surface)
     marked = (
         pinned is not None and _place_of(view.weights.queries, pinned) is not None and view.weights.square
     )
     line = y - len(list(_header(view, layout))) - bool(marked)
-    row = 2 * line + (x > layout.label + view.values.shape[1]) if layout.half else line
-    return view.weights.queries[row].start if 0 <= row < len(view.weights.queries) and line >= 0 else None
+    row = 2 * line if layout.half else line
+    return view.weights.queries[row].start if 0 <= row < len(view.weights.queries) else None
 
 
 def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
@@ -111,9 +110,9 @@ def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
             view = view.fit(TALLEST, surface.width - label - 1)
         cell = 2 if 2 * view.values.shape[1] <= surface.width - label - 1 else 1
         return view, CellLayout(cell, False, label)
-    if columns > room - label - 1:  # odd rows are labelled on the right
+    if columns > room:
         label = _widest_label(surface)
-        room = surface.width - 2 * (label + 1)
+        room = surface.width - label - 1
         view = view.fit(2 * room, room)
     return view, CellLayout(1, True, label)
 
@@ -122,10 +121,16 @@ def _widest_label(surface: Surface) -> int:
     return min(LABEL_WIDTH, surface.width // 4)
 
 
-def _row_label(place: Place, layout: CellLayout, *, right: bool = False) -> str:
+def _row_label(view: Heatmap, row: int, layout: CellLayout, marked: int | None) -> Segment:
+    """A row's token and number. Those stand out that are marked, and a little those that the model wrote."""
+    place, style = view.weights.queries[row], PLAIN
+    if row == marked:
+        style = MARK
+    elif view.written is not None and place.start >= view.written:
+        style = BOLD
     if place.pooled:
-        return fit_text(place.label, layout.label, right=right)
-    return number_label(place.label, place.start, layout.label, right=right)
+        return Segment(fit_text(place.label, layout.label, right=True), style)
+    return Segment(number_label(place.label, place.start, layout.label), style)
 
 
 def _header(view: Heatmap, layout: CellLayout) -> Iterator[Line]:
@@ -161,11 +166,8 @@ def _rows(
 ) -> Iterator[Line]:
     """One row a line."""
     shown = np.abs(2 * view.levels() - 1) if view.signed else view.levels()  # a shade has no sign
-    for row, place in enumerate(view.weights.queries):
-        line = [
-            Segment(_row_label(place, layout, right=True), _row_style(view, row, marked)),
-            Segment(" "),
-        ]
+    for row in range(len(view.weights.queries)):
+        line = [_row_label(view, row, layout, marked), Segment(" ")]
         for column in range(len(view.weights.keys)):
             if view.masked[row, column]:
                 line.append(Segment(centre("·", layout.cell), DIM))
@@ -180,14 +182,6 @@ def _rows(
         yield list(Segment.simplify(line))
 
 
-def _row_style(view: Heatmap, row: int, marked: int | None) -> Style:
-    """Names stand out that are marked, and a little those of tokens that the model wrote."""
-    if row == marked:
-        return MARK
-    own = view.written is not None and view.weights.queries[row].start >= view.written
-    return BOLD if own else PLAIN
-
-
 def _number(value: float, cell: int) -> str:
     """Per cent, where the cell has room and there is half a per cent to show."""
     shown = cell >= NUMBERED and abs(value) >= 0.005 and -0.995 < value < 9.995
@@ -197,18 +191,13 @@ def _number(value: float, cell: int) -> str:
 def _half_rows(
     view: Heatmap, tones: Array, layout: CellLayout, palette: Palette, marked: int | None
 ) -> Iterator[Line]:
-    """Two rows a line: the upper one labelled on the left, the lower one on the right."""
-    queries = view.weights.queries
+    """Two rows a line, of which the upper one is labelled, or the marked one."""
     numbers = np.where(view.masked, -1, tones)
-    if len(queries) % 2:
+    if len(numbers) % 2:
         numbers = np.vstack([numbers, np.full_like(numbers[:1], -1)])
-    for row, cells in zip(range(0, len(queries), 2), half_block_lines(numbers, palette), strict=True):
-        line = [Segment(_row_label(queries[row], layout, right=True), _row_style(view, row, marked))]
-        line += [Segment(" "), *cells]
-        if row + 1 < len(queries):
-            line.append(Segment(" "))
-            line.append(Segment(_row_label(queries[row + 1], layout), _row_style(view, row + 1, marked)))
-        yield line
+    for line, cells in enumerate(half_block_lines(numbers, palette)):
+        row = marked if marked == 2 * line + 1 else 2 * line
+        yield [_row_label(view, row, layout, marked), Segment(" "), *cells]
 
 
 def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palette) -> Iterator[Line]:
@@ -216,6 +205,8 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
     bar = colour_bar(*view.scale_ends(".2g"), surface, palette)
     beside = surface.width - sum(segment.cell_length for segment in bar) - 3
     text = view.legend("blank: masked" if layout.half else "· masked", per_cent=layout.cell >= NUMBERED)
+    if layout.half:
+        text += "; two rows a line, the upper one labelled"
     if cell_len(text) <= beside:
         yield [*bar, Segment(f"   {text}", DIM)]
     else:
@@ -275,7 +266,7 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
             for key, weight in zip(each.keys, each.weights, strict=True)
         ]
         yield [
-            Segment(number_label(each.label, each.position, label, right=True)),
+            Segment(number_label(each.label, each.position, label)),
             Segment(f"  {each.distance:.2f}  {cells[0]}{cells[1].rstrip()}"),
         ]
 

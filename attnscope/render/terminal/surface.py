@@ -48,18 +48,15 @@ def fit_text(text: str, width: int, *, right: bool = False) -> str:
     return space + isolate(kept) if right else isolate(kept) + space
 
 
-def number_label(text: str, number: int, width: int, *, right: bool = False) -> str:
-    """A label and its token's number in exactly ``width`` cells; a label that is too long is cut.
+def number_label(text: str, number: int, width: int) -> str:
+    """A label and its token's number on the right of exactly ``width`` cells; a long label is cut.
 
     Only the label is isolated, so that a number stays behind text that runs from right to left.
     """
     room = width - len(f" {number}")
     if room < 1:
-        return fit_text(f"{number}", width, right=right)
-    kept = cut(text, room)
-    space = " " * (room - cell_len(kept))
-    label = f"{isolate(kept)} {number}"
-    return space + label if right else label + space
+        return fit_text(f"{number}", width, right=True)
+    return f"{fit_text(text, room, right=True)} {number}"
 
 
 def cut(text: str, width: int) -> str:

@@ -67,6 +67,17 @@ def test_wide_cells_hold_per_cent() -> None:
     ]
 
 
+@pytest.mark.parametrize("count", [20, 25, 37, 60])
+@pytest.mark.parametrize("pinned", [None, 7])
+def test_labels_stand_on_the_left_alone_numbered(count: int, pinned: int | None) -> None:
+    shown = printed(heatmap(random_head(count)), width=80, colour="truecolor", marked=pinned)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    numbers = [int(number) for number in re.findall(r"^ *words* (\d+)\b", plain, re.MULTILINE)]
+    two_a_line = [pinned if at + 1 == pinned else at for at in range(0, count, 2)]
+    assert numbers == (list(range(count)) if count <= 35 else two_a_line)
+    assert ("the upper one labelled" in " ".join(plain.split())) == (count > 35)
+
+
 @pytest.mark.parametrize("count", [5, 20, 33, 50])
 def test_every_cell_has_the_colour_of_its_weight_and_row_0_is_on_top(count: int) -> None:
     view = heatmap(random_head(count, causal=True), scale="head")

@@ -71,15 +71,15 @@ def test_items_flow_into_lines() -> None:
     assert flow_items(["abcdefgh"], 4, " ") == ["abc…"]
 
 
-@given(st.text(max_size=12), st.integers(0, 999), st.integers(0, 20), st.booleans())
-def test_numbered_labels_fill_their_columns_exactly(text: str, number: int, width: int, right: bool) -> None:
-    assert cell_len(number_label(visible(text), number, width, right=right)) == width
+@given(st.text(max_size=12), st.integers(0, 999), st.integers(0, 20))
+def test_numbered_labels_fill_their_columns_exactly(text: str, number: int, width: int) -> None:
+    assert cell_len(number_label(visible(text), number, width)) == width
 
 
 def test_a_number_is_kept_and_stands_behind_its_label() -> None:
     assert number_label("lighthouse", 12, 9) == "light… 12"
-    assert number_label("cat", 2, 9, right=True) == "    cat 2"
-    assert number_label("שלום", 2, 8, right=True) == "  \u2068שלום\u2069 2"
+    assert number_label("cat", 2, 9) == "    cat 2"
+    assert number_label("שלום", 2, 8) == "  \u2068שלום\u2069 2"
 
 
 def test_a_title_is_broken_between_its_parts_and_no_line_begins_or_ends_with_a_dot() -> None:

@@ -63,6 +63,7 @@ def test_a_run_and_its_loss_may_be_drawn_from_any_number_of_64_bits(books, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.subprocess
+@pytest.mark.nightly
 def test_ctrl_c_keeps_the_model_and_resume_goes_on(books: list[Path], tmp_path: Path) -> None:
     program = "import typer; from attnscope.cli.commands.train import train; typer.run(train)"
     folder = tmp_path / "m"

@@ -206,6 +206,8 @@ def texts_of(size: int) -> list[tuple[Token, ...]]:
     return [(tokens[0], *inner, tokens[-1]) for tokens, inner in zip(made, whole, strict=True)]
 
 
+MARKS = {12: [], 2048: [pytest.mark.slow, pytest.mark.nightly]}
+
 SWEEP = [
     (12, 0.3, False),
     *(
@@ -221,7 +223,7 @@ SWEEP = [
 
 @pytest.mark.parametrize(
     ("size", "sharp", "causal"),
-    [pytest.param(*each, marks=[pytest.mark.slow] * (each[0] != 12)) for each in SWEEP],
+    [pytest.param(*each, marks=MARKS.get(each[0], [pytest.mark.slow])) for each in SWEEP],
 )
 @pytest.mark.sweep
 def test_random_heads_have_no_role_at_any_length(size: int, sharp: float, causal: bool) -> None:

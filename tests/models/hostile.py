@@ -50,7 +50,6 @@ def _attempt(place: str) -> dict:
         if event == "exec" and str(getattr(arguments[0], "co_filename", "")).startswith(place):
             tried.append(f"ran {arguments[0].co_filename}")
 
-    load("own")  # what the first load imports counts for no folder
     sys.addaudithook(watch)
     try:
         model = load(place)
@@ -61,10 +60,14 @@ def _attempt(place: str) -> dict:
 
 
 def main(*places: str) -> None:
-    import transformers
-    import transformers.models.gpt2.modeling_gpt2  # imported once, for all forks
+    import tempfile
 
-    transformers.AutoTokenizer, transformers.AutoModel  # noqa: B018
+    from attnscope.models import load
+
+    with (
+        tempfile.TemporaryDirectory() as honest
+    ):  # what a load imports is imported once, and counts for no folder
+        load(gpt2(Path(honest) / "honest")).prepare("The cat sat.")
     for place in places:
         read, write = os.pipe()
         sys.stdout.flush()

@@ -216,6 +216,7 @@ def heed_interrupts() -> None:
 
 
 @pytest.mark.subprocess
+@pytest.mark.nightly
 @pytest.mark.parametrize(("sent", "ended"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended, tmp_path):
     out, arguments = tmp_path / "out", ["export", TEXT, "--layers", "0-1", "--dpi", "60"]

@@ -71,6 +71,7 @@ def test_the_command_prints_one_table_whatever_the_number_of_processes(tmp_path,
     assert shared.stderr.count("skipped line 31") == 1
 
 
+@pytest.mark.nightly
 def test_every_byte_of_csv_and_json_is_that_of_one_process(tmp_path, run):
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(f"{text} {text} {number}" for number, text in enumerate(TEXTS * 6)), "utf-8")

@@ -91,6 +91,7 @@ HIERA = {
 SAM = {"prompt_encoder_config.image_embedding_size": 16, "vision_config.num_pos_feats": 8}
 
 VISION: dict[str, Recipe] = {
+    "swin": Recipe(changes={"image_size": 112}),  # several windows in both stages
     "internvl_vision": Recipe(changes={"image_size": [56, 56]}),
     "qianfan_ocr_vision": Recipe(changes={"image_size": [56, 56]}),
     "granite_docling_vision": Recipe(changes={"image_size": 64}),

@@ -51,13 +51,16 @@ VOCABULARIES = (".json", ".txt", ".model", ".spm", ".tiktoken", ".bpe")
 WEIGHTS = (".safetensors", ".bin")
 
 ACTING = re.compile(
-    r"implementation|backbone|repo|kernel|custom_generate|base_model|checkpoint|tower|index_path|text_model"
+    r"backbone|repo|kernel|custom_generate|base_model|checkpoint|tower|index_path|text_model"
     r"|vision_model|model_id|model_name|[a-z]_name_or_path|auto_map"
 )
 """Fields whose text the library would fetch or run, if it names a repository."""
 
-REPOSITORY = re.compile(r"(?:\w+\|)?\s*[\w.-]+/[\w.-]+(?:[@:].*)?\s*|[\w.-]+--[\w.]+")
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:[@:].*)?|[\w.-]+--[\w.]+")
 """What names a repository on the hub: ``owner/name``, also with a revision, a kernel or a class behind it."""
+
+IMPLEMENTATION = re.compile(r"(?:paged\|)?\w*")
+"""What names one of the library's own implementations; the library loads a kernel of any other text."""
 
 
 @contextmanager
@@ -274,7 +277,11 @@ def read_config(name: str, file: Path) -> dict[str, Any]:
 def require_no_repository(name: str, file: str, settings: Mapping[str, Any]) -> None:
     """Raise ``ModelError`` for a field that names a repository, of which code or weights would be fetched."""
     for field, text in _texts(settings):
-        if ACTING.search(field) and REPOSITORY.fullmatch(text):
+        if "implementation" in field:
+            acts = not IMPLEMENTATION.fullmatch(text)
+        else:
+            acts = bool(ACTING.search(field) and REPOSITORY.fullmatch("".join(text.split())))
+        if acts:
             raise ModelError(
                 f"the {file} of {name} names {text.strip()!r} ({field}), that would be fetched from the hub "
                 "or run: pass --trust-remote-code if you trust whoever made it"

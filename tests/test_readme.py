@@ -3,12 +3,10 @@
 import ast
 import re
 import shlex
-from functools import cache
 
 import pytest
-from typer.main import get_command
 
-from attnscope.cli import app
+from attnscope.cli.commands import find_command
 from tests.tools import readme
 
 ROOMS = sorted((readme.ROOT / "attnscope").rglob("*.md")) + sorted((readme.ROOT / "tests").rglob("*.md"))
@@ -42,17 +40,12 @@ def test_figures_are_compared_as_numbers_and_shades_as_levels(expected, printed,
     assert (readme.difference(expected, printed) is None) == same
 
 
-@cache
-def command_line():
-    return get_command(app)
-
-
 @pytest.mark.parametrize("command", readme.mentions())
 def test_every_option_that_the_readme_mentions_exists(command):
     words = shlex.split(command)
     words = words[words.index("attnscope") + 1 :]
     words = words[: words.index("|")] if "|" in words else words
-    parameters = command_line().get_command(None, words[0]).params
+    parameters = find_command(words[0]).params
     known = {name for parameter in parameters for name in parameter.opts}
     assert {word for word in words if re.match("--?[a-z]", word)} <= known
 

@@ -14,12 +14,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
+import click
 
 from attnscope import __version__
-from attnscope.cli.commands import HELP, Group
+from attnscope.cli.command import CONTEXT
+from attnscope.cli.commands import AllCommands
+from attnscope.cli.retired import RETIRED
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.limits import out_of_memory
 from attnscope.text import shorten
@@ -30,30 +32,49 @@ TWICE = 1.0
 AGAIN = 0.05
 """Seconds until a Ctrl-C that was swallowed comes again."""
 
-app = typer.Typer(
-    name="attnscope",
-    cls=Group,
+COMPLETE = "_ATTNSCOPE_COMPLETE"
+"""The variable by which a shell asks what Tab offers."""
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def _print_completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
+    if shell is not None:
+        from click.shell_completion import get_completion_class
+
+        found = get_completion_class(shell)
+        assert found is not None
+        click.echo(found(context.command, {}, "attnscope", COMPLETE).source())
+        context.exit()
+
+
+commands = AllCommands(
+    "attnscope",
     help="See what the attention heads of a transformer do.",
-    epilog='Start with: attnscope show "The cat sat on the mat because it was tired."',
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings=HELP,
+    context_settings=CONTEXT,
+    params=[
+        click.Option(
+            ["--completion"],
+            type=click.Choice(SHELLS),
+            expose_value=False,
+            is_eager=True,
+            callback=_print_completion,
+            help="Print what makes Tab complete: attnscope --completion bash >> ~/.bashrc.",
+        ),
+    ],
 )
+click.version_option(__version__, message="attnscope %(version)s", help="Print the version.")(commands)
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"attnscope {__version__}")
-        raise typer.Exit
+def app() -> None:
+    """Run the command that was typed, or say what Tab offers."""
+    if COMPLETE in os.environ:
+        from click.shell_completion import shell_complete
 
-
-@app.callback()
-def attnscope(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    """See what the attention heads of a transformer do."""
+        raise SystemExit(shell_complete(commands, {}, "attnscope", COMPLETE, os.environ[COMPLETE]))
+    with commands.make_context("attnscope", sys.argv[1:] or ["--help"]) as context:
+        commands.invoke(context)
+    raise SystemExit(0)
 
 
 def main() -> None:
@@ -67,6 +88,10 @@ def main() -> None:
     with _remembering_ctrl_c() as pressed:
         try:
             app()
+        except click.exceptions.Exit as end:
+            raise SystemExit(end.exit_code) from None
+        except click.ClickException as error:
+            _fail(_explain_usage(error))
         except Exception as error:
             foreseen = isinstance(error, AttnscopeError)
             if pressed() and not foreseen:
@@ -123,6 +148,15 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
 def _is_importing(library: str) -> bool:
     """Whether a library is being imported, and not imported yet."""
     return bool(getattr(getattr(sys.modules.get(library), "__spec__", None), "_initializing", False))
+
+
+def _explain_usage(error: click.ClickException) -> str:
+    """What is wrong with what was typed, and the option that it is about."""
+    sentence = RETIRED.get(getattr(error, "option_name", ""), error.format_message())
+    if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
+        hint = error.param_hint or (error.param and error.param.opts[0]) or ""
+        sentence = f"{hint}: {error.message}"
+    return sentence
 
 
 def _explain(error: Exception) -> str:

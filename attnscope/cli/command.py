@@ -6,44 +6,60 @@
         line: int | None = option("Take one line of the input.")
         truncate: bool = flag("Cut a text that is too long.")
 
-``command`` makes parameters of the fields, which the help shows in the panel of their group. A name that is
-not given is the field's.
+``command`` makes a click command of the function, with a parameter for each field. ``--help`` lists the
+options of the panel ``MOST_USED``, ``--help-all`` those of every panel.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 import shlex
-from collections.abc import Callable, Mapping
-from copy import copy
+import textwrap
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import typer
-from typer.models import ArgumentInfo
+import click
+from click.core import ParameterSource
 
 from attnscope.cli.complete import Complete
+from attnscope.cli.waiting import set_verbosity
+from attnscope.registry import docstring
 from attnscope.text import LARGEST
 
+MOST_USED = "Options"
 TEXT, MANY, WHERE, PICTURE, MODEL = "Text", "Many texts", "Which attention", "Picture", "Model"
-"""The panels of the help."""
-
-MOST_USED = ""
-"""The panel of what people use most, where a group has another; a group without a panel has this one."""
+"""The panels of the options."""
 
 REQUIRED: Any = MISSING
 """The default of what must be given."""
 
-VALUES: Mapping[Any, str] = {bool: "", str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
-"""What the help calls the value of an option."""
+KINDS: Mapping[Any, tuple[str, Any]] = {
+    bool: ("", click.BOOL),
+    str: ("TEXT", click.STRING),
+    int: ("NUMBER", click.INT),
+    float: ("NUMBER", click.FLOAT),
+    Path: ("PATH", Path),
+}
+"""What the help calls a value, and what reads it."""
+
+WIDEST = 24
+"""Columns of the names in the help."""
 
 LONGEST_CHOICES = 22
 """Letters of all choices together beyond which the help's text lists them."""
 
 LONGEST = 240
 """Characters of a command that is still worth copying."""
+
+OPTION = re.compile(r"--?[^\W\d_]")
+"""How an option begins: -2, "-2 -> cat" and "- a line of a list" are none."""
+
+CONTEXT: Mapping[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def option(
@@ -60,63 +76,47 @@ def option(
 
     ``largest`` is no limit of its own, as ``max`` is: nothing that the option counts has more.
     """
-    shown = default is not None and default is not REQUIRED
-    declared = typer.Option(
-        ..., *names, help=help, rich_help_panel=panel, min=min, max=max, show_default=shown,
-        autocompletion=complete,
-    )  # fmt: skip
-    return field(default=default, metadata={"declared": declared, "largest": largest})
+    more = {"limits": (min, max), "largest": largest, "complete": complete}
+    return field(default=default, metadata={"help": help, "names": names, "panel": panel, **more})
 
 
 def flag(help: str, *names: str, panel: str | None = None) -> Any:
     """An option without a value, which is true where it is typed."""
-    declared = typer.Option(..., *names, help=help, rich_help_panel=panel)
-    return field(default=False, metadata={"declared": declared})
+    return field(default=False, metadata={"help": help, "names": names, "panel": panel})
 
 
 def argument(help: str, default: Any = None, metavar: str | None = None) -> Any:
     """An argument, which is typed without a name."""
-    declared = typer.Argument(help=help, show_default=False, metavar=metavar)
-    return field(default=default, metadata={"declared": declared})
-
-
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A function that Typer understands: one parameter for each field of each group in the signature."""
-    groups = {
-        name: _words(parameter.annotation)
-        for name, parameter in inspect.signature(function, eval_str=True).parameters.items()
-    }
-
-    @functools.wraps(function)
-    def run(**values: Any) -> None:
-        for word in (word for words in groups.values() for word in words):
-            word.check(values[word.name])
-        function(
-            **{
-                name: words[0].group(**{word.name: values[word.name] for word in words})
-                for name, words in groups.items()
-            }
-        )
-
-    parameters = [word.parameter() for words in groups.values() for word in words]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
+    return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
 def refuse(when: object, option: str, sentence: str) -> None:
     """Wrong usage, where that is so: what is wrong with an option, or does not go with it."""
     if when:
-        raise typer.BadParameter(sentence, param_hint=option)
+        raise click.BadParameter(sentence, param_hint=option)
+
+
+def is_typed(name: str) -> bool:
+    """Whether an option was typed: it has neither its default nor what the user's settings say."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def untyped(group: Any) -> Any:
+    """A group of which nothing was typed: its defaults, and what the user's settings say."""
+    context = click.get_current_context(silent=True)
+    names = [word.name for word in words_of(group) if context and not is_typed(word.name)]
+    return group(**{name: context.params[name] for name in names if context and name in context.params})
 
 
 @dataclass(frozen=True)
-class _Word:
-    """One option or argument of a group: its field and its type."""
+class Parameter:
+    """One option or argument: a field of a group, of ``kind``, which may be typed several times."""
 
-    group: Any
     field: Field[Any]
     kind: Any
+    many: bool
+    panel: str
 
     @property
     def name(self) -> str:
@@ -126,40 +126,72 @@ class _Word:
     @property
     def is_argument(self) -> bool:
         """Whether it is typed without a name."""
-        return isinstance(self.field.metadata["declared"], ArgumentInfo)
+        return "names" not in self.field.metadata
 
     @property
     def names(self) -> tuple[str, ...]:
-        """An option's names on the command line."""
-        declared = self.field.metadata["declared"].param_decls
-        return tuple(declared or (f"--{self.name.replace('_', '-')}",))
+        """An option's names on the command line; what the help calls an argument."""
+        if self.is_argument:
+            return (self.field.metadata["metavar"] or self.name.upper(),)
+        return self.field.metadata["names"] or (f"--{self.name.replace('_', '-')}",)
 
-    def parameter(self) -> inspect.Parameter:
-        """The parameter that Typer reads; what is true or false is switched on by its name alone."""
-        declared = copy(self.field.metadata["declared"])
-        if not self.is_argument:
-            declared.param_decls, declared.metavar = self.names, _name_value(self.kind)
-            declared.rich_help_panel = self._panel(declared.rich_help_panel)
-        default = inspect.Parameter.empty if self.field.default is MISSING else self.field.default
-        return inspect.Parameter(
-            self.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=Annotated[self.kind, declared],
+    @property
+    def value(self) -> str:
+        """What the help calls its value: choices where they are few, nothing behind a flag."""
+        if get_origin(self.kind) is not Literal:
+            return KINDS[self.kind][0]
+        choices = "|".join(get_args(self.kind))
+        return choices if len(choices) <= LONGEST_CHOICES else "WAY"
+
+    @property
+    def usage(self) -> str:
+        """An argument as the first line of the help has it."""
+        name = f"{self.names[0]}{'...' * self.many}"
+        return name if self.field.default is MISSING else f"[{name}]"
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """Its line of the help."""
+        told, default = self.field.metadata, self.field.default
+        if self.is_argument:
+            return self.names[0], told["help"]
+        low, high = told.get("limits", (None, None))
+        more = [f"{low:g} to {high:g}"] if high is not None else []
+        if not (default is None or default is False or default is MISSING):
+            more += [f"default: {default:g}" if isinstance(default, (int, float)) else f"default: {default}"]
+        names = ", ".join(sorted(self.names, key=len))
+        return f"{names} {self.value}", self.field.metadata["help"] + (
+            f" [{'; '.join(more)}]" if more else ""
         )
 
-    def _panel(self, own: str | None) -> str | None:
-        """The option's own panel, or that of the class that declares the field."""
-        if own is None:
-            owner = next(cls for cls in self.group.__mro__ if self.name in inspect.get_annotations(cls))
-            own = vars(owner).get("panel")
-        return own or None
+    def parameter(self) -> click.Parameter:
+        """The parameter that click reads."""
+        told: Mapping[str, Any] = self.field.metadata
+        kind = KINDS[self.kind][1] if self.kind in KINDS else click.Choice(get_args(self.kind))
+        low, high = told.get("limits", (None, None))
+        if low is not None or high is not None:
+            kind = (click.IntRange if self.kind is int else click.FloatRange)(low, high)
+        shared: dict[str, Any] = {"type": kind, "callback": self.read}
+        if self.field.default is MISSING:
+            shared["required"] = True
+        elif not self.many:
+            shared["default"] = self.field.default
+        if self.is_argument:
+            shared |= {"nargs": -1 if self.many else 1, "metavar": self.names[0]}
+            return click.Argument([self.name], **shared)
+        if (complete := told.get("complete")) is not None:
+            shared["shell_complete"] = lambda context, _, begun: complete(context, begun)
+        names = [self.name, *self.names]
+        return click.Option(
+            names, is_flag=self.kind is bool, multiple=self.many, metavar=self.value, **shared
+        )
 
-    def check(self, value: Any) -> None:
-        """Wrong usage for a number that counts nothing: Python reads ``1e999``, ``nan`` and any digits."""
+    def read(self, context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        """A value as the group has it; a number that counts nothing is wrong usage: ``1e999``, ``nan``."""
         largest = self.field.metadata.get("largest", LARGEST)
         wrong = isinstance(value, (int, float)) and not abs(value) < largest + 1
         refuse(wrong, self.names[0], f"write a number up to {largest:,}")
+        return list(value) or None if isinstance(value, tuple) else value
 
     def typed(self, value: Any) -> list[str]:
         """What one types for a value; nothing for the default."""
@@ -170,22 +202,124 @@ class _Word:
 
 
 @functools.cache
-def _words(group: Any) -> list[_Word]:
+def words_of(group: Any) -> tuple[Parameter, ...]:
     """The options and arguments of a group."""
-    kinds = get_type_hints(group)
-    return [_Word(group, each, kinds[each.name]) for each in fields(group)]
+    hints, words = get_type_hints(group), []
+    for each in fields(group):
+        kind = hints[each.name]
+        if get_origin(kind) in (Union, UnionType):
+            kind = next(part for part in get_args(kind) if part is not NoneType)
+        many = get_origin(kind) is list
+        panel = each.metadata.get("panel")
+        if panel is None:  # that of the class that declares the field
+            owner = next(cls for cls in group.__mro__ if each.name in inspect.get_annotations(cls))
+            panel = vars(owner).get("panel", MOST_USED)
+        words.append(Parameter(each, get_args(kind)[0] if many else kind, many, panel))
+    return tuple(words)
 
 
-def _name_value(kind: Any) -> str:
-    """What the help calls a value of ``kind``: its choices where they are few, nothing behind a flag."""
-    if get_origin(kind) is Literal:
-        choices = "|".join(get_args(kind))
-        return choices if len(choices) <= LONGEST_CHOICES else "WAY"
-    return VALUES[kind] if kind in VALUES else _name_value(get_args(kind)[0])
+class Command(click.Command):
+    """A command: a function whose docstring is the help, and whose parameters are groups of options."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        signature = inspect.signature(function, eval_str=True)
+        self.function = function
+        self.groups = {name: each.annotation for name, each in signature.parameters.items()}
+        self.words = [word for group in self.groups.values() for word in words_of(group)]
+        parameters = [word.parameter() for word in self.words]
+        super().__init__(function.__name__, params=parameters, context_settings=dict(CONTEXT))
+        self.params += [
+            _said(["--quiet", "-q"], lambda context: set_verbosity(-1)),
+            _said(["--verbose", "-v"], lambda context: set_verbosity(1)),
+            _said(["--help-all"], lambda context: self._print_help(context)),
+        ]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take what is typed: an argument may begin with a minus, ``"-2 -> cat"``."""
+        set_verbosity(0)
+        options = [each for each in self.params if isinstance(each, click.Option) and not each.is_flag]
+        return super().parse_args(
+            ctx, _behind_options(args, {name for each in options for name in each.opts})
+        )
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the function on the groups of what was typed."""
+        taken = ctx.params
+        made = {
+            name: group(**{word.name: taken[word.name] for word in words_of(group)})
+            for name, group in self.groups.items()
+        }
+        self.function(**made)
+
+    def _print_help(self, context: click.Context) -> None:
+        formatter = context.make_formatter()
+        self.format_help(context, formatter, everything=True)
+        click.echo(formatter.getvalue().rstrip("\n"))
+        context.exit()
+
+    def format_help(
+        self, ctx: click.Context, formatter: click.HelpFormatter, *, everything: bool = False
+    ) -> None:
+        """What it does, its options, and examples; ``everything``: the options of every panel."""
+        text, _, examples = docstring(self.function).partition("\nExample")
+        arguments = " ".join(word.usage for word in self.words if word.is_argument)
+        formatter.write_usage(ctx.command_path, f"{arguments} [OPTIONS]".strip())
+        formatter.write_paragraph()
+        formatter.write_text(text)
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], MOST_USED: []}
+        for word in self.words:
+            panel = "Arguments" if word.is_argument else word.panel
+            if everything or panel in panels:
+                panels.setdefault(panel, []).append(word.row)
+        panels[MOST_USED].append(("-h, --help", "Print this page; --help-all prints every option."))
+        for panel, rows in panels.items():
+            if rows:
+                write_rows(formatter, panel, rows)
+        with formatter.section("Examples"):
+            formatter.write("".join(f"  {line}\n" for line in examples.splitlines()[1:] if line.strip()))
+
+
+command = Command
+
+
+def write_rows(formatter: click.HelpFormatter, panel: str, rows: list[tuple[str, str]]) -> None:
+    """A panel of the help: names, and beside them what they do; nothing is cut at a hyphen."""
+    width = min(max(len(name) for name, _ in rows), WIDEST) + 4
+    formatter.write(f"\n{panel}:\n")
+    for name, text in rows:
+        lines = textwrap.wrap(text, formatter.width - width, break_on_hyphens=False)
+        beside = len(name) + 4 <= width
+        formatter.write(f"  {name:{width - 2}}{lines.pop(0)}\n" if beside else f"  {name}\n")
+        formatter.write("".join(f"{'':{width}}{line}\n" for line in lines))
+
+
+def _said(names: list[str], say: Callable[[click.Context], None]) -> click.Option:
+    """A flag that is obeyed before all others are read."""
+    heed = lambda context, _, asked: say(context) if asked else None  # noqa: E731
+    return click.Option(names, is_flag=True, is_eager=True, expose_value=False, callback=heed)
+
+
+def _behind_options(typed: list[str], valued: Collection[str]) -> list[str]:
+    """The same with all arguments behind ``--``, where one begins with a minus and is no option.
+
+    ``valued`` are the options that take what follows them.
+    """
+    options, arguments = list[str](), list[str]()
+    words = iter(typed)
+    for word in words:
+        if word == "--":
+            arguments += words
+        elif OPTION.match(word):
+            options += [word, *([next(words, "")] if word in valued else [])]
+        else:
+            arguments.append(word)
+    if not any(word.startswith("-") and word != "-" for word in arguments):
+        return typed
+    return [*options, "--", *arguments]
 
 
 def repeat(name: str, *groups: Any) -> str | None:
-    """A command as one would type it, for a reader to copy and go on from; ``None`` if it is too long."""
+    """A command as one would type it, for a reader to copy; ``None`` if it is too long."""
     words = write(name, *groups)
     return words if len(words) <= LONGEST and words.isprintable() else None
 
@@ -194,7 +328,7 @@ def write(name: str, *groups: Any) -> str:
     """A command as one would type it with the options of these groups, without the defaults."""
     options, arguments = list[str](), list[str]()
     for group in groups:
-        for word in _words(group.__class__):
+        for word in words_of(group.__class__):
             (arguments if word.is_argument else options).extend(word.typed(getattr(group, word.name)))
     if any(word.startswith("-") and word != "-" for word in arguments):
         arguments = ["--", *arguments]

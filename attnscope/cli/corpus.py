@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from attnscope.cli.options import CorpusOptions, SourceOptions
 from attnscope.cli.waiting import STOPPED, Draw, progress_bar
@@ -28,11 +28,11 @@ def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:
     """Wrong usage, if a text stands beside a corpus, or an option for a corpus where there is none."""
     if asked.texts is not None:
         if source.names_one:
-            raise typer.BadParameter("give a text or --texts, not both", param_hint="TEXT")
+            raise click.BadParameter("give a text or --texts, not both", param_hint="TEXT")
         return
     for name, given in (("limit", asked.limit), ("strict", asked.strict), ("checkpoint", asked.checkpoint)):
         if given:
-            raise typer.BadParameter(f"--{name} goes with --texts", param_hint=f"--{name}")
+            raise click.BadParameter(f"--{name} goes with --texts", param_hint=f"--{name}")
 
 
 def measure_corpus(
@@ -80,7 +80,7 @@ def corpus_run(
             if checkpoint is not None:
                 hint = f"the same command goes on from what {checkpoint} holds"
             print(f"attnscope: stopped; {hint}", file=sys.stderr)
-            raise typer.Exit(STOPPED) from None
+            raise SystemExit(STOPPED) from None
 
 
 class Report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, PrintedOptions, WeighedModelOptions
@@ -25,7 +25,7 @@ WIDE = 116
 def check_alone(alone: bool) -> None:
     """Refuse what says nothing of a prediction."""
     if not alone:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             "it goes with a text and a model, without --token, --layer, --from, --texts or --csv",
             param_hint="--faithful",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from attnscope.attention import Head
 from attnscope.cli.options import AxisOptions, HeadOptions, LayerOptions
@@ -31,18 +31,18 @@ def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
     number = read_number(spelling)
     if number is not None:
         if layers is None or len(layers) > 1:
-            raise typer.BadParameter(f"which layer? write L0H{spelling}, or add --layer", param_hint="--head")
+            raise click.BadParameter(f"which layer? write L0H{spelling}, or add --layer", param_hint="--head")
         return Head(layers[0], number)
     try:
         head = Head(spelling)
     except SelectionError as error:
-        raise typer.BadParameter(str(error), param_hint="--head") from None
+        raise click.BadParameter(str(error), param_hint="--head") from None
     if layers is not None and layers != (head.layer,):
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"--layer {asked.layers} and --head {spelling} name two layers", param_hint="--head"
         )
     if head.kind is not None and asked.kind not in (None, head.kind):
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"--kind {asked.kind} and --head {spelling} name two kinds", param_hint="--head"
         )
     return head
@@ -75,6 +75,6 @@ def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:
         match = _RANGE.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last > MOST:
-            raise typer.BadParameter(f"{spelling!r}: write numbers and ranges, like 0-3,7", param_hint=option)
+            raise click.BadParameter(f"{spelling!r}: write numbers and ranges, like 0-3,7", param_hint=option)
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))

@@ -41,7 +41,11 @@ class LayerOptions:
 
     panel = WHERE
     layers: str | None = option(
-        "Layers, counted from 0: 5, or several, like 0-3,7.", "--layer", "--layers", complete=complete_layer
+        "Layers, counted from 0: 5, or several, like 0-3,7.",
+        "--layer",
+        "--layers",
+        panel=MOST_USED,
+        complete=complete_layer,
     )
     kind: str | None = option("encoder, decoder or cross.", complete=complete_kind)
 
@@ -149,9 +153,7 @@ class AxisOptions:
     """What stands on the axes."""
 
     words: bool = flag("Merge pieces into words.")
-    hide_special: bool = flag(
-        "Leave special tokens out, and say how much attention they take.", panel=PICTURE
-    )
+    hide_special: bool = flag("Hide special tokens; print the attention they take.", panel=MOST_USED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +162,9 @@ class MapOptions(AxisOptions):
 
     panel = PICTURE
     scale: Literal["auto", "fixed", "row", "head"] = option(
-        "Full colour is a weight of 1, or the largest of its row or head; auto is 1, or the head's where "
-        "nearly all weights are faint, and says so.",
+        "Full colour is a weight of 1 (fixed), or the largest of the row or the head; auto chooses.",
         default="auto",
+        panel=MOST_USED,
     )
 
 
@@ -243,9 +245,9 @@ class SourceOptions:
     file: Path | None = option("Read the text from a file.", "--file", "-f", panel=MOST_USED)
     line: int | None = option("Take one line of the input, counted from 1; a tab in it parts a pair.")
     saved: Path | None = option(
-        "Look at a file, without a model: a .trace that --keep made, or weights (.npz, .npy, .safetensors, "
-        ".json) saved by attnscope or another tool.",
+        "Read a .trace that --keep wrote, or weights (.npz, .npy, .safetensors, .json), in place of a model.",
         "--from",
+        panel=MOST_USED,
     )
     keep: Path | None = option(
         "Keep the pass in FILE.trace: every command looks at it again with --from, without the model."

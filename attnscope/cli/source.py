@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-import typer
+import click
 
 from attnscope.cli.command import refuse
 from attnscope.cli.options import ModelOptions, SourceOptions, WeighedModelOptions, check_place
@@ -50,7 +50,7 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
                 f"{whole} is a file: did you mean --file {whole}? to read its name as a text, use -"
             )
     else:
-        raise typer.BadParameter("give a text, --file FILE, or - for standard input", param_hint="TEXT")
+        raise click.BadParameter("give a text, --file FILE, or - for standard input", param_hint="TEXT")
     if line is not None:
         lines = whole.splitlines()
         if not 1 <= line <= len(lines):

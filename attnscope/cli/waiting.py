@@ -18,6 +18,16 @@ STOPPED = 130
 LONG = 600.0
 """Seconds over which the pace is taken: the layers of a long text are minutes apart."""
 
+_verbosity = 0
+"""-1 for neither progress nor notes, 1 for how long each step took."""
+
+
+def set_verbosity(level: int) -> None:
+    """What -q (-1) and -v (1) ask for."""
+    global _verbosity
+    _verbosity = level
+
+
 Draw: TypeAlias = Callable[[float, str], None]
 """Draws a bar: how much is done, from 0 to 1, and words beside it."""
 

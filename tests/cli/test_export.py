@@ -2,9 +2,9 @@
 
 import json
 
+import click
 import numpy as np
 import pytest
-import typer
 
 from attnscope.cli.heads import parse_numbers
 
@@ -102,5 +102,5 @@ def test_numbers_and_ranges(spelling, numbers):
 
 @pytest.mark.parametrize("spelling", ["", "L5H3", "1-", "-1", "3-1", "1,,2", "0-99999999", "٣", "1.5"])
 def test_what_is_no_list_of_numbers(spelling):
-    with pytest.raises(typer.BadParameter, match="write numbers and ranges, like 0-3,7"):
+    with pytest.raises(click.BadParameter, match="write numbers and ranges, like 0-3,7"):
         parse_numbers(spelling, "--layers")

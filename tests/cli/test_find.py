@@ -77,7 +77,7 @@ def test_options_keep_values_that_begin_with_a_minus(run):
     assert run("show", "--token", "-1", "-5 degrees").err.startswith("attnscope: no token '-1'")
     assert run("spans", TEXT, "--pair", "-1 -> 2").err.startswith("attnscope: no part '-1'")
     assert "No such option" in run("find", "it -> cat", TEXT, "--nosuch").err
-    assert "No such option" in run("find", "it -> cat", TEXT, "-q").err
+    assert "No such option" in run("find", "it -> cat", TEXT, "-x").err
 
 
 def test_a_text_with_an_arrow_in_it_is_the_last_argument(run):

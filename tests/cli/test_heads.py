@@ -1,7 +1,7 @@
 """Every spelling of a head that people use."""
 
+import click
 import pytest
-import typer
 
 from attnscope.attention import Head
 from attnscope.cli.heads import parse_head
@@ -21,7 +21,7 @@ def test_layer_and_head_may_come_apart():
 def test_a_kind_stands_before_a_head_or_in_its_own_option():
     assert parse_head("cross L5H3") == Head("cross L5H3")
     assert parse_head("cross L5H3", LayerOptions(kind="cross")) == Head("cross L5H3")
-    with pytest.raises(typer.BadParameter, match="--kind encoder and --head cross L5H3 name two kinds"):
+    with pytest.raises(click.BadParameter, match="--kind encoder and --head cross L5H3 name two kinds"):
         parse_head("cross L5H3", LayerOptions(kind="encoder"))
 
 
@@ -39,5 +39,5 @@ def test_a_kind_stands_before_a_head_or_in_its_own_option():
     ],
 )
 def test_a_wrong_spelling_says_what_to_write(head, layer, sentence):
-    with pytest.raises(typer.BadParameter, match=sentence):
+    with pytest.raises(click.BadParameter, match=sentence):
         parse_head(head, LayerOptions(layers=layer))

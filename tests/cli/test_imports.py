@@ -59,14 +59,13 @@ for number, (program, arguments) in enumerate(asked):
         answer(program, arguments, f"{sys.argv[1]}/{number}")
     os.wait()
 """
-COMMAND = "from attnscope.cli import app; app(prog_name='attnscope')"
+COMMAND = "from attnscope.cli import main; main()"
 TAB = (
     "import os, sys; words = sys.argv[1:]\n"
-    "os.environ.update(_ATTNSCOPE_COMPLETE='complete_bash', COMP_WORDS=' '.join(words))\n"
+    "os.environ.update(_ATTNSCOPE_COMPLETE='bash_complete', COMP_WORDS=' '.join(words))\n"
     "os.environ['COMP_CWORD'] = str(len(words) - 1)\n"
 ) + COMMAND
-UNSHOWN = "from attnscope.cli import app; from attnscope.browser import Browser\n"
-UNSHOWN += "Browser.run = lambda browser: None; app(prog_name='attnscope')"
+UNSHOWN = "from attnscope.browser import Browser; Browser.run = lambda browser: None\n" + COMMAND
 ROWS = (
     "from attnscope.attention import Head; from attnscope.storage.trace import read_trace\n"
     "import sys; print(read_trace(sys.argv[1]).weights(Head('L2H1')).shape)"
@@ -122,7 +121,7 @@ def test_no_module_is_imported_before_it_is_needed(run, monkeypatch, tmp_path):
     rows.append(("import attnscope.render.terminal, attnscope.views", [], HEAVY, ""))
     rows.append((ENCODER, [], {"transformers", "matplotlib", "scipy", "torch._dynamo"}, ""))
     for typed, offered in TYPED.items():
-        rows.append((TAB, typed.split(), {"torch"}, offered))
+        rows.append((TAB, typed.split(), {"torch"}, f"plain,{offered}"))
 
     answers = ask([(program, arguments) for program, arguments, *_ in rows], tmp_path / "asked")
     for (program, arguments, without, printed), (modules, out, told) in zip(rows, answers, strict=True):

@@ -73,8 +73,8 @@ def ctrl_c():
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_with_130_and_no_word_even_while_python_imports(tmp_path):
-    # typer stands for what is imported first: here it is a file that is interrupted
-    (tmp_path / "typer.py").write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGINT)})\n")
+    # click stands for what is imported first: here it is a file that is interrupted
+    (tmp_path / "click.py").write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGINT)})\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from attnscope.__main__ import main; main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

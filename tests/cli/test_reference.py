@@ -2,12 +2,11 @@
 
 import pytest
 
-from tests.tools.command_reference import README, commands, page
-from tests.tools.command_reference import words as of
+from attnscope.cli.commands import NAMES
+from tests.tools.command_reference import README, page, rows
 
 OPTIONS = {
-    name: {word.spelling.split()[0].rstrip(","): word for word in of(command).values()}
-    for name, command in commands().items()
+    name: {word.spelling.split()[0].rstrip(","): word for word in rows(name).values()} for name in NAMES
 }
 LOOKING = {"show", "find", "spans", "flow", "stats", "compare", "browse", "export", "info", "check"}
 """The commands that look at a model's attention on a text."""
@@ -52,8 +51,11 @@ def test_an_option_means_the_same_in_each_command_that_looks(option):
 
 
 def test_the_help_begins_with_what_people_use_most():
-    often = [option for option, word in OPTIONS["show"].items() if word.panel == "Most used"]
-    assert often == ["-f", "--head", "--token", "--words", "--json", "-o", "-m"]
+    often = [option for option, word in OPTIONS["show"].items() if word.panel == "Options"]
+    assert often == [
+        "-f", "--from", "--layer", "--head", "--token",
+        "--words", "--hide-special", "--scale", "--json", "-o", "-m",
+    ]  # fmt: skip
 
 
 def test_the_page_is_what_the_code_says():

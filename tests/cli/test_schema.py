@@ -4,9 +4,8 @@ import json
 
 import jsonschema
 import pytest
-from typer.main import get_command
 
-from attnscope.cli import app
+from attnscope.cli.commands import NAMES, find_command
 from attnscope.questions.answer import VERSION
 from attnscope.questions.schemas import ANSWERS
 from tests.models.folders import t5
@@ -112,9 +111,7 @@ def test_every_field_is_described_and_the_version_told(run, command):
 
 
 def test_every_command_with_json_has_a_schema():
-    group = get_command(app)
-    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
-    with_json = {name for name, each in commands.items() if any("--json" in p.opts for p in each.params)}
+    with_json = {name for name in NAMES if any("--json" in word.names for word in find_command(name).words)}
     assert with_json == set(ANSWERS)
 
 

@@ -242,7 +242,7 @@ def test_tokens_cannot_steer_a_terminal(run):
 
 
 def test_every_option_is_in_the_help_with_an_example(run):
-    ran = run("show", "--help")
+    ran = run("show", "--help-all")
     assert "attnscope show" in ran.out
     for option in ("--head", "--token", "--words", "--hide-special", "--truncate", "--trust-remote-code"):
         assert option in ran.out

@@ -174,7 +174,7 @@ def test_every_head_of_a_long_text_is_saved_small_and_shown_again(run, tmp_path)
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json", ".csv", ".html"])
 def test_maps_are_saved_in_every_form_that_the_help_names(run, tmp_path, suffix):
-    assert suffix in run("stats", "--help").out
+    assert suffix in run("stats", "--help-all").out
     out = tmp_path / f"maps{suffix}"
     ran = run("stats", TEXT, "--pooled", out, "--top", "1")
     assert (ran.code, f"saved {out}" in ran.err) == (0, True)

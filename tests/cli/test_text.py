@@ -2,8 +2,8 @@
 
 import io
 
+import click
 import pytest
-import typer
 
 from attnscope.cli.options import SourceOptions
 from attnscope.cli.source import read_text
@@ -87,9 +87,9 @@ def test_an_argument_of_stray_bytes_is_refused_before_a_tokenizer_sees_it():
 
 
 def test_a_text_and_a_file_at_once_is_wrong_usage(written):
-    with pytest.raises(typer.BadParameter, match="not both"):
+    with pytest.raises(click.BadParameter, match="not both"):
         read("text", None, written(b"text"), None)
-    with pytest.raises(typer.BadParameter, match="give a text, --file FILE, or -"):
+    with pytest.raises(click.BadParameter, match="give a text, --file FILE, or -"):
         read(None, None, None, None)
 
 

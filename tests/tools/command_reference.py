@@ -3,24 +3,19 @@
 It writes ``attnscope/cli/README.md``; tests/cli/test_reference.py fails where that is not up to date.
 """
 
-import inspect
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
-
-from typer.models import ArgumentInfo
+from typing import Literal, get_args, get_origin
 
 import attnscope.cli
+from attnscope.cli.command import REQUIRED, Parameter
 from attnscope.cli.commands import NAMES, find_command
+from attnscope.registry import docstring
 
 README = Path(attnscope.cli.__file__).parent / "README.md"
 SHARED = 3
 """An option that so many commands have stands in a table of its own."""
-
-WORDS = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
-"""What stands for a value of each type."""
 
 INTRODUCTION = """# The command line
 
@@ -42,7 +37,7 @@ one sentence on standard error; 130 after Ctrl-C.
 
 
 @dataclass(frozen=True)
-class Word:
+class Row:
     """An option or argument as the page prints it."""
 
     spelling: str
@@ -51,69 +46,48 @@ class Word:
     panel: str
 
 
-def commands() -> dict[str, Callable[..., None]]:
-    """The functions of all commands by name."""
-    return {name: find_command(name) for name in NAMES}
-
-
-def words(command: Callable[..., None]) -> dict[str, Word]:
+def rows(name: str) -> dict[str, Row]:
     """The options and arguments of a command, by what one types."""
-    found = [_word(parameter) for parameter in inspect.signature(command).parameters.values()]
-    return {word.spelling: word for word in found}
+    return {row.spelling: row for row in map(_row, find_command(name).words)}
 
 
-def _word(parameter: inspect.Parameter) -> Word:
-    kind, declared = get_args(parameter.annotation)
-    names = list(declared.param_decls or ())
-    if isinstance(declared, ArgumentInfo):
-        spelling = (declared.metavar or parameter.name.upper()).strip("[]")
-    else:
-        value = _value(kind)
-        spelling = ", ".join(sorted(names or [f"--{parameter.name.replace('_', '-')}"], key=len))
-        spelling += f" {value}" if value else ""
-    default = parameter.default
-    silent = default is None or default is False or default is inspect.Parameter.empty
-    shown = "" if silent else f"{default:g}" if isinstance(default, (int, float)) else str(default)
-    panel = declared.rich_help_panel or ("Arguments" if isinstance(declared, ArgumentInfo) else "Most used")
-    return Word(spelling, declared.help, shown, panel)
-
-
-def _value(kind: Any) -> str:
-    """What stands for an option's value."""
-    if get_origin(kind) in (Union, types.UnionType):
-        kind = next(part for part in get_args(kind) if part is not type(None))
-    if get_origin(kind) is Literal:
-        return "|".join(get_args(kind))
-    return WORDS.get(get_args(kind)[0] if get_origin(kind) is list else kind, "")
+def _row(word: Parameter) -> Row:
+    choices = "|".join(get_args(word.kind)) if get_origin(word.kind) is Literal else word.value
+    spelling = f"{', '.join(sorted(word.names, key=len))} {'' if word.is_argument else choices}".strip()
+    default = word.field.default
+    shown = "" if default in (None, False, REQUIRED) and default != 0.0 else str(default)
+    if isinstance(default, (int, float)) and not isinstance(default, bool):
+        shown = f"{default:g}"
+    return Row(spelling, word.field.metadata["help"], shown, "Arguments" if word.is_argument else word.panel)
 
 
 def page() -> str:
     """The whole page."""
-    by_command = {name: words(command) for name, command in commands().items()}
-    owners: dict[Word, list[str]] = {}
+    by_command = {name: rows(name) for name in NAMES}
+    owners: dict[Row, list[str]] = {}
     for name, each in by_command.items():
         for word in each.values():
             owners.setdefault(word, []).append(name)
     shared = {word: names for word, names in owners.items() if len(names) >= SHARED}
     lines = [INTRODUCTION, "## Commands\n", f"What {SHARED} or more of them have stands below.\n"]
-    for name, command in commands().items():
-        lines += _section(name, command, [word for word in by_command[name].values() if word not in shared])
+    for name in NAMES:
+        lines += _section(name, [word for word in by_command[name].values() if word not in shared])
     lines += ["## Options of several commands\n"]
     for panel in dict.fromkeys(word.panel for word in shared):
-        rows = [[*_cells(word), ", ".join(names)] for word, names in shared.items() if word.panel == panel]
-        lines += [f"### {panel}\n", *_table(["", "", "default", "commands"], rows)]
+        cells = [[*_cells(row), ", ".join(names)] for row, names in shared.items() if row.panel == panel]
+        lines += [f"### {panel}\n", *_table(["", "", "default", "commands"], cells)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(name: str, command: Callable[..., None], own: list[Word]) -> Iterator[str]:
-    text, _, examples = inspect.cleandoc(command.__doc__ or "").partition("\nExample")
+def _section(name: str, own: list[Row]) -> Iterator[str]:
+    text, _, examples = docstring(find_command(name).function).partition("\nExample")
     yield f"### `attnscope {name}`\n"
     yield f"{text.strip()}\n"
     yield from ("```sh", *(line for line in examples.splitlines()[1:] if line.strip()), "```\n")
     yield from _table(["", "", "default"], [_cells(word) for word in own])
 
 
-def _cells(word: Word) -> list[str]:
+def _cells(word: Row) -> list[str]:
     return [f"`{word.spelling}`".replace("|", "\\|"), word.help.replace("|", "\\|"), word.default]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from attnscope.cli.command import argument, command, option
 from attnscope.cli.corpus import check_texts, measure_corpus
@@ -72,7 +72,7 @@ def check(
 
     claims = [claim(each) for each in asked.claims or ()]
     if not claims and asked.save is None and asked.against is None:
-        raise typer.BadParameter("claim something, or give --save or --against", param_hint="CLAIMS")
+        raise click.BadParameter("claim something, or give --save or --against", param_hint="CLAIMS")
     names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))
     selection = select(attention)
     check_texts(corpus, source)
@@ -93,7 +93,7 @@ def check(
     if first and asked.save is not None:
         save_snapshot(result, asked.save)
         print(f"saved {asked.save}", file=sys.stderr if output.as_json else sys.stdout)
-    raise typer.Exit(0 if checked.holds else 1)
+    raise SystemExit(0 if checked.holds else 1)
 
 
 def _measure(
@@ -104,7 +104,7 @@ def _measure(
     from attnscope.questions.stats import measure_heads
 
     if not source.names_one:
-        raise typer.BadParameter("give --texts CORPUS, --text or --file", param_hint="--texts")
+        raise click.BadParameter("give --texts CORPUS, --text or --file", param_hint="--texts")
     kind: PassKind = "fused" if names == DEFAULT else "other"
     loaded, prepared = read_source(source, model).open(kind=kind)
     with reading(loaded, prepared):

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from attnscope.cli.command import REQUIRED, WHERE, command, flag, option, write
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.heads import parse_numbers, select
@@ -129,4 +127,4 @@ def _going_on(folder: Path, contents: ExportPlan) -> Iterator[None]:
         if done is not None:
             words = f"{folder} holds {done:,} whole files; the same command goes on and completes them"
         print(f"attnscope: stopped; {words}", file=sys.stderr)
-        raise typer.Exit(STOPPED) from None
+        raise SystemExit(STOPPED) from None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from attnscope.cli.command import command, flag, option, refuse
+from attnscope.cli.command import WHERE, command, flag, option, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.faithful import check_alone, show_methods
 from attnscope.cli.heads import parse_numbers, select
@@ -37,11 +37,13 @@ class FlowOptions:
     )
     faithful: bool = flag(
         "Instead: which way of weighing or following attention ranks first the tokens that a prediction "
-        "really needs: they are taken away and given back, in each way's order and in random ones."
+        "really needs: they are taken away and given back, in each way's order and in random ones.",
+        panel=WHERE,
     )
     target: str | None = option(
         "With --method relevance or --faithful: the prediction, a word at the end of the text, the number of "
-        "a token, or a classifier's class (of a token: CLASS@TOKEN); the likeliest if not given."
+        "a token, or a classifier's class (of a token: CLASS@TOKEN); the likeliest if not given.",
+        panel=WHERE,
     )
 
 

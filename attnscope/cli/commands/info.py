@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import typer
+import click
 
 from attnscope.cli.command import argument, command, flag
 from attnscope.cli.deliver import deliver
@@ -63,7 +63,7 @@ def info(
         model = replace(model, model=named.first)
     elif named.first is not None:
         if source.second_text is not None:
-            raise typer.BadParameter("name the model once, first or with --model", param_hint="MODEL")
+            raise click.BadParameter("name the model once, first or with --model", param_hint="MODEL")
         source = replace(source, text=named.first, second_text=source.text)
     if not source.names_one:
         source = replace(source, text=TEXT)

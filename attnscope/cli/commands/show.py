@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import typer
+import click
 
 from attnscope.cli.command import command, option, repeat
 from attnscope.cli.deliver import deliver, print_written, save_data
@@ -37,7 +37,7 @@ def show_writes(
 ) -> None:
     """Print or save the direct effects of all parts of a model on one score."""
     if asked.token or asked.ablate or model.weigh != "raw" or (asked.layers and not asked.head):
-        raise typer.BadParameter(
+        raise click.BadParameter(
             "it is of all parts of the model: with --head, --target and --against alone",
             param_hint="--writes",
         )
@@ -103,12 +103,12 @@ def show(
     if attention.writes:
         return show_writes(source, attention, output, picture, model)
     if attention.against is not None:
-        raise typer.BadParameter("it goes with --writes", param_hint="--against")
+        raise click.BadParameter("it goes with --writes", param_hint="--against")
     head = None
     if attention.head is not None:
         head = parse_head(attention.head, attention)
     if attention.ablate is not None and output.out is not None:
-        raise typer.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
+        raise click.BadParameter("--ablate prints: use --json for the numbers", param_hint="--out")
     given = read_source(source, model)
     check_picture(output.out, picture.cmap, one=head is not None or attention.token is not None)
     from attnscope.questions.answer import Answer

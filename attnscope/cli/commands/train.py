@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import typer
+import click
 
 from attnscope.cli.command import REQUIRED, argument, command, flag, option
 from attnscope.cli.waiting import STOPPED, progress_bar
@@ -125,7 +125,7 @@ def train(
     from attnscope.training.run import train_on_files
 
     if run.steps is not None and run.minutes is not None:
-        raise typer.BadParameter("training lasts a number of steps or of minutes, not both")
+        raise click.BadParameter("training lasts a number of steps or of minutes, not both")
     recipe = _recipe(shape, data, learning)
     settings = _settings(data, learning, run)
     try:
@@ -136,10 +136,10 @@ def train(
             )  # fmt: skip
     except KeyboardInterrupt:
         _say("stopped before the first step")
-        raise typer.Exit(STOPPED) from None
+        raise SystemExit(STOPPED) from None
     if not outcome.done:
         _say(f"stopped at step {outcome.progress.step:,}; the same command with --resume goes on")
-        raise typer.Exit(STOPPED)
+        raise SystemExit(STOPPED)
     _print(outcome, recipe, given.out)
 
 

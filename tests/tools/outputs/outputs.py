@@ -133,8 +133,6 @@ def _load(checkout: Path, models: set[str]) -> None:
             with suppress(ImportError):  # the command that needs it will say so
                 importlib.import_module(module.name)
     sys.modules["torch"].manual_seed(0)  # ViLT draws the order of its patches
-    if sys.modules.pop("typer.rich_utils", None):
-        del sys.modules["typer"].rich_utils
 
 
 def _make(scratch: Path, models: set[str]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +13,11 @@ from typing import Annotated, Any
 from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Figure, HeadFigures
+from attnscope.questions.answer import Answer
 from attnscope.questions.stats import OPERATORS, Condition, Stats, parse_conditions
 from attnscope.records import Meaning, derived, record
 from attnscope.storage.files import read_json, write_whole
+from attnscope.views.table import Cell, Column, Table
 
 COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
 """How a number of heads is compared; a figure is never equal to a number that somebody writes."""
@@ -33,92 +34,58 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Claim(ABC):
-    """A sentence about heads; ``names`` are the measures that it speaks of."""
+class Claim:
+    """Conditions on one head (``L0H2.previous > 0.9``), on any or all heads, or on how many meet them."""
 
     text: str
+    about: Head | str  # a head, any, all or count
+    conditions: tuple[Condition, ...]
+    sign: str = ""  # how many: COUNTED[sign](heads that meet the conditions, wanted)
+    wanted: int = 0
 
     @property
-    @abstractmethod
     def names(self) -> tuple[str, ...]:
         """The measures that must be taken to judge it."""
+        return tuple(each.name for each in self.conditions if each.name != "role")
 
-    @abstractmethod
     def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
         """Whether it holds. Raises ``SelectionError`` for a head that does not exist."""
-
-
-@dataclass(frozen=True)
-class _OneHead(Claim):
-    """``L0H2.previous > 0.9``, ``cross.L0H2.entropy < 1`` or ``L0H2.role = previous``."""
-
-    head: Head
-    condition: Condition
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return _names([self.condition])
-
-    def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
-        name, kind = self.head.name, self.head.kind
-        meant = [head for head in heads if head.name == name and kind in (None, head.site.kind)]
-        if len({head.site.kind for head in meant}) > 1:
-            raise SelectionError(f"which {name}? write {' or '.join(f'{h.site.kind}.{name}' for h in meant)}")
-        if not meant:
-            last = f"{heads[0].name} to {heads[-1].name}"
-            raise SelectionError(f"no head {kind + '.' if kind else ''}{name}: there are {last}")
-        (head,) = meant
-        if self.condition.name == "role":
-            evidence = head.role.name if head.role is not None else "no role"
-        else:
-            figure = head.figures.get(self.condition.name)
-            evidence = head.absent[self.condition.name] if figure is None else figure_text(figure)
-        return Verdict(self.text, self.condition.meets(head), evidence)
-
-
-@dataclass(frozen=True)
-class _SomeHead(Claim):
-    """``any.induction > 0.4`` or ``all.entropy < 3``, over the heads that have such a figure."""
-
-    every: bool
-    condition: Condition
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return _names([self.condition])
-
-    def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
-        name = self.condition.name
+        condition = self.conditions[0]
+        name, met = condition.name, [head for head in heads if all(c.meets(head) for c in self.conditions)]
+        if self.about == "count":
+            listed = ", ".join(head.name for head in met[:4]) + (", ..." if len(met) > 4 else "")
+            holds = COUNTED[self.sign](len(met), self.wanted)
+            return Verdict(self.text, holds, f"{len(met)}{': ' if met else ''}{listed}")
+        if isinstance(self.about, Head):
+            head = _find(self.about, heads)
+            if name == "role":
+                evidence = head.role.name if head.role is not None else "no role"
+            else:
+                figure = head.figures.get(name)
+                evidence = head.absent[name] if figure is None else figure_text(figure)
+            return Verdict(self.text, condition.meets(head), evidence)
+        every = self.about == "all"
         if name == "role":
-            met = sum(self.condition.meets(head) for head in heads)
-            holds = met == len(heads) if self.every else met > 0
-            return Verdict(self.text, holds, f"{met} of {len(heads)} heads")
+            holds = len(met) >= (len(heads) if every else 1)
+            return Verdict(self.text, holds, f"{len(met)} of {len(heads)} heads")
         known = [head for head in heads if name in head.figures]
         if not known:
             return Verdict(self.text, False, f"no head has it: {heads[0].absent[name]}")
-        largest = self.condition.sign.startswith(">") != self.every  # the head that decides
+        largest = condition.sign.startswith(">") != every
         deciding = (max if largest else min)(known, key=lambda head: head.figures[name].value)
         evidence = f"{figure_text(deciding.figures[name])}, {deciding.site.kind} {deciding.name}"
-        return Verdict(self.text, self.condition.meets(deciding), evidence)
+        return Verdict(self.text, condition.meets(deciding), evidence)
 
 
-@dataclass(frozen=True)
-class _Count(Claim):
-    """``count(previous > 0.5 and entropy < 1) >= 2``."""
-
-    conditions: tuple[Condition, ...]
-    sign: str
-    wanted: float
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return _names(self.conditions)
-
-    def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
-        met = [head for head in heads if all(condition.meets(head) for condition in self.conditions)]
-        listed = ", ".join(head.name for head in met[:4]) + (", ..." if len(met) > 4 else "")
-        holds = COUNTED[self.sign](len(met), self.wanted)
-        return Verdict(self.text, holds, f"{len(met)}{': ' if met else ''}{listed}")
+def _find(wanted: Head, heads: Sequence[HeadFigures]) -> HeadFigures:
+    name, kind = wanted.name, wanted.kind
+    meant = [head for head in heads if head.name == name and kind in (None, head.site.kind)]
+    if len({head.site.kind for head in meant}) > 1:
+        raise SelectionError(f"which {name}? write {' or '.join(f'{h.site.kind}.{name}' for h in meant)}")
+    if not meant:
+        last = f"{heads[0].name} to {heads[-1].name}"
+        raise SelectionError(f"no head {kind + '.' if kind else ''}{name}: there are {last}")
+    return meant[0]
 
 
 def claim(text: str) -> Claim:
@@ -130,33 +97,22 @@ def claim(text: str) -> Claim:
     plain = text.strip()
     counted = re.fullmatch(r"count\((.*)\)\s*(<=|>=|!=|==?|<|>)\s*(\d{1,9})", plain, re.ASCII)
     if counted is not None:
-        return _Count(plain, parse_conditions(counted[1]), counted[2], float(counted[3]))
-    some = re.fullmatch(r"(any|all)\.(.+)", plain)
-    if some is not None:
-        return _SomeHead(plain, some[1] == "all", _single(some[2], plain))
-    one = re.fullmatch(r"((?:\w+\.)?[Ll]\d+[Hh]\d+)\.(.+)", plain, re.ASCII)
-    if one is not None:
-        return _OneHead(plain, Head(one[1]), _single(one[2], plain))
-    raise SelectionError(
-        f"cannot read the claim {text!r}: write one like 'L0H2.previous > 0.9', 'L0H2.role = previous', "
-        "'any.induction > 0.4', 'all.entropy < 3' or 'count(previous > 0.5) >= 2'"
-    )
+        return Claim(plain, "count", parse_conditions(counted[1]), counted[2], int(counted[3]))
+    one = re.fullmatch(r"(any|all|(?:\w+\.)?[Ll]\d+[Hh]\d+)\.(.+)", plain, re.ASCII)
+    if one is None:
+        raise SelectionError(
+            f"cannot read the claim {text!r}: write one like 'L0H2.previous > 0.9', 'L0H2.role = previous', "
+            "'any.induction > 0.4', 'all.entropy < 3' or 'count(previous > 0.5) >= 2'"
+        )
+    conditions = parse_conditions(one[2])
+    if len(conditions) > 1:
+        raise SelectionError(f"the claim {plain!r} says two things: make it two claims")
+    return Claim(plain, one[1] if one[1] in ("any", "all") else Head(one[1]), conditions)
 
 
 def figure_text(figure: Figure) -> str:
     """A figure with its standard error, if it has one."""
     return f"{figure.value:.4g}" + ("" if figure.error is None else f" ±{figure.error:.2g}")
-
-
-def _single(text: str, claim: str) -> Condition:
-    conditions = parse_conditions(text)
-    if len(conditions) > 1:
-        raise SelectionError(f"the claim {claim!r} says two things: make it two claims")
-    return conditions[0]
-
-
-def _names(of: Iterable[Condition]) -> tuple[str, ...]:
-    return tuple(condition.name for condition in of if condition.name != "role")
 
 
 FORMAT = 1
@@ -232,3 +188,29 @@ def _figures(stats: Stats) -> dict[str, Any]:
         f"{head.site.kind} {head.name}": {name: figure.value for name, figure in head.figures.items()}
         for head in stats.heads
     }
+
+
+MOST = 10
+"""Changed figures that are listed."""
+
+
+def of_checked(result: Checked, tolerance: float) -> Answer:
+    """A line a claim, and what changed since the snapshot."""
+    judged = [(each.holds, each.claim, each.evidence) for each in result.claims]
+    changed = result.changes or ()
+    if result.changes is not None:
+        heads = len({change.head for change in changed})
+        words = (
+            f"{len(changed):,} figures of {heads:,} heads differ by more than" if changed else "all within"
+        )
+        judged.append((not changed, "snapshot", f"{words} {tolerance:g}"))
+    rows: list[tuple[Cell, ...]] = [
+        ((("ok    ", "green"),) if holds else (("FAILED", "bold red"),), *words) for holds, *words in judged
+    ]
+    for change in changed[:MOST]:
+        before, now = ("none" if v is None else f"{v:.4g}" for v in (change.before, change.now))
+        rows.append(("", f"{change.head}.{change.measure}", f"{before} before, {now} now"))
+    if len(changed) > MOST:
+        rows.append(("", f"and {len(changed) - MOST:,} more", ""))
+    columns = Column("", long="keep"), Column("", long="fold"), Column("")
+    return Answer((Table(columns, tuple(rows)),), {}, lambda: result)

@@ -150,6 +150,10 @@ def train_on_files(
     return Outcome(encoder, tokenizer, progress, done, tuple(path.name for path in held_out_lines.files))
 
 
+FEWEST = 14
+"""Tokens whose loss is measured, at least."""
+
+
 def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: int = 0) -> tuple[float, int]:
     """The loss of a saved encoder on text files: nats a guessed token, and how many were guessed.
 
@@ -158,17 +162,21 @@ def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: 
     """
     import tempfile
 
+    import numpy as np
+
     encoder, tokenizer = load_encoder(folder)
     causal = encoder.config.causal
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "tokens"
         write_stream(Lines(tuple(files)), tokenizer, path)
-        cutter = Cutter(read_stream(path), tokenizer, length, causal, 1.0 if causal else GUESSED, seed=seed)
-        if cutter.count < 1:
-            raise InputError(
-                f"the text has {len(cutter.stream)} tokens: that is too few for rows of {length}"
-            )
-        return evaluate(encoder, cutter, Settings(steps=1)), cutter.count * (length - 2)
+        stream, stretch = read_stream(path), length - 2
+        if len(stream) < FEWEST:
+            raise InputError(f"the text has {len(stream)} tokens: give at least {FEWEST}")
+        if len(stream) < 2 * stretch:  # one or two rows that hold all of it; a cutter keeps one row back
+            stretch = len(stream) // (-(-len(stream) // stretch))
+            stream = np.append(stream, stream[:stretch])
+        cutter = Cutter(stream, tokenizer, stretch + 2, causal, 1.0 if causal else GUESSED, seed=seed)
+        return evaluate(encoder, cutter, Settings(steps=1)), cutter.count * stretch
 
 
 def _terms(training: Lines, held_out: Lines, recipe: Recipe, settings: Settings) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class Titled:
 
 
 Cell: TypeAlias = "str | tuple[tuple[str, str | float], ...]"
-"""A text, or pieces of one, each with its style: ``bold``, ``dim``, none, or a level of the colour map."""
+"""A text, or pieces of one, each with a style: ``bold``, ``dim``, a colour, or a level of the colour map."""
 
 BREAK = ("\n", "")
 """The piece behind which a new line begins; in any other, line breaks are made visible."""

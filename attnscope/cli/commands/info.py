@@ -10,7 +10,6 @@ from attnscope.cli.command import argument, command, flag
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
 from attnscope.cli.source import read_source, reading
-from attnscope.text import visible
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -70,13 +69,12 @@ def info(
     from attnscope.questions.answer import Answer
     from attnscope.questions.audit import audit
     from attnscope.questions.info import Survey, of_survey, survey_model
+    from attnscope.views.table import Column, Table
 
     loaded, prepared = read_source(source, model).open(cached=False)
     with reading(loaded, prepared):
         found = audit(loaded, prepared) if asked.audit else survey_model(loaded, prepared)
     if isinstance(found, Survey):
-        deliver("info", of_survey(found), output)
-    elif output.as_json:
-        deliver("info", Answer((), {}, lambda: found), output)
-    else:
-        print(*map(visible, found.sentences), sep="\n")
+        return deliver("info", of_survey(found), output)
+    sentences = Table((Column(""),), tuple((each,) for each in found.sentences))
+    deliver("info", Answer((sentences,), {}, lambda: found), output)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope.cli.command import REQUIRED, argument, command, option
+from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import waiting
@@ -23,7 +24,7 @@ class LossOptions(ModelOptions):
     files: list[Path] = argument(
         "Text files that the model was not trained on; each line is a document.", default=REQUIRED
     )
-    length: int = option("Tokens that are read together.", min=16, default=128)
+    length: int = option("Tokens per sequence, at most.", min=16, default=128)
     seed: int = option(
         "Which tokens are hidden from an encoder that attnscope train made.",
         min=0,
@@ -34,13 +35,13 @@ class LossOptions(ModelOptions):
 
 @command
 def loss(asked: LossOptions) -> None:
-    """Print how well a model predicts: nats a token, where a blind one has the vocabulary's logarithm.
+    """Print a model's loss on text files: mean cross-entropy in nats per token.
 
-    Each line of a file is a document. A Hugging Face model reads each by itself, cut at --length tokens; for
-    an encoder that attnscope train made, lines are joined with [SEP] between them, as in its training.
+    Uniform guessing gives ln(vocabulary size). Each line of a file is a document. A Hugging Face model reads
+    each line alone, cut at --length tokens; for an encoder of attnscope train, lines are joined with [SEP].
 
-    A masked model predicts hidden tokens, a causal one every next token: of an encoder that attnscope train
-    made 15 % are hidden, of a Hugging Face model each token once. The same files ask the same questions.
+    A causal model predicts every next token; a masked model predicts masked tokens: each token once for a
+    Hugging Face model, 15 % of them for an encoder of attnscope train. Repeated runs give the same figure.
 
     Examples:
 
@@ -49,14 +50,27 @@ def loss(asked: LossOptions) -> None:
     attnscope loss openai-community/gpt2 unseen-book.txt --length 512
     """
     from attnscope.network.folder import BUNDLED, is_encoder_folder
+    from attnscope.questions.answer import Answer
+    from attnscope.questions.loss import measure_loss
+    from attnscope.training.data import Lines
+    from attnscope.views.table import Column, Table
 
-    ours = asked.name in BUNDLED or is_encoder_folder(Path(asked.name))
-    mean, of, vocabulary = _ours(asked) if ours else _of_any(asked)
-    print(f"{mean:.3f} nats a token, asked for {of}; predicting blindly is {math.log(vocabulary):.3f}")
+    if asked.name in BUNDLED or is_encoder_folder(Path(asked.name)):
+        mean, of, vocabulary = _ours(asked)
+    else:
+        lines = list(Lines(tuple(asked.files)))
+        model = load_model(asked, predicting=True)
+        with waiting(f"{model.title} predicts"):
+            result = measure_loss(model, lines, asked.length)
+        mean, vocabulary = result.mean, result.vocabulary
+        of = f"{result.tokens:,} tokens, each {'masked once' if result.masked else 'after those before it'}"
+    guess = f"uniform guessing: ln({vocabulary:,}) = {math.log(vocabulary):.3f}"
+    words = ((f"{mean:.3f} nats per token ({of})",),)
+    deliver("loss", Answer((Table((Column(""),), words, notes=(guess,)),), {}, dict), None)
 
 
 def _ours(asked: LossOptions) -> tuple[float, str, int]:
-    """The loss of an encoder of our own, what it was asked for, and its vocabulary's size."""
+    """The loss of an encoder of our own, what it predicted, and its vocabulary's size."""
     from attnscope.network import bundled, load_config
     from attnscope.network.folder import BUNDLED
     from attnscope.training.run import held_out_loss
@@ -67,16 +81,3 @@ def _ours(asked: LossOptions) -> tuple[float, str, int]:
         mean, tokens = held_out_loss(folder, asked.files, asked.length, asked.seed)
     wanted = "every next token" if config.causal else "15 % of the tokens"
     return mean, f"{wanted} of {tokens:,}", config.vocabulary
-
-
-def _of_any(asked: LossOptions) -> tuple[float, str, int]:
-    """The same of any other model that predicts."""
-    from attnscope.questions.loss import measure_loss
-    from attnscope.training.data import Lines
-
-    lines = list(Lines(tuple(asked.files)))
-    model = load_model(asked, predicting=True)
-    with waiting(f"{model.title} predicts"):
-        result = measure_loss(model, lines, asked.length)
-    way = "each hidden once" if result.masked else "each after those before it"
-    return result.mean, f"{result.tokens:,} tokens, {way}", result.vocabulary

@@ -30,6 +30,7 @@ def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
     palette = Palette(SEQUENTIAL, of_256) if coloured else None
     if view.rows:
         table = RichTable(box=None, padding=(0, view.gap, 0, 0), pad_edge=view.edge, header_style="bold")
+        table.show_header = any(column.name for column in view.columns)
         table.expand = any(column.long == "rest" for column in view.columns)
         for column in view.columns:
             table.add_column(

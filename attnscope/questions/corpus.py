@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, fields, replace
-from itertools import zip_longest
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from time import monotonic
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from attnscope.attention import Kind, Token
+from attnscope.errors import AttnscopeError, InputError
 from attnscope.models import Model, ModelInput
 from attnscope.models.text.tokens import read_unknown, say_unknown
-from attnscope.questions.processes import Processes
+from attnscope.questions.processes import Processes, together
+from attnscope.questions.selection import Selection
+from attnscope.storage.checkpoint import fingerprint, read_checkpoint, write_checkpoint
 from attnscope.storage.corpus import CorpusText
 from attnscope.storage.gold import GoldText
 
@@ -128,6 +133,7 @@ BATCH_TOKENS = 4096
 
 
 Item = TypeVar("Item", CorpusText, GoldText)
+Text_co = TypeVar("Text_co", covariant=True)
 
 
 class Batch(NamedTuple):
@@ -158,7 +164,9 @@ def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
     """The texts in batches, the longest texts first; the same texts always make the same batches."""
     alike: dict[tuple[object, ...], list[tuple[int, ModelInput]]] = {}
     for number, one in enumerate(prepared):
-        alike.setdefault(_shape(one), []).append((number, one))
+        shapes = [(name, tensor.shape) for name, tensor in one.inputs.items()]
+        shape = (len(one.tokens), *shapes, *(tensor.shape for tensor in one.arguments))
+        alike.setdefault(shape, []).append((number, one))
     groups = sorted(alike.values(), key=lambda group: -len(group[0][1].tokens))
     made = []
     for group in groups:
@@ -187,14 +195,6 @@ def join_texts(texts: Sequence[ModelInput]) -> Batch:
     tokens = tuple(token for text in texts for token in text.tokens)
     prepared = ModelInput(inputs, {}, tokens, settings=first.settings, arguments=arguments)
     return Batch(prepared, labels, len(texts), len(tokens))
-
-
-def _shape(text: ModelInput) -> tuple[object, ...]:
-    return (
-        len(text.tokens),
-        *((name, tensor.shape) for name, tensor in text.inputs.items()),
-        *(tensor.shape for tensor in text.arguments),
-    )
 
 
 Work = TypeVar("Work")
@@ -235,46 +235,126 @@ def in_order(
         torch.set_num_threads(before)
 
 
-Asked = TypeVar("Asked")
-Share = TypeVar("Share")
-
 ROUND = 4
 """Batches of each of several processes after which these bring together what they have."""
 
+EVERY = 20.0
+"""Seconds after which the sums are written again, at the latest when the batches that run have ended."""
 
-@dataclass(frozen=True)
-class Walk(Generic[Asked, Result, Share]):
-    """What is done with each batch and what is asked of it.
 
-    ``work`` runs on one of the ``threads``. ``share`` makes of its result what the batch adds, and ``add``
-    adds that, in the order of the batches whatever the number of processes. ``watch`` is told of progress.
-    """
+class ReadText(NamedTuple, Generic[Item]):
+    """A text, as the model reads it, and its number in the corpus from 1."""
 
-    work: Callable[[tuple[Batch, Asked]], Result]
-    share: Callable[[Batch, Result], Share]
-    add: Callable[[Share], None]
-    watch: Callable[[Progress], None]
-    threads: int
+    entry: Item
+    prepared: ModelInput
+    number: int
 
-    def window(
-        self,
-        jobs: Sequence[tuple[Batch, Asked]],
-        progress: Progress,
-        begun: Progress,
-        done: int,
-        processes: Processes,
-    ) -> Iterator[Progress]:
-        """Do this process's share of a window, which ends at ``done`` and was at ``begun`` before.
+
+class TextSource(Protocol[Text_co]):
+    """Texts in a file or a folder."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    def fingerprint(self) -> str:
+        """What tells it from others."""
+
+    def entries(self) -> Iterator[Text_co]:
+        """The texts one after the other, the same at every call."""
+
+
+@dataclass
+class CorpusWork(ABC, Generic[Item]):
+    """One pass over many texts: what stays the same from batch to batch, and the sums so far in ``total``."""
+
+    model: Model
+    source: TextSource[Item]
+    selection: Selection
+    run: CorpusRun
+    total: Any
+    progress: Progress = field(default_factory=Progress, init=False)
+    threads = property(lambda self: workers(self.model))
+
+    @abstractmethod
+    def forward(self, batch: Batch, asked: Any) -> Any:
+        """One forward pass of a batch, on one of the ``threads``."""
+
+    @abstractmethod
+    def share(self, batch: Batch, result: Any) -> Any:
+        """What a batch adds to the sums."""
+
+    @abstractmethod
+    def add(self, share: Any) -> None:
+        """Add it, in the order of the batches whatever the number of processes."""
+
+    def inputs(self, entries: Sequence[Item]) -> list[tuple[str, ...]]:
+        """What the model is given of each text."""
+        return [(entry.text,) for entry in entries]
+
+    def ask(self, texts: Sequence[ReadText[Item]]) -> Any:
+        """What is asked of a batch, settled in the order of the batches before any of them runs."""
+
+    def walk(self, asked: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any]) -> None:
+        """Put every text through the model once, and go on from a checkpoint if there is one.
+
+        ``asked`` tells this run from others on the same model and heads, ``restore`` makes sums of what their
+        ``state`` wrote down. Only ``windows`` of texts are held at once. Raises ``InputError`` if no text can
+        be read. Started by torchrun, the processes share the batches of each window, and each has the sums of
+        all: the same batches, added in the same order, so the sums are bit-identical.
+        """
+        run, model = self.run, self.model
+        identity = {
+            "model": fingerprint(model.module),
+            "selection of heads": asdict(self.selection),
+            "limit": [run.limit, run.max_tokens, run.truncate],
+            "weighing": None if model.weigh == "raw" else model.weigh,
+            **asked,
+        }
+        with together() as processes:
+            path = run.checkpoint if processes.number == 0 else None
+            found = processes.broadcast(None if path is None else read_checkpoint(path, identity))
+            if found is not None:
+                self._resume(found, restore)
+            written = monotonic()
+            for window in windows(islice(self.source.entries(), self.progress.entries, run.limit)):
+                for reached in self._window(window, processes):
+                    if path and (reached is self.progress or monotonic() - written >= EVERY):
+                        state = {"sums": self.total.state(), "progress": asdict(reached)}
+                        write_checkpoint(path, identity, state)
+                        written = monotonic()
+            if processes.count > 1:
+                self.total, self.progress = processes.broadcast((self.total, self.progress))
+        if not self.progress.texts:
+            raise InputError(f"{self.source.name} holds no text that {model.name} can read")
+
+    def _resume(self, found: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any]) -> None:
+        try:
+            self.total, self.progress = restore(found["sums"]), Progress.from_state(found["progress"])
+        except (
+            AttnscopeError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+        ):  # fmt: skip
+            raise InputError(
+                f"{self.run.checkpoint} holds sums that this command never wrote: "
+                "delete it, or name another file"
+            ) from None
+
+    def _window(self, window: list[Item], processes: Processes) -> Iterator[Progress]:
+        """Do this process's share of a window.
 
         Yields, whenever the sums have more batches, how far they are: as a run says that begins with the
         window again and leaves those batches out.
         """
-        every = sum(batch.tokens for batch, _ in jobs)
-        passed = sum(batch.tokens for batch, _ in jobs[: begun.batches])
+        progress, begun = self.progress, replace(self.progress, places=list(self.progress.places))
+        read = list(self._read(window, processes))
+        made = batches(text.prepared for text in read)
+        jobs = [(batch, self.ask([read[number] for number in batch.numbers])) for batch in made]
+        every = sum(batch.tokens for batch in made)
+        passed = sum(batch.tokens for batch in made[: begun.batches])
         left = jobs[begun.batches :]
         mine = left[processes.number :: processes.count]
         round_ = processes.count * (ROUND if processes.count > 1 else 1)
-        with closing(in_order(self.work, mine, self.threads)) as results:
+        with closing(in_order(lambda job: self.forward(*job), mine, self.threads)) as results:
             for start in range(0, len(left), round_):
                 shares = []
                 for number, (batch, _) in enumerate(left[start : start + round_]):
@@ -283,8 +363,8 @@ class Walk(Generic[Asked, Result, Share]):
                     passed += batch.tokens
                     progress.texts += batch.texts
                     progress.tokens += batch.tokens
-                    progress.done = begun.done + (done - begun.done) * passed // every
-                    self.watch(progress)
+                    progress.done = begun.done + (window[-1].done - begun.done) * passed // every
+                    self.run.watch(progress)
                 for each in zip_longest(*processes.gather(shares)):
                     for share in filter(None, each):
                         self.add(share)
@@ -298,4 +378,24 @@ class Walk(Generic[Asked, Result, Share]):
                     layout=progress.layout,
                     batches=begun.batches + start + round_,
                 )
-        progress.done, progress.batches = done, 0
+        progress.done, progress.batches = window[-1].done, 0
+        yield progress
+
+    def _read(self, window: Sequence[Item], processes: Processes) -> Iterator[ReadText[Item]]:
+        """The texts of a window as the model reads them, without those that it cannot read."""
+        inputs = self.inputs([entry for entry in window if not entry.fault])
+        made = iter(
+            self.model.prepare_all(inputs, max_tokens=self.run.max_tokens, truncate=self.run.truncate)
+        )
+        for entry in window:
+            self.progress.entries += 1
+            prepared = InputError(entry.fault) if entry.fault else next(made)
+            if not isinstance(prepared, InputError):
+                self.progress.note(prepared.notes)
+                yield ReadText(entry, prepared, self.progress.entries)
+                continue
+            if self.run.strict:
+                raise InputError(f"{self.source.name}, {entry.where}: {prepared}")
+            self.progress.skip(entry.where)
+            if processes.number == 0:
+                self.run.report(f"{entry.where}: {prepared}")

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeAlias, get_args
 
 from attnscope.attention import Head, Kind, Site
 from attnscope.capture import Record
 from attnscope.errors import InputError
-from attnscope.models import Model, ModelInput
+from attnscope.models import Model
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import Batch, CorpusRun, Progress, Walk, batches, windows, workers
-from attnscope.questions.corpus_stats import CheckpointFile
+from attnscope.questions.corpus import Batch, CorpusRun, CorpusWork, ReadText
 from attnscope.questions.gold_reading import (
     REACH,
     GoldQuestions,
     GoldReading,
     GoldSums,
-    ReadText,
     SiteSums,
     Slots,
     ask_batch,
 )
-from attnscope.questions.processes import Processes, together
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, require_selected
 from attnscope.records import ADDRESS, Meaning, Notes, plain, record
 from attnscope.registry import nearest_name
-from attnscope.storage import checkpoint as checkpoints
 from attnscope.storage.gold import GoldFile, GoldText
 from attnscope.text import round_short
 from attnscope.views.table import Column, Table
@@ -197,31 +192,12 @@ def find_gold(
 
     ``relations`` asks for these labels alone, or those with these before a colon. With ``held_out`` heads are
     ranked and offsets chosen on every other text, and the figures are those of the texts between. A file
-    without questions that can be asked raises ``InputError``. Started by torchrun, the processes share the
-    batches of each window, and each returns the same answers.
+    without questions that can be asked raises ``InputError``.
     """
-    work = _GoldRun(model, file, selection or Selection(), tuple(relations), run)
-    identity = {
-        "model": checkpoints.fingerprint(model.module),
-        "file of questions": file.fingerprint(),
-        "set of relations": list(work.relations),
-        "selection of heads": asdict(work.selection),
-        "limit": [run.limit, run.max_tokens, run.truncate],
-        "weighing": None if model.weigh == "raw" else model.weigh,
-    }
-    with together() as processes:
-        kept = CheckpointFile(run.checkpoint, identity, processes)
-        found = kept.load(GoldTotals.from_state)
-        work.total, work.progress = found or (GoldTotals(), Progress())
-        for window in windows(islice(file.texts(), work.progress.entries, run.limit)):
-            for reached in work.measure(window, processes):
-                if kept.is_due():
-                    kept.save(work.total.state, reached)
-            kept.save(work.total.state, work.progress)
-        if processes.count > 1:
-            work.total, work.progress = processes.broadcast((work.total, work.progress))
-    if not work.progress.texts:
-        raise InputError(f"{file.name} holds no text that {model.name} can read")
+    work = _GoldWork(model, file, selection or Selection(), run, GoldTotals())
+    work.relations = tuple(relations)
+    asked = {"file of questions": file.fingerprint(), "set of relations": list(relations)}
+    work.walk(asked, GoldTotals.from_state)
     labels = tuple(rank_heads(work.total.sums, work.total.slots, file.ways, held_out))
     if not labels:
         raise InputError(_nothing(work))
@@ -234,33 +210,31 @@ _Share = tuple[GoldSums, set[Kind], int]
 """The sums of a batch, the kinds of attention that are not over the tokens, and how many pairs were lost."""
 
 
-@dataclass
-class _GoldRun:
-    """What stays the same from window to window, and the sums so far."""
-
-    model: Model
-    file: GoldFile
-    selection: Selection
+class _GoldWork(CorpusWork[GoldText]):
+    source: GoldFile
     relations: tuple[str, ...]
-    run: CorpusRun
-    total: GoldTotals = field(default_factory=GoldTotals)
-    progress: Progress = field(default_factory=Progress)
 
-    def measure(self, window: list[GoldText], processes: Processes) -> Iterator[Progress]:
-        """Put this process's share of a window through the model, texts of one length together.
+    def inputs(self, entries: Sequence[GoldText]) -> list[tuple[str, ...]]:
+        """The text, and its target if there is one."""
+        targets = sum(gold.target is not None for gold in entries)
+        if 0 < targets < len(entries):
+            raise InputError(
+                f"{self.source.name} has texts with and without a target: split it into two files"
+            )
+        return [(gold.text,) if gold.target is None else (gold.text, gold.target) for gold in entries]
 
-        Yields how far the sums are, as ``Walk`` does.
-        """
-        begun = replace(self.progress, places=list(self.progress.places))
-        read = self._prepare(window, processes)
-        jobs = [
-            (batch, ask_batch(batch, read, self.file, self.total.slots))
-            for batch in batches(text.prepared for text in read)
-        ]
-        walk = Walk(self._pass, self._share, self._add, self.run.watch, workers(self.model))
-        yield from walk.window(jobs, self.progress, begun, window[-1].done, processes)
+    def ask(self, texts: Sequence[ReadText[GoldText]]) -> dict[Kind, GoldQuestions]:
+        """The questions about a batch."""
+        if texts[0].entry.target is not None and "cross" not in texts[0].prepared.axes:
+            raise InputError(f"{self.model.name} is no encoder-decoder: it reads no text and its target")
+        return ask_batch([self._meant(text) for text in texts], self.source, self.total.slots)
 
-    def _share(self, _: Batch, result: tuple[GoldReading, Record]) -> _Share:
+    def forward(self, batch: Batch, asked: dict[Kind, GoldQuestions]) -> tuple[GoldReading, Record]:
+        """One forward pass of a batch, with all its questions."""
+        reading = GoldReading(asked, self.total.slots.count, self.selection)
+        return reading, self.model.run(batch.prepared, [reading])
+
+    def share(self, batch: Batch, result: tuple[GoldReading, Record]) -> _Share:
         """What a batch adds."""
         reading, record = result
         if not self.progress.layout:
@@ -270,76 +244,38 @@ class _GoldRun:
         lost = max((asked.lost for asked in reading.asked.values()), default=0)
         return reading.sums, reading.skipped, lost
 
-    def _add(self, share: _Share) -> None:
+    def add(self, share: _Share) -> None:
+        """Add it."""
         sums, skipped, lost = share
         self.total.sums.merge(sums)
         self.total.skipped |= skipped
         self.total.lost += lost
 
-    def _pass(self, asked: tuple[Batch, dict[Kind, GoldQuestions]]) -> tuple[GoldReading, Record]:
-        """One forward pass of a batch, with all its questions."""
-        reading = GoldReading(asked[1], self.total.slots.count, self.selection)
-        return reading, self.model.run(asked[0].prepared, [reading])
-
-    def _prepare(self, window: list[GoldText], processes: Processes) -> list[ReadText]:
-        """The texts of a window as the model reads them, without those that it cannot read."""
-        sound = [gold for gold in window if not gold.fault]
-        made = iter(self._inputs(sound))
-        read = []
-        for gold in window:
-            self.progress.entries += 1
-            prepared = InputError(gold.fault) if gold.fault else next(made)
-            if isinstance(prepared, InputError):
-                if self.run.strict:
-                    raise InputError(f"{self.file.name}, {gold.where}: {prepared}")
-                self.progress.skip(gold.where)
-                if processes.number == 0:
-                    self.run.report(f"{gold.where}: {prepared}")
-                continue
-            if gold.target is not None and "cross" not in prepared.axes:
-                raise InputError(f"{self.model.name} is no encoder-decoder: it reads no text and its target")
-            self.progress.note(prepared.notes)
-            read.append(ReadText(self._meant(gold), prepared, 1 - self.progress.entries % 2))
-        return read
-
-    def _inputs(self, golds: Sequence[GoldText]) -> list[ModelInput | InputError]:
-        targets = sum(gold.target is not None for gold in golds)
-        if 0 < targets < len(golds):
-            raise InputError(f"{self.file.name} has texts with a target and without: part them in two files")
-        return self.model.prepare_all(
-            [(gold.text,) if gold.target is None else (gold.text, gold.target) for gold in golds],
-            max_tokens=self.run.max_tokens,
-            truncate=self.run.truncate,
-        )
-
-    def _meant(self, gold: GoldText) -> GoldText:
-        """The text with the pairs that are asked for."""
+    def _meant(self, text: ReadText[GoldText]) -> ReadText[GoldText]:
+        """The text with the pairs that are asked for; nsubj asks for nsubj:pass, too."""
         if not self.relations:
-            return gold
-        pairs = tuple(pair for pair in gold.pairs if is_meant(pair.label, self.relations))
-        self.total.others |= {pair.label for pair in gold.pairs if pair not in pairs}
-        return replace(gold, pairs=pairs)
+            return text
+        labels = {pair.label for pair in text.entry.pairs}
+        meant = {each for each in labels if {each, each.partition(":")[0]} & set(self.relations)}
+        self.total.others |= labels - meant
+        pairs = tuple(pair for pair in text.entry.pairs if pair.label in meant)
+        return text._replace(entry=replace(text.entry, pairs=pairs))
 
 
-def is_meant(label: str, relations: Sequence[str]) -> bool:
-    """Whether a label is one of these, or a kind of one: nsubj:pass of nsubj."""
-    return label in relations or label.partition(":")[0] in relations
-
-
-def _nothing(work: _GoldRun) -> str:
+def _nothing(work: _GoldWork) -> str:
     """Why no question was asked."""
     if work.total.others:
         labels = sorted(work.total.others)
         near = nearest_name(work.relations[0], labels)
         has = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
-        return f"no {' or '.join(work.relations)} in {work.file.name}: {near}it has {has}"
+        return f"no {' or '.join(work.relations)} in {work.source.name}: {near}it has {has}"
     if work.total.skipped:
         kinds = " and ".join(sorted(work.total.skipped))
         return f"the {kinds} attention of {work.model.name} is not over the tokens"
-    return f"no pair of {work.file.name} can be asked of {work.model.name}"
+    return f"no pair of {work.source.name} can be asked of {work.model.name}"
 
 
-def _notes(work: _GoldRun) -> list[str]:
+def _notes(work: _GoldWork) -> list[str]:
     """What was left out."""
     notes = [*work.progress.left_out]
     if work.total.lost:

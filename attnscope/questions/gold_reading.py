@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnscope.attention import Attention, Axis, Kind, Site, Token
+from attnscope.attention import Attention, Kind, Site, Token
 from attnscope.capture.observers.coarsen import rows_at_a_time
 from attnscope.errors import InputError
 from attnscope.measures.sums import read_site
-from attnscope.models import ModelInput
-from attnscope.questions.corpus import Batch
+from attnscope.questions.corpus import ReadText
 from attnscope.questions.scene import locate_tokens
 from attnscope.questions.selection import Selection
 from attnscope.storage.gold import GoldFile, GoldPair, GoldText, Span
@@ -321,45 +320,31 @@ class GoldQuestions:
             self.unit.append(len(self.slot) - 1)
 
 
-class ReadText(NamedTuple):
-    """A text with its pairs, as the model reads it, and in which half of the corpus it is."""
-
-    gold: GoldText
-    prepared: ModelInput
-    half: int
-
-
-def ask_batch(
-    batch: Batch, read: Sequence[ReadText], file: GoldFile, slots: Slots
-) -> dict[Kind, GoldQuestions]:
+def ask_batch(texts: Sequence[ReadText[GoldText]], file: GoldFile, slots: Slots) -> dict[Kind, GoldQuestions]:
     """The questions about a batch, by kind of attention: within a text, or from a target to its text."""
-    texts = [read[number] for number in batch.numbers]
     first = texts[0].prepared.axes
     kinds: dict[Kind, GoldQuestions] = {}
     for kind, axes in first.items():
-        if (texts[0].gold.target is None) == (kind == "cross"):
+        if (texts[0].entry.target is None) == (kind == "cross"):
             continue
         twin = next((other for other in kinds if first[other] == axes), None)  # the same tokens
         if twin is not None:
             kinds[kind] = kinds[twin]
         elif not any(isinstance(axis, range) for axis in axes):
-            kinds[kind] = GoldQuestions(one_sequence=kind != "cross")
-            for text in texts:
-                _ask_text(text, kinds[kind], file, slots, *text.prepared.axes[kind])
+            asked = kinds[kind] = GoldQuestions(one_sequence=kind != "cross")
+            for gold, prepared, number in texts:
+                rows, keys = prepared.axes[kind]
+                assert not isinstance(rows, range)
+                assert not isinstance(keys, range)
+                columns = group_tokens(keys, gold.text, gold.words)
+                lines = columns
+                if gold.target is not None:
+                    lines = group_tokens(rows, gold.target, gold.target_words)
+                half = 1 - number % 2
+                asked.ask(gold.pairs, lines, columns, slots, len(file.ways), half)
+                if file.links:
+                    asked.ask_alignment(gold.pairs, slots, half)
     return kinds
-
-
-def _ask_text(
-    text: ReadText, asked: GoldQuestions, file: GoldFile, slots: Slots, rows: Axis, keys: Axis
-) -> None:
-    gold = text.gold
-    assert not isinstance(rows, range)
-    assert not isinstance(keys, range)
-    columns = group_tokens(keys, gold.text, gold.words)
-    lines = columns if gold.target is None else group_tokens(rows, gold.target, gold.target_words)
-    asked.ask(gold.pairs, lines, columns, slots, len(file.ways), text.half)
-    if file.links:
-        asked.ask_alignment(gold.pairs, slots, text.half)
 
 
 BLOCK = 1 << 22

@@ -92,7 +92,7 @@ class GoldFile(ABC):
         return (self.path,)
 
     @abstractmethod
-    def texts(self) -> Iterator[GoldText]:
+    def entries(self) -> Iterator[GoldText]:
         """The texts one after the other, the same at every call."""
 
 
@@ -242,7 +242,7 @@ class Conllu(GoldFile):
 
     coreference: bool = False
 
-    def texts(self) -> Iterator[GoldText]:
+    def entries(self) -> Iterator[GoldText]:
         """A sentence each; with coreference up to ``WORDS`` words of a document."""
         if self.coreference:
             yield from _documents(self.sentences())
@@ -379,7 +379,7 @@ class JsonLines(GoldFile):
     ``[first, behind the last]``.
     """
 
-    def texts(self) -> Iterator[GoldText]:
+    def entries(self) -> Iterator[GoldText]:
         """A text a line."""
         for line in read_lines(self.path):
             where = f"line {line.number:,}"
@@ -486,7 +486,7 @@ class Pharaoh(GoldFile):
         """The texts, and their links."""
         return self.path, self.alignments
 
-    def texts(self) -> Iterator[GoldText]:
+    def entries(self) -> Iterator[GoldText]:
         """A pair of texts a line."""
         lines = zip_longest(read_lines(self.path), read_lines(self.alignments), fillvalue=Line(0, "", 0))
         for line, links in lines:

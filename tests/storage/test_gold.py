@@ -32,7 +32,7 @@ def words(text, spans):
 
 def test_a_treebank_is_read_word_by_word(tmp_path):
     (tmp_path / "small.conllu").write_text(treebank.conllu(), "utf-8")
-    texts = list(read_gold(tmp_path / "small.conllu").texts())
+    texts = list(read_gold(tmp_path / "small.conllu").entries())
     for number, gold in enumerate(texts):
         text, spans, links = treebank.plain(number)
         assert gold.fault == ""
@@ -50,14 +50,14 @@ def test_a_word_that_is_not_spelled_out_gives_its_characters_to_the_first(tmp_pa
         head, relation = rest if len(rest) == 2 else ("_", "_")
         rows.append(f"{number}\t{form}\t_\t_\t_\t_\t{head}\t{relation}\t_\t_")
     (tmp_path / "a.conllu").write_text("\n".join(rows) + "\n")
-    (gold,) = read_gold(tmp_path / "a.conllu").texts()
+    (gold,) = read_gold(tmp_path / "a.conllu").entries()
     assert gold.text == "du chat"
     assert words(gold.text, gold.words) == ["du", "", "chat"]
 
 
 def test_mentions_of_a_document_are_asked_for_those_before_them(tmp_path):
     (tmp_path / "doc.conllu").write_text(ENTITY)
-    first, second = read_gold(tmp_path / "doc.conllu", coreference=True).texts()
+    first, second = read_gold(tmp_path / "doc.conllu", coreference=True).entries()
     assert first.text == "Ann saw the old dog She fed her pet."
     names = words(first.text, first.words)
     asked = [(names[pair.left[0]], [names[word] for word in pair.right]) for pair in first.pairs]
@@ -109,7 +109,7 @@ HARD = """# newdoc id = hard
 def test_mentions_may_be_nested_split_and_stand_beside_words_that_are_none(tmp_path, begin, ending):
     """The answers are a person's: a mention's head word counts, of a split one that of its first piece."""
     (tmp_path / "hard.conllu").write_bytes((begin + HARD.replace("\n", ending)).encode())
-    (gold,) = read_gold(tmp_path / "hard.conllu", coreference=True).texts()
+    (gold,) = read_gold(tmp_path / "hard.conllu", coreference=True).entries()
     assert gold.fault == ""
     assert gold.text == (
         "Ann and Bob don't know the mayor's wife. She says he and called Bob up today. "
@@ -145,7 +145,7 @@ def test_mentions_may_be_nested_split_and_stand_beside_words_that_are_none(tmp_p
 )
 def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fault):
     (tmp_path / "bad.conllu").write_text(content + "\n1\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n")
-    bad, good = read_gold(tmp_path / "bad.conllu").texts()
+    bad, good = read_gold(tmp_path / "bad.conllu").entries()
     assert fault in bad.fault
     assert good.fault == ""
     assert good.text == "cat"
@@ -171,7 +171,7 @@ def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fau
 )
 def test_a_line_that_says_nothing_is_a_sentence(tmp_path, line, fault):
     (tmp_path / "a.jsonl").write_text(line + "\n")
-    (gold,) = read_gold(tmp_path / "a.jsonl").texts()
+    (gold,) = read_gold(tmp_path / "a.jsonl").entries()
     assert fault.replace("a label is a text", "the label of a pair is a text") in gold.fault
 
 
@@ -187,14 +187,14 @@ def test_a_line_that_says_nothing_is_a_sentence(tmp_path, line, fault):
 def test_links_that_lead_nowhere_are_said(tmp_path, text, links, fault):
     (tmp_path / "texts").write_text(text + "\n")
     (tmp_path / "links").write_text(links + "\n")
-    (gold,) = read_gold(tmp_path / "texts", alignments=tmp_path / "links").texts()
+    (gold,) = read_gold(tmp_path / "texts", alignments=tmp_path / "links").entries()
     assert fault in gold.fault
 
 
 def test_a_file_of_links_that_is_too_short_is_said(tmp_path):
     (tmp_path / "texts").write_text("a ||| b\nc ||| d\n")
     (tmp_path / "links").write_text("0-0\n")
-    first, second = read_gold(tmp_path / "texts", alignments=tmp_path / "links").texts()
+    first, second = read_gold(tmp_path / "texts", alignments=tmp_path / "links").entries()
     assert first.fault == ""
     assert "ends before" in second.fault
 

@@ -35,11 +35,11 @@ def test_corpora_and_questions_say_which_line_is_too_long(short_lines, tmp_path)
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "a b"}\n' + json.dumps({"text": "a" * 200, "pairs": []}) + "\n")
     assert [entry.fault for entry in read_corpus(path).entries()] == ["", "it has more than 100 bytes"]
-    assert [text.fault for text in read_gold(path).texts()][1] == "it has more than 100 bytes"
+    assert [text.fault for text in read_gold(path).entries()][1] == "it has more than 100 bytes"
 
 
 def faults(path, **how):
-    return [text.fault for text in read_gold(path, **how).texts()]
+    return [text.fault for text in read_gold(path, **how).entries()]
 
 
 def test_texts_with_known_answers_are_no_longer_than_what_is_read(tmp_path):

@@ -36,7 +36,7 @@ def test_a_run_that_was_kept_by_time_goes_on_inside_of_its_window(
     model, small_batches, tmp_path, monkeypatch, texts
 ):
     """All texts are one window: only the clock keeps anything before its end."""
-    monkeypatch.setattr("attnscope.questions.corpus_stats.EVERY", 0.0)
+    monkeypatch.setattr("attnscope.questions.corpus.EVERY", 0.0)
     file, corpus = tmp_path / "sums.json", Listed([*TEXTS, UNREADABLE])
     whole = corpus_stats(model, corpus)
     stopped_after(model, corpus, file, texts)

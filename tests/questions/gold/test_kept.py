@@ -35,7 +35,7 @@ def test_a_run_that_stops_goes_on_to_the_very_same_figures(
     model, bank, tmp_path, monkeypatch, window, held_out
 ):
     monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", window)
-    monkeypatch.setattr("attnscope.questions.corpus_stats.EVERY", 0.0)
+    monkeypatch.setattr("attnscope.questions.corpus.EVERY", 0.0)
     whole = find_gold(model, read_gold(bank), held_out=held_out)
     kept = tmp_path / "sums.json"
 

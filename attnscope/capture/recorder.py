@@ -25,6 +25,7 @@ from attnscope.capture.lineage.unnormalized import MAPPED, UnnormalizedWeights
 from attnscope.capture.observer import Observer, is_quiet, quietly
 from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import Sites, heads_of, texts_in_batch
+from attnscope.capture.placing.mixing import PastAttention
 from attnscope.capture.placing.without_attention import find_opaque, no_distribution, note_layers
 from attnscope.capture.record import LayerWithoutAttention, Record, SiteRecord
 from attnscope.capture.rows.capture import Capture, Unknown
@@ -42,6 +43,7 @@ TRACKERS: tuple[type[Tracker], ...] = (
     Lineage,  # before those who ask where a tensor comes from
     Trails,  # before those who need not know of weights that met their values
     UnnormalizedWeights,
+    PastAttention,
     AttentionFunctions,
     ShownWeights,  # before those who show what they held when a module ends
     Repeats,
@@ -183,7 +185,12 @@ class Recorder(Pass):
         self.record.without_attention += find_opaque(self.model, self.ran)
         known = {site.site.name for site in self.record.sites}
         self.record.without_attention += self.of(Learned).memories(known)
-        note_layers(self.record, self.model, self.ran, self.of(UnnormalizedWeights).reasons)
+        note_layers(
+            self.record,
+            self.model,
+            self.ran,
+            self.of(PastAttention).reasons | self.of(UnnormalizedWeights).reasons,
+        )
 
     # what becomes of it
 

@@ -12,7 +12,7 @@ from torch import nn
 from attnscope.attention import Site
 from attnscope.capture.lineage.functions import ELEMENTWISE
 from attnscope.capture.lineage.split_calls import CHANNELS
-from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD
+from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD, is_torchs_own
 from attnscope.capture.record import pattern
 from attnscope.questions.sentences import number_ranges
 from attnscope.records import Meaning, record
@@ -130,9 +130,9 @@ def name_mixers(
         if only_adds(path):  # what others in it mixed in two ways
             continue
         owner = path
-        while _is_torchs_own(root.get_submodule(owner)) and is_bare(parent := owner.rpartition(".")[0]):
+        while is_torchs_own(root.get_submodule(owner)) and is_bare(parent := owner.rpartition(".")[0]):
             owner = parent
-        if _is_torchs_own(root.get_submodule(owner)):
+        if is_torchs_own(root.get_submodule(owner)):
             owner = path
         whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
         if whole not in named:
@@ -167,13 +167,9 @@ def _mixer(root: nn.Module, path: str, ways: list[str], bare: bool) -> Mixer:
     """One of them; if ``bare``, it holds no attention that is shown."""
     module = root.get_submodule(path)
     name = type(module).__name__
-    if path and not _is_torchs_own(module):  # the name of a whole model says what is in it
+    if path and not is_torchs_own(module):  # the name of a whole model says what is in it
         ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
         if bare and ATTENTION.search(name) and (not ways or ways[0] in ARITHMETIC):
             ways = [MISSED]
     numbers = [int(part) for part in path.split(".") if part.isdigit()]
     return Mixer(path, name, numbers[0] if len(numbers) == 1 else None, next(iter(ways), None))
-
-
-def _is_torchs_own(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn")

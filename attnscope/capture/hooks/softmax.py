@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -43,8 +44,9 @@ TIMES = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
 
 
 def is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter or a view of one."""
-    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+    """Whether a tensor is a parameter or a view of one; the question itself is no function of the model."""
+    with torch._C.DisableTorchFunction():
+        return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
 class Learned(Tracker):

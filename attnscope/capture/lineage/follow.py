@@ -79,7 +79,8 @@ class Lineage(Tracker):
         if not self.texts and call.tensors:
             self.texts = tuple(call.tensors[0].shape[: max(1, call.tensors[0].ndim - 1)][:2])
         for tensor in call.tensors:
-            self.start(tensor)
+            if tensor.ndim > 2 or len(self.recorder.stack.calls) > 1:  # the model itself may be given series
+                self.start(tensor)
 
     def see(self, seen: Seen) -> None:
         """Follow one call, of all that has a shape."""

@@ -122,9 +122,9 @@ def note_layers(record: Record, model: nn.Module, ran: set[str], mixing: Mapping
     shown = {site.site.layer for site in record.sites}
     in_part = {site.site.name for site in record.sites if site.source != "module"}
     for name, reason in mixing.items():
-        if name in in_part and reason == POOLED:  # a softmax may weigh some values in another way
-            record.note_place(PAST, name, reason)
         around = [path for path in named if f"{name}.".startswith(f"{path}." if path else "")]
+        if name in in_part or (name not in known and _inside(name, known)):  # it attends besides
+            record.note_place(PAST, name, reason)
         if _inside(name, known) or any(_is_told(named[path].reason) for path in around):
             continue
         told = describe(model.get_submodule(name))
@@ -215,7 +215,7 @@ def describe(layer: nn.Module) -> str:
     for pattern, phrase in INSTEAD:
         for module in (*list(layer.modules())[1:], layer):
             name = type(module).__name__
-            if re.search(pattern, name, re.I) and not ORDINARY.search(name) and not _plain(module):
+            if re.search(pattern, name, re.I) and not ORDINARY.search(name) and not is_torchs_own(module):
                 return f"{phrase} ({name})"
     parts = [type(child).__name__ for child in _mixers(layer)]
     if not parts:
@@ -250,10 +250,10 @@ def _is_feed_forward(layer: nn.Module) -> bool:
     return all(weights.ndim < 2 or id(weights) in own for weights in layer.parameters())
 
 
-def _plain(module: nn.Module) -> bool:
+def is_torchs_own(module: nn.Module) -> bool:
     """Whether a module is one of torch's own, which many layers hold beside attention."""
     return type(module).__module__.startswith("torch.nn")
 
 
 def _inside(name: str, attended: set[str]) -> bool:
-    return any(site == name or site.startswith(name + ".") for site in attended)
+    return any(not name or site == name or site.startswith(name + ".") for site in attended)

@@ -333,7 +333,7 @@ def mix_layers(self, q, k, v):
 
 def choose_experts(self, q, k, v):
     made = torch.stack([self.both(torch.cat(pair, -1)) for pair in ((q, k), (k, v), (v, q))], -2)
-    moved = F.relu(q + q.mean(2, keepdim=True))
+    moved = F.relu(q + q.mean(1, keepdim=True))
     return (self.many(moved).softmax(-1)[..., None, :] @ made).squeeze(-2)
 
 

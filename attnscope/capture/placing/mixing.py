@@ -1,0 +1,206 @@
+"""Modules in which tokens reach each other by other functions than products of weights and values.
+
+What a function gives for one position may come from others: convolutions, recurrences, sums along edges of a
+graph, a layer over positions, means that are added to each token. Positions are told by lineage, never by
+names or sizes. Functions that keep entries where they are, or only move them, mix nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from attnscope.capture.hooks.softmax import TIMES, Learned
+from attnscope.capture.lineage.follow import MULTIPLYING, Lineage
+from attnscope.capture.lineage.functions import ELEMENTWISE, REDUCING, Product, Seen
+from attnscope.capture.lineage.layout import find_positions, is_constant
+from attnscope.capture.lineage.nodes import (
+    STRETCH,
+    Contracted,
+    Moved,
+    Node,
+    beginnings,
+    comes_from_projection,
+)
+from attnscope.capture.placing.without_attention import POOLED, is_torchs_own
+from attnscope.capture.rows.weighing import is_mapped
+from attnscope.capture.tracker import Pass, Tracker
+
+MOST = 2**22
+"""Numbers of a tensor up to which positions are looked at."""
+
+EDGES = "sums along the edges of a graph"
+WAYS = (
+    (re.compile(r"^(_?conv_?(transpose)?\dd|convolution)$"), "a convolution over tokens"),
+    (re.compile(r"^(lstm|gru|rnn_tanh|rnn_relu)$"), "a recurrence"),
+    (re.compile(r"^_?fft_"), "a Fourier transform"),
+    (re.compile(r"^grid_sample"), "it samples values at points that it chooses"),
+    (re.compile(r"^(group|instance)_norm$"), "a normalization over tokens"),
+    (
+        re.compile(r"scatter_(add|reduce)|index_(add|reduce)|segment|sparse"),
+        "sums along the edges of a graph",
+    ),
+)
+LAYER = "a learned layer over positions"
+SPREAD = "what it makes of several tokens meets each of them"
+SHIFTED = "it adds tokens to others"
+
+TURNING = {"transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "__get__"} | {
+    *("reshape", "view", "flatten", "einsum")
+}
+SHIFTING = {"roll", "flip", "pad", "gather", "__getitem__", "index_select", "cat", "take_along_dim"}
+"""Functions that may put another position where one was."""
+
+
+class PastAttention(Tracker):
+    """Names the modules that mix tokens past all weights, each by its first way."""
+
+    def __init__(self, recorder: Pass) -> None:
+        super().__init__(recorder)
+        self.reasons: dict[str, str] = {}  # by the path of the module
+        self._lineage, self._learned = recorder.of(Lineage), recorder.of(Learned)
+        self.begin()
+
+    def begin(self) -> None:
+        """No token is known yet."""
+        self._embedded: set[int] = set()  # beginnings that are tokens
+        self._products: Any = WeakTensorKeyDictionary()  # entry by entry, of factors with other axes
+
+    def see(self, seen: Seen) -> None:
+        """Name the module that runs if this function mixes what it is given."""
+        if self.recorder.rests or self.recorder.frames or seen.is_nested:
+            return
+        if seen.name == "embedding":
+            origin = self._lineage.of(seen.result)
+            self._embedded |= set() if origin is None else {root.number for root in beginnings(origin.node)}
+        elif (reason := self._way(seen)) is not None:
+            self.recorder.placed += 1
+            calls = [call for call in self.recorder.stack.calls if not is_torchs_own(call.module)]
+            self.reasons.setdefault(calls[-1].name if calls else self.recorder.owner, reason)
+
+    def _way(self, seen: Seen) -> str | None:
+        """How a function mixes tokens; None where it does not."""
+        name, given = seen.name, [part for part in seen.tensors if part.is_floating_point()]
+        if is_mapped(*given):
+            return None
+        if any(part.is_sparse for part in given):
+            return EDGES
+        way = next((way for pattern, way in WAYS if pattern.search(name)), None)
+        if way is not None:
+            return way if self._mixes(seen, given) else None
+        if name in MULTIPLYING and seen.product is not None:
+            return self._multiplies(seen.product)
+        if name in REDUCING and given and given[0] in self._products:
+            axes = seen.given("input", "dim").get("dim")
+            gone = range(given[0].ndim) if axes is None else [axes] if isinstance(axes, int) else axes
+            gone = [axis % given[0].ndim - given[0].ndim for axis in gone]
+            if any(self._varies(part, axis) for part in self._products[given[0]] for axis in gone):
+                return POOLED
+        if name in ELEMENTWISE and len(given) == 2:
+            if given[0].shape != given[1].shape and name in TIMES:
+                self._products[seen.result] = given
+            return self._meets(*given)
+        return None
+
+    def _multiplies(self, product: Product) -> str | None:
+        """How a product mixes tokens: by a layer over positions, or as weights that nothing else saw."""
+        gone = set(product.ours) & set(product.theirs) - set(product.out)
+        sides = [
+            (each, [letters.index(axis) for axis in gone], other) for each, letters, other, _ in product.sides
+        ]
+        for factor, axes, other in sides:
+            if self._learned.holds(other):
+                over = _is_turned(self._node(factor)) and any(self._varies(factor, at, True) for at in axes)
+                return LAYER if over else None
+        states = [(each, axes) for each, axes, _ in sides if self._node(each) is not None]  # no scores
+        return POOLED if any(self._varies(each, axis) for each, axes in states for axis in axes) else None
+
+    def _mixes(self, seen: Seen, given: Sequence[Tensor]) -> bool:
+        """Whether a function of a kind that mixes was given several tokens."""
+        name, source = seen.name, given[0] if given else None
+        if source is None:
+            return False
+        if "conv" in name:
+            if (
+                "transpose" in name
+                or source.shape[2:] != seen.result.shape[2:]
+                or max(given[1].shape[2:]) < 2
+            ):
+                return False  # of other positions than those that it was given
+        elif "scatter" in name or "index" in name or "segment" in name:
+            source = given[-1]
+        return self._are_tokens(source, picture=source.ndim > 3 and "sample" not in name)
+
+    def _node(self, tensor: Tensor) -> Node | None:
+        """Where a tensor comes from, if it is no weights and not too large."""
+        origin = self._lineage.of(tensor) if tensor.numel() <= MOST else None
+        return None if origin is None or origin.right is not None else origin.node
+
+    def _are_tokens(self, tensor: Tensor, picture: bool = False) -> bool:
+        """Whether a tensor holds tokens, and not yet the pixels or the sound that these are made of."""
+        node = self._node(tensor)
+        if node is None:
+            return self.recorder.captured > 0
+        known = self.recorder.captured or (not picture and comes_from_projection(node))
+        return bool(known or any(root.number in self._embedded for root in beginnings(node)))
+
+    def _varies(self, tensor: Tensor, axis: int, whole: bool = False) -> bool:
+        """Whether a tensor, or a side of scores, stands at several positions along an axis.
+
+        ``whole``: at such that nothing mixed before.
+        """
+        origin = self._lineage.of(tensor) if tensor.numel() <= MOST else None
+        nodes = [] if origin is None else [node for node in (origin.node, origin.right) if node is not None]
+        for node in nodes:
+            places = None if any(root.is_picture for root in beginnings(node)) else find_positions(node)
+            if (
+                places is None
+                or not -places.ndim <= axis < places.ndim
+                or is_constant(places % STRETCH, axis)
+            ):
+                continue
+            if not whole or not bool((places % 1 > 0).any()):
+                return True
+        return False
+
+    def _meets(self, left: Tensor, right: Tensor) -> str | None:
+        """Whether entries of several positions meet in a sum or a product, entry by entry."""
+        nodes = [self._node(left), self._node(right)]
+        moved = [_moves(node) for node in nodes]
+        spread = left.shape != right.shape or any(moved)
+        if not spread or None in nodes or any(root.is_picture for node in nodes for root in beginnings(node)):
+            return None
+        mine, theirs = (find_positions(node) for node in nodes if node is not None)
+        if mine is None or theirs is None:
+            return None
+        if not (self._are_tokens(left) or self._are_tokens(right)):
+            return None
+        if bool((mine % 1 > 0).any()) != bool((theirs % 1 > 0).any()):
+            return SPREAD
+        apart = (mine.floor() != theirs.floor()) & (mine > 0) & (theirs > 0)
+        return SHIFTED if bool((apart & (mine // STRETCH == theirs // STRETCH)).any()) else None
+
+
+def _moves(node: Node | None) -> bool:
+    """Whether entries were moved among positions since the last product of two states, or may have been."""
+    while isinstance(node, Moved) or (isinstance(node, Contracted) and node.channels):
+        if isinstance(node, Contracted):
+            node = node.parent
+        elif node.name in SHIFTING or node.name.startswith("expand"):
+            return True
+        else:
+            node = next((arg for arg in node.args if isinstance(arg, (Moved, Contracted))), None)
+    return False
+
+
+def _is_turned(node: Node | None) -> bool:
+    """Whether axes were moved since the last product, so that positions may be where channels were."""
+    while isinstance(node, Moved):
+        if node.name in TURNING:
+            return True
+        node = next((arg for arg in node.args if isinstance(arg, (Moved, Contracted))), None)
+    return False

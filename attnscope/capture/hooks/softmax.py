@@ -40,7 +40,6 @@ from attnscope.capture.tracker import Pass, Tracker
 
 MEMORY = "it attends to vectors that were learned, not to tokens"
 PROJECTING = PRODUCTS | {"linear", "addmm", "conv1d", "conv2d", "conv3d"}
-TIMES = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
 
 
 def is_parameter(tensor: Tensor) -> bool:
@@ -102,7 +101,6 @@ class Trails(Tracker):
         self._softmaxes = 0
         self._gates: Any = WeakTensorKeyDictionary()
         self._scores: Any = WeakTensorKeyDictionary()  # products of two activations (four axes)
-        self._weighed: Any = WeakTensorKeyDictionary()  # values times weights, entry by entry
 
     def see(self, seen: Seen) -> bool | None:
         """Follow one call."""
@@ -186,29 +184,6 @@ class Trails(Tracker):
             return
         elif seen.name in ELEMENTWISE and result.shape == source.shape:
             self._carry(trail, result, trail.masked)
-        elif seen.name in TIMES:
-            others = (arg for arg in args if isinstance(arg, Tensor) and arg is not source)
-            if not any(map(self._learned.is_fixed, others)):
-                self._weighed[result] = source
-
-    def pooled(self, seen: Seen) -> tuple[Tensor, Sequence[int]] | None:
-        """The weights of values that a function sums, and their axes (from the last) that it sums over."""
-        args = seen.args
-        if seen.name == "sum":
-            given = seen.given("input", "dim")
-            source, axes = given.get("input"), given.get("dim", given.get("axis"))
-            if not isinstance(source, Tensor) or source not in self._weighed:
-                return None
-            axes = range(source.ndim) if axes is None else (axes,) if isinstance(axes, int) else axes
-            return self._weighed[source], [axis % source.ndim - source.ndim for axis in axes]
-        if seen.name != "einsum" or len(args) != 3 or not isinstance(args[0], str):
-            return None
-        followed = [part for part in args[1:] if part in self._trails]
-        if len(followed) != 1 or any(self._learned.is_fixed(part) for part in args[1:]):
-            return None
-        inputs, _, out = spell_out(args[0], args[1:]).partition("->")
-        letters = inputs.split(",")[args[1] is not followed[0]]
-        return followed[0], [axis - len(letters) for axis, each in enumerate(letters) if each not in out]
 
     def _are_gates(self, args: Sequence[Any]) -> bool:
         """Whether nothing but gates, parameters and masks went into a function."""

@@ -13,12 +13,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.hooks.softmax import Trails, is_parameter
+from attnscope.capture.hooks.softmax import is_parameter
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import PRODUCTS, RESHAPING, Product, Seen
 from attnscope.capture.lineage.layout import find_positions, is_constant
 from attnscope.capture.lineage.nodes import STRETCH, Node, beginnings, comes_from_projection
-from attnscope.capture.placing.without_attention import POOLED
 from attnscope.capture.rows.weighing import Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
@@ -42,7 +41,7 @@ class UnnormalizedWeights(Tracker):
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self.reasons: dict[str, str] = {}  # by the path of the module
-        self._lineage, self._trails = recorder.of(Lineage), recorder.of(Trails)
+        self._lineage = recorder.of(Lineage)
         self.begin()
 
     def begin(self) -> None:
@@ -76,10 +75,6 @@ class UnnormalizedWeights(Tracker):
             self._follow_chosen(seen, source)
         if product is not None:
             self._weigh(product)
-        if name == "sum" or name in PRODUCTS:
-            weights, axes = self._trails.pooled(seen) or (None, ())
-            if any(_stands_apart(side, axis) for side in self._sides(weights) for axis in axes):
-                self._name(POOLED)
 
     def see_gates(self, weighing: Weighing) -> None:
         """Weights that a layer made: whether they weigh what stands at several positions."""

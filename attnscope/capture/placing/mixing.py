@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.hooks.softmax import TIMES, Learned
+from attnscope.capture.hooks.softmax import Learned
 from attnscope.capture.lineage.follow import MULTIPLYING, Lineage
 from attnscope.capture.lineage.functions import ELEMENTWISE, REDUCING, Product, Seen
 from attnscope.capture.lineage.layout import find_positions, is_constant
@@ -34,6 +34,7 @@ MOST = 2**22
 """Numbers of a tensor up to which positions are looked at."""
 
 EDGES = "sums along the edges of a graph"
+TIMES = {"mul", "__mul__", "__rmul__", "multiply"}
 WAYS = (
     (re.compile(r"^(_?conv_?(transpose)?\dd|convolution)$"), "a convolution over tokens"),
     (re.compile(r"^(lstm|gru|rnn_tanh|rnn_relu)$"), "a recurrence"),

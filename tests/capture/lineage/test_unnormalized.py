@@ -7,6 +7,7 @@ from torch import nn
 
 from attnscope.capture import Keep, recording
 from attnscope.capture.lineage import unnormalized as why
+from attnscope.capture.placing.without_attention import POOLED
 from tests.capture.tiny import FAMILIES, inputs
 
 TEXTS, SIZE, HEADS, COUNT = 2, 16, 4, 7
@@ -247,9 +248,9 @@ WAYS = [
     *((way, why.SUMMED) for way in (sum_before, sum_before_by_einsum, pool_by_an_einsum)),
     (run_a_sum, why.RUNNING),
     (take, why.CHOSEN),
-    *((way, why.POOLED) for way in (pool_by_a_sum, pool_channels_first)),
-    *((way, why.POOLED) for way in (pool_by_several_heads, attend_by_a_sum)),
-    *((way, why.POOLED) for way in (ask_gathered_keys, ask_row_by_row)),
+    *((way, POOLED) for way in (pool_by_a_sum, pool_channels_first)),
+    *((way, POOLED) for way in (pool_by_several_heads, attend_by_a_sum)),
+    *((way, POOLED) for way in (ask_gathered_keys, ask_row_by_row)),
     *((make_of_pairs(pair), why.MADE) for pair in (expanded, repeated)),
     (mapped(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), why.MAPPED),
     (mapped(lambda q, k, v: (q @ k.mT).sigmoid() @ v), why.MAPPED),
